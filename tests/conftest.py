@@ -1,0 +1,156 @@
+"""What every test may lean on: samples, a private cache, a browser that sees no network.
+
+::
+
+    samples ──► sample_ckpts/                 chromium ──► path of the executable
+    free_port ─► an unused loopback port      browser ───► one Playwright Chromium a session
+                                              page ──────► a fresh context; .external, .console_errors
+
+Environment: ``WORKBENCH_SLOW=1`` runs the tests marked slow; ``WORKBENCH_CHROMIUM`` names the browser; with
+``CI`` set a missing browser fails the tests that need one instead of skipping them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+ROOT = Path(__file__).resolve().parents[1]
+
+CHROMIUM_FLAGS = [
+    "--headless",
+    "--no-sandbox",  # containers run as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+_cache = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this process and all that it starts (kernels, servers) a catalog cache of their own."""
+    config.stash[_cache] = os.environ["WORKBENCH_CACHE"] = tempfile.mkdtemp(prefix="workbench-test-cache-")
+    for name in [n for n in os.environ if n.startswith(("BOKEH_", "PANEL_"))]:
+        del os.environ[name]  # BOKEH_RESOURCES=cdn would turn every page blank without a network
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[_cache], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow_wanted = os.environ.get("WORKBENCH_SLOW") == "1"
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker("notebook")
+        if item.get_closest_marker("slow") and not slow_wanted:
+            item.add_marker(pytest.mark.skip(reason="slow; set WORKBENCH_SLOW=1 (make test-all)"))
+
+
+@pytest.fixture(scope="session")
+def samples() -> Path:
+    """The folder of small real checkpoints, ``sample_ckpts/``."""
+    return ROOT / "sample_ckpts"
+
+
+@pytest.fixture
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty catalog cache for this test alone (the others of a session share one)."""
+    path = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A function that returns a loopback TCP port which nothing listened on a moment ago."""
+
+    def find() -> int:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            return sock.getsockname()[1]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium executable; skips, or fails where ``CI`` is set, when there is none."""
+    wanted = os.environ.get("WORKBENCH_CHROMIUM")
+    names = [wanted] if wanted else ["/usr/bin/chromium", "chromium", "chromium-browser", "google-chrome"]
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    reason = f"no Chromium ({', '.join(names)}); install it or set WORKBENCH_CHROMIUM"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    """One headless Chromium for the whole session, driven through Playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        instance = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        yield instance
+        instance.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page in a fresh context that reaches loopback only.
+
+    ``page.external`` lists the URLs of the requests and websockets that were refused, ``page.console_errors``
+    the console's errors and uncaught exceptions, both in order.
+    """
+    context = browser.new_context(service_workers="block", viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.external = []
+    page.console_errors = []
+
+    def guard(route: Route) -> None:
+        if is_loopback(route.request.url):
+            route.continue_()
+        else:
+            page.external.append(route.request.url)
+            route.abort()
+
+    context.route("**/*", guard)
+    context.route_web_socket(
+        lambda url: not is_loopback(url), lambda ws: (page.external.append(ws.url), ws.close())
+    )
+    page.on("console", lambda m: page.console_errors.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: page.console_errors.append(str(error)))
+    yield page
+    context.close()
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a request for ``url`` stays on this machine; ``data:`` and ``blob:`` never leave the page."""
+    parts = urlsplit(url)
+    if parts.scheme in {"data", "blob", "about"}:
+        return True
+    if parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,54 @@
+"""The `page` fixture keeps its promises: loopback is served, everything else is refused and recorded."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+OUTSIDE = "http://192.0.2.1/style.css"  # TEST-NET-1: belongs to nobody
+HTML = f"""<!doctype html><link rel="icon" href="data:,"><link rel="stylesheet" href="{OUTSIDE}">
+<h1>here</h1><script>
+console.error("said aloud"); try {{ new WebSocket("ws://192.0.2.1/ws") }} catch (e) {{}}
+setTimeout(() => {{ throw new Error("uncaught") }})
+</script>"""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = HTML.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_page_serves_loopback_and_records_what_it_refuses(page):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.wait_for_timeout(200)
+        assert page.locator("h1").inner_text() == "here"
+        assert OUTSIDE in page.external
+        assert any(url.startswith("ws://192.0.2.1") for url in page.external)
+        assert not any("127.0.0.1" in url for url in page.external)
+        assert any("said aloud" in text for text in page.console_errors)
+        assert any("uncaught" in text for text in page.console_errors)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_quiet_page_records_nothing(page):
+    page.goto("data:text/html,<h1>quiet</h1>")
+    assert page.locator("h1").inner_text() == "quiet"
+    assert page.external == []
+    assert page.console_errors == []
