@@ -20,11 +20,11 @@ import codecs
 import copyreg
 import pathlib
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
-from workbench.core.stubs import NumpyArray, NumpyDType, PickledDict, opaque_class, raw_bytes, short
+from workbench.core.stubs import NumpyArray, NumpyDType, PickledDict, check_shape, opaque_class, raw_bytes, short
 from workbench.errors import CorruptError, TruncatedError, UnsafeError
 
 __all__ = ["WALK_LIMIT", "walk"]
@@ -74,8 +74,10 @@ def walk(view: memoryview, offset: int, what: str) -> int | None:
         ) from None
     except _Refused as refusal:
         at, reason, unsafe = refusal.args
-        if not whole and reason is _LONG:
+        if reason is _LONG and not whole:
             return None
+        if reason is _LONG:
+            raise TruncatedError(f"{what}, byte {offset + at:,}: {reason}, which ends at byte {len(view):,}; the file is cut short or no pickle") from None
         kind, hint = (UnsafeError, "it was not decoded") if unsafe else (CorruptError, "the file is damaged or no pickle")
         raise kind(f"{what}, byte {offset + at:,}: {reason}; {hint}") from None
     return offset + end
@@ -346,9 +348,11 @@ def scalar(dtype: object, data: object = b"") -> object:
 def frombuffer(data: object, dtype: object, shape: object, order: object = "C", axes: object = None) -> object:
     if not isinstance(dtype, NumpyDType) or axes is not None or order not in ("C", "F"):
         return opaque_class("numpy", "ndarray")(dtype, shape, order, axes)
-    array = NumpyArray()
-    array.__setstate__((1, shape, dtype, order == "F", data))
-    return array
+    plain, raw = dtype.resolve(), raw_bytes(data)
+    if plain is None:
+        return opaque_class("numpy", "ndarray")(dtype, shape, order, axes)
+    check_shape(shape, plain, len(raw))
+    return np.ndarray(cast(tuple[int, ...], shape), plain, raw, order=cast(Any, order)).view(NumpyArray)
 
 
 def reconstruct(*_: object) -> NumpyArray:

@@ -1,0 +1,289 @@
+"""The catalog: what is stored where, as columns.
+
+One row a *chunk*: an n-d box of one global tensor and the byte range that holds it. Rows are ordered by tensor, so
+``row_ptr[t]:row_ptr[t+1]`` (CSR) are the chunks of tensor ``t``. Distinct names are kept once; there is no Python
+object per chunk, so a million chunks take ~70 MB and a question about all of them takes milliseconds::
+
+    keys      dtypes  shapes            tensor offsets  sizes    file start    stop
+    wq        bf16    (8, 4)      ──▶   0      (0, 0)   (4, 4)   0    128      160
+    wk        bf16    (2, 4)            0      (4, 0)   (4, 4)   1    128      160
+                                        1      (0, 0)   (2, 4)   0    160      176
+
+A *stored item* is the byte range ``[start, stop)`` of a file, encoded by a codec; decoding it gives a payload. A chunk
+is a view of its payload: ``inner`` bytes from its beginning, with ``strides`` counted in elements. Both columns are
+``None`` while every chunk is its whole payload in row-major order.
+
+Codecs:
+    ``raw``               the payload itself, little endian
+    ``raw_be``            the payload, big endian
+    ``torch_zip``         a ``torch.save`` archive of one tensor, whose own strides count (DCP items)
+    ``zstd+torch_zip``    the same inside one zstd stream (DCP's ``ZStandard`` extension)
+    ``opaque``            a transform we do not know; listed, never read
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.dtypes import ALL, DType
+from workbench.core.place import FileStat
+from workbench.errors import CorruptError, TruncatedError
+
+__all__ = ["CODECS", "Catalog", "ObjectTable"]
+
+Array = np.ndarray[Any, Any]
+CODECS: tuple[str, ...] = ("raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque")
+RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE = range(len(CODECS))
+MAX_ELEMENTS = 1 << 60  #: elements of a tensor beyond which a shape is nonsense
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectTable:
+    """Where the non-tensor items are stored, one row each (DCP's bytes items, sharded objects …)."""
+
+    keys: list[str] = field(default_factory=list)
+    file: Array = field(default_factory=lambda: np.empty(0, np.int32))
+    start: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    stop: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    codec: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """Columns of a checkpoint; treat them as read-only.
+
+    Attributes:
+        format: the reader's name, ``dcp``.
+        keys: stored names, distinct, ``T`` of them.
+        dtype: ``(T,) uint8`` codes of :mod:`workbench.core.dtypes`.
+        ndim: ``(T,) uint8``.
+        shape: ``(T, D) int64`` elements, padded on the right with 1.
+        row_ptr: ``(T+1,) int64``, CSR over the chunk columns.
+        offsets, sizes: ``(N, D) int64`` elements; the box of each chunk in its global tensor.
+        file: ``(N,) int32`` index into ``files``.
+        start, stop: ``(N,) int64`` bytes of the stored item in its file.
+        codec: ``(N,) uint8`` index into :data:`CODECS`.
+        rank: ``(N,) int32`` that wrote the chunk, ``-1`` where not known.
+        replica: ``(N,) int16``, 0 for the first copy of a box.
+        inner: ``(N,) int64`` bytes into the decoded payload, or ``None`` for all 0.
+        strides: ``(N, D) int64`` elements, or ``None`` for all row-major.
+        files: names relative to the checkpoint's folder.
+        file_stats: size and modification time of each file when the catalog was made.
+        metadata_files: those whose content the catalog was made from (they key its cache).
+        fqns, roles: by key, where the reader knows better than :mod:`workbench.naming`; else ``None``.
+        objects: the non-tensor items.
+        meta: plain JSON facts of the reader: ``step``, ``world_size``, ``notes``, ``expected`` …
+    """
+
+    format: str
+    keys: list[str]
+    dtype: Array
+    ndim: Array
+    shape: Array
+    row_ptr: Array
+    offsets: Array
+    sizes: Array
+    file: Array
+    start: Array
+    stop: Array
+    codec: Array
+    rank: Array
+    replica: Array
+    files: list[str]
+    file_stats: list[FileStat]
+    metadata_files: list[str]
+    inner: Array | None = None
+    strides: Array | None = None
+    fqns: list[str | None] | None = None
+    roles: list[str] | None = None
+    objects: ObjectTable = field(default_factory=ObjectTable)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    # ---- sizes ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunk rows."""
+        return len(self.start)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the columns take (names not counted)."""
+        columns = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+        return sum(column.nbytes for column in columns)
+
+    @cached_property
+    def tensor(self) -> Array:
+        """``(N,) int32`` tensor of each chunk row."""
+        return np.repeat(np.arange(len(self.keys), dtype=np.int32), np.diff(self.row_ptr))
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each key."""
+        return {key: position for position, key in enumerate(self.keys)}
+
+    @cached_property
+    def numel(self) -> Array:
+        """``(T,) int64`` elements of each global tensor."""
+        return box.volume(self.shape)
+
+    @cached_property
+    def tensor_nbytes(self) -> Array:
+        """``(T,) int64`` bytes of each global tensor, stored once."""
+        return (self.numel * _BITS[self.dtype] + 7) // 8
+
+    @cached_property
+    def chunk_nbytes(self) -> Array:
+        """``(N,) int64`` bytes of each chunk's elements (not of its stored item)."""
+        return (box.volume(self.sizes) * _BITS[self.dtype[self.tensor]] + 7) // 8
+
+    # ---- one tensor ----------------------------------------------------------------------------------------------
+
+    def dtype_of(self, tensor: int) -> DType:
+        """Element type of a tensor."""
+        return ALL[self.dtype[tensor]]
+
+    def shape_of(self, tensor: int) -> tuple[int, ...]:
+        """Global shape of a tensor, elements."""
+        return tuple(self.shape[tensor, : self.ndim[tensor]].tolist())
+
+    def rows_of(self, tensor: int) -> slice:
+        """Chunk rows of a tensor."""
+        return slice(int(self.row_ptr[tensor]), int(self.row_ptr[tensor + 1]))
+
+    # ---- narrower views ------------------------------------------------------------------------------------------
+
+    def match(self, pattern: str) -> Array:
+        """Tensors whose key matches a regular expression somewhere, as sorted indices."""
+        search = re.compile(pattern).search
+        return np.flatnonzero(np.fromiter((search(key) is not None for key in self.keys), bool, len(self.keys)))
+
+    def take(self, tensors: Array) -> Catalog:
+        """The catalog of some tensors only, in the order given; files and objects stay."""
+        tensors = np.asarray(tensors, np.int64)
+        counts = np.diff(self.row_ptr)[tensors]
+        ends = np.cumsum(counts)
+        rows = np.repeat(self.row_ptr[tensors] - (ends - counts), counts) + np.arange(int(counts.sum()))
+        return replace(
+            self,
+            keys=[self.keys[t] for t in tensors.tolist()],
+            row_ptr=np.concatenate([[0], ends]).astype(np.int64),
+            fqns=None if self.fqns is None else [self.fqns[t] for t in tensors.tolist()],
+            roles=None if self.roles is None else [self.roles[t] for t in tensors.tolist()],
+            **{name: getattr(self, name)[tensors] for name in ("dtype", "ndim", "shape")},
+            **{name: _rows(getattr(self, name), rows) for name in CHUNK_COLUMNS},
+        )
+
+    # ---- trust ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise unless the columns are consistent in themselves: what every reader promises and a cache must prove.
+
+        Raises:
+            CorruptError: a shape, box, range or index that cannot be; the message names the first tensor.
+        """
+        tensors, dims = self.shape.shape
+        if len(self.index) != tensors:
+            twice = next(key for position, key in enumerate(self.keys) if self.index[key] != position)
+            raise CorruptError(f"tensor {twice!r} is named twice; which one is meant cannot be known")
+        counts = np.diff(self.row_ptr)
+        if len(self.row_ptr) != tensors + 1 or self.row_ptr[0] != 0 or self.row_ptr[-1] != self.chunks:
+            raise CorruptError("the catalog's row index does not add up")
+        self._first_bad((self.shape < 0).any(axis=1), "has a negative size in its shape {shape}")
+        self._first_bad(self.dtype >= len(ALL), "has an element type that is not in the table")
+        logs = np.log2(np.maximum(self.shape, 1)).sum(axis=1)
+        self._first_bad(logs > np.log2(MAX_ELEMENTS), "has more elements than any machine: shape {shape}")
+        if (counts < 0).any():
+            raise CorruptError("the catalog's row index runs backwards")
+        owner = self.tensor
+        out = ((self.offsets < 0) | (self.sizes < 0) | (self.offsets + self.sizes > self.shape[owner])).any(axis=1)
+        self._first_bad(out, "has a chunk outside its shape {shape}: offsets {offsets}, sizes {sizes}", chunk=True)
+        odd = (self.start < 0) | (self.stop < self.start)
+        self._first_bad(odd, "has a chunk of bytes {start:,} to {stop:,}", chunk=True)
+        alien = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(CODECS))
+        self._first_bad(alien, "refers to a file or codec that does not exist", chunk=True)
+        self._check_extents(owner)
+
+    def check_files(self) -> None:
+        """Raise :class:`TruncatedError` when a file is shorter than the byte ranges it should hold."""
+        sizes = np.array([stat.size for stat in self.file_stats], np.int64)
+        if not len(sizes):
+            return
+        beyond = np.flatnonzero(self.stop > sizes[self.file])
+        if len(beyond):
+            raise self.truncated(int(beyond[0]))
+        beyond = np.flatnonzero(self.objects.stop > sizes[self.objects.file]) if self.objects.keys else beyond
+        if len(beyond):
+            row = int(beyond[0])
+            raise TruncatedError(
+                f"object {self.objects.keys[row]!r} ends at byte {self.objects.stop[row]:,} but "
+                f"{self.files[self.objects.file[row]]!r} has {sizes[self.objects.file[row]]:,}; {_CUT}"
+            )
+
+    def truncated(self, row: int) -> TruncatedError:
+        """The error for a chunk that lies beyond the end of its file."""
+        where = tuple(self.offsets[row, : self.ndim[self.tensor[row]]].tolist())
+        file = int(self.file[row])
+        return TruncatedError(
+            f"tensor {self.keys[self.tensor[row]]!r}: chunk at {where} ends at byte {self.stop[row]:,} but "
+            f"{self.files[file]!r} has {self.file_stats[file].size:,}; {_CUT}"
+        )
+
+    def _check_extents(self, owner: Array) -> None:
+        raw = self.codec <= RAW_BE
+        if not raw.any():
+            return
+        need = self.chunk_nbytes
+        if self.strides is not None:
+            full = (self.sizes > 0).all(axis=1)
+            self._first_bad((self.strides < 0).any(axis=1), "has a chunk with negative strides", chunk=True)
+            reach = np.where(full, ((self.sizes - 1) * self.strides).sum(axis=1) + 1, 0)
+            need = (reach * _BITS[self.dtype[owner]] + 7) // 8
+        if self.inner is not None:
+            self._first_bad(self.inner < 0, "has a chunk that starts before its payload", chunk=True)
+            need = need + np.where(need > 0, self.inner, 0)
+        short = raw & (need > self.stop - self.start)
+        self._first_bad(short, "needs more bytes than its range {start:,} to {stop:,} of {file!r} holds", chunk=True)
+
+    def _first_bad(self, bad: Array, text: str, *, chunk: bool = False) -> None:
+        where = np.flatnonzero(bad)
+        if not len(where):
+            return
+        row = int(where[0])
+        tensor = int(self.tensor[row]) if chunk else row
+        facts: dict[str, Any] = {"shape": self.shape_of(tensor)}
+        if chunk:
+            dims = int(self.ndim[tensor])
+            facts |= {"offsets": tuple(self.offsets[row, :dims].tolist())}
+            facts |= {"sizes": tuple(self.sizes[row, :dims].tolist())}
+            facts |= {"start": int(self.start[row]), "stop": int(self.stop[row])}
+            facts |= {"file": self.files[self.file[row]] if 0 <= self.file[row] < len(self.files) else "?"}
+        raise CorruptError(f"tensor {self.keys[tensor]!r} {text.format(**facts)}")
+
+
+CHUNK_COLUMNS = ("offsets", "sizes", "file", "start", "stop", "codec", "rank", "replica", "inner", "strides")
+_BITS = np.array([dtype.bits for dtype in ALL], np.int64)
+_CUT = "the file is truncated or from another save; restore it, or open with partial=True to read the rest"
+
+
+def _rows(column: Array | None, rows: Array) -> Array | None:
+    return None if column is None else column[rows]
+
+
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a contiguous box of these sizes."""
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

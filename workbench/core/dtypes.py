@@ -1,0 +1,174 @@
+"""One table of element types and the names every framework gives them.
+
+A :class:`DType` is identified by torch's name (``bfloat16``); types torch lacks keep the name of the format that
+defines them. ``bits`` is the size of one element; the F4 and F6 types pack several elements into a byte, so a
+tensor's bytes are ``ceil(numel * bits / 8)`` and such a tensor can only be shown raw.
+
+Sources: safetensors 0.8 ``Dtype`` (lib.rs; F6_E2M3, F6_E3M2, F4, F8_E8M0, F8_*FNUZ since 0.6), torch 2.13
+``torch/csrc/utils/tensor_dtypes.cpp`` and ``torch/storage.py`` (legacy Storage names), numpy 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.errors import UnsupportedFormatError
+
+__all__ = ["ALL", "DType", "by_code", "by_name", "nbytes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type.
+
+    Attributes:
+        name: torch's name without the ``torch.`` prefix, or the defining format's.
+        bits: size of one element in bits.
+        kind: ``f`` float, ``i`` signed, ``u`` unsigned, ``b`` bool, ``c`` complex.
+        torch_name: attribute of ``torch``, or ``None`` where torch has no such element type.
+        numpy_name: numpy's name, or ``None`` (bfloat16 and the small floats).
+        safetensors: name in a safetensors header, or ``None``.
+        code: position in :data:`ALL`, stored in catalog columns.
+    """
+
+    name: str
+    bits: int
+    kind: str
+    torch_name: str | None
+    numpy_name: str | None
+    safetensors: str | None
+    code: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element; raises for the packed types, which have none."""
+        if self.bits % 8:
+            raise UnsupportedFormatError(f"{self.name} packs elements of {self.bits} bits; it has no item size")
+        return self.bits // 8
+
+    @property
+    def packed(self) -> bool:
+        """Whether several elements share a byte (F4, F6)."""
+        return self.bits % 8 != 0
+
+    @property
+    def raw(self) -> np.dtype[Any]:
+        """The numpy type that carries the bits unchanged: unsigned of the same size (``uint8`` when packed)."""
+        return _RAW[self.bits] if not self.packed else _RAW[8]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """numpy's own type where it has one, else :attr:`raw`."""
+        return np.dtype(self.numpy_name) if self.numpy_name else self.raw
+
+    @property
+    def torch(self) -> Any:
+        """The ``torch.dtype``; raises where torch (or this version of it) has none."""
+        import torch
+
+        found = getattr(torch, self.torch_name, None) if self.torch_name else None
+        if found is None:
+            raise UnsupportedFormatError(
+                f"torch {torch.__version__} has no element type {self.name}; read the raw bytes with .numpy()"
+            )
+        return found
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_RAW = {8: np.dtype("u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4"), 64: np.dtype("<u8"), 128: np.dtype("V16")}
+
+# name, bits, kind, torch, numpy, safetensors
+_TABLE: Sequence[tuple[str, int, str, str | None, str | None, str | None]] = (
+    ("float32", 32, "f", "float32", "float32", "F32"),
+    ("bfloat16", 16, "f", "bfloat16", None, "BF16"),
+    ("float16", 16, "f", "float16", "float16", "F16"),
+    ("float64", 64, "f", "float64", "float64", "F64"),
+    ("float8_e4m3fn", 8, "f", "float8_e4m3fn", None, "F8_E4M3"),
+    ("float8_e5m2", 8, "f", "float8_e5m2", None, "F8_E5M2"),
+    ("float8_e4m3fnuz", 8, "f", "float8_e4m3fnuz", None, "F8_E4M3FNUZ"),
+    ("float8_e5m2fnuz", 8, "f", "float8_e5m2fnuz", None, "F8_E5M2FNUZ"),
+    ("float8_e8m0fnu", 8, "f", "float8_e8m0fnu", None, "F8_E8M0"),
+    ("float6_e2m3fn", 6, "f", None, None, "F6_E2M3"),
+    ("float6_e3m2fn", 6, "f", None, None, "F6_E3M2"),
+    ("float4_e2m1fn", 4, "f", None, None, "F4"),
+    ("float4_e2m1fn_x2", 8, "f", "float4_e2m1fn_x2", None, None),
+    ("int8", 8, "i", "int8", "int8", "I8"),
+    ("uint8", 8, "u", "uint8", "uint8", "U8"),
+    ("int16", 16, "i", "int16", "int16", "I16"),
+    ("uint16", 16, "u", "uint16", "uint16", "U16"),
+    ("int32", 32, "i", "int32", "int32", "I32"),
+    ("uint32", 32, "u", "uint32", "uint32", "U32"),
+    ("int64", 64, "i", "int64", "int64", "I64"),
+    ("uint64", 64, "u", "uint64", "uint64", "U64"),
+    ("bool", 8, "b", "bool", "bool", "BOOL"),
+    ("complex64", 64, "c", "complex64", "complex64", "C64"),
+    ("complex128", 128, "c", "complex128", "complex128", "C128"),
+    ("complex32", 32, "c", "complex32", None, None),
+    ("qint8", 8, "i", "qint8", None, None),
+    ("quint8", 8, "u", "quint8", None, None),
+    ("qint32", 32, "i", "qint32", None, None),
+)
+
+ALL: tuple[DType, ...] = tuple(DType(*row, code=code) for code, row in enumerate(_TABLE))
+
+_STORAGES = {
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+}
+_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32",
+            "short": "int16", "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32"}  # fmt: skip
+
+_BY_NAME: dict[str, DType] = {}
+for _dtype in ALL:
+    for _name in (_dtype.name, f"torch.{_dtype.name}", _dtype.safetensors):
+        if _name:
+            _BY_NAME[_name] = _dtype
+for _other, _name in {**_STORAGES, **_ALIASES}.items():
+    _BY_NAME[_other] = _BY_NAME[_name]
+    _BY_NAME[f"torch.{_other}"] = _BY_NAME[_name]
+
+
+def by_name(name: object) -> DType:
+    """The type a framework calls ``name``.
+
+    Accepts torch's (``bfloat16``, ``torch.bfloat16``, ``torch.half``), safetensors' (``BF16``), legacy storage
+    names (``BFloat16Storage``), numpy dtypes, and ``torch.dtype`` objects (recognised by their string).
+
+    Raises:
+        UnsupportedFormatError: an element type that is not in the table.
+    """
+    if isinstance(name, DType):
+        return name
+    found = _BY_NAME.get(str(name))
+    if found is None:
+        raise UnsupportedFormatError(f"unknown element type {str(name)[:80]!r}; it may be newer than this workbench")
+    return found
+
+
+def by_code(code: int) -> DType:
+    """The type at position ``code`` of the table (as stored in catalog columns)."""
+    return ALL[code]
+
+
+def nbytes_of(dtype: DType, numel: int) -> int:
+    """Bytes that ``numel`` elements take, packed types rounded up to whole bytes."""
+    return (numel * dtype.bits + 7) // 8

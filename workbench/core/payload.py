@@ -1,0 +1,165 @@
+"""From a chunk row to an array over its bytes, without a copy where the codec allows it.
+
+::
+
+    file   ┊ …  item: start ─────────────────────── stop … ┊
+                raw        │ payload                    │
+                torch_zip  │ zip headers │ payload │ … │     found by reading ~1 KB, then remembered
+                zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
+    chunk  =    payload[inner :: strides]  as an array of the raw type (unsigned integers of the element's size)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.core.catalog import Catalog
+from workbench.core.dtypes import DType, nbytes_of
+from workbench.core.storage import SourcePool
+from workbench.core.ziparchive import Item, single_tensor
+from workbench.errors import CorruptError, MissingExtraError, UnsupportedFormatError
+
+__all__ = ["Payloads", "decompress"]
+
+Array = np.ndarray[Any, Any]
+ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
+
+
+class Payloads:
+    """Arrays over the chunks of one catalog; remembers where archives keep their payload."""
+
+    def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
+        self.catalog, self.pool = catalog, pool
+        self._items: dict[tuple[int, int], Item] = {}
+
+    def array(self, row: int) -> Array:
+        """The chunk as an array of ``sizes[row]``, in the raw type of its dtype (flat bytes for packed types).
+
+        Read-only; a view of the file for the codecs that allow it.
+
+        Raises:
+            TruncatedError, CorruptError, ChangedError, MissingFileError: the stored item is not what it should be.
+        """
+        c = self.catalog
+        tensor = int(c.tensor[row])
+        dtype, ndim = c.dtype_of(tensor), int(c.ndim[tensor])
+        sizes = tuple(c.sizes[row, :ndim].tolist())
+        codec = int(c.codec[row])
+        if 0 in sizes:
+            return np.empty(sizes, dtype.raw)
+        inner = 0 if c.inner is None else int(c.inner[row])
+        strides = None if c.strides is None else tuple(c.strides[row, :ndim].tolist())
+        if codec == cat.RAW or codec == cat.RAW_BE:
+            found = _strided(self.stored(row), inner, sizes, strides, dtype)
+            return _swapped(found, dtype) if codec == cat.RAW_BE else found
+        if codec == cat.TORCH_ZIP or codec == cat.ZSTD_TORCH_ZIP:
+            return self._from_archive(row, dtype, sizes, inner, strides)
+        raise UnsupportedFormatError(
+            f"tensor {c.keys[tensor]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that we "
+            "do not know; it can be listed but not read"
+        )
+
+    def stored(self, row: int) -> Array:
+        """The stored item's bytes, checked to lie inside the file."""
+        c = self.catalog
+        file, start, stop = int(c.file[row]), int(c.start[row]), int(c.stop[row])
+        source = self.pool.source(file)
+        if stop > source.size:
+            raise c.truncated(row)
+        return source.view(start, stop)
+
+    def item(self, row: int) -> tuple[Item, Array]:
+        """The archive of a ``torch_zip`` chunk: where its payload lies, and the archive's bytes."""
+        c = self.catalog
+        place = (int(c.file[row]), int(c.start[row]))
+        data = self.stored(row)
+        if c.codec[row] == cat.ZSTD_TORCH_ZIP:
+            tensor = int(c.tensor[row])
+            limit = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row]))) + ZIP_OVERHEAD
+            data = decompress(data, limit, what=self.describe(row))
+        found = self._items.get(place)
+        if found is None:
+            found = single_tensor(data, what=self.describe(row))
+            self._items[place] = found
+        return found, data
+
+    def describe(self, row: int) -> str:
+        """How messages name a chunk: tensor, file and byte."""
+        c = self.catalog
+        key, file = c.keys[c.tensor[row]], c.files[c.file[row]]
+        return f"tensor {key!r}: item at byte {int(c.start[row]):,} of {file!r}"
+
+    def _from_archive(
+        self, row: int, dtype: DType, sizes: tuple[int, ...], inner: int, strides: tuple[int, ...] | None
+    ) -> Array:
+        item, data = self.item(row)
+        if item.dtype != dtype.name:
+            raise CorruptError(
+                f"{self.describe(row)} holds {item.dtype} but the metadata says {dtype}; "
+                "the file is from another save"
+            )
+        payload = data[item.start : item.start + item.nbytes]
+        at = item.storage_offset * dtype.itemsize
+        whole = _strided(payload, at, item.shape, item.stride, dtype)
+        if item.byteorder == "big":
+            whole = _swapped(whole, dtype)
+        if inner == 0 and strides is None:
+            if item.shape != sizes:
+                raise CorruptError(
+                    f"{self.describe(row)} holds a tensor of shape {item.shape} but the chunk has {sizes}; "
+                    "the file is from another save, or files of two ranks were swapped"
+                )
+            return whole
+        flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)  # a copy only if the item itself is strided
+        return _strided(flat, inner, sizes, strides, dtype)
+
+
+def decompress(data: Array, limit: int, *, what: str) -> Array:
+    """One zstd stream, never more than ``limit`` bytes.
+
+    Raises:
+        MissingExtraError: neither ``zstandard`` nor Python 3.14's ``compression.zstd`` is there.
+        CorruptError: no zstd stream, or one that grows beyond the limit (a bomb).
+    """
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            f"{what} is compressed with zstd; to read it: pip install 'ckpt-workbench[zstd]'"
+        ) from None
+    try:
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(memoryview(data))
+        out = reader.read(limit + 1)
+    except zstandard.ZstdError as error:
+        raise CorruptError(f"{what} is not a zstd stream: {error}") from None
+    if len(out) > limit:
+        raise CorruptError(f"{what} decompresses to more than the {limit:,} bytes it should hold; refused")
+    return np.frombuffer(out, np.uint8)
+
+
+def _strided(
+    data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType
+) -> Array:
+    """A read-only view of ``sizes`` elements; the reach of the strides is checked against the bytes."""
+    if dtype.packed:
+        return data[start : start + nbytes_of(dtype, int(np.prod(sizes)))]
+    strides = cat.row_major(sizes) if strides is None else strides
+    reach = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if 0 not in sizes else 0
+    if start + reach * dtype.itemsize > len(data):
+        short = start + reach * dtype.itemsize - len(data)
+        raise CorruptError(f"a tensor of sizes {sizes} and strides {strides} reaches {short:,} bytes past its payload")
+    return np.ndarray(
+        sizes, dtype.raw, buffer=data.data, offset=start, strides=tuple(s * dtype.itemsize for s in strides)
+    )
+
+
+def _swapped(array: Array, dtype: DType) -> Array:
+    """Big-endian elements brought to this machine's order; the halves of complex numbers apart."""
+    if dtype.kind == "c":
+        half = np.dtype(f"<u{dtype.itemsize // 2}")
+        parts = np.ascontiguousarray(array).view(half)
+        return parts.byteswap().view(dtype.raw).reshape(array.shape)
+    return array.byteswap()

@@ -1,0 +1,186 @@
+"""A folder (or one file) that a checkpoint may not leave.
+
+Every path that a checkpoint names (an index, a ``.metadata``, a tracker) goes through :meth:`Place.resolve`: absolute
+paths, ``..``, NUL bytes and symbolic links out of the folder are refused, and only regular files are opened, so that
+a FIFO or a device planted under a shard's name cannot hang or feed us.
+
+The one link that may leave is the Hugging Face hub's cache, whose snapshots are links into their own repository::
+
+    models--org--name/snapshots/<revision>/model.safetensors → ../../blobs/<sha256>     (huggingface_hub 0.8+)
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_module
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from workbench.core import jsonsafe
+from workbench.errors import MissingFileError, NotACheckpointError, TruncatedError, UnsafeError
+
+__all__ = ["FileStat", "Place"]
+
+METADATA_LIMIT = 4 << 30  #: bytes of the largest metadata file we are ready to read whole
+JSON_LIMIT = 512 << 20  #: bytes of the largest JSON file (an index of 1M tensors has ~100 MB)
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """Identity of a file's content as far as the file system tells: bytes and modification time."""
+
+    size: int
+    mtime_ns: int
+
+
+class Place:
+    """A checkpoint's folder, or the folder of a single-file checkpoint together with that file's name.
+
+    Attributes:
+        path: the path as the user gave it (for messages).
+        root: its real path; for a single file, the real path of its folder.
+        file: the file's name when the checkpoint is one file, else ``None``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        if "\0" in self.path:
+            raise NotACheckpointError("the path holds a NUL byte")
+        real = os.path.realpath(os.path.expanduser(self.path))
+        try:
+            mode = os.stat(real).st_mode
+        except FileNotFoundError:
+            raise NotACheckpointError(f"{self.path!r} does not exist") from None
+        except OSError as error:
+            raise NotACheckpointError(f"{self.path!r} cannot be looked at: {error.strerror}") from None
+        if stat_module.S_ISDIR(mode):
+            self.root, self.file = real, None
+        elif stat_module.S_ISREG(mode):
+            self.root, self.file = os.path.split(real)
+        else:
+            raise NotACheckpointError(f"{self.path!r} is neither a folder nor a regular file")
+
+    @property
+    def name(self) -> str:
+        """Last component of the path as given: ``step-48000``."""
+        return os.path.basename(os.path.abspath(os.path.expanduser(self.path)))
+
+    @cached_property
+    def _listing(self) -> tuple[dict[str, FileStat], list[str]]:
+        files: dict[str, FileStat] = {}
+        folders: list[str] = []
+        try:
+            with os.scandir(self.root) as entries:
+                for entry in entries:
+                    try:
+                        info = entry.stat()
+                    except OSError:  # a dangling link: listed nowhere, so that it is "absent" and named so
+                        continue
+                    if stat_module.S_ISDIR(info.st_mode):
+                        folders.append(entry.name)
+                    elif stat_module.S_ISREG(info.st_mode):
+                        files[entry.name] = FileStat(info.st_size, info.st_mtime_ns)
+        except OSError as error:
+            raise MissingFileError(f"folder {self.path!r} cannot be listed: {error.strerror}") from None
+        return dict(sorted(files.items())), sorted(folders)
+
+    @property
+    def files(self) -> Mapping[str, FileStat]:
+        """Regular files directly in the folder, by name (links followed; :meth:`resolve` still judges them)."""
+        if self.file is not None:
+            return {self.file: self.stat(self.file)}
+        return self._listing[0]
+
+    @property
+    def folders(self) -> list[str]:
+        """Names of the folders directly in the folder."""
+        return [] if self.file is not None else self._listing[1]
+
+    def sub(self, relative: str) -> Place:
+        """The place of a folder or file inside this one, jailed to it alike."""
+        inner = Place(self._jailed(relative))
+        inner.path = os.path.join(self.path, relative)
+        return inner
+
+    def exists(self, relative: str) -> bool:
+        """Whether a path inside exists; a path that leaves the place counts as absent."""
+        try:
+            return os.path.exists(self._jailed(relative))
+        except UnsafeError:
+            return False
+
+    def resolve(self, relative: str) -> str:
+        """The absolute path of a regular file inside.
+
+        Raises:
+            UnsafeError: the path, or a link on it, leaves the folder.
+            MissingFileError: it is absent or not a regular file.
+        """
+        real = self._jailed(relative)
+        try:
+            mode = os.stat(real).st_mode
+        except OSError as error:
+            raise MissingFileError(
+                f"file {relative!r} of {self.path!r} is missing ({error.strerror}); restore it or save again"
+            ) from None
+        if not stat_module.S_ISREG(mode):
+            raise MissingFileError(f"{relative!r} in {self.path!r} is not a regular file")
+        return real
+
+    def stat(self, relative: str) -> FileStat:
+        """Size and modification time of a file inside; raises as :meth:`resolve`."""
+        info = os.stat(self.resolve(relative))
+        return FileStat(info.st_size, info.st_mtime_ns)
+
+    def read(self, relative: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a (metadata) file inside, whole or a range; raises when the file is shorter than asked."""
+        real = self.resolve(relative)
+        try:
+            with open(real, "rb") as handle:
+                size = os.fstat(handle.fileno()).st_size
+                want = size - start if length is None else length
+                if want > METADATA_LIMIT:
+                    raise UnsafeError(f"file {relative!r} has {want:,} bytes of metadata, over {METADATA_LIMIT:,}")
+                handle.seek(start)
+                data = handle.read(want)
+        except PermissionError:
+            raise MissingFileError(
+                f"no permission to read {relative!r} in {self.path!r}; ask its owner for `chmod a+r`"
+            ) from None
+        except OSError as error:
+            raise MissingFileError(f"file {relative!r} cannot be read: {error.strerror}") from None
+        if len(data) < want:
+            raise TruncatedError(
+                f"file {relative!r} ends at byte {start + len(data):,}, {want - len(data):,} bytes too early"
+            )
+        return data
+
+    def read_json(self, relative: str) -> Any:
+        """A JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
+        size = self.stat(relative).size
+        if size > JSON_LIMIT:
+            raise UnsafeError(f"file {relative!r} has {size:,} bytes of JSON, over the limit of {JSON_LIMIT:,}")
+        return jsonsafe.loads(self.read(relative), what=repr(relative))
+
+    def _jailed(self, relative: str) -> str:
+        parts = relative.replace("\\", "/").split("/") if os.sep == "\\" else relative.split("/")
+        if os.path.isabs(relative) or "\0" in relative or ".." in parts or relative == "":
+            raise UnsafeError(f"path {relative!r} leaves the checkpoint {self.path!r}; refused")
+        real = os.path.realpath(os.path.join(self.root, relative))
+        if not any(_inside(real, jail) for jail in self._jails):
+            raise UnsafeError(f"{relative!r} is a link out of the checkpoint {self.path!r}; refused")
+        return real
+
+    @cached_property
+    def _jails(self) -> list[str]:
+        jails = [self.root]
+        repo, snapshots = os.path.split(os.path.dirname(self.root))
+        if snapshots == "snapshots" and os.path.basename(repo).startswith(("models--", "datasets--", "spaces--")):
+            jails.append(os.path.join(repo, "blobs"))
+        return jails
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)

@@ -1,0 +1,168 @@
+"""Read plans: from wanted boxes to copies ``source byte range → destination box``.
+
+A request is a box of one global tensor (a slice, a whole tensor, a rank's piece under another mesh). The plan joins
+all requests with the chunks of their tensors at once and lists one :class:`ReadItem` row a non-empty intersection::
+
+    stored: two chunks            wanted: rows 2:6        copies
+    ┌────────┐ 0                                          chunk 0, rows 2:4 → wanted rows 0:2
+    │ chunk 0│ 4                  ┌────────┐ 2            chunk 1, rows 0:2 → wanted rows 2:4
+    ├────────┤                    │        │
+    │ chunk 1│ 8                  └────────┘ 6
+
+Coverage is exact: a request of which some element is stored nowhere is an error that names the box, never zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.catalog import Catalog
+from workbench.errors import HoleError
+
+__all__ = ["ReadItem", "ReadPlan", "coalesce", "disjoint", "plan_reads"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ReadItem(NamedTuple):
+    """One copy: a box of a stored chunk to a box of a request."""
+
+    request: int
+    row: int
+    source: tuple[slice, ...]
+    dest: tuple[slice, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPlan:
+    """Copies as columns, ordered by file and position in it.
+
+    Attributes:
+        request: ``(M,)`` which request.
+        row: ``(M,)`` chunk row of the catalog.
+        source: ``(M, D)`` first element of the copy inside the chunk.
+        dest: ``(M, D)`` first element inside the request.
+        sizes: ``(M, D)`` elements copied along each axis.
+    """
+
+    request: Ints
+    row: Ints
+    source: Ints
+    dest: Ints
+    sizes: Ints
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def items(self, ndim: int) -> Iterator[ReadItem]:
+        """The copies as slices of ``ndim`` axes (for tensors of one rank)."""
+        columns = (self.request, self.row, self.source[:, :ndim], self.dest[:, :ndim], self.sizes[:, :ndim])
+        for request, row, source, dest, sizes in zip(*(column.tolist() for column in columns), strict=True):
+            yield ReadItem(
+                request,
+                row,
+                tuple(slice(a, a + n) for a, n in zip(source, sizes, strict=True)),
+                tuple(slice(a, a + n) for a, n in zip(dest, sizes, strict=True)),
+            )
+
+
+def plan_reads(
+    catalog: Catalog, tensors: Ints, offsets: Ints, sizes: Ints, *, replica: int = 0, partial: bool = False
+) -> ReadPlan:
+    """Plan the reads of many boxes at once.
+
+    Args:
+        catalog: where everything is.
+        tensors: ``(R,)`` tensor of each request.
+        offsets, sizes: ``(R, D)`` the wanted boxes, inside the tensors' shapes.
+        replica: which copy of replicated boxes to read.
+        partial: allow requests that are not covered (the caller looks at the copies).
+
+    Raises:
+        HoleError: some wanted element is stored in no chunk.
+    """
+    tensors = np.asarray(tensors, np.int64)
+    rows = _rows_of(catalog, np.unique(tensors))
+    rows = rows[catalog.replica[rows] == replica]
+    request, found = box.group_join(
+        tensors, offsets, sizes, catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows]
+    )
+    row = rows[found]
+    low, extent = box.intersect(
+        offsets[request], sizes[request], catalog.offsets[row], catalog.sizes[row]
+    )
+    if not partial:
+        _check_coverage(catalog, tensors, offsets, sizes, request, low, extent)
+    order = np.lexsort((catalog.start[row], catalog.file[row]))
+    request, row, low, extent = request[order], row[order], low[order], extent[order]
+    return ReadPlan(request, row, low - catalog.offsets[row], low - offsets[request], extent)
+
+
+def disjoint(catalog: Catalog, tensors: Ints, *, replica: int = 0) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """For each tensor, whether its chunks (of one replica) share no element."""
+    rows = _rows_of(catalog, np.unique(tensors))
+    rows = rows[catalog.replica[rows] == replica]
+    i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows])
+    return ~np.isin(tensors, catalog.tensor[rows[i]])
+
+
+def coalesce(starts: Ints, stops: Ints, *, max_gap: int = 64 << 10, max_bytes: int = 8 << 20) -> tuple[Ints, Ints]:
+    """Join sorted byte ranges into reads: fewer, larger requests at the price of some bytes thrown away.
+
+    Args:
+        starts, stops: ``(N,)`` bytes, sorted by start.
+        max_gap: bytes between two ranges that are worth reading through rather than asking twice.
+        max_bytes: size at which a read is closed, so that buffers stay small and reads overlap with copies. A single
+            range longer than this stays whole.
+
+    Returns:
+        ``(first, last)``: indices into the ranges; read ``k`` covers ranges ``first[k]`` to ``last[k]`` inclusive.
+    """
+    first: list[int] = []
+    last: list[int] = []
+    begin = end = 0
+    for position, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        if first and start - end <= max_gap and max(stop, end) - begin <= max_bytes:
+            last[-1], end = position, max(end, stop)
+        else:
+            first.append(position)
+            last.append(position)
+            begin, end = start, stop
+    return np.array(first, np.int64), np.array(last, np.int64)
+
+
+def _rows_of(catalog: Catalog, tensors: Ints) -> Ints:
+    begin = catalog.row_ptr[tensors]
+    counts = catalog.row_ptr[tensors + 1] - begin
+    return np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+
+
+def _check_coverage(
+    catalog: Catalog, tensors: Ints, offsets: Ints, sizes: Ints, request: Ints, low: Ints, extent: Ints
+) -> None:
+    want = box.volume(sizes)
+    have = np.zeros(len(tensors), np.int64)
+    np.add.at(have, request, box.volume(extent))
+    # Overlapping copies can hide a hole from the sum; only boxes without overlap prove themselves by volume.
+    i, _ = box.overlapping(request, low, extent)
+    doubtful = np.unique(np.concatenate([np.flatnonzero(have != want), request[i]]))
+    for position in doubtful.tolist():
+        mine = request == position
+        holes = box.missing(offsets[position], sizes[position], low[mine], extent[mine], limit=1)
+        if holes:
+            raise _hole(catalog, int(tensors[position]), *holes[0], int(want[position] - have[position]))
+
+
+def _hole(catalog: Catalog, tensor: int, offset: Ints, size: Ints, lacking: int) -> HoleError:
+    dims = int(catalog.ndim[tensor])
+    where = ", ".join(f"{a}:{a + n}" for a, n in zip(offset[:dims].tolist(), size[:dims].tolist(), strict=True))
+    count = f"{lacking:,} wanted elements are" if lacking > 0 else "some wanted elements are"
+    return HoleError(
+        f"tensor {catalog.keys[tensor]!r} {catalog.shape_of(tensor)} has a hole: [{where}] is stored in no chunk "
+        f"({count} missing); a shard is lost from the save, slice around it or restore the file"
+    )

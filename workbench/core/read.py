@@ -1,0 +1,144 @@
+"""Carry out the reads of one tensor: plan the selection's box, then copy from the chunks that it meets.
+
+Bits are moved, never numbers: arrays have the unsigned type of the element's size, so NaN payloads and negative zero
+survive and every dtype takes the same path.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.payload import Payloads
+from workbench.core.plan import ReadItem, ReadPlan, plan_reads
+from workbench.core.select import Selection
+from workbench.errors import CorruptError
+
+__all__ = ["read_selection", "single_chunk"]
+
+Array = np.ndarray[Any, Any]
+PARALLEL = 32 << 20  #: bytes from which a copy is split over threads (below, starting them costs more)
+
+
+def read_selection(
+    payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0, threads: int = 1
+) -> Array:
+    """The selected elements in the raw type, contiguous, in memory of their own.
+
+    Raises:
+        HoleError: some element of the selection's box is stored nowhere.
+        CorruptError: two chunks hold different values for one element.
+    """
+    catalog = payloads.catalog
+    dtype, ndim = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
+    offsets, sizes = _padded(selection, catalog.shape.shape[1])
+    shape = tuple(1 if isinstance(axis, int) else len(axis) for axis in selection.axes)
+    out = np.empty(shape, dtype.raw)
+    if out.size:
+        plan = plan_reads(catalog, np.array([tensor]), offsets, sizes, replica=replica)
+        if int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0]):
+            _copy_overlapping(payloads, plan, ndim, selection, offsets[0], out, tensor)
+        else:
+            _copy_all(payloads, plan, ndim, selection, offsets[0], out, threads)
+    return out.reshape(selection.shape)
+
+
+def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | None:
+    """The row of the one chunk that holds a whole tensor, or ``None``."""
+    catalog = payloads.catalog
+    rows = np.arange(*catalog.rows_of(tensor).indices(catalog.chunks))
+    rows = rows[catalog.replica[rows] == replica]
+    if len(rows) == 1 and (catalog.sizes[rows[0]] == catalog.shape[tensor]).all():
+        return int(rows[0])
+    return None
+
+
+def _padded(selection: Selection, dims: int) -> tuple[Array, Array]:
+    offsets, sizes = selection.box()
+    pad = dims - len(offsets)
+    return np.array([offsets + [0] * pad], np.int64), np.array([sizes + [1] * pad], np.int64)
+
+
+def _copy_all(
+    payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array, threads: int
+) -> None:
+    def copy(item: ReadItem) -> None:
+        wanted = _within(selection, item, origin)
+        if wanted is not None:
+            source, dest = wanted
+            out[dest] = payloads.array(item.row)[item.source][source]
+
+    if threads > 1 and len(plan) > 1 and out.nbytes >= PARALLEL:
+        with ThreadPoolExecutor(threads) as pool:  # numpy lets go of the interpreter while it copies
+            for _ in pool.map(copy, plan.items(ndim)):
+                pass
+    else:
+        for item in plan.items(ndim):
+            copy(item)
+
+
+def _copy_overlapping(
+    payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array, tensor: int
+) -> None:
+    """As :func:`_copy_all` where chunks overlap: what is stored twice must be stored alike."""
+    filled = np.zeros(out.shape, bool)
+    for item in plan.items(ndim):
+        wanted = _within(selection, item, origin)
+        if wanted is None:
+            continue
+        source, dest = wanted
+        new = payloads.array(item.row)[item.source][source]
+        old, seen = out[dest], filled[dest]
+        if (old[seen] != new[seen]).any():
+            where = payloads.describe(item.row)
+            raise CorruptError(f"{where} overlaps another chunk and holds other values; which one is meant is unknown")
+        out[dest], filled[dest] = new, True
+
+
+def _within(
+    selection: Selection, item: ReadItem, origin: Array
+) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """Which elements of a copy are selected: an index into the copied box, and one into the result.
+
+    ``None`` when steps or an index array pass over the box entirely.
+    """
+    source: list[Any] = []
+    dest: list[Any] = []
+    for axis, part, start in zip(selection.axes, item.dest, origin.tolist(), strict=False):
+        low, high = start + part.start, start + part.stop  # the box, in positions of the global tensor
+        if isinstance(axis, int):
+            source.append(slice(axis - low, axis - low + 1))
+            dest.append(slice(0, 1))
+        elif isinstance(axis, range):
+            first, last = _inside(axis, low, high)
+            if first >= last:
+                return None
+            ends = axis[first] - low, axis[last - 1] - low
+            source.append(_span(*ends, axis.step))
+            dest.append(slice(first, last))
+        else:
+            hits = np.flatnonzero((axis >= low) & (axis < high))
+            if not len(hits):
+                return None
+            source.append(axis[hits] - low)
+            dest.append(hits)
+    return tuple(source), tuple(dest)
+
+
+def _inside(axis: range, low: int, high: int) -> tuple[int, int]:
+    """Indices ``[first, last)`` of a range whose values lie in ``[low, high)``."""
+    if axis.step < 0:
+        first, last = _inside(axis[::-1], low, high)
+        return len(axis) - last, len(axis) - first
+    first = max(0, -(-(low - axis.start) // axis.step))
+    last = min(len(axis), -(-(high - axis.start) // axis.step))
+    return first, last
+
+
+def _span(first: int, last: int, step: int) -> slice:
+    """The slice from ``first`` to ``last`` inclusive; ``None`` ends a downward slice at 0."""
+    stop = last + (1 if step > 0 else -1)
+    return slice(first, None if stop < 0 else stop, step)

@@ -1,0 +1,128 @@
+"""Index keys: what ``t[2:9, :, -1]`` asks for, normalised, and composed with an earlier key.
+
+Each axis of the stored tensor has one selection: an integer (the axis disappears), a range with a step (which may be
+negative), or an array of positions (at most one axis, as the meaning of two is disputed between libraries).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.errors import SelectionError
+
+__all__ = ["Selection", "whole"]
+
+Axis = int | range | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Selected positions along every axis of a stored tensor."""
+
+    axes: tuple[Axis, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the selected part; integer axes are gone."""
+        return tuple(len(axis) for axis in self.axes if not isinstance(axis, int))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every axis is a full, unreversed step-1 range from 0 (its end is the caller's to compare)."""
+        return all(isinstance(axis, range) and axis.start == 0 and axis.step == 1 for axis in self.axes)
+
+    def box(self) -> tuple[list[int], list[int]]:
+        """Offsets and sizes of the smallest box that holds the selection."""
+        offsets, sizes = [], []
+        for axis in self.axes:
+            low, high = _bounds(axis)
+            offsets.append(low)
+            sizes.append(high - low)
+        return offsets, sizes
+
+    def compose(self, key: Any) -> Selection:
+        """The selection ``self`` followed by ``[key]``.
+
+        Raises:
+            SelectionError: too many indices, out of range, a step of 0, or two array indices.
+        """
+        live = [position for position, axis in enumerate(self.axes) if not isinstance(axis, int)]
+        parts = _expand(key, len(live), self.shape)
+        axes = list(self.axes)
+        for position, part in zip(live, parts, strict=True):
+            axes[position] = _pick(axes[position], part, position)
+        if sum(isinstance(axis, np.ndarray) for axis in axes) > 1:
+            raise SelectionError("only one axis can be indexed with a list or mask; apply the second to the result")
+        return Selection(tuple(axes))
+
+
+def whole(shape: tuple[int, ...]) -> Selection:
+    """Everything."""
+    return Selection(tuple(range(size) for size in shape))
+
+
+def _bounds(axis: Axis) -> tuple[int, int]:
+    if isinstance(axis, int):
+        return axis, axis + 1
+    if len(axis) == 0:
+        return 0, 0
+    if isinstance(axis, range):
+        return min(axis[0], axis[-1]), max(axis[0], axis[-1]) + 1
+    return int(axis.min()), int(axis.max()) + 1
+
+
+def _expand(key: Any, ndim: int, shape: tuple[int, ...]) -> list[Any]:
+    """One entry per axis: the ellipsis filled with full slices."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    dots = [position for position, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1:
+        raise SelectionError("an index can hold only one ellipsis (...)")
+    if any(part is None for part in parts):
+        raise SelectionError("new axes (None) are not supported on stored tensors; add them to the result")
+    given = len(parts) - len(dots)
+    if given > ndim:
+        raise SelectionError(f"{given} indices for a tensor of {ndim} dimensions {shape}")
+    fill = [slice(None)] * (ndim - given)
+    at = dots[0] if dots else len(parts)
+    return parts[:at] + fill + parts[at + len(dots) :]
+
+
+def _pick(axis: Axis, part: Any, position: int) -> Axis:
+    assert not isinstance(axis, int)
+    size = len(axis)
+    if isinstance(part, slice):
+        try:
+            return axis[part]
+        except (TypeError, ValueError) as error:
+            raise SelectionError(f"axis {position}: {error}") from None
+    if not isinstance(part, (bool, np.bool_)) and hasattr(part, "__index__") and getattr(part, "ndim", 0) == 0:
+        index = int(part.__index__())
+        if not -size <= index < size:
+            raise SelectionError(f"index {index:,} is out of range for axis {position} of size {size:,}")
+        return int(axis[index])
+    return _array(axis, part, position)
+
+
+def _array(axis: range | np.ndarray[Any, Any], part: Any, position: int) -> np.ndarray[Any, Any]:
+    wanted = np.asarray(part)
+    if wanted.dtype == bool and wanted.ndim == 1:
+        if len(wanted) != len(axis):
+            raise SelectionError(f"mask of {len(wanted):,} for axis {position} of size {len(axis):,}")
+        wanted = np.flatnonzero(wanted)
+    elif wanted.size == 0:
+        wanted = wanted.reshape(-1).astype(np.int64)
+    if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+        raise SelectionError(
+            f"axis {position}: {type(part).__name__} is no index; use an integer, a slice, or a 1-d list or mask"
+        )
+    wanted = wanted.astype(np.int64)
+    out = wanted[(wanted < -len(axis)) | (wanted >= len(axis))]
+    if len(out):
+        raise SelectionError(f"index {int(out[0]):,} is out of range for axis {position} of size {len(axis):,}")
+    wanted = np.where(wanted < 0, wanted + len(axis), wanted)
+    if isinstance(axis, range):
+        return axis.start + wanted * axis.step
+    return axis[wanted]

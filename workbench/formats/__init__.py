@@ -1,0 +1,85 @@
+"""On-disk formats: one module each, found by name and imported on first use.
+
+A reader is a module with three functions::
+
+    detect(place)               -> bool       from names and a few bytes; never raises for a stranger's folder
+    read_catalog(place)         -> Catalog    from metadata only; no tensor byte is read
+    read_objects(place, catalog) -> Mapping   the non-tensor state, decoded on access without executing anything
+
+Readers do not know each other; layouts that combine several (``hf_trainer``) ask this registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from workbench.core.catalog import Catalog
+from workbench.core.place import Place
+from workbench.errors import NotACheckpointError, UsageError
+
+__all__ = ["FORMATS", "Format", "Reader", "detect", "reader"]
+
+
+class Reader(Protocol):
+    """What a format module offers."""
+
+    def detect(self, place: Place) -> bool:
+        """Whether the place looks like this format."""
+
+    def read_catalog(self, place: Place) -> Catalog:
+        """Columns of everything stored."""
+
+    def read_objects(self, place: Place, catalog: Catalog) -> Mapping[str, Any]:
+        """Non-tensor state by stored name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One row of the format table (``workbench formats``)."""
+
+    name: str
+    title: str
+    marks: str
+    read_from: str
+
+
+#: In order of detection: a layout that contains another format comes before it.
+FORMATS: dict[str, Format] = {
+    row.name: row
+    for row in (
+        Format("hf_trainer", "Hugging Face Trainer checkpoint-N", "trainer_state.json", "transformers 5.23"),
+        Format("accelerate", "accelerate save_state", "pytorch_model_fsdp_0/, optimizer_0/", "accelerate 1.15"),
+        Format("lightning", "Lightning checkpoint", "*.ckpt file, or folder with meta.pt", "lightning 2.6"),
+        Format("dcp", "PyTorch distributed checkpoint", ".metadata, __R_N.distcp", "torch 2.1 – 2.13"),
+        Format("safetensors", "safetensors", "*.safetensors, *.index.json", "safetensors 0.8, peft 0.21"),
+        Format("torch_save", "torch.save", "zip, legacy or tar file", "torch 0.1 – 2.13"),
+    )
+}
+
+
+def reader(name: str) -> Reader:
+    """The module that reads a format.
+
+    Raises:
+        UsageError: no such format.
+    """
+    if name not in FORMATS:
+        raise UsageError(f"unknown format {name!r}; known are {', '.join(FORMATS)}")
+    return cast(Reader, import_module(f"workbench.formats.{name}"))
+
+
+def detect(place: Place) -> str | None:
+    """Name of the first format that recognises the place, or ``None``."""
+    return next((name for name in FORMATS if reader(name).detect(place)), None)
+
+
+def detect_or_raise(place: Place) -> str:
+    """As :func:`detect`, with an error that says what was looked for."""
+    found = detect(place)
+    if found is None:
+        looked = "; ".join(f"{row.name}: {row.marks}" for row in FORMATS.values())
+        raise NotACheckpointError(f"{place.path!r} holds no checkpoint that we know. Looked for {looked}")
+    return found

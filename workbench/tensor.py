@@ -1,0 +1,240 @@
+"""A tensor of a checkpoint, not read yet: a name, a place, and a key.
+
+Reading is arithmetic on boxes; nothing else happens here. ``t[2:9, :, -1]`` reads only the bytes that it needs;
+``t.lazy[…]`` composes keys without reading.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.core.dtypes import DType
+from workbench.core.payload import Payloads
+from workbench.core.read import read_selection, single_chunk
+from workbench.core.select import Selection, whole
+from workbench.errors import SelectionError, TensorNotFoundError, UnsupportedFormatError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+__all__ = ["LazyTensor"]
+
+ZERO_COPY = 64 << 10  #: bytes from which a map of its own is cheaper than a copy
+
+
+class LazyTensor:
+    """One global tensor of a checkpoint.
+
+    Attributes:
+        key: stored name.
+        fqn: parameter it belongs to, or ``None`` where the files do not say.
+        role: ``param``, ``exp_avg``, ``buffer`` …
+    """
+
+    def __init__(
+        self,
+        payloads: Payloads,
+        tensor: int,
+        fqn: str | None,
+        role: str,
+        *,
+        selection: Selection | None = None,
+        replica: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self._payloads, self._tensor, self._replica, self._threads = payloads, tensor, replica, threads
+        self._selection = selection or whole(payloads.catalog.shape_of(tensor))
+        self.key, self.fqn, self.role = payloads.catalog.keys[tensor], fqn, role
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis (of the selection, for a lazy slice)."""
+        return self._selection.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def element(self) -> DType:
+        """The element type as the workbench knows it (also those that torch lacks)."""
+        return self._payloads.catalog.dtype_of(self._tensor)
+
+    @property
+    def dtype(self) -> torch.dtype | DType:
+        """``torch.dtype``; for the packed F4/F6 types, which torch lacks, our :class:`DType`."""
+        return self.element if self.element.torch_name is None else self.element.torch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, stored once."""
+        return (self.numel * self.element.bits + 7) // 8
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of each box are stored, at most."""
+        rows = self._payloads.catalog.rows_of(self._tensor)
+        return int(self._payloads.catalog.replica[rows].max(initial=-1)) + 1
+
+    @property
+    def chunks(self) -> pd.DataFrame:
+        """The stored boxes of this tensor, one row each, as ``Checkpoint.chunks``."""
+        from workbench.checkpoint_frames import chunk_frame
+
+        return chunk_frame(self._payloads.catalog.take(np.array([self._tensor])))
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        """Read a part: integers, slices with any step, ``...``, and a list or mask on one axis.
+
+        Returns:
+            a ``torch.Tensor`` of its own memory, bits as stored.
+
+        Raises:
+            SelectionError: the key does not fit the shape.
+            HoleError: a selected element is stored nowhere.
+            OpenError: the file is truncated, changed or damaged.
+        """
+        return self.lazy[key].torch()
+
+    @property
+    def lazy(self) -> _Lazy:
+        """``t.lazy[key]`` is the part as a lazy tensor; nothing is read."""
+        return _Lazy(self)
+
+    def torch(self) -> torch.Tensor:
+        """All of it, as a ``torch.Tensor``.
+
+        Where one chunk of a mapped file holds it in order, the tensor is a private copy-on-write map: it costs no
+        memory until touched, and writing to it changes neither the file nor what others read.
+        F4 and F6 elements come as their packed bytes (``uint8``).
+        """
+        import torch
+
+        raw = self._raw(writable=True)
+        if self.element.packed:
+            return torch.from_numpy(raw)
+        target = self.element.torch
+        if raw.dtype.kind == "V":  # complex128: torch cannot take numpy's void type
+            return torch.from_numpy(raw.view(np.complex128))
+        carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.dtype.itemsize]
+        bits = torch.from_numpy(raw.view(np.uint8 if carrier is torch.uint8 else f"<i{raw.dtype.itemsize}"))
+        return bits.view(target)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """All of it, as an array. Types that numpy lacks (bfloat16, the small floats) come as their bits, unsigned."""
+        raw = self._raw(writable=True)
+        return raw if self.element.packed else raw.view(self.element.numpy)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def replica(self, i: int) -> LazyTensor:
+        """Copy ``i`` of a replicated tensor, as stored by another rank.
+
+        Raises:
+            TensorNotFoundError: fewer copies are stored.
+        """
+        if not 0 <= i < max(self.replicas, 1):
+            raise TensorNotFoundError(f"tensor {self.key!r} has {self.replicas} stored copies; there is no replica {i}")
+        return self._with(self._selection, replica=i)
+
+    # ---- representation ------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a 0-d tensor has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        from workbench.views.text import tensor_line
+
+        return tensor_line(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.views.html import tensor_html
+
+        return tensor_html(self)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _with(self, selection: Selection, replica: int | None = None) -> LazyTensor:
+        return LazyTensor(
+            self._payloads,
+            self._tensor,
+            self.fqn,
+            self.role,
+            selection=selection,
+            replica=self._replica if replica is None else replica,
+            threads=self._threads,
+        )
+
+    def _raw(self, *, writable: bool) -> np.ndarray[Any, Any]:
+        full = self._payloads.catalog.shape_of(self._tensor)
+        everything = self._selection.is_whole and self.shape == full
+        if self.element.packed:
+            return self._packed(everything, full)
+        if everything and writable and self.nbytes >= ZERO_COPY:
+            mapped = self._mapped()
+            if mapped is not None:
+                return mapped
+        return read_selection(
+            self._payloads, self._tensor, self._selection, replica=self._replica, threads=self._threads
+        )
+
+    def _mapped(self) -> np.ndarray[Any, Any] | None:
+        """The whole tensor as a private map, when one chunk holds it in order and aligned to its elements."""
+        row = single_chunk(self._payloads, self._tensor, self._replica)
+        catalog = self._payloads.catalog
+        if row is None or not self._payloads.pool.mapped:
+            return None
+        if catalog.codec[row] not in (cat.RAW, cat.TORCH_ZIP):
+            return None
+        view = self._payloads.array(row)  # checks the item; and its address tells where in the file the payload is
+        if not view.flags.c_contiguous:
+            return None
+        stored = self._payloads.stored(row)
+        skip = view.__array_interface__["data"][0] - stored.__array_interface__["data"][0]
+        start = int(catalog.start[row]) + skip
+        # Code compiled for aligned loads may fault on elements at odd addresses: those are copied instead.
+        if not 0 <= skip <= len(stored) - view.nbytes or start % view.dtype.alignment or start % view.itemsize:
+            return None
+        private = self._payloads.pool.private(int(catalog.file[row]), start, start + view.nbytes)
+        return None if private is None else private.view(view.dtype).reshape(view.shape)
+
+    def _packed(self, everything: bool, full: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        row = single_chunk(self._payloads, self._tensor, self._replica)
+        if not everything:
+            raise SelectionError(
+                f"tensor {self.key!r}: {self.element} packs elements of {self.element.bits} bits; read it whole"
+            )
+        if row is None:
+            raise UnsupportedFormatError(f"tensor {self.key!r}: {self.element} in several chunks cannot be joined")
+        flat = np.array(self._payloads.array(row))
+        last = full[-1] * self.element.bits if full else self.element.bits
+        return flat.reshape(*full[:-1], last // 8) if full and last % 8 == 0 else flat
+
+
+class _Lazy:
+    """The indexer behind :attr:`LazyTensor.lazy`."""
+
+    def __init__(self, tensor: LazyTensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, key: Any) -> LazyTensor:
+        return self._tensor._with(self._tensor._selection.compose(key))
+
