@@ -91,7 +91,7 @@ class LazyTensor:
     @property
     def chunks(self) -> pd.DataFrame:
         """The stored boxes of this tensor, one row each, as ``Checkpoint.chunks``."""
-        from workbench.checkpoint_frames import chunk_frame
+        from workbench.core.frames import chunk_frame
 
         return chunk_frame(self._payloads.catalog.take(np.array([self._tensor])))
 

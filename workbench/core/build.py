@@ -13,7 +13,7 @@ import numpy as np
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import DType
-from workbench.core.place import FileStat, Place
+from workbench.core.place import FileStat, Place, stat_or_absent
 from workbench.errors import CorruptError
 
 __all__ = ["CatalogBuilder", "merge"]
@@ -127,7 +127,7 @@ class CatalogBuilder:
         )
 
     def _stat(self, name: str) -> FileStat:
-        return self.place.stat(name)
+        return stat_or_absent(self.place, name)
 
 
 def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[str, Any]) -> Catalog:

@@ -34,14 +34,14 @@ import numpy as np
 from workbench.core import box
 from workbench.core.dtypes import ALL, DType
 from workbench.core.place import FileStat
-from workbench.errors import CorruptError, TruncatedError
+from workbench.errors import CorruptError, MissingFileError, OpenError, TruncatedError
 
 __all__ = ["CODECS", "Catalog", "ObjectTable"]
 
 Array = np.ndarray[Any, Any]
 CODECS: tuple[str, ...] = ("raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque")
 RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE = range(len(CODECS))
-MAX_ELEMENTS = 1 << 60  #: elements of a tensor beyond which a shape is nonsense
+MAX_ELEMENTS = 1 << 55  #: elements of a tensor beyond which a shape is nonsense
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +206,9 @@ class Catalog:
         if (counts < 0).any():
             raise CorruptError("the catalog's row index runs backwards")
         owner = self.tensor
-        out = ((self.offsets < 0) | (self.sizes < 0) | (self.offsets + self.sizes > self.shape[owner])).any(axis=1)
+        whole = self.shape[owner]
+        out = (self.offsets < 0) | (self.sizes < 0) | (self.sizes > whole) | (self.offsets > whole - self.sizes)
+        out = out.any(axis=1)
         self._first_bad(out, "has a chunk outside its shape {shape}: offsets {offsets}, sizes {sizes}", chunk=True)
         odd = (self.start < 0) | (self.stop < self.start)
         self._first_bad(odd, "has a chunk of bytes {start:,} to {stop:,}", chunk=True)
@@ -215,7 +217,11 @@ class Catalog:
         self._check_extents(owner)
 
     def check_files(self) -> None:
-        """Raise :class:`TruncatedError` when a file is shorter than the byte ranges it should hold."""
+        """Raise when a file is absent, or shorter than the byte ranges it should hold.
+
+        Raises:
+            MissingFileError, TruncatedError: naming the first tensor or object that is lost.
+        """
         sizes = np.array([stat.size for stat in self.file_stats], np.int64)
         if not len(sizes):
             return
@@ -230,8 +236,14 @@ class Catalog:
                 f"{self.files[self.objects.file[row]]!r} has {sizes[self.objects.file[row]]:,}; {_CUT}"
             )
 
-    def truncated(self, row: int) -> TruncatedError:
-        """The error for a chunk that lies beyond the end of its file."""
+    def truncated(self, row: int) -> OpenError:
+        """The error for a chunk that lies beyond the end of its file, or whose file is absent."""
+        if self.file_stats[self.file[row]].size < 0:
+            return MissingFileError(
+                f"file {self.files[self.file[row]]!r} is missing or unreadable; tensor "
+                f"{self.keys[self.tensor[row]]!r} and {int((self.file == self.file[row]).sum()) - 1:,} other chunks "
+                "are in it; restore it, or open with partial=True to read the rest"
+            )
         where = tuple(self.offsets[row, : self.ndim[self.tensor[row]]].tolist())
         file = int(self.file[row])
         return TruncatedError(
@@ -247,6 +259,8 @@ class Catalog:
         if self.strides is not None:
             full = (self.sizes > 0).all(axis=1)
             self._first_bad((self.strides < 0).any(axis=1), "has a chunk with negative strides", chunk=True)
+            wild = (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
+            self._first_bad(raw & wild.any(axis=1), "has strides longer than its payload", chunk=True)
             reach = np.where(full, ((self.sizes - 1) * self.strides).sum(axis=1) + 1, 0)
             need = (reach * _BITS[self.dtype[owner]] + 7) // 8
         if self.inner is not None:

@@ -21,7 +21,7 @@ from typing import Any
 from workbench.core import jsonsafe
 from workbench.errors import MissingFileError, NotACheckpointError, TruncatedError, UnsafeError
 
-__all__ = ["FileStat", "Place"]
+__all__ = ["FileStat", "Place", "stat_or_absent"]
 
 METADATA_LIMIT = 4 << 30  #: bytes of the largest metadata file we are ready to read whole
 JSON_LIMIT = 512 << 20  #: bytes of the largest JSON file (an index of 1M tensors has ~100 MB)
@@ -184,3 +184,15 @@ class Place:
 
 def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def stat_or_absent(place: Place, relative: str) -> FileStat:
+    """As :meth:`Place.stat`, with a size of -1 for a file that is not there (its tensors cannot be read).
+
+    Raises:
+        UnsafeError: the path leaves the place; that is refused, not noted.
+    """
+    try:
+        return place.stat(relative)
+    except MissingFileError:
+        return FileStat(-1, 0)

@@ -1,0 +1,14 @@
+"""The checkpoint workbench: open any trainer's sharded checkpoint as one global view, lazily, exactly, safely.
+
+>>> import workbench as wb
+>>> ckpt = wb.open("sample_ckpts/dcp_fsdp2")                                               # doctest: +SKIP
+>>> ckpt["model.model.embed_tokens.weight"][2:4, :3]                                        # doctest: +SKIP
+"""
+
+from workbench import errors
+from workbench.checkpoint import Checkpoint, open
+from workbench.tensor import LazyTensor
+
+__all__ = ["Checkpoint", "LazyTensor", "errors", "open"]
+
+__version__ = "0.1.0"

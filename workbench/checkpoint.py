@@ -1,0 +1,293 @@
+"""What users hold: a checkpoint as a read-only mapping from stored names to lazy tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench import formats
+from workbench.core import cache as catalog_cache
+from workbench.core.catalog import Catalog
+from workbench.core.payload import Payloads
+from workbench.core.place import Place
+from workbench.core.storage import SourcePool
+from workbench.errors import TensorNotFoundError, UsageError
+from workbench.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+__all__ = ["Checkpoint", "open"]
+
+#: Where trainers keep the step, in order of trust: torchtitan, ours and most scripts, Lightning, Megatron, HF.
+STEP_KEYS = ("train_state.step", "train_state", "step", "global_step", "iteration", "trainer_state", "state.step")
+WORLD_KEYS = ("world_size", "args")
+_STEP_NAME = re.compile(r"(?:.*[-_./])?(?:step|checkpoint|ckpt|iter|global_step)[-_]?(\d+)(?:\.\w+)?", re.IGNORECASE)
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    cache: bool = True,
+    io: str = "mmap",
+    partial: bool = False,
+) -> Checkpoint:
+    """Open a checkpoint; only metadata is read.
+
+    A folder that holds several steps of a run opens the one its tracker names, or the newest that is complete; the
+    checkpoint's ``notes`` say which and why.
+
+    Args:
+        path: a checkpoint's folder or file, or a run's folder.
+        format: a reader's name, when detection should be skipped (see ``workbench formats``).
+        cache: keep the catalog of large checkpoints in the user's cache folder, keyed by the metadata files' stat.
+        io: ``mmap``, or ``pread`` for network file systems where page faults are slow.
+        partial: open although files are absent or truncated; reading what is lost still raises.
+
+    Raises:
+        OpenError: one line that says what, which file, which byte, and what to do.
+    """
+    place, note = _locate(Place(path), format)
+    name = format or formats.detect_or_raise(place)
+    reader = formats.reader(name)
+    catalog = catalog_cache.load(place, name) if cache else None
+    if catalog is None:
+        catalog = reader.read_catalog(place)
+        catalog.check()
+        if cache and catalog.chunks >= catalog_cache.MIN_CHUNKS:
+            catalog_cache.save(place, catalog)
+    if not partial:
+        catalog.check_files()
+    pool = SourcePool(place, catalog.files, catalog.file_stats, io)
+    return Checkpoint(place, catalog, pool, reader.read_objects(place, catalog), [note] if note else [])
+
+
+class Checkpoint(Mapping[str, LazyTensor]):
+    """A checkpoint: stored name → :class:`LazyTensor`, with tables of tensors and chunks beside it.
+
+    Attributes:
+        notes: sentences on what is odd or was decided on opening; empty for an ordinary checkpoint.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        catalog: Catalog,
+        pool: SourcePool,
+        objects: Mapping[str, Any],
+        notes: list[str] | None = None,
+        *,
+        names: tuple[list[str | None], list[str]] | None = None,
+        parent: Checkpoint | None = None,
+    ) -> None:
+        self._place, self.catalog, self._pool, self._objects = place, catalog, pool, objects
+        self._payloads = Payloads(catalog, pool)
+        self._parent = parent
+        self.notes: list[str] = [*(notes or []), *([] if parent else catalog.meta.get("notes", []))]
+        if names is not None:
+            self._names = names
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def format(self) -> str:
+        """Name of the reader: ``dcp``, ``safetensors`` …"""
+        return self.catalog.format
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's path (of the step that was opened, when a run's folder was given)."""
+        return self._place.path
+
+    @cached_property
+    def step(self) -> int | None:
+        """Training step, as stored in the state or, failing that, in the trainer's folder name; ``None`` if neither."""
+        if self._parent is not None:
+            return self._parent.step
+        told = self.catalog.meta.get("step")
+        return told if isinstance(told, int) else _find_step(self._objects, self._place.name)
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """Number of ranks of the job, where a file says so; the writers' ranks alone do not prove it."""
+        told = self.catalog.meta.get("world_size")
+        return told if isinstance(told, int) else None
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """Non-tensor state by stored name, decoded on access without executing anything."""
+        return self._objects
+
+    @cached_property
+    def tensors(self) -> pd.DataFrame:
+        """One row a tensor: key fqn role dtype shape numel nbytes chunks files replicas."""
+        from workbench.core.frames import tensor_frame
+
+        return tensor_frame(self.catalog, *self._names)
+
+    @cached_property
+    def chunks(self) -> pd.DataFrame:
+        """One row a chunk: key offsets sizes dtype file start stop rank replica codec."""
+        from workbench.core.frames import chunk_frame
+
+        return chunk_frame(self.catalog)
+
+    @cached_property
+    def fqns(self) -> list[str | None]:
+        """Parameter each tensor belongs to, by position; ``None`` where the files do not say."""
+        return self._names[0]
+
+    @cached_property
+    def roles(self) -> list[str]:
+        """Role of each tensor, by position: ``param``, ``exp_avg`` …"""
+        return self._names[1]
+
+    # ---- tensors -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> LazyTensor:
+        position = self.catalog.index.get(key)
+        if position is None:
+            raise TensorNotFoundError(_not_found(key, self.catalog.keys))
+        return self._tensor(position)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.catalog.keys)
+
+    def __len__(self) -> int:
+        return len(self.catalog)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.catalog.index
+
+    def param(self, fqn: str, role: str = "param") -> LazyTensor:
+        """The tensor of a parameter by meaning: ``ckpt.param("layers.0.wq.weight", role="exp_avg")``.
+
+        Raises:
+            TensorNotFoundError: none, or several that cannot be told apart.
+        """
+        found = self._by_meaning.get((fqn, role), [])
+        if len(found) == 1:
+            return self._tensor(found[0])
+        if found:
+            keys = [self.catalog.keys[position] for position in found[:4]]
+            raise TensorNotFoundError(f"parameter {fqn!r} has {len(found)} tensors of role {role!r}: {keys}; use a key")
+        roles = sorted({r for f, r in self._by_meaning if f == fqn})
+        if roles:
+            raise TensorNotFoundError(f"parameter {fqn!r} has no tensor of role {role!r}; stored are {', '.join(roles)}")
+        known = [f for f in dict.fromkeys(self.fqns) if f is not None]
+        raise TensorNotFoundError(_not_found(fqn, known, what="parameter"))
+
+    def select(self, pattern: str | None = None, role: str | None = None) -> Checkpoint:
+        """A narrower view: tensors whose key matches a regular expression somewhere, and whose role is ``role``.
+
+        Raises:
+            UsageError: no valid regular expression.
+        """
+        keep = np.ones(len(self), bool)
+        if pattern is not None:
+            try:
+                hits = self.catalog.match(pattern)
+            except re.error as error:
+                raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
+            keep &= np.isin(np.arange(len(self)), hits)
+        if role is not None:
+            keep &= np.array([r == role for r in self.roles], bool)
+        positions = np.flatnonzero(keep)
+        names = ([self.fqns[p] for p in positions.tolist()], [self.roles[p] for p in positions.tolist()])
+        narrow = self.catalog.take(positions)
+        return Checkpoint(self._place, narrow, self._pool, self._objects, self.notes, names=names, parent=self)
+
+    def state_dict(self, *, threads: int | None = None) -> dict[str, torch.Tensor]:
+        """Every tensor, read into memory of its own (or mapped, where one chunk holds it): key → ``torch.Tensor``."""
+        count = threads or min(8, os.cpu_count() or 1)
+        return {key: self._tensor(position, count).torch() for position, key in enumerate(self.catalog.keys)}
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the files back. Tensors already read stay valid; reading again opens them anew."""
+        self._pool.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        from workbench.views.text import checkpoint_text
+
+        return checkpoint_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.views.html import checkpoint_html
+
+        return checkpoint_html(self)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _names(self) -> tuple[list[str | None], list[str]]:
+        if self.catalog.fqns is not None and self.catalog.roles is not None:
+            return self.catalog.fqns, self.catalog.roles
+        from workbench import naming
+
+        return naming.resolve(self.catalog.keys)
+
+    @cached_property
+    def _by_meaning(self) -> dict[tuple[str, str], list[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for position, (fqn, role) in enumerate(zip(*self._names, strict=True)):
+            if fqn is not None:
+                found.setdefault((fqn, role), []).append(position)
+        return found
+
+    def _tensor(self, position: int, threads: int = 1) -> LazyTensor:
+        return LazyTensor(
+            self._payloads, position, self._names[0][position], self._names[1][position], threads=threads
+        )
+
+
+def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
+    """The checkpoint itself, or the step of a run folder with the reason why that one."""
+    if format is not None or formats.detect(place) is not None:
+        return place, None
+    from workbench import discover
+
+    picked = discover.pick(place)
+    if picked is None:
+        return place, None
+    relative, reason = picked
+    return place.sub(relative), reason
+
+
+def _find_step(objects: Mapping[str, Any], name: str) -> int | None:
+    for key in STEP_KEYS:
+        if key in objects:
+            value = objects[key]
+            if isinstance(value, Mapping):
+                value = next((value[k] for k in ("global_step", "step", "iteration") if k in value), None)
+            if hasattr(value, "numel") and value.numel() == 1:
+                value = value.item()
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    found = _STEP_NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _not_found(key: str, known: list[str], what: str = "tensor") -> str:
+    import difflib
+
+    pool = known if len(known) <= 20_000 else [name for name in known if name.rsplit(".", 1)[-1] in key][:20_000]
+    close = difflib.get_close_matches(str(key), pool, n=3, cutoff=0.6)
+    hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+    return f"no {what} {key!r} among {len(known):,}{hint}"
+
+

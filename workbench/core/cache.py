@@ -1,0 +1,173 @@
+"""Catalogs kept between runs, so that reopening a million chunks takes a tenth of a second.
+
+One file a checkpoint, in the user's cache folder, never in the checkpoint. It is used only when it provably describes
+the files as they are now; anything else (another version, path or owner, a changed metadata file, a flipped bit) is
+silently rebuilt::
+
+    8 bytes    magic and layout version
+    8 bytes    length of the header, then its CRC-32 and the CRC-32 of the columns (4 bytes each)
+    header     JSON: checkpoint path, format, stat of every metadata file, names of the folder, columns' places
+    columns    raw arrays, 64-byte aligned, used in place through a map
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.core.catalog import Catalog, ObjectTable
+from workbench.core.place import FileStat, Place, stat_or_absent
+from workbench.errors import WorkbenchError
+
+__all__ = ["MIN_CHUNKS", "cache_folder", "load", "save"]
+
+MAGIC = b"CKWB\0\0\0\1"
+MIN_CHUNKS = 20_000  #: smaller catalogs are rebuilt faster than a cache file is worth
+ALIGN = 64
+_COLUMNS = ("dtype", "ndim", "shape", "row_ptr", *cat.CHUNK_COLUMNS)
+_TEXTS = ("keys", "files", "metadata_files", "fqns", "roles")
+
+
+def cache_folder() -> str:
+    """``$WORKBENCH_CACHE``, else ``ckpt-workbench`` in the user's cache folder (XDG)."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get("WORKBENCH_CACHE") or os.path.join(base, "ckpt-workbench")
+
+
+def load(place: Place, format: str) -> Catalog | None:
+    """The cached catalog, or ``None`` when there is none that holds for the files as they are."""
+    try:
+        with open(_path(place, format), "rb") as handle:
+            info = os.fstat(handle.fileno())
+            if info.st_uid != os.getuid() or info.st_size < 24:
+                return None
+            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        return _decode(np.frombuffer(data, np.uint8), place, format)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, WorkbenchError):
+        return None  # damaged or foreign: what a cache cannot prove, the checkpoint itself will tell
+
+
+def save(place: Place, catalog: Catalog) -> None:
+    """Keep a catalog; failing to (a full or read-only disk) is no error."""
+    folder = cache_folder()
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                _encode(out, place, catalog)
+            os.replace(temporary, _path(place, catalog.format))
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _path(place: Place, format: str) -> str:
+    identity = "\0".join([place.root, place.file or "", format])
+    return os.path.join(cache_folder(), hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest() + ".ckwb")
+
+
+def _encode(out: Any, place: Place, catalog: Catalog) -> None:
+    arrays = {name: value for name in _COLUMNS if (value := getattr(catalog, name)) is not None}
+    arrays |= {f"objects.{name}": getattr(catalog.objects, name) for name in ("file", "start", "stop", "codec")}
+    for name in _TEXTS:
+        if (texts := getattr(catalog, name)) is not None:
+            arrays |= _pack(name, texts)
+    arrays |= _pack("objects.keys", catalog.objects.keys)
+    places, at = {}, 0
+    for name, array in arrays.items():
+        places[name] = (array.dtype.str, list(array.shape), at)
+        at += -(-array.nbytes // ALIGN) * ALIGN
+    crc, blocks = 0, []
+    for array in arrays.values():
+        block = np.zeros(-(-array.nbytes // ALIGN) * ALIGN, np.uint8)
+        block[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        crc = zlib.crc32(block, crc)
+        blocks.append(block)
+    header = {
+        "root": place.root, "file": place.file, "format": catalog.format, "meta": catalog.meta, "columns": places,
+        "names": _names(place), "stats": [_stat(place, name) for name in catalog.metadata_files],
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-(24 + len(text)) % ALIGN)
+    sums = zlib.crc32(text).to_bytes(4, "little") + crc.to_bytes(4, "little")
+    out.write(MAGIC + len(text).to_bytes(8, "little") + sums + text)
+    for block in blocks:
+        out.write(block)
+
+
+def _decode(data: np.ndarray[Any, Any], place: Place, format: str) -> Catalog | None:
+    length = int.from_bytes(data[8:16].tobytes(), "little")
+    text, columns = data[24 : 24 + length], data[24 + length :]
+    if data[:8].tobytes() != MAGIC or zlib.crc32(text) != int.from_bytes(data[16:20].tobytes(), "little"):
+        return None
+    header = json.loads(text.tobytes())
+    if (header["root"], header["file"], header["format"]) != (place.root, place.file, format):
+        return None
+    if header["names"] != _names(place) or zlib.crc32(columns) != int.from_bytes(data[20:24].tobytes(), "little"):
+        return None
+    arrays = {name: _column(columns, *where) for name, where in header["columns"].items()}
+    texts = {name: _unpack(name, arrays) for name in _TEXTS}
+    metadata_files = [str(name) for name in texts["metadata_files"] or ()]
+    if header["stats"] != [_stat(place, name) for name in metadata_files]:
+        return None
+    files = [str(name) for name in texts["files"] or ()]
+    return Catalog(
+        format=format,
+        keys=[str(key) for key in texts["keys"] or ()],
+        files=files,
+        file_stats=[stat_or_absent(place, name) for name in files],
+        metadata_files=metadata_files,
+        fqns=texts["fqns"],
+        roles=None if texts["roles"] is None else [str(role) for role in texts["roles"]],
+        objects=ObjectTable(
+            [str(key) for key in _unpack("objects.keys", arrays) or ()],
+            *(arrays[f"objects.{name}"] for name in ("file", "start", "stop", "codec")),
+        ),
+        meta=header["meta"],
+        **{name: arrays.get(name) for name in _COLUMNS},
+    )
+
+
+def _column(data: np.ndarray[Any, Any], dtype: str, shape: Sequence[int], at: int) -> np.ndarray[Any, Any]:
+    kind = np.dtype(dtype)
+    nbytes = int(np.prod(shape)) * kind.itemsize
+    return data[at : at + nbytes].view(kind).reshape(shape)
+
+
+def _pack(name: str, texts: Sequence[str | None]) -> dict[str, np.ndarray[Any, Any]]:
+    """Strings as lengths (-1 for ``None``) and one run of bytes; lone surrogates of file names pass through."""
+    raw = [b"" if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+    lengths = np.array([-1 if text is None else len(b) for text, b in zip(texts, raw, strict=True)], np.int64)
+    return {f"{name}.lengths": lengths, f"{name}.bytes": np.frombuffer(b"".join(raw), np.uint8)}
+
+
+def _unpack(name: str, arrays: dict[str, np.ndarray[Any, Any]]) -> list[str | None] | None:
+    if f"{name}.lengths" not in arrays:
+        return None
+    blob, found, at = arrays[f"{name}.bytes"].tobytes(), [], 0
+    for length in arrays[f"{name}.lengths"].tolist():
+        found.append(None if length < 0 else blob[at : at + length].decode("utf-8", "surrogatepass"))
+        at += max(length, 0)
+    return found
+
+
+def _names(place: Place) -> str:
+    """Digest of the folder's names: a file added or removed can change which checkpoint this is."""
+    names = "\0".join([*place.files, "/", *place.folders])
+    return hashlib.blake2b(names.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _stat(place: Place, name: str) -> list[int]:
+    stat: FileStat = stat_or_absent(place, name)
+    return [stat.size, stat.mtime_ns]

@@ -1,0 +1,105 @@
+"""Catalog columns as pandas DataFrames, the tables users sort, filter and plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.core.catalog import CODECS, Catalog
+from workbench.core.dtypes import ALL
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["chunk_frame", "tensor_frame"]
+
+
+def tensor_frame(catalog: Catalog, fqns: Sequence[str | None], roles: Sequence[str]) -> pd.DataFrame:
+    """One row a tensor: key fqn role dtype shape numel nbytes chunks files replicas.
+
+    ``nbytes`` counts the elements once; ``replicas`` is the largest number of copies of a box.
+    """
+    import pandas as pd
+
+    counts = np.diff(catalog.row_ptr)
+    shapes = [tuple(row[:n]) for row, n in zip(catalog.shape.tolist(), catalog.ndim.tolist(), strict=True)]
+    return pd.DataFrame(
+        {
+            "key": _text(catalog.keys),
+            "fqn": _text(fqns),
+            "role": pd.Categorical(roles),
+            "dtype": _category(catalog.dtype, [dtype.name for dtype in ALL]),
+            "shape": _tuples(shapes),
+            "numel": catalog.numel,
+            "nbytes": catalog.tensor_nbytes,
+            "chunks": counts,
+            "files": _distinct_files(catalog),
+            "replicas": _group_max(catalog.replica.astype(np.int64) + 1, catalog.row_ptr),
+        }
+    )
+
+
+def chunk_frame(catalog: Catalog) -> pd.DataFrame:
+    """One row a chunk: key offsets sizes dtype file start stop rank replica codec.
+
+    ``start`` and ``stop`` are bytes of the stored item; ``rank`` is <NA> where it is not known.
+    """
+    import pandas as pd
+
+    tensor = catalog.tensor
+    ndim = catalog.ndim[tensor].tolist()
+    offsets = [tuple(row[:n]) for row, n in zip(catalog.offsets.tolist(), ndim, strict=True)]
+    sizes = [tuple(row[:n]) for row, n in zip(catalog.sizes.tolist(), ndim, strict=True)]
+    rank = pd.array(catalog.rank, dtype="Int32")
+    rank[catalog.rank < 0] = pd.NA
+    return pd.DataFrame(
+        {
+            "key": _category(tensor, catalog.keys),
+            "offsets": _tuples(offsets),
+            "sizes": _tuples(sizes),
+            "dtype": _category(catalog.dtype[tensor], [dtype.name for dtype in ALL]),
+            "file": _category(catalog.file, catalog.files),
+            "start": np.asarray(catalog.start),
+            "stop": np.asarray(catalog.stop),
+            "rank": rank,
+            "replica": np.asarray(catalog.replica),
+            "codec": _category(catalog.codec, list(CODECS)),
+        }
+    )
+
+
+def _text(values: Sequence[str | None]) -> Any:
+    import pandas as pd
+
+    return pd.array(list(values), dtype="str")
+
+
+def _category(codes: np.ndarray[Any, Any], names: Sequence[str]) -> pd.Categorical:
+    """Names kept once, rows as codes; categories that no row uses are left out."""
+    import pandas as pd
+
+    used, compact = np.unique(codes, return_inverse=True)
+    return pd.Categorical.from_codes(compact, [names[code] for code in used.tolist()])
+
+
+def _tuples(values: list[tuple[int, ...]]) -> np.ndarray[Any, Any]:
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def _distinct_files(catalog: Catalog) -> np.ndarray[Any, Any]:
+    if not catalog.chunks:
+        return np.zeros(len(catalog), np.int64)
+    pair = catalog.tensor.astype(np.int64) * max(len(catalog.files), 1) + catalog.file
+    return np.bincount(np.unique(pair) // max(len(catalog.files), 1), minlength=len(catalog))
+
+
+def _group_max(values: np.ndarray[Any, Any], row_ptr: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    out = np.zeros(len(row_ptr) - 1, np.int64)
+    full = np.flatnonzero(np.diff(row_ptr))
+    if len(full):
+        out[full] = np.maximum.reduceat(values, row_ptr[full])
+    return out

@@ -1,0 +1,131 @@
+"""Non-tensor items stored as ``torch.save`` archives inside byte ranges, decoded when somebody looks.
+
+Tensors inside such an object (generator states, small buffers) become ``torch.Tensor`` values; everything that the
+pickle names beyond plain data stays an inert, named leaf (:mod:`workbench.core.unpickle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.core import unpickle, ziparchive
+from workbench.core.catalog import Catalog
+from workbench.core.dtypes import by_name
+from workbench.core.lazymap import LazyMap
+from workbench.core.payload import decompress
+from workbench.core.place import Place
+from workbench.core.stubs import StorageRef, TensorRef
+from workbench.errors import CorruptError, TruncatedError
+
+__all__ = ["archive_objects", "decode_archive"]
+
+Array = np.ndarray[Any, Any]
+OBJECT_LIMIT = 1 << 30  #: bytes to which a compressed object may grow
+
+
+def archive_objects(place: Place, catalog: Catalog) -> LazyMap:
+    """The objects of a catalog by key, each an archive in a byte range of one of its files."""
+    return LazyMap({key: partial(_read, place, catalog, row) for row, key in enumerate(catalog.objects.keys)})
+
+
+def decode_archive(data: Array, *, what: str) -> Any:
+    """The object in one ``torch.save`` archive.
+
+    Raises:
+        CorruptError: no such archive, or one that contradicts itself.
+    """
+    archive = ziparchive.read_directory(data, what=what)
+    record = archive.records.get(f"{archive.prefix}/data.pkl")
+    if record is None:
+        raise CorruptError(f"{what} is an archive without data.pkl, so no torch.save object")
+    start, stop = archive.payload(record)
+    value = unpickle.loads(bytes(data[start:stop]), what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+
+    def tensor(ref: TensorRef) -> Any:
+        return _tensor(ref, archive, data, what)
+
+    return replace_tensors(value, tensor)
+
+
+def replace_tensors(value: Any, make: Callable[[TensorRef], Any], depth: int = 0) -> Any:
+    """The same plain containers with every tensor reference replaced; shared and cyclic containers stay so."""
+    return _Replacer(make).visit(value)
+
+
+class _Replacer:
+    def __init__(self, make: Callable[[TensorRef], Any]) -> None:
+        self._make = make
+        self._done: dict[int, Any] = {}
+
+    def visit(self, value: Any) -> Any:
+        if isinstance(value, TensorRef):
+            if id(value) not in self._done:
+                self._done[id(value)] = self._make(value)
+            return self._done[id(value)]
+        if isinstance(value, dict):
+            return self._dict(value)
+        if type(value) is list:
+            return self._list(value)
+        if type(value) is tuple:
+            if id(value) not in self._done:
+                self._done[id(value)] = tuple(self.visit(item) for item in value)
+            return self._done[id(value)]
+        return value
+
+    def _dict(self, value: dict[Any, Any]) -> Any:
+        if id(value) in self._done:
+            return self._done[id(value)]
+        made: dict[Any, Any] = {}
+        self._done[id(value)] = made
+        for key, item in value.items():
+            made[key] = self.visit(item)
+        return made
+
+    def _list(self, value: list[Any]) -> Any:
+        if id(value) in self._done:
+            return self._done[id(value)]
+        made: list[Any] = []
+        self._done[id(value)] = made
+        made.extend(self.visit(item) for item in value)
+        return made
+
+
+def _read(place: Place, catalog: Catalog, row: int) -> Any:
+    table = catalog.objects
+    file, start, stop = catalog.files[table.file[row]], int(table.start[row]), int(table.stop[row])
+    what = f"object {table.keys[row]!r} at byte {start:,} of {file!r}"
+    if stop > place.stat(file).size:
+        raise TruncatedError(f"{what} ends at byte {stop:,}, beyond the end of the file")
+    data = np.frombuffer(place.read(file, start=start, length=stop - start), np.uint8)
+    if table.codec[row] == cat.ZSTD_TORCH_ZIP:
+        data = decompress(data, OBJECT_LIMIT, what=what)
+    try:
+        return decode_archive(data, what=what)
+    except RecursionError:
+        raise CorruptError(f"{what} nests too deeply to be shown") from None
+
+
+def _tensor(ref: TensorRef, archive: ziparchive.Archive, data: Array, what: str) -> Any:
+    import torch
+
+    storage = ref.storage
+    if not isinstance(storage, StorageRef):
+        raise CorruptError(f"{what} holds a tensor without storage")
+    record = archive.records.get(f"{archive.prefix}/data/{storage.key}")
+    if record is None:
+        raise CorruptError(f"{what} names the storage {storage.key!r}, which the archive does not hold")
+    start, stop = archive.payload(record)
+    dtype = by_name(ref.dtype)
+    reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True)) + 1 if 0 not in ref.shape else 0
+    if (ref.storage_offset + reach) * dtype.itemsize > stop - start:
+        raise CorruptError(f"{what}: a tensor of shape {ref.shape} reaches past its storage {storage.key!r}")
+    flat = torch.frombuffer(bytearray(data[start:stop]), dtype=torch.uint8) if stop > start else torch.empty(0, dtype=torch.uint8)
+    if archive.byteorder == "big" and dtype.itemsize > 1:
+        part = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        flat = flat.reshape(-1, part).flip(1).reshape(-1).contiguous()
+    return flat.view(dtype.torch).as_strided(ref.shape, ref.stride, ref.storage_offset).clone()

@@ -1,0 +1,238 @@
+"""PyTorch's distributed checkpoint (``torch.distributed.checkpoint``), read from torch 2.1 to 2.13.
+
+::
+
+    step-10/
+      .metadata           pickle, written last by rename: its presence is the commit marker
+      __0_0.distcp        rank 0, file 0:   │ item │ item │ item │ …     back to back, no header, no alignment
+      __1_0.distcp
+    item = one torch.save archive │ the same in a zstd stream │ raw, when the file is safetensors
+
+Variants, told apart from what is there:
+
+* ``use_collectives=False``: no ``.metadata`` but one ``__R.metadata`` a rank, each with the global sizes and its own
+  chunks; what is replicated is stored by every rank and kept as replicas.
+* ``SerializationFormat.SAFETENSORS``: every ``.distcp`` is a safetensors file and ``.metadata`` says offset 0 for
+  every tensor; torch 2.13 cannot read it back ("Unsupported operand 56"). Places come from the files' headers.
+
+The format stores no step, world size, mesh or placement. The rank of a chunk is the writer's, from its file's name;
+of replicas the save keeps one, so the others' values cannot be known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import RAW, Catalog, ObjectTable
+from workbench.core.dtypes import by_code
+from workbench.core.objects import archive_objects
+from workbench.core.place import Place, stat_or_absent
+from workbench.errors import CorruptError, IncompleteError
+from workbench.formats import safetensors_header
+from workbench.formats.dcp_metadata import DcpMetadata, decode
+
+__all__ = ["detect", "read_catalog", "read_objects"]
+
+_DATA = re.compile(r"__(\d+)_(\d+)\.distcp")
+_PER_RANK = re.compile(r"__(\d+)\.metadata")
+
+
+def detect(place: Place) -> bool:
+    """Whether the folder holds DCP files, committed or not."""
+    if place.file is not None:
+        return False
+    return any(name == ".metadata" or _PER_RANK.fullmatch(name) or _DATA.fullmatch(name) for name in place.files)
+
+
+def read_catalog(place: Place) -> Catalog:
+    """Columns of everything stored.
+
+    Raises:
+        IncompleteError: data files without metadata: the save was interrupted.
+        CorruptError: metadata that contradicts itself.
+        UnsafeError: metadata that names a file outside the folder.
+    """
+    if ".metadata" in place.files:
+        return _from_global(place)
+    per_rank = sorted((int(m[1]), m[0]) for name in place.files if (m := _PER_RANK.fullmatch(name)))
+    if per_rank:
+        return _from_ranks(place, per_rank)
+    leftover = " (a half-written .metadata.tmp is there)" if ".metadata.tmp" in place.files else ""
+    raise IncompleteError(
+        f"{place.path!r} has .distcp files but no .metadata{leftover}: the save was interrupted before its commit; "
+        "use an earlier step"
+    )
+
+
+def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
+    """Bytes items (param groups, schedulers, generator state …), decoded on access by our own reader."""
+    return archive_objects(place, catalog)
+
+
+def _from_global(place: Place) -> Catalog:
+    data = place.read(".metadata")
+    if not data:
+        raise IncompleteError(f"{place.path!r}: .metadata is empty; the save was interrupted, use an earlier step")
+    meta = decode(data, what=repr(".metadata"))
+    del data
+    stats = [stat_or_absent(place, name) for name in meta.files]
+    if _is_safetensors(place, meta):
+        return _from_safetensors(place, meta)
+    stored = np.flatnonzero(meta.item >= 0)
+    item = meta.item[stored]
+    owner = np.repeat(np.arange(len(meta.keys)), np.diff(meta.row_ptr))[stored]
+    ranks = np.array([_rank(name) for name in meta.files] or [0], np.int32)
+    position = np.array([p for _, p in meta.objects], np.int64)
+    return Catalog(
+        format="dcp",
+        keys=meta.keys,
+        dtype=meta.dtype.astype(np.uint8),
+        ndim=meta.ndim.astype(np.uint8),
+        shape=meta.shape,
+        row_ptr=np.searchsorted(owner, np.arange(len(meta.keys) + 1)).astype(np.int64),
+        offsets=meta.offsets if len(stored) == len(meta.item) else meta.offsets[stored],
+        sizes=meta.sizes if len(stored) == len(meta.item) else meta.sizes[stored],
+        file=meta.file[item],
+        start=meta.start[item],
+        stop=meta.start[item] + meta.length[item],
+        codec=meta.codec[item],
+        rank=ranks[meta.file[item]] if meta.files else np.empty(0, np.int32),
+        replica=np.zeros(len(stored), np.int16),
+        files=meta.files,
+        file_stats=stats,
+        metadata_files=[".metadata"],
+        objects=ObjectTable(
+            [key for key, _ in meta.objects],
+            meta.file[position],
+            meta.start[position],
+            meta.start[position] + meta.length[position],
+            meta.codec[position],
+        ),
+        meta=_facts(place, meta, len(meta.item) - len(stored)),
+    )
+
+
+def _from_ranks(place: Place, per_rank: list[tuple[int, str]]) -> Catalog:
+    """One catalog of every rank's own metadata; boxes that several ranks store become replicas."""
+    builder = CatalogBuilder("dcp", place)
+    objects: dict[str, tuple[str, int, int, int]] = {}
+    lost = 0
+    for rank, name in per_rank:
+        builder.file(name, metadata=True)
+        meta = decode(place.read(name), what=repr(name))
+        owner = np.repeat(np.arange(len(meta.keys)), np.diff(meta.row_ptr))
+        for t, key in enumerate(meta.keys):
+            builder.tensor(key, by_code(int(meta.dtype[t])), meta.shape[t, : meta.ndim[t]].tolist())
+        for row, item in enumerate(meta.item.tolist()):
+            if item < 0:
+                lost += 1
+                continue
+            t = int(owner[row])
+            dims = int(meta.ndim[t])
+            start = int(meta.start[item])
+            builder.chunk(
+                meta.keys[t],
+                meta.offsets[row, :dims].tolist(),
+                meta.sizes[row, :dims].tolist(),
+                meta.files[meta.file[item]],
+                start,
+                start + int(meta.length[item]),
+                codec=int(meta.codec[item]),
+                rank=rank,
+            )
+        for key, item in meta.objects:
+            start = int(meta.start[item])
+            where = (meta.files[meta.file[item]], start, start + int(meta.length[item]), int(meta.codec[item]))
+            objects.setdefault(key, where)
+    for key, (file, start, stop, codec) in objects.items():
+        builder.object(key, file, start, stop, codec)
+    facts = _facts(place, None, lost)
+    known = [rank for rank, _ in per_rank]
+    absent = sorted(set(range(known[-1] + 1)) - set(known))
+    if absent:
+        facts["notes"].append(f"metadata of ranks {absent[:8]} is absent: their part of the save is lost")
+    return builder.build(facts)
+
+
+def _from_safetensors(place: Place, meta: DcpMetadata) -> Catalog:
+    """Places from the headers of the files, boxes from ``.metadata``; the header's own offsets must agree."""
+    builder = CatalogBuilder("dcp", place)
+    builder.file(".metadata", metadata=True)
+    for t, key in enumerate(meta.keys):
+        builder.tensor(key, by_code(int(meta.dtype[t])), meta.shape[t, : meta.ndim[t]].tolist())
+    owner = np.repeat(np.arange(len(meta.keys)), np.diff(meta.row_ptr))
+    headers = {name: safetensors_header.parse(place, name) for name in meta.files if place.stat(name).size}
+    placed = {name: _saved_offsets(name, header.metadata) for name, header in headers.items()}
+    entries = {(name, entry.name): entry for name, header in headers.items() for entry in header.entries}
+    for row, item in enumerate(meta.item.tolist()):
+        if item < 0:
+            continue
+        t = int(owner[row])
+        key, name, dims = meta.keys[t], meta.files[meta.file[item]], int(meta.ndim[t])
+        offsets, sizes = meta.offsets[row, :dims].tolist(), meta.sizes[row, :dims].tolist()
+        entry = entries.get((name, key))
+        if entry is None:
+            raise CorruptError(f"tensor {key!r}: .metadata places it in {name!r}, which does not hold it")
+        told = placed[name].get(key)
+        if list(entry.shape) != sizes or (told is not None and told != offsets):
+            # one file keeps one piece a name; of two pieces the second overwrote the first when it was saved
+            raise CorruptError(
+                f"tensor {key!r}: .metadata says a chunk at {tuple(offsets)} of {tuple(sizes)} in {name!r}, which "
+                f"holds {entry.shape} at {told}; the other piece was overwritten when it was saved"
+            )
+        builder.chunk(key, offsets, sizes, name, entry.start, entry.stop, codec=RAW, rank=_rank(name))
+    # bytes items are stored as tensors of bytes under their key, each a torch.save archive
+    for key, item in meta.objects:
+        name = meta.files[meta.file[item]]
+        entry = entries.get((name, key))
+        if entry is not None:
+            builder.object(key, name, entry.start, entry.stop)
+    return builder.build(_facts(place, meta, int((meta.item < 0).sum())))
+
+
+def _is_safetensors(place: Place, meta: DcpMetadata) -> bool:
+    """Whether the data files are safetensors: every offset is 0, and a file begins with a header length and ``{``."""
+    if not len(meta.start) or meta.start.any():
+        return False
+    for name in meta.files:
+        if place.exists(name) and place.stat(name).size >= 9:
+            head = place.read(name, length=9)
+            return head[8:9] == b"{" and not head.startswith(b"PK")
+    return False
+
+
+def _saved_offsets(file: str, metadata: Mapping[str, str]) -> dict[str, list[int]]:
+    told = metadata.get("DCP_SHARDING_INFO")
+    if told is None:
+        return {}
+    try:
+        return {key: list(info["saved_offsets"]) for key, info in json.loads(told).items()}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise CorruptError(f"file {file!r}: DCP_SHARDING_INFO in its header is not what torch writes") from None
+
+
+def _rank(file: str) -> int:
+    found = _DATA.fullmatch(file.rsplit("/", 1)[-1])
+    return int(found[1]) if found else -1
+
+
+def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
+    notes: list[str] = []
+    if lost:
+        notes.append(f"{lost:,} chunks of the metadata have no stored item: their elements are holes")
+    if meta is not None and meta.orphans:
+        notes.append(f"{meta.orphans:,} stored items belong to no tensor of the metadata")
+    if meta is not None and meta.transforms:
+        notes.append(f"items passed through transforms that cannot be undone here: {', '.join(meta.transforms)}")
+    if ".metadata.tmp" in place.files:
+        notes.append(".metadata.tmp is left over: a later save into this folder was interrupted")
+    facts: dict[str, Any] = {"notes": notes}
+    if meta is not None:
+        facts |= {"version": meta.version, "save_id": meta.save_id}
+    return facts
