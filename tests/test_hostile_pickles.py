@@ -215,6 +215,18 @@ BOMBS: dict[str, bytes] = {
 BOMBS["numpy of a lying shape"] = pickle.dumps(np.zeros(3), 2).replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85")
 
 
+LONG = ["memo, LONG_BINPUT", "memo, PUT", "memo, PUT of nonsense", "extension 1", "extension 4", "binbytes8", "binbytes8, 2**63",
+        "binunicode8", "bytearray8", "binbytes", "long4", "out of band", "protocol 9", "no opcode"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_length_hides_no_bomb(name: str) -> None:
+    """Streams too long for the exact walk."""
+    with pytest.raises(WorkbenchError) as caught:
+        loads(b"\x80\x04" + b"N0" * (2 << 20) + BOMBS[name], what="x")
+    assert "4,194,3" in str(caught.value), caught.value  # refused by place, before anything was decoded
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_are_refused_before_they_cost_anything(name: str) -> None:
     if name == "numpy of a lying shape":

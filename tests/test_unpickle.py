@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import pickle
+import time
 import types
 import uuid
 import zipfile
@@ -249,6 +250,26 @@ def test_a_stream_longer_than_the_walk_ends_exactly_too(protocol: int, monkeypat
     value = [{"name": f"layers.{i}", "at": (i, 1.5), "b": b"x" * 300} for i in range(500)]
     data = pickle.dumps(value, protocol)
     assert load_prefix(b"ab" + data + b"tail", 2, what="x") == (value, 2 + len(data))
+    for cut in (len(data) - 1, len(data) - 9, 5000, 5001, 5002):
+        with pytest.raises(TruncatedError):
+            loads(data[:cut], what="x")
+
+
+@given(plain, st.sampled_from(PROTOCOLS))
+@settings(max_examples=200, deadline=None)
+def test_the_skim_of_long_streams_ends_where_the_pickle_ends(value: object, protocol: int) -> None:
+    data = pickle.dumps([value, "long" * 100, 1 << 3000, b"b" * 300], protocol)
+    assert pickle_guard._skim(memoryview(b"ab" + data + b"tail"), 2) == 2 + len(data)
+    with pytest.raises(pickle_guard._Ends):
+        pickle_guard._skim(memoryview(data[:-1]), 0)
+
+
+def test_the_skim_takes_a_fraction_of_the_decoding() -> None:
+    value = [{"name": f"layers.{i}", "at": (i, 1.5), "size": [i, i]} for i in range(100_000)]
+    data = memoryview(pickle.dumps(value, 4))
+    start = time.perf_counter()
+    pickle_guard._skim(data, 0)
+    assert time.perf_counter() - start < 0.2 * len(data) / 1e6, "the aim is 10 ns a byte"
 
 
 def test_nested_pickles_are_decoded_on_request_only() -> None:
@@ -276,7 +297,7 @@ def test_the_collector_is_left_as_it_was() -> None:
 
 
 def test_messages_say_which_file_which_byte_and_stay_on_one_line() -> None:
-    with pytest.raises(TruncatedError, match=r"'a.pt' \(data.pkl\), byte 2: .* ends at byte 9"):
+    with pytest.raises(TruncatedError, match=r"'a.pt' \(data.pkl\) ends at byte 9, within the opcode at byte 2 "):
         loads(pickle.dumps([1, "long text"])[:9], what="'a.pt' (data.pkl)")
     with pytest.raises(CorruptError, match="byte 2: no pickle opcode 0xff") as caught:
         loads(b"\x80\x04\xff", what="'a'")
