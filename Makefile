@@ -26,10 +26,10 @@ demo: $(VENV)/.demo-ready ## the dashboard on sample_ckpts/ (PORT, ROOT)
 	$(BIN)/workbench serve $(ROOT) --port $(PORT) --show
 
 test: $(VENV)/.test-ready ## every test but the slow ones, with browser and notebooks
-	$(PYTEST) -n $(JOBS) --dist loadfile --nbmake tests notebooks
+	$(PYTEST) -n $(JOBS) --dist loadfile
 
 test-all: lint ## lint, then the whole suite with its slow tests
-	WORKBENCH_SLOW=1 $(PYTEST) -n $(JOBS) --dist loadfile --nbmake tests notebooks
+	WORKBENCH_SLOW=1 $(PYTEST) -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.test-ready ## ruff check, ruff format --check, mypy
 	$(BIN)/python -m ruff check .

@@ -57,8 +57,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow_wanted = os.environ.get("WORKBENCH_SLOW") == "1"
     for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker("notebook")
         if item.get_closest_marker("slow") and not slow_wanted:
             item.add_marker(pytest.mark.skip(reason="slow; set WORKBENCH_SLOW=1 (make test-all)"))
 

@@ -20,7 +20,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.place import Place
 from workbench.errors import NotACheckpointError, UsageError
 
-__all__ = ["FORMATS", "Format", "Reader", "detect", "reader"]
+__all__ = ["FORMATS", "Format", "Reader", "detect", "detect_or_raise", "reader"]
 
 
 class Reader(Protocol):
