@@ -1,17 +1,20 @@
-"""What is checked before and while a pickle is decoded: every opcode of the stream, and every argument of plain constructors.
+"""What is checked before and while a pickle is decoded: every opcode of the stream, and every argument of
+plain constructors.
 
 ::
 
     80 02  7d  71 00  58 04 00 00 00 's' 't' 'e' 'p'  4b 05  73  2e
-    PROTO  {   put 0  string of 4 bytes               5      set .     `walk` follows this, with sizes in place of values
+    PROTO  {   put 0  string of 4 bytes               5      set .     `_follow` does this with sizes
 
-CPython 3.11's C unpickler trusts its input in places where that costs the process (``Modules/_pickle.c``): a memo index is an
-index into an array that is grown and filled up to it (``LONG_BINPUT 0x7fffffff`` is 16 GB from nine bytes), the extension
-registry hands out objects without asking ``find_class``, and a dict key may be a tuple that holds itself twice, forty times over:
-hashing it visits 2**40 elements, or overflows the C stack when it nests deeply instead.
+CPython 3.11's C unpickler trusts its input in places where that costs the process (``Modules/_pickle.c``): a
+memo index is an index into an array that is grown and filled up to it (``LONG_BINPUT 0x7fffffff`` is 16 GB
+from nine bytes), the extension registry hands out objects without asking ``find_class``, and a dict key may
+be a tuple that holds itself twice, forty times over: hashing it visits 2**40 elements, or overflows the C
+stack when it nests deeply instead.
 
-Constructors here take only the argument types that real picklers emit: ``bytearray(10**12)``, ``tuple(range(10**12))`` and
-``str`` of a list with 2**60 paths are all one REDUCE away. They raise TypeError or ValueError.
+Constructors here take only the argument types that real picklers emit: ``bytearray(10**12)``,
+``tuple(range(10**12))`` and ``str`` of a list with 2**60 paths are all one REDUCE away. They raise TypeError
+or ValueError.
 """
 
 from __future__ import annotations
@@ -24,22 +27,34 @@ from typing import Any, cast
 
 import numpy as np
 
-from workbench.core.stubs import NumpyArray, NumpyDType, PickledDict, check_shape, opaque_class, raw_bytes, short
+from workbench.core.stubs import (
+    NumpyArray,
+    NumpyDType,
+    PickledDict,
+    check_shape,
+    opaque_class,
+    raw_bytes,
+    short,
+)
 from workbench.errors import CorruptError, TruncatedError, UnsafeError
 
 __all__ = ["WALK_LIMIT", "walk"]
 
 WALK_LIMIT = 2 << 20  # bytes that `_follow` simulates: 0.1 to 0.2 s a MiB
 MARK_LIMIT = 1000  # open marks: real picklers nest as deep as Python recurses
+SET_LIMIT = 250_000  # an empty set takes 216 bytes for its one; nothing else comes near
 KEY_LIMIT = 10_000  # elements visited by hashing one key
 HASH_BUDGET = 1000  # the same for the arguments of set(), dict() … below
 HUGE = 1 << 40  # sizes saturate here
 
-# opcode → what it does to the stack. A leaf pushes one value after so many argument bytes, or after a length of so many bytes.
-LEAVES = {b"N": 0, b"\x88": 0, b"\x89": 0, b"K": 1, b"M": 2, b"J": 4, b"G": 8, b")": 0, b"]": 0, b"}": 0, b"\x8f": 0}
-COUNTED = {b"U": 1, b"C": 1, b"\x8c": 1, b"\x8a": 1, b"X": 4, b"T": 4, b"B": 4, b"\x8b": 4, b"\x8d": 8, b"\x8e": 8, b"\x96": 8}
+# opcode → how much follows it: so many bytes, a length in so many bytes, so many lines. All push one value.
+# fmt: off
+LEAVES = {b"N": 0, b"\x88": 0, b"\x89": 0, b"K": 1, b"M": 2, b"J": 4, b"G": 8, b")": 0, b"]": 0, b"}": 0}
+COUNTED = {b"U": 1, b"C": 1, b"\x8c": 1, b"\x8a": 1, b"X": 4, b"T": 4, b"B": 4, b"\x8b": 4, b"\x8d": 8,
+           b"\x8e": 8, b"\x96": 8}
 LINES = {b"I": 1, b"L": 1, b"F": 1, b"S": 1, b"V": 1, b"P": 1, b"c": 2}
-TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}  # these take so many values instead
+# fmt: on
 _SKIP = [-1] * 256
 _WIDTH = [0] * 256
 _ROWS = [0] * 256
@@ -52,13 +67,14 @@ for _table, _to in ((LEAVES, _SKIP), (COUNTED, _WIDTH), (LINES, _ROWS), (TUPLES,
 def walk(view: memoryview, offset: int, what: str) -> int:
     """Read the opcodes of the pickle at ``offset``; returns the offset after its STOP.
 
-    Up to `WALK_LIMIT` bytes by simulation (`_follow`): opcodes known and of protocol 5 or less, arguments inside the data, every
-    memo index at most the number of opcodes so far, the stack never short, open marks bounded, the cost of hashing keys bounded,
-    no extension registry, no out-of-band buffer.
+    Up to `WALK_LIMIT` bytes by simulation (`_follow`): opcodes known and of protocol 5 or less, arguments
+    inside the data, every memo index at most the number of opcodes so far, the stack never short, open marks
+    and sets bounded, the cost of hashing keys bounded, no extension registry, no out-of-band buffer.
 
-    A longer stream is skimmed from end to end by a regular expression (`_skim`, about 10 ns a byte, a fraction of what decoding
-    takes): the same but for stack, marks and keys. What it could still do is to stop the process with keys of nested tuples; run
-    code it cannot, since `find_class` hands out inert stand-ins whatever the length.
+    A longer stream is skimmed from end to end by a regular expression (`_skim`, about 10 ns a byte, a
+    fraction of what decoding takes): the same but for stack, marks and keys. What it could still do is to
+    stop the process with keys of nested tuples; run code it cannot, since `find_class` hands out inert
+    stand-ins whatever the length.
 
     Raises:
         CorruptError: contradicts itself or is no pickle; TruncatedError: ends early; UnsafeError: a bomb.
@@ -72,12 +88,17 @@ def walk(view: memoryview, offset: int, what: str) -> int:
         return offset + _follow(bytes(view[offset:stop]))
     except _Ends as end:
         raise TruncatedError(
-            f"{what} ends at byte {len(view):,}, within the opcode at byte {offset + end.args[0]:,} of a pickle that starts at byte "
+            f"{what} ends at byte {len(view):,}, within the opcode at byte {offset + end.args[0]:,} of a "
+            "pickle that starts at byte "
             f"{offset:,}; the file is cut short or no pickle"
         ) from None
     except _Refused as refusal:
         at, reason, unsafe = refusal.args
-        kind, hint = (UnsafeError, "it was not decoded") if unsafe else (CorruptError, "the file is damaged or no pickle")
+        kind, hint = (
+            (UnsafeError, "it was not decoded")
+            if unsafe
+            else (CorruptError, "the file is damaged or no pickle")
+        )
         raise kind(f"{what}, byte {offset + at:,}: {reason}; {hint}") from None
 
 
@@ -94,8 +115,10 @@ class _Ends(Exception):
 
 
 def _follow(data: bytes) -> int:
-    """Simulate the stack machine with sizes: a value is the number of elements that hashing it would visit."""
-    pos = ops = work = 0
+    """Simulate the stack machine with sizes: a value is the number of elements that hashing it would
+    visit.
+    """
+    pos = ops = work = sets = 0
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[int, int] = {}
@@ -180,6 +203,11 @@ def _follow(data: bytes) -> int:
                         raise _Refused(at, "items without a container", False)
                 elif op != 0x31:  # POP_MARK leaves nothing
                     push(min(1 + sum(items), HUGE) if op not in (0x6C, 0x64) else 1)
+            elif op == 0x8F:  # EMPTY_SET
+                sets += 1
+                if sets > SET_LIMIT:
+                    raise _Refused(at, f"more than {SET_LIMIT:,} sets", True)
+                push(1)
             elif op == 0x2E:  # STOP
                 if len(stack) <= fence:
                     raise _Refused(at, "STOP on an empty stack", False)
@@ -235,9 +263,20 @@ def _follow(data: bytes) -> int:
         raise _Ends(at) from None
 
 
-# REDUCE, NEWOBJ, NEWOBJ_EX, STACK_GLOBAL make one of several; BINPERSID one of one; BUILD, APPEND, SETITEM leave the container
-_POPS = {0x52: (2, 1), 0x81: (2, 1), 0x92: (3, 1), 0x93: (2, 1), 0x51: (1, 0), 0x62: (2, 0), 0x61: (2, 0), 0x73: (3, 0)}
-# TUPLE, LIST, DICT, FROZENSET, OBJ, INST, POP_MARK make one (or none) of all since the mark; APPENDS, SETITEMS, ADDITEMS add them
+# REDUCE, NEWOBJ, NEWOBJ_EX, STACK_GLOBAL make one of several; BINPERSID one of one; BUILD, APPEND, SETITEM
+# leave the container
+_POPS = {
+    0x52: (2, 1),
+    0x81: (2, 1),
+    0x92: (3, 1),
+    0x93: (2, 1),
+    0x51: (1, 0),
+    0x62: (2, 0),
+    0x61: (2, 0),
+    0x73: (3, 0),
+}
+# TUPLE, LIST, DICT, FROZENSET, OBJ, INST, POP_MARK make one (or none) of all since the mark; APPENDS,
+# SETITEMS, ADDITEMS add them
 _ONTO = {0x65, 0x75, 0x90}
 _TO_MARK = {0x74, 0x6C, 0x64, 0x91, 0x6F, 0x69, 0x31} | _ONTO
 
@@ -250,18 +289,24 @@ def _line_end(data: bytes, pos: int) -> int:
 
 
 def _counted(zeros: bytes = b"") -> bytes:
-    """A pattern for a length byte, ``zeros``, and so many bytes. Sixteen groups of sixteen keep the search for the length short."""
+    """A pattern for a length byte, ``zeros``, and so many bytes. Sixteen groups of sixteen keep the search
+    for the length short.
+    """
     groups = []
     for low in range(0, 256, 16):
         each = b"|".join(re.escape(bytes([n])) + zeros + b".{%d}" % n for n in range(low, low + 16))
-        groups.append(b"(?=[" + re.escape(bytes([low])) + b"-" + re.escape(bytes([low + 15])) + b"])(?:" + each + b")")
+        groups.append(
+            b"(?=[" + re.escape(bytes([low])) + b"-" + re.escape(bytes([low + 15])) + b"])(?:" + each + b")"
+        )
     return b"(?:" + b"|".join(groups) + b")"
 
 
-# Runs of opcodes whose arguments bear no risk; 2,000 at a time bounds what the matcher remembers. Whatever it stops at, `_skim` reads:
-# memo indices from 2**22 (LONG_BINPUT) or 10**6 (PUT), long strings, PROTO, STOP, and what is not allowed.
+# Runs of opcodes whose arguments bear no risk; 2,000 at a time bounds what the matcher remembers. Whatever it
+# stops at, `_skim` reads: memo indices from 2**22 (LONG_BINPUT) or 10**6 (PUT), long strings, PROTO, STOP,
+# and what is not allowed.
 _RUN = re.compile(
-    rb"(?:[N\x88\x89)\]}\x8f(tlde\x91ou\x90saRb\x81\x92\x93\x85\x86\x87\x94Q012]+|[hKq].|[\x8cUC\x8a]" + _counted()
+    rb"(?:[N\x88\x89)\]}\x8f(tlde\x91ou\x90saRb\x81\x92\x93\x85\x86\x87\x94Q012]+"
+    + rb"|[hKq].|[\x8cUC\x8a]" + _counted()
     + rb"|[Jj].{4}|M..|r..[\x00-\x3f]\x00|X" + _counted(rb"\0\0\0")
     + rb"|G.{8}|\x95.{8}|[IFLSVP][^\n]*\n|[ci][^\n]*\n[^\n]*\n|g[^\n]*\n|p[0-9]{1,6}\n){0,2000}+",
     re.DOTALL,
@@ -269,7 +314,9 @@ _RUN = re.compile(
 
 
 def _skim(view: memoryview, start: int) -> int:
-    """The offset after STOP, by matching runs of opcodes; memo indices are held to the number of bytes so far."""
+    """The offset after STOP, by matching runs of opcodes; memo indices are held to the number of bytes so
+    far.
+    """
     pos, end = start, len(view)
     while True:
         stop = _RUN.match(view, pos).end()  # type: ignore[union-attr]  # it matches the empty string
@@ -311,7 +358,11 @@ def _skim(view: memoryview, start: int) -> int:
 def _charge(work: int, keys: list[int], limit: int, at: int) -> int:
     for size in keys:
         if size > KEY_LIMIT:
-            raise _Refused(at, f"a key of {'more than a trillion' if size >= HUGE else f'{size:,}'} nested elements", True)
+            raise _Refused(
+                at,
+                f"a key of {'more than a trillion' if size >= HUGE else f'{size:,}'} nested elements",
+                True,
+            )
         work += size
     if work > limit:
         raise _Refused(at, "keys that take for ever to hash", True)
@@ -337,6 +388,7 @@ def sequence(kind: Callable[..., object]) -> Callable[..., object]:
             raise TypeError(f"{kind.__name__} of something that is no list")
         check_hashable(cast(Iterable[object], items))
         return kind(items)
+
     return build
 
 
@@ -351,6 +403,7 @@ def mapping(kind: str) -> Callable[..., object]:
             check_hashable(pair[0] for pair in items)
             return PickledDict(kind, dict(items))
         raise TypeError(f"{kind} of something that is no mapping")
+
     return build
 
 
@@ -379,8 +432,9 @@ def encode(text: object, encoding: object = "latin1") -> bytes:
 def only(kind: Callable[..., object], *types: type) -> Callable[..., object]:
     def build(*args: object) -> object:
         if len(args) > 3 or any(type(arg) not in types for arg in args):
-            raise TypeError(f"{kind.__name__} of an odd argument")  # type: ignore[attr-defined]
+            raise TypeError(f"{kind.__name__} of an odd argument")
         return kind(*args)
+
     return build
 
 
@@ -389,6 +443,7 @@ def path(kind: type[pathlib.PurePath]) -> Callable[..., object]:
         if any(type(part) is not str for part in parts):
             raise TypeError("a path of something else than text")
         return str(kind(*cast(tuple[str, ...], parts)))
+
     return build
 
 
@@ -410,7 +465,9 @@ def scalar(dtype: object, data: object = b"") -> object:
     return np.frombuffer(raw, plain)[0]
 
 
-def frombuffer(data: object, dtype: object, shape: object, order: object = "C", axes: object = None) -> object:
+def frombuffer(
+    data: object, dtype: object, shape: object, order: object = "C", axes: object = None
+) -> object:
     if not isinstance(dtype, NumpyDType) or axes is not None or order not in ("C", "F"):
         return opaque_class("numpy", "ndarray")(dtype, shape, order, axes)
     plain, raw = dtype.resolve(), raw_bytes(data)

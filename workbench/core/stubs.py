@@ -6,10 +6,11 @@ A pickle names globals and tells the unpickler to call them, to give them state 
     GLOBAL my.lib Config                     →  a fresh subclass of Opaque         → keeps args, state, items
     GLOBAL torch bfloat16                    →  DTypeRef("bfloat16")
 
-Opcodes can reach an object in five ways: call it (REDUCE, NEWOBJ, OBJ, INST), give it state (BUILD), append, add, set an item.
-Nothing here runs code that a pickle brought along in any of them, and none of them changes a class or a function of ours:
-BUILD looks for ``__setstate__`` and only without one falls back on ``setattr``, so every stand-in has one; classes are sealed;
-functions are never handed out bare (BUILD would reach their ``__defaults__``) but wrapped in `Call`.
+Opcodes can reach an object in five ways: call it (REDUCE, NEWOBJ, OBJ, INST), give it state (BUILD), append,
+add, set an item. Nothing here runs code that a pickle brought along in any of them, and none of them changes
+a class or a function of ours: BUILD looks for ``__setstate__`` and only without one falls back on
+``setattr``, so every stand-in has one; classes are sealed; functions are never handed out bare (BUILD would
+reach their ``__defaults__``) but wrapped in `Call`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,18 @@ from typing import Any, cast
 import numpy as np
 
 __all__ = [
-    "Call", "DTypeRef", "Opaque", "PickledDict", "Record", "StorageRef", "StorageType", "TensorRef",
-    "NumpyArray", "NumpyDType", "opaque_class", "short",
+    "Call",
+    "DTypeRef",
+    "NumpyArray",
+    "NumpyDType",
+    "Opaque",
+    "PickledDict",
+    "Record",
+    "StorageRef",
+    "StorageType",
+    "TensorRef",
+    "opaque_class",
+    "short",
 ]
 
 MAX_DIMS = 64  # torch's own limit
@@ -113,7 +124,8 @@ class StorageType(Inert):
 
 
 class StorageRef(Inert):
-    """One storage of a torch.save file: ``numel`` counts elements of ``dtype``, or bytes when ``dtype`` is None.
+    """One storage of a torch.save file: ``numel`` counts elements of ``dtype``, or bytes when ``dtype`` is
+    None.
 
     ``view`` is the legacy format's (key, offset, numel) of a storage that lies inside another one, else None.
     """
@@ -125,8 +137,9 @@ class StorageRef(Inert):
     numel: int
     view: tuple[str, int, int] | None
 
-    def __init__(self, dtype: str | None, key: str, location: str, numel: int,
-                 view: tuple[str, int, int] | None = None) -> None:
+    def __init__(
+        self, dtype: str | None, key: str, location: str, numel: int, view: tuple[str, int, int] | None = None
+    ) -> None:
         self._set(dtype=dtype, key=key, location=location, numel=numel, view=view)
 
     def __repr__(self) -> str:
@@ -136,9 +149,9 @@ class StorageRef(Inert):
 class TensorRef(Inert):
     """A tensor that was not read: where it lies in which storage.
 
-    ``storage`` is what ``persistent_load`` returned; ``storage_offset`` and ``stride`` count elements. ``kind`` names a
-    subclass (``torch.nn.parameter.Parameter``) or is None; ``attrs`` are the Python attributes that the file keeps with it
-    (Megatron's ``partition_dim``), inert values only.
+    ``storage`` is what ``persistent_load`` returned; ``storage_offset`` and ``stride`` count elements.
+    ``kind`` names a subclass (``torch.nn.parameter.Parameter``) or is None; ``attrs`` are the Python
+    attributes that the file keeps with it (Megatron's ``partition_dim``), inert values only.
     """
 
     __slots__ = ("attrs", "dtype", "kind", "requires_grad", "shape", "storage", "storage_offset", "stride")
@@ -151,11 +164,25 @@ class TensorRef(Inert):
     attrs: dict[str, object]
     kind: str | None
 
-    def __init__(self, storage: object, dtype: str, storage_offset: int, shape: tuple[int, ...], stride: tuple[int, ...],
-                 requires_grad: bool = False, attrs: dict[str, object] | None = None, kind: str | None = None) -> None:
+    def __init__(
+        self,
+        storage: object,
+        dtype: str,
+        storage_offset: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        requires_grad: bool = False,
+        attrs: dict[str, object] | None = None,
+        kind: str | None = None,
+    ) -> None:
         if type(dtype) is not str:
             raise ValueError("a tensor's storage has no dtype")
-        if type(shape) is not tuple or type(stride) is not tuple or len(shape) != len(stride) or len(shape) > MAX_DIMS:
+        if (
+            type(shape) is not tuple
+            or type(stride) is not tuple
+            or len(shape) != len(stride)
+            or len(shape) > MAX_DIMS
+        ):
             raise ValueError("a tensor's shape and stride do not fit each other")
         for number in (storage_offset, *shape, *stride):
             if type(number) is not int or not 0 <= number < 1 << 63:
@@ -181,12 +208,15 @@ class TensorRef(Inert):
 class PickledDict(dict):
     """An OrderedDict, defaultdict or Counter: a plain dict plus the attributes that were pickled with it.
 
-    ``kind`` says which; ``attrs`` holds e.g. a state_dict's ``_metadata``; a default factory is kept as a word, never called.
+    ``kind`` says which; ``attrs`` holds e.g. a state_dict's ``_metadata``; a default factory is kept as a
+    word, never called.
     """
 
     __slots__ = ("attrs", "factory", "kind")
 
-    def __init__(self, kind: str, items: dict[object, object] | None = None, factory: str | None = None) -> None:
+    def __init__(
+        self, kind: str, items: dict[object, object] | None = None, factory: str | None = None
+    ) -> None:
         super().__init__(items or ())
         self.kind = kind
         self.factory = factory
@@ -204,8 +234,9 @@ class PickledDict(dict):
 class Opaque(metaclass=_Sealed):
     """An instance of a class that is not ours: what the pickle says about it, and nothing that runs.
 
-    The class attributes ``module`` and ``qualname`` name it; ``args`` and ``kwargs`` are what it was called with, ``state`` what
-    BUILD gave (None before), ``items`` what was appended or added, ``pairs`` what was set as items. Equal only to itself.
+    The class attributes ``module`` and ``qualname`` name it; ``args`` and ``kwargs`` are what it was called
+    with, ``state`` what BUILD gave (None before), ``items`` what was appended or added, ``pairs`` what was
+    set as items. Equal only to itself.
     """
 
     __slots__ = ("args", "items", "kwargs", "pairs", "state")
@@ -268,7 +299,8 @@ def opaque_class(module: str, qualname: str, base: type[Opaque] = Opaque) -> typ
 class NumpyArray(np.ndarray):
     """A numpy array as pickled: read-only, over the pickle's own bytes.
 
-    ``refused`` is None, or the `Opaque` record of an array that was not built (object or structured dtype); the array is then empty.
+    ``refused`` is None, or the `Opaque` record of an array that was not built (object or structured dtype);
+    the array is then empty.
     """
 
     __slots__ = ("refused",)
@@ -293,7 +325,7 @@ class NumpyArray(np.ndarray):
             return
         raw = raw_bytes(data)
         check_shape(shape, plain, len(raw))
-        super().__setstate__((1, shape, plain, fortran is True, raw))
+        super().__setstate__((1, cast(Any, shape), plain, cast(Any, fortran is True), raw))
         self.flags.writeable = False
 
     def __setitem__(self, key: object, value: object) -> None:
@@ -307,7 +339,9 @@ class NumpyDType(Opaque):
     module, qualname = "numpy", "dtype"
 
     def resolve(self) -> np.dtype | None:
-        """The dtype, or None when it is structured or holds Python objects. Raises ValueError for nonsense."""
+        """The dtype, or None when it is structured or holds Python objects. Raises ValueError for
+        nonsense.
+        """
         code = self.args[0] if self.args else None
         if type(code) is not str:
             return None
@@ -319,7 +353,8 @@ class NumpyDType(Opaque):
             if self.state[2] is not None or self.state[3] is not None or self.state[4] is not None:
                 return None
             if code[0] in "SU" and len(self.state) > 5 and type(self.state[5]) is int:
-                code = f"{code[0]}{self.state[5] // (4 if code[0] == 'U' else 1)}"  # numpy writes 'U0' and the size here
+                width = 4 if code[0] == "U" else 1
+                code = f"{code[0]}{self.state[5] // width}"  # numpy writes 'U0', and the size here
         if order not in ("|", "<", ">", "="):
             raise ValueError("a numpy dtype without a byte order")
         unit = ""
@@ -336,7 +371,12 @@ def _unit(state: object) -> str:
     if type(meta) is tuple and len(meta) == 2 and type(meta[1]) is tuple and len(meta[1]) >= 2:
         unit, count = meta[1][0], meta[1][1]
         unit = unit.decode("ascii", "replace") if type(unit) is bytes else unit
-        if type(unit) is str and re.fullmatch("[a-zA-Z]{1,7}", unit) and type(count) is int and 0 < count < 1 << 31:
+        if (
+            type(unit) is str
+            and re.fullmatch("[a-zA-Z]{1,7}", unit)
+            and type(count) is int
+            and 0 < count < 1 << 31
+        ):
             return "" if unit == "generic" else f"[{count}{unit}]"
     return ""
 
@@ -358,7 +398,10 @@ def check_shape(shape: object, dtype: np.dtype, nbytes: int) -> None:
         if n > 1 << 62:
             raise ValueError("a numpy array's shape is too large")
     if total != nbytes:
-        raise ValueError(f"a numpy array of shape {short(shape)} has {nbytes} bytes, not {total if total < 1 << 64 else 'so many'}")
+        raise ValueError(
+            f"a numpy array of shape {short(shape)} has {nbytes} bytes, not "
+            f"{total if total < 1 << 64 else 'so many'}"
+        )
 
 
 def short(value: object, limit: int = 120) -> str:
@@ -368,7 +411,7 @@ def short(value: object, limit: int = 120) -> str:
 
 
 def _name(cls: type) -> str:
-    text = repr(f"{cls.module}.{cls.qualname}")[1:-1]  # type: ignore[attr-defined]  # repr escapes control characters
+    text = repr(f"{cls.module[:121]}.{cls.qualname[:121]}")[1:-1]  # type: ignore[attr-defined]  # repr escapes control characters
     return text if len(text) <= 120 else text[:119] + "…"
 
 
@@ -383,20 +426,40 @@ class _Repr(reprlib.Repr):
             if len(x.args) > 4:
                 inner.append("…")
             return f"<{x.name}({', '.join(inner)})>"
-        if isinstance(x, PickledDict | Inert) or isinstance(x, type):
+        if isinstance(x, PickledDict | Inert | type):
             return repr(x)
-        if type(x) is int and abs(x) >= 1 << 256:  # repr of a huge int is quadratic, and limited by the interpreter
+        if (
+            type(x) is int and abs(x) >= 1 << 256
+        ):  # repr of a huge int is quadratic, and limited by the interpreter
             return f"<int of {x.bit_length()} bits>"
-        if type(x) in (list, tuple, dict, set, frozenset, str, int, bytes, bytearray, float, complex, bool, type(None)):
+        if type(x) in (
+            list,
+            tuple,
+            dict,
+            set,
+            frozenset,
+            str,
+            int,
+            bytes,
+            bytearray,
+            float,
+            complex,
+            bool,
+            type(None),
+        ):
             if type(x) in (bytes, bytearray):
-                return repr(bytes(x[:40])) + ("…" if len(x) > 40 else "")  # type: ignore[index]
+                return repr(bytes(x[:40])) + ("…" if len(x) > 40 else "")  # type: ignore[index,arg-type]
             if type(x) in (set, frozenset):  # reprlib sorts sets: comparing deep keys could take for ever
                 return f"<{type(x).__name__} of {len(x)}>"  # type: ignore[arg-type]
             if type(x) is dict:
                 return self._dict(x, level)
             return super().repr1(x, level)
         if type(x).__module__ == "numpy":
-            return f"<numpy {type(x).__name__} {getattr(x, 'dtype', '')}>" if getattr(x, "ndim", 0) else repr(x)[:80]
+            return (
+                f"<numpy {type(x).__name__} {getattr(x, 'dtype', '')}>"
+                if getattr(x, "ndim", 0)
+                else repr(x)[:80]
+            )
         return f"<{type(x).__name__}>"
 
     def _dict(self, x: dict[object, object], level: int) -> str:

@@ -6,13 +6,14 @@
     8c 08 'my.mod'… 93             STACK_GLOBAL   find_class looks here, in this order:
                                      1. the caller's ``allow``    the very object is handed back
                                      2. the table below           torch, numpy, collections … as stand-ins
-                                     3. anything else             an `Opaque` leaf, or UnsafeError if ``strict``
+                                     3. anything else             an `Opaque` leaf; UnsafeError if strict
     81 · 52 · 62                   NEWOBJ · REDUCE · BUILD        act on stand-ins only
     2e                             STOP
 
-The C unpickler does the work, after `pickle_guard.walk` has read every opcode of a stream up to `WALK_LIMIT`.
-Read from torch 2.13 (``torch/_utils.py``, ``torch/_tensor.py``, ``torch/storage.py``), numpy 2.4 (``numpy/_core/multiarray``) and
-CPython 3.11 (``copyreg``, ``collections``, ``Modules/_pickle.c``); older module names stand beside.
+The C unpickler does the work, after `pickle_guard.walk` has read every opcode of the stream.
+Read from torch 2.13 (``torch/_utils.py``, ``torch/_tensor.py``, ``torch/storage.py``), numpy 2.4
+(``numpy/_core/multiarray``) and CPython 3.11 (``copyreg``, ``collections``, ``Modules/_pickle.c``); older
+module names stand beside.
 """
 
 from __future__ import annotations
@@ -28,41 +29,59 @@ import numpy as np
 
 from workbench.core import pickle_guard as guard
 from workbench.core.stubs import (
-    Call, DTypeRef, Inert, NumpyDType, Opaque, Record, StorageRef, StorageType, TensorRef, opaque_class, short,
+    Call,
+    DTypeRef,
+    Inert,
+    NumpyDType,
+    Opaque,
+    Record,
+    StorageRef,
+    StorageType,
+    TensorRef,
+    opaque_class,
+    short,
 )
 from workbench.errors import CorruptError, UnsafeError, WorkbenchError
 
 __all__ = ["Unpickled", "jsonable", "load_prefix", "loads", "loads_with_globals", "nested", "torch_storage"]
 
+# fmt: off
 DTYPES = (
-    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 "
-    "int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex32 complex64 complex128 quint8 qint8 qint32 quint4x2 quint2x4 "
-    "bits8 bits16 bits1x8 bits2x4 bits4x2 int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7"
-).split()
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "int64", "int32", "int16", "int8", "uint8",
+    "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128", "quint8", "qint8", "qint32",
+    "quint4x2", "quint2x4", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "int1", "int2", "int3",
+    "int4", "int5", "int6", "int7", "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7",
+)
 STORAGES = {
-    "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
-    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexDouble": "complex128", "ComplexFloat": "complex64",
-    "QUInt8": "quint8", "QInt8": "qint8", "QInt32": "qint32", "QUInt4x2": "quint4x2", "QUInt2x4": "quint2x4",
+    "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+    "ComplexDouble": "complex128", "ComplexFloat": "complex64", "QUInt8": "quint8", "QInt8": "qint8",
+    "QInt32": "qint32", "QUInt4x2": "quint4x2", "QUInt2x4": "quint2x4",
 }
 TEXT, ARRAY = 10_000, 1000  # characters of a string and elements of an array that `jsonable` shows
 # Known and harmless by name, kept as opaque leaves: they count as no foreign global.
-OPAQUE = {
-    *(("torch._utils", name) for name in (
+_LEAVES = {
+    "torch._utils": (
         "_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor", "_rebuild_nested_tensor", "_rebuild_qtensor",
         "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass", "_rebuild_device_tensor_from_numpy",
-        "_rebuild_device_tensor_from_cpu_tensor", "_rebuild_xla_tensor")),
-    ("torch", "Tensor"), ("torch", "device"), ("torch", "Generator"), ("torch.nn.parameter", "Parameter"),
-    ("torch.nn.parameter", "Buffer"), ("torch", "per_tensor_affine"), ("torch", "per_channel_affine"), ("torch.nn", "Parameter"),
-    ("torch", "per_channel_affine_float_qparams"), ("torch", "strided"), ("torch", "sparse_coo"), ("torch", "layout"),
-    ("torch", "contiguous_format"), ("torch", "preserve_format"), ("torch", "channels_last"), ("torch", "channels_last_3d"),
-    ("datetime", "datetime"), ("datetime", "date"), ("datetime", "time"), ("datetime", "timedelta"), ("datetime", "timezone"),
-    ("uuid", "UUID"), ("uuid", "SafeUUID"), ("decimal", "Decimal"), ("fractions", "Fraction"), ("collections", "deque"),
-    *((module, name) for module in ("numpy.random._pickle",) for name in (
-        "__generator_ctor", "__bit_generator_ctor", "__randomstate_ctor")),
-    *((f"numpy.random._{low}", name) for low, name in (
-        ("mt19937", "MT19937"), ("pcg64", "PCG64"), ("pcg64", "PCG64DXSM"), ("philox", "Philox"), ("sfc64", "SFC64"))),
-    ("numpy.random.bit_generator", "SeedSequence"), ("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"),
+        "_rebuild_device_tensor_from_cpu_tensor", "_rebuild_xla_tensor"),
+    "torch": (
+        "Tensor", "device", "Generator", "per_tensor_affine", "per_channel_affine", "strided", "sparse_coo",
+        "per_channel_affine_float_qparams", "layout", "contiguous_format", "preserve_format", "channels_last",
+        "channels_last_3d"),
+    "torch.nn.parameter": ("Parameter", "Buffer"),
+    "torch.nn": ("Parameter",),
+    "datetime": ("datetime", "date", "time", "timedelta", "timezone"),
+    "uuid": ("UUID", "SafeUUID"), "decimal": ("Decimal",), "fractions": ("Fraction",),
+    "collections": ("deque",),
+    "numpy.random._pickle": ("__generator_ctor", "__bit_generator_ctor", "__randomstate_ctor"),
+    "numpy.random._mt19937": ("MT19937",), "numpy.random._pcg64": ("PCG64", "PCG64DXSM"),
+    "numpy.random._philox": ("Philox",), "numpy.random._sfc64": ("SFC64",),
+    "numpy.random.bit_generator": ("SeedSequence", "__pyx_unpickle_SeedSequence"),
 }
+# fmt: on
+OPAQUE = {(module, name) for module, names in _LEAVES.items() for name in names}
 RECORDS = {("argparse", "Namespace"), ("types", "SimpleNamespace")}
 
 
@@ -74,14 +93,21 @@ class Unpickled(NamedTuple):
     stop: int
 
 
-def loads(data: bytes | memoryview, *, what: str, allow: Mapping[tuple[str, str], object] | None = None,
-          strict: bool = False, persistent_load: Callable[[object], object] | None = None) -> object:
+def loads(
+    data: bytes | memoryview,
+    *,
+    what: str,
+    allow: Mapping[tuple[str, str], object] | None = None,
+    strict: bool = False,
+    persistent_load: Callable[[object], object] | None = None,
+) -> object:
     """Decode one pickle (protocols 0 to 5).
 
     Args:
         data: the stream; bytes after its STOP are ignored, as by ``pickle.loads``.
         what: how messages name it, e.g. ``"'.metadata'"``.
-        allow: (module, qualname) to stand-in, before the table; each is handed to the stream as it is, so it must survive a
+        allow: (module, qualname) to stand-in, before the table; each is handed to the stream as it is, so it
+        must survive a
             hostile BUILD: a class needs ``__setstate__``, a bare function must not be given.
         strict: refuse any global outside ``allow`` and the table, where structure is needed.
         persistent_load: what decodes persistent ids (see `torch_storage`); without one they are refused.
@@ -93,43 +119,84 @@ def loads(data: bytes | memoryview, *, what: str, allow: Mapping[tuple[str, str]
     return _load(data, 0, what, allow, strict, persistent_load).value
 
 
-def loads_with_globals(data: bytes | memoryview, *, what: str, allow: Mapping[tuple[str, str], object] | None = None,
-                       strict: bool = False, persistent_load: Callable[[object], object] | None = None) -> Unpickled:
+def loads_with_globals(
+    data: bytes | memoryview,
+    *,
+    what: str,
+    allow: Mapping[tuple[str, str], object] | None = None,
+    strict: bool = False,
+    persistent_load: Callable[[object], object] | None = None,
+) -> Unpickled:
     """Like `loads`, and says which foreign globals (``module.qualname``) became opaque leaves."""
     return _load(data, 0, what, allow, strict, persistent_load)
 
 
-def load_prefix(data: bytes | memoryview, offset: int, *, what: str,
-                allow: Mapping[tuple[str, str], object] | None = None, strict: bool = False,
-                persistent_load: Callable[[object], object] | None = None) -> tuple[object, int]:
-    """Decode the pickle at byte ``offset``; returns it and the offset after its STOP (legacy torch.save: several in a row)."""
+def load_prefix(
+    data: bytes | memoryview,
+    offset: int,
+    *,
+    what: str,
+    allow: Mapping[tuple[str, str], object] | None = None,
+    strict: bool = False,
+    persistent_load: Callable[[object], object] | None = None,
+) -> tuple[object, int]:
+    """Decode the pickle at byte ``offset``; returns it and the offset after its STOP (legacy torch.save:
+    several in a row).
+    """
     found = _load(data, offset, what, allow, strict, persistent_load)
     return found.value, found.stop
 
 
 def nested(value: bytes, what: str) -> object:
-    """Decode bytes that a pickle holds and that are a pickle themselves, by the same rules. Raises like `loads`."""
+    """Decode bytes that a pickle holds and that are a pickle themselves, by the same rules. Raises like
+    `loads`.
+    """
     if type(value) not in (bytes, bytearray):
         raise CorruptError(f"{what} is a {type(value).__name__}, not the bytes of a pickle")
     return loads(bytes(value), what=what)
 
 
 def torch_storage(pid: object) -> StorageRef:
-    """The storage behind a persistent id of torch.save: ``('storage', class, key, location, numel[, view])``."""
-    if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], StorageType):
+    """The storage behind a persistent id of torch.save: ``('storage', class, key, location, numel[,
+    view])``.
+    """
+    if (
+        type(pid) is not tuple
+        or len(pid) not in (5, 6)
+        or pid[0] != "storage"
+        or not isinstance(pid[1], StorageType)
+    ):
         raise ValueError(f"{short(pid)} is no storage")
     _, kind, key, location, numel = pid[:5]
-    if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < 1 << 63:
+    if (
+        type(key) is not str
+        or type(location) is not str
+        or type(numel) is not int
+        or not 0 <= numel < 1 << 63
+    ):
         raise ValueError(f"{short(pid)} is no storage")
     view = pid[5] if len(pid) == 6 else None
-    if view is not None and not (type(view) is tuple and len(view) == 3 and type(view[0]) is str
-                                 and type(view[1]) is int and view[1] >= 0 and type(view[2]) is int and view[2] >= 0):
+    if view is not None and not (
+        type(view) is tuple
+        and len(view) == 3
+        and type(view[0]) is str
+        and type(view[1]) is int
+        and view[1] >= 0
+        and type(view[2]) is int
+        and view[2] >= 0
+    ):
         raise ValueError(f"{short(view)} is no view of a storage")
     return StorageRef(kind.dtype, key, location, numel, view)
 
 
-def _load(data: bytes | memoryview, offset: int, what: str, allow: Mapping[tuple[str, str], object] | None,
-          strict: bool, persistent_load: Callable[[object], object] | None) -> Unpickled:
+def _load(
+    data: bytes | memoryview,
+    offset: int,
+    what: str,
+    allow: Mapping[tuple[str, str], object] | None,
+    strict: bool,
+    persistent_load: Callable[[object], object] | None,
+) -> Unpickled:
     view = memoryview(data).cast("B")
     guard.walk(view, offset, what)
     reader = _Reader(view, offset)
@@ -141,7 +208,11 @@ def _load(data: bytes | memoryview, offset: int, what: str, allow: Mapping[tuple
     except WorkbenchError:
         raise
     except Exception as error:  # whatever hostile bytes provoke in the C unpickler or a stand-in ends here
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, pickle.UnpicklingError) else str(error)
+        reason = (
+            f"{type(error).__name__}: {error}"
+            if not isinstance(error, pickle.UnpicklingError)
+            else str(error)
+        )
         raise CorruptError(
             f"{what} cannot be unpickled, at or before byte {reader.pos:,}: {_line(reason)}; "
             "the file is damaged, or no pickle that a checkpoint would hold"
@@ -153,10 +224,12 @@ def _load(data: bytes | memoryview, offset: int, what: str, allow: Mapping[tuple
 
 
 def jsonable(value: object, *, max_nodes: int = 100_000, max_depth: int = 64) -> object:
-    """Any decoded value as plain JSON types, bounded and safe against cycles; what is left out is said in words.
+    """Any decoded value as plain JSON types, bounded and safe against cycles; what is left out is said in
+    words.
 
-    Numbers, text, lists and dicts stay what they are; the rest becomes a dict with a ``"type"``, or a word. Non-finite floats become
-    ``"nan"``, ``"inf"``, ``"-inf"``; keys that are no text become their bounded repr.
+    Numbers, text, lists and dicts stay what they are; the rest becomes a dict with a ``"type"``, or a word.
+    Non-finite floats become ``"nan"``, ``"inf"``, ``"-inf"``; keys that are no text become their bounded
+    repr.
     """
     return _Json(max_nodes, max_depth).render(value, max_depth)
 
@@ -180,7 +253,11 @@ class _Json:
             text = value if len(value) <= TEXT else f"{value[:TEXT]}… {len(value) - TEXT:,} more"
             return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are no JSON text
         if isinstance(value, np.generic):
-            return self.render(value.item(), depth) if value.dtype.kind in "biufSU" and value.dtype != np.longdouble else str(value)
+            return (
+                self.render(value.item(), depth)
+                if value.dtype.kind in "biufSU" and value.dtype != np.longdouble
+                else str(value)
+            )
         if type(value) in (bytes, bytearray):
             return {"type": "bytes", "length": len(value), "start": short(bytes(value[:32]), 200)}  # type: ignore[arg-type,index]
         if isinstance(value, (Inert, type, complex, range, slice)):
@@ -219,7 +296,12 @@ class _Json:
             if refused is not None:
                 return {"type": "numpy.ndarray, not decoded", "what": short(refused)}
             shown = self._list(value.reshape(-1)[: min(value.size, ARRAY)], value.size, depth)
-            return {"type": "numpy.ndarray", "dtype": str(value.dtype), "shape": list(value.shape), "values": shown}
+            return {
+                "type": "numpy.ndarray",
+                "dtype": str(value.dtype),
+                "shape": list(value.shape),
+                "values": shown,
+            }
         if isinstance(value, Opaque):
             leaf: dict[str, object] = {"type": value.name}
             for name in ("args", "kwargs", "state", "items"):
@@ -257,8 +339,14 @@ class _Json:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: _Reader, what: str, allow: Mapping[tuple[str, str], object], strict: bool,
-                 persistent: Callable[[object], object] | None) -> None:
+    def __init__(
+        self,
+        file: _Reader,
+        what: str,
+        allow: Mapping[tuple[str, str], object],
+        strict: bool,
+        persistent: Callable[[object], object] | None,
+    ) -> None:
         super().__init__(file, encoding="latin1")  # type: ignore[arg-type]  # Python 2's str: any byte is a character
         self.what = what
         self.allow = allow
@@ -278,8 +366,10 @@ class _Unpickler(pickle.Unpickler):
         if key not in OPAQUE and key not in RECORDS:
             if self.strict:
                 raise UnsafeError(
-                    f"{self.what} names a foreign global {_line(module + '.' + qualname)!r}, which no checkpoint of this format "
-                    "holds; it was not imported. Do not load this file with torch or pickle before you know who wrote it"
+                    f"{self.what} names a foreign global {_line(module + '.' + qualname)!r}, which no "
+                    "checkpoint of this format "
+                    "holds; it was not imported. Do not load this file with torch or pickle before you "
+                    "know who wrote it"
                 )
             self.foreign.add(f"{module}.{qualname}")
         made = opaque_class(module, qualname, Record if key in RECORDS else Opaque)
@@ -337,7 +427,6 @@ def _line(text: str) -> str:
     return safe if len(safe) <= 200 else safe[:199] + "…"
 
 
-
 def _reconstructor(cls: object, base: object = None, state: object = None) -> object:
     if not (isinstance(cls, type) and issubclass(cls, Opaque)):
         raise TypeError("copyreg._reconstructor of something else than a class")
@@ -354,31 +443,60 @@ def _tensor(storage: object, offset: int, size: tuple[int, ...], stride: tuple[i
     return TensorRef(storage, getattr(storage, "dtype", None), offset, size, stride)  # type: ignore[arg-type]
 
 
-def _tensor_v2(storage: object, offset: int, size: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool = False,
-               hooks: object = None, metadata: object = None) -> TensorRef:
+def _tensor_v2(
+    storage: object,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool = False,
+    hooks: object = None,
+    metadata: object = None,
+) -> TensorRef:
     attrs = {"metadata": metadata} if metadata else None  # {'conj': True}: the bits mean something else then
     return TensorRef(storage, getattr(storage, "dtype", None), offset, size, stride, requires_grad, attrs)  # type: ignore[arg-type]
 
 
-def _tensor_v3(storage: object, offset: int, size: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool = False,
-               hooks: object = None, dtype: object = None, metadata: object = None) -> TensorRef:
+def _tensor_v3(
+    storage: object,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool = False,
+    hooks: object = None,
+    dtype: object = None,
+    metadata: object = None,
+) -> TensorRef:
     if not isinstance(dtype, DTypeRef):
         raise TypeError("_rebuild_tensor_v3 without a dtype")
-    return TensorRef(storage, dtype.name, offset, size, stride, requires_grad, {"metadata": metadata} if metadata else None)
+    return TensorRef(
+        storage, dtype.name, offset, size, stride, requires_grad, {"metadata": metadata} if metadata else None
+    )
 
 
-def _parameter(data: object, requires_grad: bool = True, hooks: object = None, state: object = None) -> object:
+def _parameter(
+    data: object, requires_grad: bool = True, hooks: object = None, state: object = None
+) -> object:
     if not isinstance(data, TensorRef):
         return opaque_class("torch.nn.parameter", "Parameter")(data)
-    return data.replace(requires_grad=requires_grad, attrs=data.attrs | _attributes(state), kind="torch.nn.parameter.Parameter")
+    return data.replace(
+        requires_grad=requires_grad,
+        attrs=data.attrs | _attributes(state),
+        kind="torch.nn.parameter.Parameter",
+    )
 
 
 def _from_type(function: object, new_type: object, args: object, state: object = None) -> object:
-    if type(args) is not tuple or not (isinstance(function, Call) or isinstance(function, type) and issubclass(function, Opaque)):
+    if type(args) is not tuple or not (
+        isinstance(function, Call) or (isinstance(function, type) and issubclass(function, Opaque))
+    ):
         raise TypeError("_rebuild_from_type_v2 of something else than a rebuild function")
     made = function(*args)
     if isinstance(made, TensorRef):
-        kind = f"{new_type.module}.{new_type.qualname}" if isinstance(new_type, type) and issubclass(new_type, Opaque) else None
+        kind = (
+            f"{new_type.module}.{new_type.qualname}"
+            if isinstance(new_type, type) and issubclass(new_type, Opaque)
+            else None
+        )
         return made.replace(attrs=made.attrs | _attributes(state), kind=kind)
     if isinstance(made, Opaque):
         made.__setstate__(state)
@@ -387,51 +505,63 @@ def _from_type(function: object, new_type: object, args: object, state: object =
 
 def _attributes(state: object) -> dict[str, object]:
     parts = state if type(state) is tuple else (state,)
-    return {key: value for part in parts if type(part) is dict for key, value in part.items() if type(key) is str}
+    return {
+        key: value for part in parts if type(part) is dict for key, value in part.items() if type(key) is str
+    }
 
 
+# fmt: off
 def _table() -> dict[tuple[str, str], object]:
     functions: dict[tuple[str, str], Callable[..., object]] = {
-        ("collections", "OrderedDict"): guard.mapping("OrderedDict"), ("collections", "Counter"): guard.mapping("Counter"),
-        ("collections", "defaultdict"): guard.defaultdict, ("_codecs", "encode"): guard.encode, ("torch", "Size"): guard.size,
+        ("collections", "OrderedDict"): guard.mapping("OrderedDict"),
+        ("collections", "Counter"): guard.mapping("Counter"),
+        ("collections", "defaultdict"): guard.defaultdict,
+        ("_codecs", "encode"): guard.encode,
+        ("torch", "Size"): guard.size,
         ("torch.serialization", "_get_layout"): opaque_class("torch", "layout"),
-        ("torch._utils", "_rebuild_tensor"): _tensor, ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
-        ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3, ("torch._utils", "_rebuild_parameter"): _parameter,
-        ("torch._utils", "_rebuild_parameter_with_state"): _parameter, ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+        ("torch._utils", "_rebuild_tensor"): _tensor,
+        ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
+        ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
+        ("torch._utils", "_rebuild_parameter"): _parameter,
+        ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+        ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
         ("torch._tensor", "_rebuild_from_type"): _from_type,
+        ("numpy", "ndarray"): guard.reconstruct,
     }
+    integer, whole, word = guard.only(int, int, str, bool), guard.only(range, int), guard.only(str, str)
     simple = {
-        "set": guard.sequence(set), "frozenset": guard.sequence(frozenset), "list": guard.sequence(list), "tuple": guard.sequence(tuple),
-        "dict": guard.mapping("dict"), "bytes": guard.to_bytes, "bytearray": lambda *args: bytearray(guard.to_bytes(*args)),
-        "int": guard.only(int, int, str, bool), "float": guard.only(float, int, float, str), "bool": guard.only(bool, int, bool),
-        "complex": guard.only(complex, int, float), "str": guard.only(str, str), "range": guard.only(range, int),
+        "set": guard.sequence(set), "frozenset": guard.sequence(frozenset), "list": guard.sequence(list),
+        "tuple": guard.sequence(tuple), "dict": guard.mapping("dict"), "bytes": guard.to_bytes,
+        "bytearray": lambda *args: bytearray(guard.to_bytes(*args)), "int": integer, "long": integer,
+        "float": guard.only(float, int, float, str), "bool": guard.only(bool, int, bool), "str": word,
+        "unicode": word, "complex": guard.only(complex, int, float), "range": whole, "xrange": whole,
         "slice": guard.only(slice, int, type(None)), "object": guard.only(opaque_class("builtins", "object")),
     }
     for module in ("builtins", "__builtin__"):
         functions.update({(module, name): function for name, function in simple.items()})
-        functions[module, "xrange"] = functions[module, "range"]
-        functions[module, "unicode"] = functions[module, "str"]
-        functions[module, "long"] = functions[module, "int"]
     for module in ("copyreg", "copy_reg"):
         functions.update({(module, "_reconstructor"): _reconstructor, (module, "__newobj__"): _newobj})
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        functions.update({(module, "_reconstruct"): guard.reconstruct, (module, "scalar"): guard.scalar})
-    for module in ("numpy.core.numeric", "numpy._core.numeric"):
-        functions[module, "_frombuffer"] = guard.frombuffer
+    for module in ("numpy.core", "numpy._core"):
+        functions[f"{module}.multiarray", "_reconstruct"] = guard.reconstruct
+        functions[f"{module}.multiarray", "scalar"] = guard.scalar
+        functions[f"{module}.numeric", "_frombuffer"] = guard.frombuffer
     for module in ("pathlib", "pathlib._local"):
         for name in ("Path", "PosixPath", "PurePath", "PurePosixPath"):
             functions[module, name] = guard.path(pathlib.PurePosixPath)
         for name in ("WindowsPath", "PureWindowsPath"):
             functions[module, name] = guard.path(pathlib.PureWindowsPath)
-    table: dict[tuple[str, str], object] = {key: Call(".".join(key), function) for key, function in functions.items()}
+    table: dict[tuple[str, str], object] = {key: Call(".".join(key), call) for key, call in functions.items()}
     table["numpy", "dtype"] = NumpyDType
-    table["numpy", "ndarray"] = Call("numpy.ndarray", guard.reconstruct)
     table.update({("torch", name): DTypeRef(name) for name in DTYPES})
     for module in ("torch", "torch.cuda", "torch.storage"):
         table.update({(module, f"{name}Storage"): StorageType(dtype) for name, dtype in STORAGES.items()})
-        table.update({(module, f"{name}Storage"): StorageType(None) for name in ("Untyped", "_Untyped", "Typed", "_Typed")})
+        for name in ("UntypedStorage", "_UntypedStorage", "TypedStorage", "_TypedStorage"):
+            table[module, name] = StorageType(None)
     return table
+# fmt: on
 
 
 TABLE: dict[tuple[str, str], object] = _table()
-assert all(isinstance(value, Inert) or value is NumpyDType for value in TABLE.values())  # nothing bare: BUILD could reach it
+assert all(
+    isinstance(value, Inert) or value is NumpyDType for value in TABLE.values()
+)  # nothing bare: BUILD could reach it
