@@ -1,0 +1,124 @@
+"""The object tree of a ``torch.save`` file, split into tensors by path and the rest.
+
+::
+
+    {"model": {"fc.weight": T},                      model.fc.weight       path ("model", "fc.weight")
+     "optim": {"state": {0: {"exp_avg": T}},   ──▶   optim.state.0.exp_avg
+               "param_groups": [{"lr": 0.1}]},       objects: {"optim": {"param_groups": [{"lr": 0.1}]}, "epoch": 3}
+     "epoch": 3}
+
+List positions become numbers. Instances of foreign classes are looked into, as far as they keep dicts: a module that
+was saved whole shows its parameters under the names that its ``state_dict`` would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workbench.core.stubs import Opaque, TensorRef, short
+from workbench.errors import CorruptError, UnsafeError
+
+__all__ = ["flatten", "optimizers", "prune"]
+
+MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
+MAX_NODES = 20_000_000  #: containers and leaves visited; a pickle can share one list a million times
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps what state_dict shows
+_GONE = object()
+
+
+def flatten(tree: object, *, what: str) -> list[tuple[tuple[Any, ...], TensorRef]]:
+    """Every tensor with the dict keys and list positions that lead to it, in the tree's order.
+
+    Raises:
+        CorruptError: nested too deeply, or within itself.
+        UnsafeError: shared so often that listing it would never end.
+    """
+    found: list[tuple[tuple[Any, ...], TensorRef]] = []
+    budget = [MAX_NODES]
+    _visit(tree, (), found, budget, what, set())
+    return found
+
+
+def prune(tree: object, *, what: str) -> object:
+    """The tree without its tensors; containers that held nothing else are gone too, ``None`` if nothing is left."""
+    kept = _pruned(tree, {}, [MAX_NODES], what, 0)
+    return None if kept is _GONE else kept
+
+
+def optimizers(tree: object, *, depth: int = 3) -> Iterator[tuple[tuple[Any, ...], Mapping[Any, Any]]]:
+    """``state_dict`` of each optimizer in the tree, with the path that leads to it."""
+    stack: list[tuple[tuple[Any, ...], object]] = [((), tree)]
+    while stack:
+        path, node = stack.pop(0)
+        if isinstance(node, dict) and isinstance(node.get("state"), dict) and _is_groups(node.get("param_groups")):
+            yield path, node
+        elif len(path) < depth and isinstance(node, (dict, list, tuple)) and len(node) <= 1000:
+            stack += [((*path, key), child) for key, child in _children(node) if isinstance(child, (dict, list, tuple))]
+
+
+def _is_groups(groups: object) -> bool:
+    return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+
+
+def _visit(
+    node: object, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], TensorRef]], budget: list[int], what: str,
+    above: set[int],
+) -> None:  # fmt: skip
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise UnsafeError(f"{what} shares its containers so often that listing them would not end; refused")
+    if isinstance(node, TensorRef):
+        found.append((path, node))
+        return
+    if not isinstance(node, (dict, list, tuple, Opaque)):
+        return
+    if id(node) in above:
+        return  # a module that knows its parent: what is in it has been listed
+    if len(above) >= MAX_DEPTH:
+        raise CorruptError(f"{what} nests more than {MAX_DEPTH} containers at {short('.'.join(map(str, path)), 80)}")
+    above.add(id(node))
+    for key, child in _children(node):
+        _visit(child, path if key is None else (*path, key), found, budget, what, above)
+    above.discard(id(node))
+
+
+def _children(node: object) -> Iterator[tuple[Any, object]]:
+    """Named children; ``None`` as a name is a level that the path leaves out."""
+    if isinstance(node, dict):
+        yield from node.items()
+    elif isinstance(node, (list, tuple)):
+        yield from enumerate(node)
+    elif isinstance(node, Opaque):
+        if node.qualname == "_rebuild_sparse_tensor" and len(node.args) == 2 and isinstance(node.args[1], tuple):
+            yield from zip(("indices", "values"), node.args[1], strict=False)
+            return
+        for state in node.state if isinstance(node.state, tuple) else (node.state,):
+            if isinstance(state, dict):
+                for key, child in state.items():
+                    yield (None if key in _MODULE_DICTS and isinstance(child, dict) else key), child
+        yield from node.pairs
+        yield from enumerate(node.items)
+        yield from (pair for pair in (("args", node.args), ("kwargs", node.kwargs)) if pair[1])
+
+
+def _pruned(node: object, done: dict[int, object], budget: list[int], what: str, depth: int) -> object:
+    if isinstance(node, TensorRef):
+        return _GONE
+    if not isinstance(node, (dict, list, tuple)):
+        return node
+    if id(node) in done:
+        return done[id(node)]
+    budget[0] -= len(node) + 1
+    if depth > MAX_DEPTH or budget[0] < 0:
+        raise CorruptError(f"{what} nests or repeats its containers beyond what can be shown")
+    done[id(node)] = _GONE  # while it is open: what holds itself is cut there
+    if isinstance(node, dict):
+        pairs = [(key, _pruned(child, done, budget, what, depth + 1)) for key, child in node.items()]
+        kept: Any = {key: child for key, child in pairs if child is not _GONE}
+    else:
+        items = [_pruned(child, done, budget, what, depth + 1) for child in node]
+        kept = [child for child in items if child is not _GONE]
+        kept = tuple(kept) if isinstance(node, tuple) else kept
+    done[id(node)] = _GONE if len(node) and not len(kept) else kept
+    return done[id(node)]
