@@ -1,0 +1,445 @@
+"""A huge pickle of equal records, cut in two: the records as numpy columns, and a small pickle of all the rest.
+
+::
+
+    80 04 95…  head  rec rec rec rec rec rec  e u b  head  rec rec rec …  tail .      the file
+               │     └────── a run ────────┘ └─ gap ─┘
+    80 04      head  ▒                        e u b  head  ▒          …   tail .      the rest: ▒ stands for a run
+
+Where records start is guessed from their first bytes, and every guess is proved: from byte 0 on, one opcode is followed
+after the other, and a run is taken only where an opcode really starts, each record of it is the exact sequence of opcodes
+of its template, and each ends where the next begins. A record makes one object out of nothing, so leaving it
+out and putting a mark in its place changes nothing else, once memo indices are counted anew. The rest is decoded by
+`unpickle.loads` under all its rules. Whatever does not fit raises `Unlike`: then the whole pickle has to be decoded.
+
+Opcodes as in CPython 3.11 (``Modules/_pickle.c``); protocol 4 and later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.core import unpickle
+from workbench.core.lane_templates import MARGIN, REF, Bytes, Ints, Template, Unlike, Value, derive, match, token
+from workbench.core.stubs import Inert
+
+__all__ = ["Lanes", "Places", "Records", "Run", "Unlike", "read"]
+
+RUN = 8  # records; shorter runs stay where they are
+RARE = 64  # templates tried for one class without much success before the remaining records are left to the rest
+DEPTH = 100  # open marks around a record
+PINNED = 100_000  # records put back because the rest refers into them
+IRREGULAR = 0.2  # of the bytes: more than that and lanes are not worth their while
+SIGNATURE = b")\x81\x94}\x94("  # an object without arguments, memoised, and the dict of its state
+
+
+class Run(Inert):
+    """Stands for the records ``first`` to ``stop`` (numbered through the whole stream) in the decoded rest."""
+
+    __slots__ = ("first", "stop")
+    first: int
+    stop: int
+
+    def __init__(self, first: int, stop: int) -> None:
+        self._set(first=first, stop=stop)
+
+
+@dataclass(eq=False)
+class Records:
+    """The records of one template. ``lane`` are their numbers, rising; ``columns`` the fields, ``(n,)`` each.
+
+    ``kind`` is the class as the rest decodes it; ``keys`` maps the state's keys to what they hold.
+    """
+
+    template: Template
+    lane: Ints
+    columns: list[Ints]
+    kind: Any = None
+    state: Mapping[Any, Value] = field(default_factory=dict)
+
+    def keep(self, good: np.ndarray[Any, np.dtype[np.bool_]]) -> Records:
+        if good.all():
+            return self
+        return Records(self.template, self.lane[good], [column[good] for column in self.columns])
+
+
+@dataclass(eq=False)
+class Lanes:
+    """A pickle cut in two.
+
+    Attributes:
+        value: the decoded rest; in place of each run, one or two `Run` that number its records.
+        records: by template; the records that were put back into the rest are left out.
+        cut: how many records there are in all.
+        base: ``(lanes,)`` number of objects memoised before each record.
+        memo: memo index → object, for those in the rest that records refer to.
+    """
+
+    data: bytes | memoryview
+    value: Any
+    records: list[Records]
+    cut: int
+    base: Ints
+    memo: dict[int, Any]
+    places: Places
+
+
+def read(
+    data: bytes | memoryview, *, what: str, allow: Mapping[tuple[str, str], object], run: int = RUN,
+    irregular: float = IRREGULAR,
+) -> Lanes:  # fmt: skip
+    """Cut and decode a pickle.
+
+    Args:
+        run: records in a row that are worth cutting. irregular: share of the bytes that may be no such record.
+
+    Raises:
+        Unlike: not made of long runs, or something about it is odd; CorruptError, UnsafeError: as `unpickle.loads`.
+    """
+    buffer = np.frombuffer(data, np.uint8)
+    if len(buffer) < 2 * MARGIN or buffer[0] != 0x80 or buffer[1] not in (4, 5):
+        raise Unlike("no pickle of protocol 4")
+    starts, ends, owner, records = _match_all(data, buffer)
+    chain = _Chain(starts, ends, np.array([len(one.template.slots) for one in records], np.int64)[owner], run)
+    if not chain.runs or sum(stop - start for start, stop, *_ in chain.runs) < (1 - irregular) * len(data):
+        raise Unlike("most of it is no run of records")
+    walk = _Walk(data, chain)
+    walk.follow()
+    places = Places(walk, chain)
+    used = _used(data, walk, chain, owner, records, places)
+    records = [one for one in (one.keep(used[one.lane]) for one in records) if len(one.lane)]
+    wanted = sorted(_wanted(records, places))
+    rest, runs = _rest(data, walk, chain, places, wanted)
+    value, _ = unpickle.load_prefix(rest, 0, what=what, allow=allow, persistent_load=runs.__getitem__)  # type: ignore[arg-type]
+    root, objects = value  # type: ignore[misc]
+    memo = dict(zip(wanted, objects, strict=True))
+    for one in records:
+        held = one.template.value.parts
+        one.kind = memo[held[0].number]
+        one.state = {memo[key.number]: part for key, part in zip(held[1].parts[::2], held[1].parts[1::2], strict=True)}
+    return Lanes(data, root, records, int(used.sum()), places.base, memo, places)
+
+
+def _match_all(data: bytes | memoryview, buffer: Bytes) -> tuple[Ints, Ints, Ints, list[Records]]:
+    """Every record anywhere that some template reads: start, end, number of its template; rising by start."""
+    records: list[Records] = []
+    found: list[tuple[Ints, Ints, Ints]] = []
+    for left in _candidates(buffer):
+        poor = 0
+        total = len(left)
+        while len(left) > total // 1000 and poor < RARE:
+            sample = int(left[(poor * 7919) % len(left)])
+            poor += 1
+            try:
+                template = derive(data, sample)
+            except (Unlike, IndexError):
+                continue
+            index, ends, columns = match(buffer, template, left)
+            if len(index):
+                poor -= len(index) > total // 50
+                found.append((left[index], ends, np.full(len(index), len(records))))
+                records.append(Records(template, left[index], columns))
+                rest = np.ones(len(left), np.bool_)
+                rest[index] = False
+                left = left[rest]
+    if not found:
+        raise Unlike("no records")
+    starts, ends, owner = (np.concatenate(part) for part in zip(*found, strict=True))
+    order = np.argsort(starts, kind="stable")
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    for position, one in enumerate(records):
+        one.lane = number[owner == position]
+    return starts[order], ends[order], owner[order], records
+
+
+def _candidates(buffer: Bytes) -> Iterator[Ints]:
+    """Where records may start, for each class that many may be of."""
+    places = _find(buffer, np.frombuffer(SIGNATURE, np.uint8))
+    places = places[places >= 5]
+    short = buffer[places - 2] == b"h"[0]
+    long = buffer[places - 5] == b"j"[0]
+    wide = np.zeros(len(places), np.int64)
+    for byte in range(4):
+        wide |= buffer[places - 4 + byte].astype(np.int64) << 8 * byte
+    kind = np.where(short, buffer[places - 1], wide)
+    known, counts = np.unique(wide[long & ~short], return_counts=True)
+    both = np.flatnonzero(short & long)
+    both = both[np.isin(wide[both], known)]  # an argument byte of a j may be an h
+    short[both] = False
+    kind[both] = wide[both]
+    values, inverse, counts = np.unique(kind * 2 + short, return_inverse=True, return_counts=True)
+    order = np.argsort(inverse, kind="stable")
+    for group in np.split(order, np.cumsum(counts)[:-1]):
+        good = group[short[group] | long[group]]
+        if len(good) >= RUN:
+            yield places[good] - np.where(short[good], 2, 5)
+
+
+def _find(buffer: Bytes, pattern: Bytes) -> Ints:
+    """Positions of a short pattern: its first two bytes, or its second and third, lie in one aligned pair."""
+    pairs = buffer[: len(buffer) & ~1].view("<u2")
+    first, second = (int(pattern[i]) | int(pattern[i + 1]) << 8 for i in (0, 1))
+    found = []
+    for block in range(0, len(pairs), 1 << 18):
+        part = pairs[block : block + (1 << 18)]
+        even = (np.flatnonzero(part == first) + block) * 2
+        odd = (np.flatnonzero(part == second) + block) * 2 - 1
+        at = np.concatenate([even, odd])
+        at.sort()
+        at = at[(at >= 0) & (at < len(buffer) - len(pattern))]
+        for shift in range(len(pattern)):
+            at = at[buffer[at + shift] == pattern[shift]]
+        found.append(at)
+    return np.concatenate(found)
+
+
+class _Chain:
+    """All records by position, and the runs of those that touch: (start, stop, first record, record after the last)."""
+
+    def __init__(self, starts: Ints, ends: Ints, memo: Ints, run: int) -> None:
+        self.starts, self.ends = starts, ends
+        self.memo = np.concatenate([[0], np.cumsum(memo)])  # objects memoised by all records before each
+        breaks = np.flatnonzero(ends[:-1] != starts[1:]) + 1
+        first, stop = np.concatenate([[0], breaks]), np.concatenate([breaks, [len(starts)]])
+        long = stop - first >= max(run, 3)
+        first, stop = first[long], stop[long]
+        self.runs: list[tuple[int, int, int, int]] = list(
+            zip(starts[first].tolist(), ends[stop - 1].tolist(), first.tolist(), stop.tolist(), strict=True)
+        )
+
+
+class _Walk:
+    """Follows the opcodes from byte 0 to STOP, over the runs, and lists what the rest consists of.
+
+    ``pieces`` are (start, stop) of bytes to keep, a memo index to refer to, or a run as (first, stop, memo index).
+    """
+
+    def __init__(self, data: bytes | memoryview, chain: _Chain) -> None:
+        self.data, self.chain = data, chain
+        self.pieces: list[tuple[int, ...]] = []
+        self.runs: list[tuple[int, int, int]] = []
+        self.stop = 0
+
+    def follow(self) -> None:
+        data, size = self.data, len(self.data)
+        pos = kept = 2
+        memo = 0
+        height = floor = 0
+        outer: list[tuple[int, int]] = []  # stack heights below the open marks, and how deep opcodes may reach there
+        index = 0
+        runs = self.chain.runs
+        ahead, after, first, stop = runs[0]
+        marked = False  # the run just taken must be followed by what takes all since the mark
+        while True:
+            if pos >= ahead:
+                if pos == ahead:
+                    if len(outer) > DEPTH:
+                        raise Unlike("records nested deep")
+                    if kept < pos:
+                        self.pieces.append((kept, pos))
+                    self.runs.append((first, stop, memo))
+                    self.pieces.append((first, stop, memo))
+                    memo += int(self.chain.memo[stop] - self.chain.memo[first])
+                    height += 2 - (stop - first) % 2
+                    floor = height
+                    pos = kept = after
+                else:  # the guess was wrong: this record starts within a string, or another record
+                    first += int(np.searchsorted(self.chain.starts[first:stop], pos))
+                    if first < stop:
+                        ahead = int(self.chain.starts[first])
+                        continue
+                index += 1
+                ahead, after, first, stop = runs[index] if index < len(runs) else (size, size, 0, 0)
+                continue
+            op, end = token(data, pos)
+            if end > size:
+                raise Unlike("cut short")
+            effect = _EFFECT[op]
+            if effect is not None:
+                need, change = effect
+                if height - need < floor:
+                    raise Unlike("takes a part of a run")
+                height += change
+            elif op == 0x28:
+                outer.append((height, floor))
+                height = floor = 0
+            elif op in _TO_MARK:
+                if not outer:
+                    raise Unlike("no mark")
+                height, floor = outer.pop()
+                if _TO_MARK[op]:
+                    height += 1
+                elif height <= floor:
+                    raise Unlike("adds to a run")
+            elif op == 0x68 or op == 0x6A:
+                target = int.from_bytes(data[pos + 1 : end], "little")
+                if target >= memo:
+                    raise Unlike("refers to what was never stored")
+                height += 1
+                if self.runs and target >= self.runs[0][2]:
+                    if kept < pos:
+                        self.pieces.append((kept, pos))
+                    self.pieces.append((target,))
+                    kept = end
+            elif op == 0x95:
+                if int.from_bytes(data[pos + 1 : end], "little") > size - end:
+                    raise Unlike("a frame longer than the data")
+                if kept < pos:
+                    self.pieces.append((kept, pos))
+                kept = end
+            elif op == 0x2E:
+                break
+            if op == 0x94:
+                memo += 1
+            pos = end
+        if height - 1 < floor:
+            raise Unlike("ends on a run")
+        if kept < pos:
+            self.pieces.append((kept, pos))
+        self.stop = pos
+        self.count = memo
+
+
+# opcode → (values it takes off, change of the height); those that take all since the mark → whether they push
+_EFFECT: list[tuple[int, int] | None] = [(0, 1)] * 256
+for _ops, _pair in (
+    (b"\x85", (1, 0)), (b"\x86R\x81\x93", (2, -1)), (b"\x87\x92", (3, -2)), (b"ab", (2, -1)), (b"s", (3, -2)), (b"\x94", (1, 0)),
+):  # fmt: skip
+    for _op in _ops:
+        _EFFECT[_op] = _pair
+_TO_MARK = {b"t"[0]: True, b"l"[0]: True, b"d"[0]: True, 0x91: True, b"e"[0]: False, b"u"[0]: False, 0x90: False}
+for _op in (*_TO_MARK, 0x28, 0x68, 0x6A, 0x95, 0x2E):
+    _EFFECT[_op] = None
+
+
+class Places:
+    """Where memo indices lie: in a record that was cut, or in the rest.
+
+    ``base`` is the number of objects memoised before each record that a run holds.
+    """
+
+    def __init__(self, walk: _Walk, chain: _Chain) -> None:
+        self.first, self.stop, self.memo = (np.array(part, np.int64) for part in zip(*walk.runs, strict=True))
+        self.base = chain.memo[:-1].copy()
+        for first, stop, memo in walk.runs:
+            self.base[first:stop] += memo - chain.memo[first]
+        self.after = self.memo + chain.memo[self.stop] - chain.memo[self.first]
+        self.pinned: set[int] = set()
+
+    def records(self, targets: Ints) -> Ints:
+        """The cut record that memoises each target, ``-1`` where the rest does."""
+        run = np.maximum(np.searchsorted(self.memo, targets, "right") - 1, 0)
+        found = np.full(len(targets), -1, np.int64)
+        inside = np.flatnonzero((targets >= self.memo[run]) & (targets < self.after[run]))
+        by_run = inside[np.argsort(run[inside], kind="stable")]
+        for group in np.split(by_run, np.flatnonzero(np.diff(run[by_run])) + 1):
+            if len(group):
+                first, stop = int(self.first[run[group[0]]]), int(self.stop[run[group[0]]])
+                found[group] = first + np.searchsorted(self.base[first:stop], targets[group], "right") - 1
+        if self.pinned:
+            found[np.isin(found, np.fromiter(self.pinned, np.int64))] = -1
+        return found
+
+
+def _used(
+    data: bytes | memoryview, walk: _Walk, chain: _Chain, owner: Ints, records: list[Records], places: Places
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which records to cut: those of the runs, but for the few that something outside of the lanes refers to."""
+    used = np.zeros(len(owner), np.bool_)
+    for first, stop, _ in walk.runs:
+        used[first:stop] = True
+    todo = {piece[0] for piece in walk.pieces if len(piece) == 1}
+    for one in records:
+        if used[one.lane].any():
+            todo |= set(one.template.literals)
+    while todo:
+        targets = np.fromiter(todo, np.int64, len(todo))
+        found = places.records(targets)
+        fresh = set(found[found >= 0].tolist())
+        places.pinned |= fresh
+        if len(places.pinned) > PINNED:
+            raise Unlike("the rest refers into too many records")
+        todo = {target for lane in fresh for _, _, target in _refs(data, chain, lane)}
+    used[list(places.pinned)] = False
+    return used
+
+
+def _refs(data: bytes | memoryview, chain: _Chain, lane: int) -> Iterator[tuple[int, int, int]]:
+    pos, stop = int(chain.starts[lane]), int(chain.ends[lane])
+    while pos < stop:
+        op, end = token(data, pos)
+        if op == 0x68 or op == 0x6A:
+            yield pos, end, int.from_bytes(data[pos + 1 : end], "little")
+        pos = end
+
+
+def _wanted(records: list[Records], places: Places) -> set[int]:
+    """Memo indices in the rest that records refer to; every reference is to something stored before it."""
+    wanted: set[int] = set()
+    for one in records:
+        base = places.base[one.lane]
+        for number, at in one.template.literals.items():
+            if number >= base[0] + at:
+                raise Unlike("refers to what was never stored")
+            wanted.add(number)
+        for value in one.template.fields:
+            if value.kind == REF:
+                column = one.columns[value.column]
+                if (column >= base + value.at).any():
+                    raise Unlike("refers to what was never stored")
+                targets = np.unique(column)
+                wanted.update(targets[places.records(targets) < 0].tolist())
+    return wanted
+
+
+def _rest(
+    data: bytes | memoryview, walk: _Walk, chain: _Chain, places: Places, wanted: list[int]
+) -> tuple[bytes, list[Run]]:
+    """The pickle without the runs, of the pair (its value, the wanted objects); and what stands for each run."""
+    out = bytearray(data[:2])
+    runs: list[Run] = []
+    since, removed = [0], [0]  # from memo index since[i] on, removed[i] objects are missing
+
+    def refer(target: int) -> None:
+        new = target - removed[bisect_right(since, target) - 1]
+        out.extend(bytes((0x68, new)) if new < 256 else b"j" + new.to_bytes(4, "little"))
+
+    def cut(first: int, stop: int) -> None:
+        if first == stop:
+            return
+        for part in ((first, stop),) if (stop - first) % 2 else ((first, stop - 1), (stop - 1, stop)):
+            out.extend(b"J" + len(runs).to_bytes(4, "little") + b"Q")  # as many as before, modulo 2: keys and values
+            runs.append(Run(*part))
+        memo = int(chain.memo[stop] - chain.memo[first])
+        since.append(int(places.base[first]) + memo)
+        removed.append(removed[-1] + memo)
+
+    pinned = sorted(places.pinned)
+    for piece in walk.pieces:
+        if len(piece) == 1:
+            refer(piece[0])
+        elif len(piece) == 2:
+            out += data[piece[0] : piece[1]]
+        else:
+            first, stop, _ = piece
+            for lane in pinned[bisect_right(pinned, first - 1) : bisect_right(pinned, stop - 1)]:
+                cut(first, lane)
+                pos = int(chain.starts[lane])
+                for start, end, target in _refs(data, chain, lane):
+                    out += data[pos:start]
+                    refer(target)
+                    pos = end
+                out += data[pos : int(chain.ends[lane])]
+                first = lane + 1
+            cut(first, stop)
+    out += b"("
+    for target in wanted:
+        refer(target)
+    out += b"t\x86."
+    return bytes(out), runs
