@@ -33,7 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["STATES", "join_param_groups", "resolve"]
+__all__ = ["STATES", "is_uncertain", "join_param_groups", "resolve", "uncertain"]
 
 #: What optimizers call their tensors, and the role it has here.
 STATES: dict[str, str] = {
@@ -53,7 +53,7 @@ OUTER = {"app", "app_state", "checkpoint", "trainer"}  #: dicts around the whole
 REST = {
     "lr_scheduler", "lr_schedulers", "scheduler", "schedulers", "train_state", "trainer_state", "dataloader",
     "dataloaders", "scaler", "grad_scaler", "amp", "loops", "callbacks", "client_state", "hyper_parameters", "args",
-    "step", "global_step", "epoch", "iteration", "iter", "loss", "losses",
+    "optim", "optimizer", "optimizers", "optimizer_states", "step", "global_step", "epoch", "iteration", "iter", "loss", "losses",
 }  # fmt: skip
 BUFFERS = {
     "running_mean", "running_var", "num_batches_tracked", "inv_freq", "original_inv_freq", "position_ids",
@@ -174,6 +174,19 @@ def join_param_groups(
     return _unique(ids, state_shapes, names, shapes)
 
 
+def uncertain(optimizer: str, count: int) -> str:
+    """The note on numbered parameters that nothing joins to a name."""
+    return f"{optimizer or 'the optimizer'}: {count} of its parameters {_NUMBERED}"
+
+
+def is_uncertain(note: str) -> bool:
+    """Whether a note is :func:`uncertain`'s: a layout that knows the model judges anew."""
+    return note.endswith(_NUMBERED)
+
+
+_NUMBERED = "are numbered, and which they are is not certain"
+
+
 # ---- one key -------------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +207,7 @@ def _place(key: str, path: Sequence[Any] | None) -> tuple[str, str, str]:
     head = key[:start] if start > 0 else key
     if "opt" in key[:40]:
         match = _OPTIMIZER.fullmatch(key)
-        if match:
+        if match and (match[1].startswith(("state.", "param_groups")) or match[1].rpartition(".")[2] in STATES):
             return _state(match[1].removeprefix("state."))
     if head == "state":
         container, name, state = _state(key[6:])

@@ -70,7 +70,7 @@ def combine(format: str, place: Place, found: Sequence[Part], notes: Sequence[st
         if part.groups is not None:
             more += _join(part, found, merged, fqns, roles, at)
         at += len(part.catalog)
-    told = [note for part in found for note in part.catalog.meta.get("notes", [])]
+    told = [note for part in found for note in part.catalog.meta.get("notes", []) if not naming.is_uncertain(note)]
     return replace(merged, fqns=fqns, roles=roles, meta={**merged.meta, "notes": [*notes, *told, *more]})
 
 
@@ -127,4 +127,4 @@ def _join(
     lost = len(set(numbers.values()) - set(joined))
     if not lost:
         return []
-    return [f"{part.prefix.rstrip('.')}: {lost} of its parameters are numbered, and which they are is not certain"]
+    return [naming.uncertain(part.prefix.rstrip("."), lost)]

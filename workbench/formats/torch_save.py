@@ -194,7 +194,7 @@ def _keyed(loaded: Loaded, what: str, notes: list[str]) -> dict[str, tuple[tuple
     found: dict[str, tuple[tuple[Any, ...], TensorRef]] = {}
     twice: list[str] = []
     for path, ref in torch_tree.flatten(loaded.tree, what=what):
-        key = base = ".".join(part if type(part) is str else short(part, 60) for part in path) or "tensor"
+        key = base = ".".join(part if type(part) is str else short(part, 60) for part in path) if path else "tensor"
         count = 1
         while key in found:
             count += 1
@@ -276,8 +276,7 @@ def _join_ids(
             fqns[position] = (joined or {}).get(number)
         lost = len({number for number, _ in within.values()} - set(joined or ()))
         if lost:
-            name = ".".join(map(str, prefix)) or "the optimizer"
-            notes.append(f"{name}: {lost} of its parameters are numbered, and which they are is not certain")
+            notes.append(naming.uncertain(".".join(map(str, prefix)), lost))
     return notes
 
 
