@@ -1,0 +1,12 @@
+"""The dashboard: one Panel ``Viewer`` a tab over one small shared state; no analysis of its own.
+
+::
+
+    URL  ◄──►  state (path, tensor, tab, pattern)  ◄──►  widgets of the tabs
+                 │ path
+                 ▼
+    jail ──► registry (process-wide, counted) ──► Checkpoint ──► jobs (threads) ──► plots ──► panes
+
+``workbench serve ROOT`` and ``panel serve workbench/app --args ROOT`` serve the same page.
+Nothing is imported here, because ``panel serve`` runs this file as a package of its own.
+"""

@@ -1,0 +1,200 @@
+"""The selected tensor: one line of statistics, its histogram, its heat map with the worst elements, its pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import panel as pn
+import panel_material_ui as pmui
+
+from workbench.analysis.heatmap import Heat
+from workbench.analysis.summary import Summary
+from workbench.app import plots, style
+from workbench.app.jobs import Job, Schedule
+from workbench.app.look import Look, look
+from workbench.app.state import WorkbenchState
+from workbench.app.words import count, html, number, safe, size
+from workbench.tensor import LazyTensor
+
+__all__ = ["Detail", "statistics", "worst_table"]
+
+PIECES: dict[str, tuple[str, str, int | None]] = {
+    "offsets": ("Offsets", "text", 150),
+    "sizes": ("Sizes", "text", 150),
+    "file": ("File", "text", None),
+    "start": ("From byte", "count", 130),
+    "stop": ("To byte", "count", 130),
+    "rank": ("Rank", "count", 70),
+    "replica": ("Copy", "count", 70),
+    "codec": ("Stored as", "text", 120),
+}
+
+
+class Detail(pn.viewable.Viewer):
+    """Follows ``state.tensor``; reads it in a job that can be cancelled."""
+
+    def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
+        super().__init__(**params)
+        self._state = state
+        self.job = Job(schedule)
+        self._head, self._pictures, self._pieces = style.pane(""), pn.Column(sizing_mode="stretch_width"), pn.Column()
+        self._pieces.sizing_mode = "stretch_width"
+        self._bar = pmui.LinearProgress(value=0, variant="determinate", sizing_mode="stretch_width")
+        self._percent = style.pane("", width=130, sizing_mode="fixed")
+        self._cancel = pmui.Button(label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.job.cancel())
+        self._again = pmui.Button(label="Read it", variant="outlined", color="primary", on_click=lambda _: self._start())
+        self._waiting = pn.Row(self._percent, self._bar, self._cancel, sizing_mode="stretch_width", align="center")
+        state.param.watch(self._turn, ["tensor", "ckpt"])
+        self.job.param.watch(self._progressed, ["progress", "status"])
+        self._turn()
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return pn.Column(self._head, self._pictures, self._pieces, sizing_mode="stretch_width")
+
+    def _turn(self, *_: Any) -> None:
+        """Another tensor, or none."""
+        tensor = self._tensor()
+        self.job.reset()
+        if tensor is None:
+            self._head.object, self._pictures[:], self._pieces[:] = "", [], []
+            return
+        self._head.object = _head(tensor)
+        self._pieces[:] = [style.pane("<h3>Stored pieces</h3>"), _pieces(tensor)]
+        self._start()
+
+    def _start(self) -> None:
+        tensor = self._tensor()
+        if tensor is not None:
+            self.job.start(lambda tick: look(tensor, tick))
+
+    def _tensor(self) -> LazyTensor | None:
+        ckpt, key = self._state.ckpt, self._state.tensor
+        return ckpt[key] if ckpt is not None and key and key in ckpt else None
+
+    def _progressed(self, *_: Any) -> None:
+        job = self.job
+        if job.status == "running":
+            self._bar.value = round(100 * job.progress)
+            self._percent.object = f'<p class="muted">reading, {job.progress:.0%}</p>'
+            if self._waiting not in list(self._pictures):
+                self._pictures[:] = [self._waiting]
+        elif job.status == "done":
+            self._pictures[:] = _pictures(job.result)
+        elif job.status == "failed":
+            self._pictures[:] = [style.pane(style.message(job.error, "error"))]
+        elif job.status == "cancelled":
+            self._pictures[:] = [pn.Row(style.pane('<p class="muted">Cancelled.</p>', width=100, sizing_mode="fixed"), self._again)]
+
+
+def statistics(summary: Summary) -> str:
+    """HTML: range, mean, deviation and zeros, with what is no number or suspicious in words."""
+    if summary.kind == "raw bytes":
+        return '<p class="muted">Several elements share a byte in this type; they have no single values to show.</p>'
+    if not summary.numel:
+        return '<p class="muted">The tensor has no elements.</p>'
+    about = "" if summary.exact else "≈ "
+    pairs = [
+        ("smallest", number(summary.min)),
+        ("largest", number(summary.max)),
+        ("mean", about + number(summary.mean)),
+        ("standard deviation", about + number(summary.std)),
+        ("exactly zero", f"{count(summary.zero)} ({summary.zero / max(summary.seen, 1):.1%})"),
+    ]
+    tiles = "".join(f"<div><small>{name}</small><span>{value}</span></div>" for name, value in pairs)
+    odd = [
+        f'<span class="odd">{count(n)} {what}</span>'
+        for n, what in ((summary.nan, "NaN"), (summary.posinf, "+Inf"), (summary.neginf, "−Inf"))
+        if n
+    ]
+    if summary.zero == summary.seen:
+        odd.append('<span class="odd">all zeros</span>')
+    elif summary.min is not None and summary.min == summary.max and summary.numel > 1 and summary.finite == summary.seen:
+        odd.append('<span class="odd">one value everywhere</span>')
+    kind = '<p class="muted">Complex numbers: their magnitudes are shown.</p>' if summary.kind == "magnitudes" else ""
+    return f'<div class="facts stats">{tiles}</div>{kind}' + (f"<p>{' '.join(odd)}</p>" if odd else "")
+
+
+def worst_table(heat: Heat) -> str:
+    """HTML: the most extreme elements, by position."""
+    rows = "".join(
+        f'<tr><td class="name">[{", ".join(map(str, index))}]</td><td class="n">{_value(value)}</td></tr>'
+        for index, value in heat.worst
+    )
+    return f'<table class="worst"><tr><th>element</th><th class="n">value</th></tr>{rows}</table>'
+
+
+def _head(tensor: LazyTensor) -> str:
+    pairs = [
+        ("role", html(tensor.role)),
+        ("type", html(tensor.element.name)),
+        ("shape", " × ".join(map(count, tensor.shape)) or "scalar"),
+        ("elements", count(tensor.numel)),
+        ("bytes", size(tensor.nbytes)),
+    ]
+    if tensor.fqn and tensor.fqn != tensor.key:
+        pairs.append(("of parameter", f'<span class="name" style="font-size:13px">{html(tensor.fqn)}</span>'))
+    tiles = "".join(f"<div><small>{name}</small><span>{value}</span></div>" for name, value in pairs)
+    return f'<h2 class="name selected">{html(tensor.key)}</h2><div class="facts">{tiles}</div>'
+
+
+def _pictures(found: Look) -> list[Any]:
+    summary, shown = found.profile.summary, [style.pane(statistics(found.profile.summary))]
+    left, right = pn.Column(sizing_mode="stretch_width"), pn.Column(sizing_mode="stretch_width")
+    if found.profile.histogram is not None and summary.finite:
+        picture = plots.histogram(found.profile.histogram, summary)
+        left.extend([style.pane("<h3>Histogram</h3>"), _plot(picture)])
+    if found.heat.worst:
+        left.extend([style.pane(f"<h3>Worst elements</h3>{worst_table(found.heat)}")])
+    if found.heat.values.size:
+        words = f"{html(found.heat.view)}; each cell shows its largest element"
+        right.extend(
+            [
+                style.pane(f'<h3>Heat map</h3><p class="muted">{words}</p>'),
+                _plot(plots.heat_map(found.heat, found.shape)),
+                style.pane(_legend(found.heat)),
+            ]
+        )
+    if len(left) or len(right):
+        shown.append(style.two_columns(left, right))
+    return shown
+
+
+def _legend(heat: Heat) -> str:
+    swatch = '<span style="display:inline-block;width:11px;height:11px;border:1px solid #888;background:{}"></span> {}'
+    parts = []
+    if (heat.values == 0).any():
+        parts.append(swatch.format(plots.ZERO, "all exactly zero"))
+    if not np.isfinite(heat.values).all():
+        parts.append(swatch.format(plots.ODD, "NaN or infinite"))
+    parts.append("○ worst elements")
+    return f'<p class="muted">{" &emsp; ".join(parts)}</p>'
+
+
+def _plot(picture: Any) -> pn.pane.HoloViews:
+    return pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width")
+
+
+def _pieces(tensor: LazyTensor) -> pn.widgets.Tabulator:
+    import pandas as pd
+
+    chunks = tensor.chunks
+    frame = pd.DataFrame(
+        {
+            "offsets": [str(list(box)) for box in chunks["offsets"]],
+            "sizes": [str(list(box)) for box in chunks["sizes"]],
+            "file": [safe(name) for name in chunks["file"]],
+            "start": chunks["start"],
+            "stop": chunks["stop"],
+            "rank": chunks["rank"].astype("Float64").to_numpy(float, na_value=np.nan),
+            "replica": chunks["replica"].astype("int64"),
+            "codec": chunks["codec"].astype("str"),
+        }
+    )
+    return style.table(frame, PIECES, page_size=8)
+
+
+def _value(value: float | int) -> str:
+    if isinstance(value, float) and not np.isfinite(value):
+        return f'<span class="odd">{"NaN" if np.isnan(value) else "+Inf" if value > 0 else "−Inf"}</span>'
+    return number(value)

@@ -1,0 +1,57 @@
+"""ROOT, the folder that the dashboard may not leave.
+
+Whatever names a checkpoint from outside (the picker, ``?ckpt=`` of the URL, a bookmark) is a path *relative to ROOT*
+and goes through :meth:`Jail.resolve`. Both sides are made real first, and compared by components, because a check by
+string prefix takes ``/ckpts-private`` for a part of ``/ckpts`` (Panel 1.9.4's ``FileSelector`` does).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from workbench.errors import MissingFileError, UnsafeError, UsageError
+
+__all__ = ["Jail"]
+
+
+class Jail:
+    """A folder; paths inside it are told from those that only look so.
+
+    Attributes:
+        root: its real path.
+        name: last component, for the page's title.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        given = os.fspath(root)
+        if "\0" in given:
+            raise UsageError("ROOT holds a NUL byte")
+        self.root = Path(os.path.realpath(os.path.expanduser(given)))
+        if not self.root.is_dir():
+            raise UsageError(f"ROOT {given!r} is not a folder; give the folder that holds the checkpoints")
+        self.name = self.root.name or str(self.root)
+
+    def resolve(self, relative: str) -> Path:
+        """The real path of a file or folder inside ROOT; ``.`` is ROOT itself.
+
+        Raises:
+            UnsafeError: absolute, with ``..`` or a NUL byte, or a symbolic link on the way leaves ROOT.
+            MissingFileError: nothing lies there.
+        """
+        if not relative or "\0" in relative:
+            raise UnsafeError(f"{relative!r} names no checkpoint; pick one from the list")
+        if os.path.isabs(relative):
+            raise UnsafeError(f"{relative!r} is an absolute path; name the checkpoint relative to ROOT, as the list does")
+        if ".." in Path(relative).parts:
+            raise UnsafeError(f"{relative!r} climbs out with '..'; name the checkpoint relative to ROOT, as the list does")
+        real = Path(os.path.realpath(self.root / relative))
+        if not real.is_relative_to(self.root):
+            raise UnsafeError(f"{relative!r} is a link that leaves ROOT; refused. Serve the folder it points to instead")
+        if not os.path.lexists(real):
+            raise MissingFileError(f"{relative!r} does not exist under ROOT; it may have been deleted. Refresh the list")
+        return real
+
+    def show(self, path: str | os.PathLike[str]) -> str:
+        """A real path inside ROOT as the page shows it: relative, with forward slashes."""
+        return Path(path).relative_to(self.root).as_posix()

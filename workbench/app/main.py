@@ -1,0 +1,9 @@
+"""``panel serve workbench/app --args ROOT`` runs this once a session; ROOT is the current folder when not given."""
+
+from __future__ import annotations
+
+import sys
+
+from workbench.app.page import create_app
+
+create_app(sys.argv[1] if len(sys.argv) > 1 else ".").servable()

@@ -1,0 +1,124 @@
+"""The page: picker, tabs, URL; one :class:`Workbench` a session.
+
+``create_app`` may run twice for one page (Bokeh makes a new session when the first one expired between the HTML and
+the websocket), so it keeps nothing beyond its session, and whatever a session holds goes with it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from workbench.app import style
+from workbench.app.jail import Jail
+from workbench.app.jobs import Schedule
+from workbench.app.overview import Overview
+from workbench.app.picker import Picker
+from workbench.app.registry import Registry
+from workbench.app.state import TABS, WorkbenchState, parse_query, query_of
+from workbench.app.tensors import Tensors
+from workbench.app.words import html
+
+__all__ = ["Workbench", "create_app"]
+
+LOCAL_RESOURCES = "static/extensions/panel/"
+TITLES = {"overview": "Overview", "tensors": "Tensors"}
+
+
+class Workbench(pn.viewable.Viewer):
+    """Everything of one session but the frame around it; renders in a notebook cell, too."""
+
+    def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
+        super().__init__(**params)
+        self.state = state
+        self.picker = Picker(state, schedule)
+        self.overview, self.tensors = Overview(state), Tensors(state, schedule)
+        self._words = style.pane("")
+        self.tabs = pmui.Tabs(
+            *((TITLES[name], getattr(self, name)) for name in TABS),
+            active=TABS.index(state.tab),
+            sizing_mode="stretch_width",
+        )
+        self._body = pn.Column(sizing_mode="stretch_width")
+        self.tabs.param.watch(lambda event: state.param.update(tab=TABS[event.new]), "active")
+        state.param.watch(lambda event: self.tabs.param.update(active=TABS.index(event.new)), "tab")
+        state.param.watch(self._draw, ["status", "notice"])
+        self._draw()
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def close(self) -> None:
+        """Stop the jobs and give the checkpoint back."""
+        self.picker.job.reset()
+        self.tensors.detail.job.reset()
+        self.state.close()
+
+    def _draw(self, *_: Any) -> None:
+        state = self.state
+        if state.status == "open":
+            self._words.object = style.message(state.notice, "warning") if state.notice else ""
+            self._body[:] = [*([self._words] if state.notice else []), self.tabs]
+            return
+        if state.status == "empty":
+            self._words.object = EMPTY
+        elif state.status == "opening":
+            self._words.object = f'<p>Opening <span class="name">{html(state.path)}</span> …</p>'
+        else:
+            title = f'<h2>This did not open: <span class="name">{html(state.path)}</span></h2>'
+            self._words.object = f"{title}{style.message(state.error, 'error')}<p>Pick another one from the list.</p>"
+        self._body[:] = [self._words]
+
+
+EMPTY = """
+<h2>Nothing is open yet</h2>
+<p>Pick a checkpoint from the list on the left; on a narrow window, the button at the top left shows it.</p>
+<p class="muted">Opening reads metadata only, whatever the size. Nothing stored in a checkpoint is executed, and
+nothing is written.</p>
+"""
+
+
+def create_app(root: str | os.PathLike[str], registry: Registry | None = None) -> pmui.Page:
+    """The served page of a ROOT folder, for one session.
+
+    Raises:
+        UsageError: ROOT is not a folder.
+    """
+    pn.extension("tabulator", notifications=False)
+    document = pn.state.curdoc
+    if document is not None:
+        # Bokeh fills this in with the HTML only; a document made later would fetch its style sheets from a CDN.
+        document._template_variables.setdefault("dist_url", LOCAL_RESOURCES)
+    schedule = document.add_next_tick_callback if document is not None and document.session_context else None
+    state = WorkbenchState(Jail(root), registry, schedule)
+    workbench = Workbench(state, schedule)
+    if pn.state.location is not None:
+        _follow_url(state)
+    if document is not None and document.session_context:
+        document.on_session_destroyed(lambda _: workbench.close())
+    return pmui.Page(
+        title=f"Checkpoint workbench: {state.jail.name}",
+        sidebar=[workbench.picker],
+        sidebar_width=300,
+        main=[workbench],
+        theme_toggle=True,
+    )
+
+
+def _follow_url(state: WorkbenchState) -> None:
+    """Both ways: a link restores what it names, and what is shown can be copied as a link."""
+    location = pn.state.location
+    state.restore(parse_query(location.search or ""))
+
+    def told(event: Any) -> None:
+        if event.new != query_of(state):
+            state.restore(parse_query(event.new or ""))
+
+    def tell(*_: Any) -> None:
+        location.search = query_of(state)
+
+    location.param.watch(told, "search")
+    state.param.watch(tell, ["path", "tensor", "tab", "pattern"])

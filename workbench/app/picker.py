@@ -1,0 +1,95 @@
+"""The list of checkpoints under ROOT, in the sidebar: what each is, and whether it is complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from workbench.app import style
+from workbench.app.found import checkpoints
+from workbench.app.jobs import Job, Schedule
+from workbench.app.state import WorkbenchState
+from workbench.app.words import count
+
+__all__ = ["Picker"]
+
+PAGE = 10
+CELL = (
+    '<div class="ckpt" title="<%- value %>"><b><%- value %></b><br><small><%- about %></small>'
+    '<% if (state) { %><br><small class="bad" title="<%- state %>">incomplete: <%- state %></small><% } %></div>'
+)
+SHEET = """
+.tabulator .tabulator-header { display: none; }
+.tabulator .tabulator-row .tabulator-cell { white-space: normal; overflow-wrap: anywhere; height: auto !important;
+  padding: 6px 8px !important; line-height: 1.3; }
+.tabulator .tabulator-row { cursor: pointer; }
+small { opacity: .85; } .bad { font-style: italic; }
+"""
+
+
+class Picker(pn.viewable.Viewer):
+    """Lists what lies under ROOT, in a job; a click shows it."""
+
+    def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
+        super().__init__(**params)
+        self._state = state
+        self._paths: list[str] = []
+        self.job = Job(schedule)
+        self._words = style.pane("")
+        self._refresh = pmui.Button(
+            label="Refresh", variant="outlined", color="primary", size="small", on_click=lambda _: self.refresh()
+        )
+        self._narrow = pmui.TextInput(label="Find a checkpoint", size="small", sizing_mode="stretch_width")
+        self.table = style.table(
+            None,
+            {"path": ("Checkpoint", CELL, None)},
+            page_size=PAGE,
+            selectable=1,
+            hidden_columns=["about", "state"],
+            stylesheets=[style.TABLE, SHEET],
+        )
+        self.table.on_click(self._clicked)
+        self._narrow.param.watch(self._fill, "value_input")
+        self.job.param.watch(self._fill, "status")
+        state.param.watch(self._mark, "path")
+        self.refresh()
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return pn.Column(self._words, self._narrow, self.table, self._refresh, sizing_mode="stretch_width")
+
+    def refresh(self) -> None:
+        """Look again; checkpoints come and go while a run writes them."""
+        jail = self._state.jail
+        self.job.start(lambda tick: checkpoints(jail))
+
+    def _fill(self, *_: Any) -> None:
+        if self.job.status == "failed":
+            self._words.object = style.message(self.job.error, "error")
+        elif self.job.status == "running":
+            self._words.object = '<p class="muted">Looking for checkpoints …</p>'
+        elif self.job.result is not None:
+            self._paths, frame = self.job.result
+            wanted = self._narrow.value_input.casefold()
+            if wanted:
+                frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]
+            self.table.param.update(value=frame, selection=[])
+            self._words.object = f'<p class="muted">{_number(len(self._paths))} under ROOT</p>'
+            self._mark()
+
+    def _clicked(self, event: Any) -> None:
+        if event.row is not None:
+            self._state.show(self._paths[int(self.table.value.index[event.row])])
+
+    def _mark(self, *_: Any) -> None:
+        frame = self.table.value
+        if frame is None or self._state.path not in self._paths:
+            self.table.selection = []
+            return
+        label = self._paths.index(self._state.path)
+        self.table.selection = [int(frame.index.get_loc(label))] if label in frame.index else []
+
+
+def _number(n: int) -> str:
+    return "no checkpoint" if n == 0 else f"{count(n)} checkpoint{'s' if n > 1 else ''}"

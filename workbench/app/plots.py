@@ -1,0 +1,167 @@
+"""Pictures: data → HoloViews element; no state, no Panel, no reading.
+
+Colours are one small set: Okabe–Ito for classes, cividis for magnitudes, RdBu for signed values. What is exactly zero
+and what is no number are never a shade of the scale: they have a colour of their own, in every picture the same. Text
+takes the colour of the page's theme, light or dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import holoviews as hv
+import holoviews.plotting.bokeh  # registers the renderer without loading a notebook extension
+import numpy as np
+
+from workbench.analysis.heatmap import Heat
+from workbench.analysis.summary import Histogram, Summary
+from workbench.app.words import size
+
+__all__ = ["ODD", "OKABE_ITO", "ZERO", "bytes_bars", "heat_map", "histogram", "worst_points"]
+
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+ZERO = "#F0E442"  #: exactly zero
+ODD = "#CC79A7"  #: NaN and infinities
+CLIP = 99.9  #: percentile of the cells' magnitudes at which a signed scale ends
+NAME = 44  #: characters of a bar's name; longer ones are cut in the middle, whole in the tooltip
+
+hv.Store.set_current_backend("bokeh")
+_FRAME: dict[str, Any] = {"responsive": True, "toolbar": "above", "show_grid": False}
+
+
+def bytes_bars(rows: Sequence[tuple[str, int]], what: str) -> hv.Overlay:
+    """Horizontal bars, longest on top.
+
+    Args:
+        rows: name and bytes, in the order to show; names are shown as given.
+        what: of what the bars are, for the tooltip.
+    """
+    names = _distinct([_middle(name) for name, _ in rows])
+    unit, divisor = _unit(max((value for _, value in rows), default=0))
+    scaled = [value / divisor for _, value in rows]
+    texts = [size(value) for _, value in rows]
+    data = list(zip(names, scaled, [name for name, _ in rows], texts, strict=True))[::-1]
+    bars = hv.Bars(data, kdims=[what], vdims=[f"{unit}", "name", "bytes"]).opts(
+        invert_axes=True,
+        color=OKABE_ITO[0],
+        line_width=0,
+        height=12 + 26 * max(len(rows), 1),
+        xlabel="",
+        yaxis=None,
+        ylim=(0, max(scaled, default=1) * 1.25 or 1),
+        default_tools=[],
+        tools=["hover"],
+        hover_tooltips=[(what, "@name"), ("bytes", "@bytes")],
+        **{**_FRAME, "toolbar": None},
+    )
+    labels = hv.Labels([(name, value, f" {text}") for name, value, _, text in data], [what, unit], "text").opts(
+        text_align="left", text_baseline="middle", text_font_size="9pt", text_color="#888888", tools=[]
+    )
+    return bars * labels
+
+
+def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
+    """Counts on a log scale; elements that are exactly zero are a bar of their own, not part of their bin."""
+    counts, edges = found.counts.copy(), found.edges
+    zero = summary.zero if edges[0] <= 0 <= edges[-1] else 0
+    if zero:
+        home = min(int(np.searchsorted(edges, 0.0, side="right")) - 1, len(counts) - 1)
+        counts[home] -= min(zero, counts[home])
+    full = np.flatnonzero(counts)
+    floor = 0.7
+    bins = [(edges[i], floor, edges[i + 1], counts[i], f"{edges[i]:.4g} … {edges[i + 1]:.4g}") for i in full]
+    dims: list[Any] = ["value", "floor", "right", "elements"]
+    top = max(counts.max(initial=1), zero, 1) * 1.6
+    tips = [("values", "@range"), ("elements", "@elements{0,0}")]
+    plot = hv.Rectangles(bins, kdims=dims, vdims=["range"], label="elements").opts(
+        color=OKABE_ITO[0], line_width=0, tools=["hover"], hover_tooltips=tips
+    )
+    if zero:
+        width = (edges[-1] - edges[0]) / 180
+        line = hv.Rectangles([(-width, floor, width, zero, "exactly 0")], kdims=dims, vdims=["range"], label="exactly zero")
+        plot = plot * line.opts(color=ZERO, line_color="#8A7F00", line_width=1, tools=["hover"], hover_tooltips=tips)
+    return hv.Overlay([plot] if not isinstance(plot, hv.Overlay) else list(plot)).opts(
+        logy=True,
+        ylim=(floor, top),
+        height=300,
+        xlabel="value" if summary.kind != "magnitudes" else "magnitude",
+        ylabel="elements (log scale)",
+        show_legend=bool(zero),
+        legend_position="top_right",
+        default_tools=["pan", "box_zoom", "reset"],
+        **_FRAME,
+    )
+
+
+def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
+    """The cells of a tensor, row 0 on top; axes count elements, circles are the worst elements."""
+    values = heat.values.astype(np.float64)
+    rows, cols = heat.shape
+    odd = ~np.isfinite(values)
+    signed = bool((values[~odd] < 0).any())
+    scale = float(np.percentile(np.abs(values[~odd]), CLIP)) if (~odd).any() else 0.0
+    scale = scale or 1.0
+    shown = np.where(odd | (values == 0), np.nan, values)
+    image = hv.Image(shown[::-1], bounds=(0, 0, cols, rows), kdims=["column", "row"], vdims=["largest"]).opts(
+        cmap="RdBu_r" if signed else "cividis",
+        clim=(-scale, scale) if signed else (0, scale),
+        clipping_colors={"NaN": ZERO},
+        colorbar=True,
+        colorbar_opts={"width": 10, "title": "largest"},
+        tools=["hover"],
+        hover_tooltips=[("row", "$y{0,0}"), ("column", "$x{0,0}"), ("largest of the cell", "@image{0.0000e+0}")],
+    )
+    layers: list[Any] = [image]
+    if odd.any():
+        edges = heat.row_edges, heat.col_edges
+        where = [(edges[1][c], edges[0][r], edges[1][c + 1], edges[0][r + 1]) for r, c in np.argwhere(odd)]
+        layers.append(hv.Rectangles(where, kdims=["column", "row", "c1", "r1"]).opts(color=ODD, line_color=ODD))
+    points = worst_points(heat, shape)
+    for width, color in ((3.0, "#FFFFFF"), (1.2, "#000000")):  # a halo, so that the ring shows on any colour
+        ring = hv.Points(points, kdims=["column", "row"])
+        layers.append(ring.opts(size=13, fill_alpha=0, line_color=color, line_width=width, marker="circle"))
+    return hv.Overlay(layers).opts(
+        invert_yaxis=True,
+        xlim=(0, cols),
+        ylim=(0, rows),
+        height=150 if rows == 1 else 380,
+        xlabel="column",
+        ylabel="row",
+        yticks=[(0, "0")] if rows == 1 else 5,
+        show_legend=False,
+        default_tools=["pan", "wheel_zoom", "box_zoom", "reset"],
+        active_tools=[],
+        **_FRAME,
+    )
+
+
+def worst_points(heat: Heat, shape: tuple[int, ...]) -> list[tuple[float, float]]:
+    """``(column, row)`` centres, in the matrix, of the listed worst elements of a tensor of this shape."""
+    cols = heat.shape[1]
+    flat = [int(np.ravel_multi_index(index, shape)) if index else 0 for index, _ in heat.worst]
+    return [(at % cols + 0.5, at // cols + 0.5) for at in flat]
+
+
+def _unit(largest: int) -> tuple[str, int]:
+    """Unit of a byte axis, in powers of two, and its bytes."""
+    power = 0
+    while power < 4 and largest >= 1024 << (10 * power):
+        power += 1
+    return ("B", "KiB", "MiB", "GiB", "TiB")[power], 1 << (10 * power)
+
+
+def _middle(name: str) -> str:
+    if len(name) <= NAME:
+        return name
+    return f"{name[: NAME // 2]}…{name[-(NAME // 2 - 1) :]}"
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Shortened names made different again: two bars of one name would lie on each other."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return out

@@ -1,0 +1,133 @@
+"""Open checkpoints of this process: opened once, shared by every session, closed with the last one.
+
+::
+
+    session 1 ── acquire(path) ──► Lease ─┐
+    session 2 ── acquire(path) ──► Lease ─┴─► Entry(checkpoint, 2 holders) ── release ×2 ──► checkpoint.close()
+
+A checkpoint is read-only and safe to share. What is costly to derive from it and the same for every session (the
+rows of the table) is derived once, too, and must not be changed by whoever gets it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import workbench as wb
+from workbench.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Lease", "Registry", "shared"]
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+class Entry:
+    """One open checkpoint and how many hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.holders = path, 0
+        self.lock = threading.Lock()
+        self.checkpoint: Checkpoint | None = None
+        self.stamp: Stamp = ()
+
+
+class Lease:
+    """A session's hold on an open checkpoint; releasing it twice does nothing."""
+
+    def __init__(self, registry: Registry, entry: Entry, checkpoint: Checkpoint) -> None:
+        self._registry, self._entry = registry, entry
+        self.checkpoint = checkpoint
+
+    def release(self) -> None:
+        """Give the checkpoint back; the last one to do so closes it."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._registry._release(entry)
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """One row a tensor, as the table shows it; shared by sessions, never to be changed."""
+        from workbench.app.rows import tensor_rows
+
+        with _rows_lock:
+            found = self.checkpoint.__dict__.get("_app_rows")
+            if found is None:
+                found = self.checkpoint.__dict__["_app_rows"] = tensor_rows(self.checkpoint)
+            return found
+
+
+class Registry:
+    """Open checkpoints by real path, counted.
+
+    Args:
+        opener: what opens a path; replaced in tests that count openings.
+    """
+
+    def __init__(self, opener: Callable[[Path], Checkpoint] | None = None) -> None:
+        self._opener = opener or wb.open
+        self._lock = threading.Lock()
+        self._entries: dict[Path, Entry] = {}
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)
+
+    def acquire(self, path: Path) -> Lease:
+        """Open a checkpoint, or share the one that is open unless its files changed since.
+
+        Raises:
+            OpenError: as :func:`workbench.open`; nothing is kept then.
+        """
+        path = Path(os.path.realpath(path))
+        while True:
+            with self._lock:
+                entry = self._entries.setdefault(path, Entry(path))
+                entry.holders += 1
+            try:
+                with entry.lock:  # opening takes seconds at a million chunks; other paths need not wait for it
+                    if entry.checkpoint is None:
+                        entry.checkpoint = self._opener(path)
+                        entry.stamp = _stamp(entry.checkpoint)
+                        return Lease(self, entry, entry.checkpoint)
+                    if entry.stamp == _stamp(entry.checkpoint):
+                        return Lease(self, entry, entry.checkpoint)
+            except BaseException:
+                self._release(entry)
+                raise
+            with self._lock:  # saved over: those who hold the old one keep it, newcomers get a new one
+                if self._entries.get(path) is entry:
+                    del self._entries[path]
+            self._release(entry)
+
+    def _release(self, entry: Entry) -> None:
+        with self._lock:
+            entry.holders -= 1
+            if entry.holders:
+                return
+            if self._entries.get(entry.path) is entry:
+                del self._entries[entry.path]
+        if entry.checkpoint is not None:
+            entry.checkpoint.close()
+
+
+#: The registry of the served dashboard.
+shared = Registry()
+_rows_lock = threading.Lock()
+
+
+def _stamp(checkpoint: Checkpoint) -> Stamp:
+    """Size and modification time of the metadata files, which every save rewrites."""
+    place = checkpoint._place
+    found = []
+    for name in checkpoint.catalog.metadata_files[:64]:
+        info = place.stat(name)
+        found.append((name, info.size, info.mtime_ns))
+    return tuple(found)

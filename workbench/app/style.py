@@ -1,0 +1,101 @@
+"""The few pieces of HTML that the page draws itself, and how tables write their cells; colours follow the theme.
+
+Text that may hold names from a checkpoint goes into plain HTML panes, escaped. It never goes through Markdown (as in
+Material's ``Typography`` and ``Alert``): escaped text can still be a Markdown link there, ``[x](javascript:…)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import panel as pn
+from bokeh.models.widgets.tables import HTMLTemplateFormatter
+
+from workbench.app.words import html
+
+__all__ = ["message", "pane", "table", "two_columns"]
+
+HTML = """
+:host { color: inherit; }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(125px, 1fr)); gap: 8px 18px; margin: 4px 0; }
+.facts div { min-width: 0; }
+.facts small { display: block; opacity: .75; font-size: 12px; }
+.facts span { font-size: 16px; overflow-wrap: anywhere; }
+.name { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
+h2 { font-size: 17px; font-weight: 600; margin: 8px 0 4px; overflow-wrap: anywhere; }
+h3 { font-size: 14px; font-weight: 600; margin: 8px 0 2px; }
+p, ul, ol { margin: 4px 0; } ul, ol { padding-left: 22px; }
+.muted { opacity: .8; font-size: 13px; }
+.odd { border: 1px solid currentColor; border-radius: 4px; padding: 0 7px; font-weight: 600; white-space: nowrap; }
+.said { border-left: 4px solid #56B4E9; padding: 6px 12px; margin: 4px 0; overflow-wrap: anywhere; }
+.said.warning { border-color: #E69F00; } .said.error { border-color: #D55E00; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+td, th { text-align: left; padding: 1px 16px 1px 0; font-weight: 400; white-space: nowrap; } th { opacity: .75; }
+td.n, th.n { text-align: right; }
+"""
+
+TABLE = """
+.tabulator { font-size: 13px !important; }
+.tabulator .tabulator-row { min-height: 28px !important; }
+.tabulator .tabulator-row .tabulator-cell { padding: 5px 8px !important; height: 28px !important; }
+.tabulator .tabulator-header .tabulator-col .tabulator-col-content { padding: 7px 8px !important; }
+.tabulator .tabulator-footer .tabulator-footer-contents { padding: 2px 8px !important; }
+"""
+
+# `<%-` escapes, in the cell and in its tooltip; Tabulator's own tooltips do not.
+_TEXT = '<span title="<%- value %>"><%- value %></span>'
+_COUNT = "<%= value == null ? '–' : Number(value).toLocaleString('en-US').replaceAll(',', '\u2009') %>"
+_BYTES = (
+    "<% var v = Number(value), u = 0; while (v >= 1023.95 && u < 5) { v /= 1024; u++ } %>"
+    "<span title=\"<%= Number(value).toLocaleString('en-US') %> bytes\">"
+    "<%= v.toFixed(1).replace('.0', '') + '\u2009' + ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'][u] %></span>"
+)
+_TEMPLATES = {"text": _TEXT, "count": _COUNT, "bytes": _BYTES}
+
+
+def pane(text: str, **params: Any) -> pn.pane.HTML:
+    """A pane of HTML in the page's own style; whatever is not ours in it must be escaped."""
+    defaults = {"sizing_mode": "stretch_width", "margin": (0, 10)}
+    return pn.pane.HTML(text, stylesheets=[HTML], **{**defaults, **params})
+
+
+def message(text: str, kind: str = "info") -> str:
+    """HTML of a sentence that stands out, escaped; ``kind`` is info, warning or error."""
+    role = "alert" if kind == "error" else "note"
+    return f'<div class="said {kind}" role="{role}">{html(text)}</div>'
+
+
+def table(frame: Any, columns: dict[str, tuple[str, str, int | None]], **params: Any) -> pn.widgets.Tabulator:
+    """A read-only table that sends one page at a time.
+
+    Args:
+        columns: name → title, kind (``text``, ``count``, ``bytes``, or an HTML template), width in pixels or ``None``.
+    """
+    numbers = [name for name, (_, kind, _) in columns.items() if kind in ("count", "bytes")]
+    defaults = {
+        "titles": {name: title for name, (title, _, _) in columns.items()},
+        "formatters": {
+            name: HTMLTemplateFormatter(template=_TEMPLATES.get(kind, kind)) for name, (_, kind, _) in columns.items()
+        },
+        "text_align": dict.fromkeys(numbers, "right"),
+        "header_align": dict.fromkeys(numbers, "right"),
+        "widths": {name: width for name, (_, _, width) in columns.items() if width},
+        "pagination": "remote",
+        "disabled": True,
+        "selectable": False,
+        "show_index": False,
+        "layout": "fit_columns",
+        "sizing_mode": "stretch_width",
+        "stylesheets": [TABLE],
+        "margin": (4, 10),
+    }
+    return pn.widgets.Tabulator(frame, **{**defaults, **params})
+
+
+def two_columns(*children: Any, least: int = 440) -> pn.Column:
+    """Children side by side where each gets ``least`` pixels, else one below the other."""
+    sheet = (
+        ":host { display: grid !important; gap: 4px 24px; align-items: start; "
+        f"grid-template-columns: repeat(auto-fit, minmax(min(100%, {least}px), 1fr)); }}"
+    )
+    return pn.Column(*children, stylesheets=[sheet], sizing_mode="stretch_width")
