@@ -50,3 +50,63 @@ def write_dcp_metadata(folder: str | Path, tensors: int = 2000, ranks: int = 512
         with open(folder / f"__{r}_0.distcp", "wb") as handle:
             os.ftruncate(handle.fileno(), tensors * ITEM)
     return tensors * ranks
+
+
+def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
+    """Llama-shaped bf16 weights of ``nbytes``: ``hf/`` safetensors, and ``dcp/`` saved by ``ranks`` row shards.
+
+    The DCP files hold ``torch.save`` items as torch writes them, laid down through torch's own serialiser.
+    """
+    import io
+
+    import torch
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        StorageMeta,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    folder = Path(folder)
+    (folder / "dcp").mkdir(parents=True, exist_ok=True)
+    (folder / "hf").mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    shapes = {"embed.weight": (16000, 2048)}
+    layer = 0
+    while sum(2 * a * b for a, b in shapes.values()) < nbytes:
+        for name, shape in (("q", (2048, 2048)), ("k", (512, 2048)), ("o", (2048, 2048)), ("up", (5632, 2048)),
+                            ("down", (2048, 5632)), ("norm", (2048, 1))):  # fmt: skip
+            shapes[f"layers.{layer}.{name}.weight"] = shape
+        layer += 1
+    state, storage = {}, {}
+    files = [open(folder / "dcp" / f"__{r}_0.distcp", "wb") for r in range(ranks)]
+    shard: dict[str, torch.Tensor] = {}
+    count = 0
+    for name, shape in shapes.items():
+        tensor = torch.randn(shape, dtype=torch.float32).bfloat16()
+        shard[name] = tensor
+        chunks = []
+        for r, piece in enumerate(tensor.chunk(ranks)):
+            at = r * (-(-shape[0] // ranks))
+            buffer = io.BytesIO()
+            torch.save(piece.clone(), buffer)
+            chunks.append(ChunkStorageMetadata(torch.Size((at, 0)), piece.size()))
+            index = MetadataIndex(name, torch.Size((at, 0)), r)
+            storage[index] = _StorageInfo(f"__{r}_0.distcp", files[r].tell(), buffer.tell())
+            files[r].write(buffer.getbuffer())
+        state[name] = TensorStorageMetadata(TensorProperties(torch.bfloat16), tensor.size(), chunks)
+        if sum(t.nbytes for t in shard.values()) > nbytes // 4:
+            count += 1
+            save_file(shard, folder / "hf" / f"model-{count:05d}.safetensors")
+            shard = {}
+    if shard:
+        save_file(shard, folder / "hf" / f"model-{count + 1:05d}.safetensors")
+    for handle in files:
+        handle.close()
+    metadata = Metadata(state, None, storage, StorageMeta(checkpoint_id="synthetic"), "1.0.0")
+    with open(folder / "dcp" / ".metadata", "wb") as handle:
+        pickle.dump(metadata, handle, protocol=4)

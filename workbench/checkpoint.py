@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench import formats
+from workbench import formats, naming
 from workbench.core import cache as catalog_cache
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
@@ -237,8 +237,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
     def _names(self) -> tuple[list[str | None], list[str]]:
         if self.catalog.fqns is not None and self.catalog.roles is not None:
             return self.catalog.fqns, self.catalog.roles
-        from workbench import naming
-
         return naming.resolve(self.catalog.keys)
 
     @cached_property

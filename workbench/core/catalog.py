@@ -259,7 +259,7 @@ class Catalog:
         if self.strides is not None:
             full = (self.sizes > 0).all(axis=1)
             self._first_bad((self.strides < 0).any(axis=1), "has a chunk with negative strides", chunk=True)
-            wild = (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
+            wild = full[:, None] & (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
             self._first_bad(raw & wild.any(axis=1), "has strides longer than its payload", chunk=True)
             reach = np.where(full, ((self.sizes - 1) * self.strides).sum(axis=1) + 1, 0)
             need = (reach * _BITS[self.dtype[owner]] + 7) // 8

@@ -24,10 +24,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from workbench import naming
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import RAW, Catalog, ObjectTable
 from workbench.core.dtypes import by_code
@@ -89,6 +91,7 @@ def _from_global(place: Place) -> Catalog:
     owner = np.repeat(np.arange(len(meta.keys)), np.diff(meta.row_ptr))[stored]
     ranks = np.array([_rank(name) for name in meta.files] or [0], np.int32)
     position = np.array([p for _, p in meta.objects], np.int64)
+    fqns, roles = naming.resolve(meta.keys, {"paths": meta.paths})  # only the planner's paths split dotted names
     return Catalog(
         format="dcp",
         keys=meta.keys,
@@ -107,6 +110,8 @@ def _from_global(place: Place) -> Catalog:
         files=meta.files,
         file_stats=stats,
         metadata_files=[".metadata"],
+        fqns=fqns,
+        roles=roles,
         objects=ObjectTable(
             [key for key, _ in meta.objects],
             meta.file[position],
@@ -122,10 +127,12 @@ def _from_ranks(place: Place, per_rank: list[tuple[int, str]]) -> Catalog:
     """One catalog of every rank's own metadata; boxes that several ranks store become replicas."""
     builder = CatalogBuilder("dcp", place)
     objects: dict[str, tuple[str, int, int, int]] = {}
+    paths: dict[str, tuple[Any, ...]] = {}
     lost = 0
     for rank, name in per_rank:
         builder.file(name, metadata=True)
         meta = decode(place.read(name), what=repr(name))
+        paths |= meta.paths or {}
         owner = np.repeat(np.arange(len(meta.keys)), np.diff(meta.row_ptr))
         for t, key in enumerate(meta.keys):
             builder.tensor(key, by_code(int(meta.dtype[t])), meta.shape[t, : meta.ndim[t]].tolist())
@@ -157,7 +164,7 @@ def _from_ranks(place: Place, per_rank: list[tuple[int, str]]) -> Catalog:
     absent = sorted(set(range(known[-1] + 1)) - set(known))
     if absent:
         facts["notes"].append(f"metadata of ranks {absent[:8]} is absent: their part of the save is lost")
-    return builder.build(facts)
+    return _named(builder.build(facts), paths)
 
 
 def _from_safetensors(place: Place, meta: DcpMetadata) -> Catalog:
@@ -193,7 +200,12 @@ def _from_safetensors(place: Place, meta: DcpMetadata) -> Catalog:
         entry = entries.get((name, key))
         if entry is not None:
             builder.object(key, name, entry.start, entry.stop)
-    return builder.build(_facts(place, meta, int((meta.item < 0).sum())))
+    return _named(builder.build(_facts(place, meta, int((meta.item < 0).sum()))), meta.paths)
+
+
+def _named(catalog: Catalog, paths: Mapping[str, tuple[Any, ...]] | None) -> Catalog:
+    fqns, roles = naming.resolve(catalog.keys, {"paths": paths})
+    return replace(catalog, fqns=fqns, roles=roles)
 
 
 def _is_safetensors(place: Place, meta: DcpMetadata) -> bool:

@@ -1,0 +1,89 @@
+"""Run small programs as processes of their own, interleaved, and keep the best of each.
+
+A program prints nothing; what lies between ``with timed():`` is measured in it: wall seconds, CPU seconds (user and
+system, all threads) and the peak of anonymous memory above the start of the block. Programs of one table take turns,
+so that a busy minute of the machine hurts all of them alike; the best round counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PREAMBLE = """
+import json, os, resource, sys, threading, time
+def _anon():
+    with open('/proc/self/status') as f:
+        return next(int(line.split()[1]) for line in f if line.startswith('RssAnon')) / 1024
+class timed:
+    def __enter__(self):
+        self.base = self.peak = _anon()
+        self.stop = threading.Event()
+        def watch():
+            while not self.stop.wait(.01):
+                self.peak = max(self.peak, _anon())
+        self.thread = threading.Thread(target=watch, daemon=True)
+        self.thread.start()
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        return self
+    def __exit__(self, *error):
+        self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+        self.peak = max(self.peak, _anon())
+        self.stop.set(); self.thread.join()
+        if error[0] is None:
+            print('@@' + json.dumps({'wall': self.wall, 'cpu': self.cpu, 'anon': self.peak - self.base}))
+"""
+
+
+def run(code: str) -> dict[str, float]:
+    """One round of one program."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", PREAMBLE + code], env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"benchmark program failed:\n{code}\n{done.stderr[-3000:]}")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("@@"))
+    return json.loads(line[2:])
+
+
+def best(programs: dict[str, str], rounds: int = 3, by: str = "cpu") -> dict[str, dict[str, float]]:
+    """The best round of each program, by CPU or wall seconds."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
+    for _ in range(rounds):
+        for name, code in programs.items():
+            found[name].append(run(code))
+    return {name: min(results, key=lambda result: result[by]) for name, results in found.items()}
+
+
+def table(results: dict[str, dict[str, float]], against: str, by: str = "cpu") -> str:
+    """Markdown: seconds, peak anonymous memory, and the ratio to one row."""
+    base = results[against][by]
+    lines = [f"| | wall s | CPU s | peak anon MB | {by} ÷ {against} |", "|---|---:|---:|---:|---:|"]
+    for name, result in results.items():
+        ratio = result[by] / base
+        lines.append(
+            f"| {name} | {result['wall']:.4f} | {result['cpu']:.4f} | {result['anon']:,.0f} | {ratio:,.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """What the figures were taken on."""
+    model = platform.processor() or "?"
+    with open("/proc/cpuinfo") as info:
+        model = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    import numpy
+    import torch
+
+    return (
+        f"{date.today().isoformat()}, {model}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} "
+        f"{platform.release().split('-')[0]}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"numpy {numpy.__version__}"
+    )

@@ -1,0 +1,127 @@
+"""Box arithmetic against dense arrays, where every element can be counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties import boxes, examples, shapes
+from workbench.core import box
+
+
+def painted(shape, offsets, sizes):
+    """How often each element of a dense array is covered."""
+    count = np.zeros(shape, int)
+    for low, size in zip(offsets, sizes, strict=True):
+        count[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))] += 1
+    return count
+
+
+def columns(found, dims):
+    low = np.array([a for a, _ in found], np.int64).reshape(len(found), dims)
+    return low, np.array([n for _, n in found], np.int64).reshape(len(found), dims)
+
+
+@st.composite
+def shape_and_boxes(draw, count=6):
+    shape = draw(shapes().filter(len))
+    return shape, columns(draw(st.lists(boxes(shape), max_size=count)), len(shape))
+
+
+@examples()
+@given(st.data())
+def test_intersection_holds_the_elements_that_both_hold(data):
+    shape = data.draw(shapes().filter(len))
+    a, b = columns([data.draw(boxes(shape))], len(shape)), columns([data.draw(boxes(shape))], len(shape))
+    low, size = box.intersect(*a, *b)
+    both = painted(shape, *a) * painted(shape, *b)
+    if box.volume(size)[0]:
+        assert (painted(shape, low, size) == both).all()
+    else:
+        assert not both.any()
+
+
+@examples()
+@given(st.data())
+def test_join_finds_every_pair_that_shares_an_element_and_no_other(data):
+    shape = data.draw(shapes().filter(len))
+    sides = []
+    for _ in range(2):
+        found = data.draw(st.lists(st.tuples(st.integers(0, 2), boxes(shape)), max_size=6))
+        sides.append((np.array([g for g, _ in found], np.int64), *columns([b for _, b in found], len(shape))))
+    (ga, oa, sa), (gb, ob, sb) = sides
+    i, j = box.group_join(ga, oa, sa, gb, ob, sb)
+    want = {
+        (x, y)
+        for x in range(len(ga))
+        for y in range(len(gb))
+        if ga[x] == gb[y] and (painted(shape, oa[x : x + 1], sa[x : x + 1]) * painted(shape, ob[y : y + 1], sb[y : y + 1])).any()
+    }
+    assert sorted(zip(i.tolist(), j.tolist(), strict=True)) == sorted(want)
+
+
+def test_join_of_coordinates_too_large_for_one_number_line():
+    huge = 1 << 54
+    group = np.arange(600, dtype=np.int64)
+    low = np.stack([group * 0 + huge, group * 0], axis=1)
+    size = np.full_like(low, 2)
+    i, j = box.group_join(group, low, size, group, low + [[1, 1]], size)
+    assert (i == group).all() and (j == group).all()
+    i, j = box.group_join(group, low, size, group, low + [[2, 0]], size)
+    assert len(i) == len(j) == 0
+
+
+@examples()
+@given(shape_and_boxes())
+def test_overlapping_pairs_are_those_painted_twice(case):
+    shape, (offsets, sizes) = case
+    i, j = box.overlapping(np.zeros(len(offsets), np.int64), offsets, sizes)
+    assert (i < j).all()
+    assert bool(len(i)) == bool((painted(shape, offsets, sizes) > 1).any())
+
+
+@examples()
+@given(shape_and_boxes())
+def test_missing_boxes_are_disjoint_and_exactly_what_is_uncovered(case):
+    shape, (offsets, sizes) = case
+    whole = np.zeros(len(shape), np.int64), np.array(shape, np.int64)
+    found = columns(box.missing(*whole, offsets, sizes, limit=10**6), len(shape))
+    holes = painted(shape, *found)
+    assert holes.max(initial=0) <= 1
+    assert ((holes == 1) == (painted(shape, offsets, sizes) == 0)).all()
+
+
+@examples()
+@given(st.data())
+def test_a_flat_range_is_at_most_2n_minus_1_boxes_in_flat_order(data):
+    shape = data.draw(shapes().filter(len))
+    total = int(np.prod(shape))
+    a, b = sorted((data.draw(st.integers(-2, total + 2)), data.draw(st.integers(-2, total + 2))))
+    index, offsets, sizes, at = box.flat_ranges(np.array([shape]), np.array([a]), np.array([b]))
+    assert len(index) <= 2 * len(shape) - 1 and not index.any()
+    flat = np.arange(total).reshape(shape)
+    pieces = [flat[tuple(slice(x, x + n) for x, n in zip(o, s, strict=True))].ravel() for o, s in zip(offsets, sizes, strict=True)]
+    assert [int(piece[0]) for piece in pieces] == at.tolist()
+    got = np.concatenate(pieces) if pieces else np.empty(0, int)
+    assert got.tolist() == list(range(max(a, 0), max(0, min(b, total))))
+
+
+@examples(60, 2_000)
+@given(st.data())
+def test_many_flat_ranges_at_once_are_the_ranges_one_by_one(data):
+    dims = data.draw(st.integers(1, 4))
+    rows = data.draw(st.lists(st.tuples(*[st.integers(1, 5)] * dims), min_size=1, max_size=5))
+    ranges = [sorted((data.draw(st.integers(0, 130)), data.draw(st.integers(0, 130)))) for _ in rows]
+    starts, stops = (np.array(column) for column in zip(*ranges, strict=True))
+    index, *together = box.flat_ranges(np.array(rows), starts, stops)
+    for k, row in enumerate(rows):
+        _, *alone = box.flat_ranges(np.array([row]), starts[k : k + 1], stops[k : k + 1])
+        for one, many in zip(alone, together, strict=True):
+            assert (one == many[index == k]).all()
+
+
+@pytest.mark.parametrize(("shape", "a", "b", "count"), [((4, 6), 4, 17, 3), ((3, 4, 5), 1, 59, 5), ((7,), 2, 5, 1)])
+def test_ragged_ranges_use_all_their_boxes(shape, a, b, count):
+    assert len(box.flat_ranges(np.array([shape]), np.array([a]), np.array([b]))[0]) == count

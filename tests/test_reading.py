@@ -1,0 +1,249 @@
+"""Plans and slices against a dense array, over random chunkings, codecs, strides and keys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties import boxes, chunkings, examples, keys, shapes
+from workbench import errors
+from workbench.core import plan
+from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import RAW_BE
+from workbench.core.dtypes import by_name
+from workbench.core.payload import Payloads
+from workbench.core.place import Place
+from workbench.core.storage import SourcePool
+from workbench.tensor import LazyTensor
+
+
+def lazy(folder, catalog, io="mmap", key="t"):
+    pool = SourcePool(Place(folder), catalog.files, catalog.file_stats, io)
+    return LazyTensor(Payloads(catalog, pool), catalog.index[key], key, "param")
+
+
+def stored(folder, dense, chunks, *, dtype="int32", order=None, big=False, skip=()):
+    """Write each chunk of a dense array to its own place of one file, as described by ``order`` (axis order in memory)."""
+    builder = CatalogBuilder("test", Place(folder))
+    builder.tensor("t", by_name(dtype), dense.shape)
+    blob = b"\xff" * 3  # nothing is aligned
+    for position, (low, size) in enumerate(chunks):
+        piece = dense[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))]
+        axes = tuple(order) if order and len(order) == dense.ndim else tuple(range(dense.ndim))
+        laid = np.ascontiguousarray(piece.transpose(axes))
+        strides = [0] * dense.ndim
+        for at, axis in enumerate(axes):
+            strides[axis] = laid.strides[at] // laid.itemsize if laid.size else 1
+        raw = laid.astype(laid.dtype.newbyteorder(">")).tobytes() if big else laid.tobytes()
+        if position not in skip:
+            codec = {"codec": RAW_BE} if big else {}
+            builder.chunk("t", low, size, "data.bin", len(blob), len(blob) + len(raw), strides=strides, **codec)
+        blob += raw + b"\xff"
+    (folder / "data.bin").write_bytes(blob)
+    builder.file("data.bin")
+    catalog = builder.build()
+    catalog.check()
+    return catalog
+
+
+@examples(400)
+@given(st.data())
+def test_a_slice_of_any_chunking_is_the_slice_of_the_dense_array(tmp_path_factory, data):
+    shape = data.draw(shapes())
+    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
+    order = data.draw(st.none() | st.permutations(range(len(shape))))
+    folder = tmp_path_factory.mktemp("case")
+    catalog = stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
+    tensor = lazy(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
+    assert tensor.shape == shape
+    assert (tensor.numpy() == dense).all()
+    for _ in range(3):
+        key = data.draw(keys(shape))
+        got = tensor.lazy[key].numpy()
+        assert got.shape == dense[key].shape and (got == dense[key]).all(), key
+
+
+@examples(150)
+@given(st.data())
+def test_keys_compose(tmp_path_factory, data):
+    shape = data.draw(shapes(min_side=1))
+    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    folder = tmp_path_factory.mktemp("case")
+    tensor = lazy(folder, stored(folder, dense, data.draw(chunkings(shape))))
+    first = data.draw(keys(shape, arrays=False))
+    second = data.draw(keys(dense[first].shape))
+    got = tensor.lazy[first].lazy[second]
+    want = dense[first][second]
+    assert got.shape == want.shape and (got.numpy() == want).all(), (first, second)
+
+
+@examples(200)
+@given(st.data())
+def test_many_requests_planned_at_once_copy_every_wanted_element_once(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("case")
+    builder = CatalogBuilder("test", Place(folder))
+    (folder / "f").write_bytes(b"\0" * 4096)
+    wholes = data.draw(st.lists(shapes(min_side=1).filter(len), min_size=1, max_size=3))
+    for t, shape in enumerate(wholes):
+        builder.tensor(f"t{t}", by_name("uint8"), shape)
+        for low, size in data.draw(chunkings(shape)):
+            builder.chunk(f"t{t}", low, size, "f", 0, int(np.prod(size)))
+    catalog = builder.build()
+    dims = catalog.shape.shape[1]
+    wanted = []
+    for t, shape in enumerate(wholes):
+        wanted += [(t, *data.draw(boxes(shape))) for _ in range(data.draw(st.integers(0, 3)))]
+    tensors = np.array([t for t, *_ in wanted], np.int64)
+    offsets = np.array([(*o, *[0] * (dims - len(o))) for _, o, _ in wanted], np.int64).reshape(-1, dims)
+    sizes = np.array([(*s, *[1] * (dims - len(s))) for _, _, s in wanted], np.int64).reshape(-1, dims)
+    reads = plan.plan_reads(catalog, tensors, offsets, sizes)
+    for k, (t, low, size) in enumerate(wanted):
+        count = np.zeros(size, int)
+        mine = reads.request == k
+        for row, src, dst, n in zip(reads.row[mine], reads.source[mine], reads.dest[mine], reads.sizes[mine], strict=True):
+            assert catalog.tensor[row] == t
+            nd = len(size)
+            count[tuple(slice(a, a + b) for a, b in zip(dst[:nd], n[:nd], strict=True))] += 1
+            # the copy's place in the global tensor is the same seen from the chunk and from the request
+            assert (catalog.offsets[row][:nd] + src[:nd] == np.array(low) + dst[:nd]).all()
+        assert (count == 1).all()
+    files = list(zip(catalog.file[reads.row].tolist(), catalog.start[reads.row].tolist(), strict=True))
+    assert files == sorted(files)
+
+
+@examples(150)
+@given(st.data())
+def test_a_hole_is_an_error_that_names_it_and_the_rest_reads(tmp_path_factory, data):
+    shape = data.draw(shapes(min_side=1).filter(len))
+    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    chunks = data.draw(chunkings(shape))
+    lost = data.draw(st.integers(0, len(chunks) - 1))
+    folder = tmp_path_factory.mktemp("case")
+    tensor = lazy(folder, stored(folder, dense, chunks, skip={lost}))
+    with pytest.raises(errors.HoleError, match=r"'t'.*hole: \[.*\d:\d"):
+        tensor.numpy()
+    for position, (low, size) in enumerate(chunks):
+        key = tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))
+        if position != lost:
+            assert (tensor.lazy[key].numpy() == dense[key]).all()
+        else:
+            with pytest.raises(errors.HoleError):
+                tensor.lazy[key].numpy()
+
+
+def test_overlapping_chunks_read_where_they_agree_and_raise_where_not(tmp_path):
+    builder = CatalogBuilder("test", Place(tmp_path))
+    (tmp_path / "f").write_bytes(bytes([0, 1, 2, 3, 2, 3, 4, 5, 9, 9]))
+    for key, second in (("same", 4), ("other", 5)):
+        builder.tensor(key, by_name("uint8"), (6,))
+        builder.chunk(key, (0,), (4,), "f", 0, 4)
+        builder.chunk(key, (2,), (4,), "f", second, second + 4)
+    catalog = builder.build()
+    assert lazy(tmp_path, catalog, key="same").numpy().tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(errors.CorruptError, match="'other'.*overlaps"):
+        lazy(tmp_path, catalog, key="other").numpy()
+
+
+@examples(200)
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), max_size=12),
+    st.integers(0, 40),
+    st.integers(1, 200),
+)
+def test_coalesced_reads_hold_every_range_within_both_knobs(ranges, gap, most):
+    ranges = sorted((a, a + n) for a, n in ranges)
+    starts, stops = (np.array(column, np.int64) for column in (list(zip(*ranges, strict=True)) or [[], []]))
+    first, last = plan.coalesce(starts, stops, max_gap=gap, max_bytes=most)
+    assert [k for a, b in zip(first, last, strict=True) for k in range(a, b + 1)] == list(range(len(ranges)))
+    for a, b in zip(first.tolist(), last.tolist(), strict=True):
+        reach = stops[a]
+        for k in range(a + 1, b + 1):
+            assert starts[k] - reach <= gap
+            reach = max(reach, stops[k])
+        assert a == b or reach - starts[a] <= most
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (7, "out of range"),
+        ((0, 0, 0), "3 indices"),
+        ((..., ...), "one ellipsis"),
+        (None, "new axes"),
+        ([0, 9], "out of range"),
+        ([True, False], "mask of 2"),
+        (([0], [0]), "only one axis"),
+        (1.5, "no index"),
+        ("x", "no index"),
+        (True, "no index"),
+        ([[0]], "no index"),
+        (slice(None, None, 0), "zero"),
+    ],
+)
+def test_a_key_that_does_not_fit_is_named(tmp_path, key, words):
+    dense = np.zeros((3, 4), np.int32)
+    tensor = lazy(tmp_path, stored(tmp_path, dense, [((0, 0), (3, 4))]))
+    with pytest.raises(errors.SelectionError, match=words) as caught:
+        tensor[key]
+    assert isinstance(caught.value, IndexError)
+
+
+def test_a_changed_file_is_noticed_before_its_bytes_are_used(tmp_path):
+    dense = np.arange(12, dtype=np.int32).reshape(3, 4)
+    for change in ("shorter", "rewritten", "gone", "replaced by a link"):
+        catalog = stored(tmp_path, dense, [((0, 0), (3, 4))])
+        tensor = lazy(tmp_path, catalog)
+        assert (tensor.numpy() == dense).all()
+        path = tmp_path / "data.bin"
+        blob = path.read_bytes()
+        if change == "shorter":
+            path.write_bytes(blob[:-5])
+        elif change == "rewritten":
+            path.write_bytes(blob[::-1])
+            os.utime(path, ns=(1, 1))
+        else:
+            path.unlink()
+            if change.startswith("replaced"):
+                (tmp_path.parent / "outside.bin").write_bytes(blob)
+                path.symlink_to(tmp_path.parent / "outside.bin")
+        with pytest.raises((errors.ChangedError, errors.MissingFileError, errors.UnsafeError), match=r"data\.bin"):
+            tensor.numpy()
+        path.unlink(missing_ok=True)
+
+
+def test_a_mapped_tensor_is_private_to_its_holder(tmp_path):
+    dense = np.arange(1 << 16, dtype=np.int32)
+    builder = CatalogBuilder("test", Place(tmp_path))
+    (tmp_path / "data.bin").write_bytes(b"\0" * 64 + dense.tobytes())
+    builder.tensor("t", by_name("int32"), dense.shape)
+    builder.chunk("t", (0,), dense.shape, "data.bin", 64, 64 + dense.nbytes)
+    tensor = lazy(tmp_path, builder.build())
+    first = tensor.torch()
+    first.zero_()
+    assert (tensor.torch().numpy() == dense).all()
+    assert (tmp_path / "data.bin").read_bytes()[64:] == dense.tobytes()
+
+
+def test_a_mapped_tensor_costs_no_memory_until_it_is_touched(tmp_path):
+    size = 1 << 28
+    with open(tmp_path / "data.bin", "wb") as handle:
+        handle.truncate(size)
+    builder = CatalogBuilder("test", Place(tmp_path))
+    builder.tensor("t", by_name("uint8"), (size,))
+    builder.chunk("t", (0,), (size,), "data.bin", 0, size)
+    tensor = lazy(tmp_path, builder.build())
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+    before = anonymous()
+    held = tensor.torch()
+    assert held.shape == (size,) and anonymous() - before < 32 << 20
+    assert int(held[12345]) == 0
