@@ -141,7 +141,11 @@ def _bounded(block: Block) -> list[Block]:
     if height > 1 or width <= BLOCK:
         step = max(BLOCK // width, 1)
         found = [
-            Block((r, min(r + step, block.rows[1])), block.cols, block.values[(r - block.rows[0]) * width :][: step * width])
+            Block(
+                (r, min(r + step, block.rows[1])),
+                block.cols,
+                block.values[(r - block.rows[0]) * width :][: step * width],
+            )
             for r in range(block.rows[0], block.rows[1], step)
         ]
         if width <= BLOCK:

@@ -37,7 +37,11 @@ _FP8 = {
     "float8_e4m3fnuz": (4, 3, 8, False, True),
     "float8_e5m2fnuz": (5, 2, 16, False, True),
 }
-_INTEGERS = {"qint8": "i1", "quint8": "u1", "qint32": "<i4"}  # the integers; their scale is not stored beside them
+_INTEGERS = {
+    "qint8": "i1",
+    "quint8": "u1",
+    "qint32": "<i4",
+}  # the integers; their scale is not stored beside them
 
 
 class Decoder:
@@ -75,7 +79,9 @@ class Decoder:
             half = np.dtype(f"<f{self.dtype.itemsize // 2}")
             parts = np.ascontiguousarray(bits).view(half).reshape(-1, 2)
             with np.errstate(over="ignore"):  # the magnitude of two huge parts is beyond float64
-                return np.hypot(parts[:, 0], parts[:, 1], out=self._take(len(parts), np.float64), dtype=np.float64)
+                return np.hypot(
+                    parts[:, 0], parts[:, 1], out=self._take(len(parts), np.float64), dtype=np.float64
+                )
         if name == "bool":
             return (bits.view(np.uint8) != 0).view(np.uint8)
         return bits.view(_INTEGERS[name]) if name in _INTEGERS else bits

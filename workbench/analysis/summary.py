@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.blocks import Blocks
+from workbench.analysis.heatmap import Heat, heatmap
 from workbench.analysis.numbers import BLOCK, Decoder
 from workbench.tensor import LazyTensor
 
-__all__ = ["Histogram", "Profile", "Summary", "histogram", "profile", "summarise"]
+__all__ = ["Heat", "Histogram", "Profile", "Summary", "heatmap", "histogram", "profile", "summarise"]
 
 Array = np.ndarray[Any, Any]
 HUGE = 1e140  #: magnitudes whose squares may leave float64
@@ -217,7 +218,9 @@ def _integer_moments(values: Array, buffer: Array) -> tuple[int, float, float, i
     low = int(values.min())
     if values.dtype.itemsize == 8:
         steps = values.view(np.uint64) - np.uint64(low % (1 << 64))  # exact for any two 64-bit integers
-        total = (int((steps >> 32).sum()) << 32) + int((steps & np.uint64(0xFFFFFFFF)).sum()) + low * len(steps)
+        total = (
+            (int((steps >> 32).sum()) << 32) + int((steps & np.uint64(0xFFFFFFFF)).sum()) + low * len(steps)
+        )
     else:
         steps = values.astype(np.int64) - low
         total = int(steps.sum()) + low * len(steps)
