@@ -294,9 +294,7 @@ def test_records_that_overlap_leave_the_file_or_lie_about_themselves_are_refused
         archive = read_directory(patch(data, b"PK\x03\x04", offset, value), what="x")
         with pytest.raises(CorruptError):
             archive.read(archive.find("data.pkl"))
-    for nth, name in enumerate(
-        ("data.pkl", "data/0")
-    ):  # a longer extra field
+    for nth, name in enumerate(("data.pkl", "data/0")):  # a longer extra field
         archive = read_directory(patch(data, b"PK\x03\x04", 28, b"\x05", nth=nth), what="x")
         with pytest.raises(CorruptError, match="contradicts the central directory"):
             archive.payload(archive.find(name))
