@@ -18,11 +18,11 @@ name whatever module they come from, because other frameworks bring their own ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,10 +31,12 @@ from workbench.core.catalog import OPAQUE, TORCH_ZIP, ZSTD_TORCH_ZIP
 from workbench.core.dtypes import by_name
 from workbench.errors import CorruptError
 
-__all__ = ["DcpMetadata", "decode"]
+__all__ = ["FAULTS", "ROOTS", "ByClass", "DcpMetadata", "Held", "Items", "Objects", "assemble", "codecs", "decode", "state_of"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROOTS = ("Metadata", "MCoreMetadata")
+LANES_FROM = 4 << 20  # bytes: below, a pickle is decoded whole in a second
+FAULTS = (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError)  # what another layout provokes
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,36 @@ class DcpMetadata:
     transforms: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The stored items as columns, ``(M,)`` each; ``hint``, ``ndim`` and ``at`` count only where ``owner`` is a tensor.
+
+    ``owner`` is a tensor's row, ``-2 - position`` of a bytes item, or ``-1`` for a name that is neither. ``hint`` is the chunk's
+    place in its tensor or ``-1``, ``at`` its offset, ``(M, dims)``.
+    """
+
+    owner: Ints
+    hint: Ints
+    ndim: Ints
+    at: Ints
+    files: list[str]
+    file: Ints
+    start: Ints
+    length: Ints
+    codec: Ints
+    transforms: list[str]
+
+
+class Source(Protocol):
+    """What holds the chunks and items of a decoded pickle. Both methods raise one of `FAULTS` for another layout."""
+
+    def chunks(self, lists: list[Any], ndim: Ints, dims: int) -> tuple[Ints, Ints, Ints]:
+        """Chunks of each list ``(T,)``, and their offsets and sizes ``(N, dims)``; ``ndim`` is ``(T,)``."""
+
+    def items(self, storage: Mapping[Any, Any], rows_of: Mapping[Any, int], dims: int) -> Items:
+        """The items; ``rows_of`` gives their owners."""
+
+
 def decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:
     """Decode a ``.metadata`` file's bytes.
 
@@ -81,18 +113,24 @@ def decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:
         CorruptError: not such a pickle, or one that contradicts itself.
         UnsafeError: a pickle bomb.
     """
-    found = unpickle.loads_with_globals(data, what=what, allow=_ByClass())
-    root = _state(found.value, ROOTS, what, found.globals)
+    if len(data) >= LANES_FROM:
+        from workbench.formats import dcp_lanes  # it stands on this module
+
+        fast = dcp_lanes.decode(data, what=what)
+        if fast is not None:
+            return fast
+    found = unpickle.loads_with_globals(data, what=what, allow=ByClass())
+    root = state_of(found.value, ROOTS, what, found.globals)
     try:
-        return _columns(root, what)
-    except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
+        return assemble(root, Objects())
+    except FAULTS as error:
         foreign = f"; it names foreign globals {sorted(found.globals)[:3]}" if found.globals else ""
         raise CorruptError(
             f"{what} is not laid out as DCP metadata ({type(error).__name__}: {str(error)[:120]}){foreign}"
         ) from None
 
 
-class _Held(list):  # type: ignore[type-arg]
+class Held(list):  # type: ignore[type-arg]
     """Stand-in that keeps the state BUILD hands it as its only element: no Python call per object.
 
     A million chunks make three million of these, so ``__setstate__`` is ``list.append`` itself.
@@ -111,14 +149,14 @@ CLASSES = (
 )  # fmt: skip
 
 
-class _ByClass(Mapping[tuple[str, str], object]):
+class ByClass(Mapping[tuple[str, str], object]):
     """(module, name) → stand-in class, for the class names above in any module.
 
     The classes are made anew for each load, so that a hostile BUILD on one cannot outlive its pickle.
     """
 
     def __init__(self) -> None:
-        self._made = {name: type(name, (_Held,), {"__slots__": ()}) for name in CLASSES}
+        self._made = {name: type(name, (Held,), {"__slots__": ()}) for name in CLASSES}
 
     def __getitem__(self, key: tuple[str, str]) -> object:
         return self._made[key[1]]
@@ -130,15 +168,16 @@ class _ByClass(Mapping[tuple[str, str], object]):
         return len(self._made)
 
 
-def _state(value: object, names: Iterable[str], what: str, foreign: set[str]) -> Any:
-    if not isinstance(value, _Held) or type(value).__name__ not in names:
+def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) -> Any:
+    if not isinstance(value, Held) or type(value).__name__ not in names:
         seen = f"; it names the foreign globals {sorted(foreign)[:3]}, which were not run" if foreign else ""
         raise CorruptError(f"{what} holds {unpickle.short(value)} instead of checkpoint metadata{seen}")
     return value[0] if value else {}
 
 
-def _columns(root: Mapping[str, Any], what: str) -> DcpMetadata:
-    entries: Mapping[str, _Held] = root["state_dict_metadata"]
+def assemble(root: Mapping[str, Any], source: Source) -> DcpMetadata:
+    """The columns of a decoded root, whose chunks and items ``source`` reads. Raises one of `FAULTS`."""
+    entries: Mapping[str, Held] = root["state_dict_metadata"]
     if any(type(key) is not str for key in entries):
         raise TypeError("a tensor's name is not a string")
     tensors = {key: value[0] for key, value in entries.items() if type(value).__name__ == "TensorStorageMetadata"}
@@ -148,21 +187,14 @@ def _columns(root: Mapping[str, Any], what: str) -> DcpMetadata:
 
     shapes = [state["size"] for state in tensors.values()]
     dims = max([1, *map(len, shapes)])
-    lists = [state["chunks"] for state in tensors.values()]
-    row_ptr = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    states = [chunk[0] for chunk in chain.from_iterable(lists)]
     ndim = np.array([len(shape) for shape in shapes], np.int64)
-    chunk_dims = np.repeat(ndim, np.diff(row_ptr))
-    offsets = _ragged(map(itemgetter("offsets"), states), chunk_dims, dims, 0)
-    sizes = _ragged(map(itemgetter("sizes"), states), chunk_dims, dims, 1)
+    counts, offsets, sizes = source.chunks([state["chunks"] for state in tensors.values()], ndim, dims)
+    row_ptr = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
-    storage = root["storage_data"]
-    index = [key[0] for key in storage]
-    infos = [value[0] for value in storage.values()]
-    item, objects, orphans = _join(index, list(tensors), blobs, row_ptr, chunk_dims, offsets, dims)
-    names = [info["relative_path"] for info in infos]
-    ids = {name: position for position, name in enumerate(dict.fromkeys(names))}
-    codec, transforms = _codecs(infos)
+    rows_of = {key: position for position, key in enumerate(tensors)}
+    rows_of |= {key: -2 - position for position, key in enumerate(blobs)}
+    items = source.items(root["storage_data"], rows_of, dims)
+    item, orphans = _join(items, row_ptr, np.repeat(ndim, counts), offsets)
     meta = root.get("storage_meta")
     planner = root.get("planner_data")
     return DcpMetadata(
@@ -174,40 +206,67 @@ def _columns(root: Mapping[str, Any], what: str) -> DcpMetadata:
         offsets=offsets,
         sizes=sizes,
         item=item,
-        objects=objects,
-        files=list(ids),
-        file=np.fromiter(map(ids.__getitem__, names), np.int32, len(names)),
-        start=_ints(infos, "offset"),
-        length=_ints(infos, "length"),
-        codec=codec,
+        objects=[(blobs[-2 - int(items.owner[i])], i) for i in np.flatnonzero(items.owner <= -2).tolist()],
+        files=items.files,
+        file=items.file,
+        start=items.start,
+        length=items.length,
+        codec=items.codec,
         paths=planner if isinstance(planner, Mapping) else None,
         version=str(root["version"]) if root.get("version") is not None else None,
         save_id=_save_id(meta),
         orphans=orphans,
-        transforms=transforms,
+        transforms=items.transforms,
     )
 
 
-def _join(
-    index: list[dict[str, Any]], keys: list[str], blobs: list[str], row_ptr: Ints, chunk_dims: Ints, offsets: Ints,
-    dims: int,
-) -> tuple[Ints, list[tuple[str, int]], int]:  # fmt: skip
-    """Which item holds which chunk: by (fqn, offset), tried first at the chunk position that the index hints at."""
-    rows_of = {key: position for position, key in enumerate(keys)}
-    rows_of |= {key: -2 - position for position, key in enumerate(blobs)}
-    owner = np.fromiter((rows_of.get(state["fqn"], -1) for state in index), np.int64, len(index))
-    objects = [(blobs[-2 - o], position) for position, o in enumerate(owner.tolist()) if o <= -2]
-    mine = np.flatnonzero(owner >= 0)
-    owner = owner[mine]
-    found = [index[position] for position in mine.tolist()]
-    hint = np.fromiter((-1 if (h := state.get("index")) is None else h for state in found), np.int64, len(found))
-    counts = np.diff(row_ptr)
-    item_dims = np.array([len(state["offset"]) for state in found], np.int64)
-    at = _ragged(map(itemgetter("offset"), found), item_dims, dims, 0)
+class Objects:
+    """Chunks and items of a pickle decoded whole: lists of stand-ins, a dict of them."""
 
+    def chunks(self, lists: list[Any], ndim: Ints, dims: int) -> tuple[Ints, Ints, Ints]:
+        """As `Source.chunks`."""
+        counts = np.fromiter(map(len, lists), np.int64, len(lists))
+        states = [chunk[0] for chunk in chain.from_iterable(lists)]
+        each = np.repeat(ndim, counts)
+        offsets = _ragged(map(itemgetter("offsets"), states), each, dims, 0)
+        return counts, offsets, _ragged(map(itemgetter("sizes"), states), each, dims, 1)
+
+    def items(self, storage: Mapping[Any, Any], rows_of: Mapping[Any, int], dims: int) -> Items:
+        """As `Source.items`."""
+        index = [key[0] for key in storage]
+        infos = [value[0] for value in storage.values()]
+        owner = np.fromiter((rows_of.get(state["fqn"], -1) for state in index), np.int64, len(index))
+        found = [index[position] for position in np.flatnonzero(owner >= 0).tolist()]
+        hint, ndim = np.full((2, len(index)), -1, np.int64)
+        hints = (-1 if (h := state.get("index")) is None else h for state in found)
+        hint[owner >= 0] = np.fromiter(hints, np.int64, len(found))
+        ndim[owner >= 0] = np.fromiter((len(state["offset"]) for state in found), np.int64, len(found))
+        at = np.zeros((len(index), dims), np.int64)
+        at[owner >= 0] = _ragged(map(itemgetter("offset"), found), ndim[owner >= 0], dims, 0)
+        names = [info["relative_path"] for info in infos]
+        ids = {name: position for position, name in enumerate(dict.fromkeys(names))}
+        codec, transforms = codecs(infos)
+        return Items(
+            owner=owner,
+            hint=hint,
+            ndim=ndim,
+            at=at,
+            files=list(ids),
+            file=np.fromiter(map(ids.__getitem__, names), np.int32, len(names)),
+            start=_ints(infos, "offset"),
+            length=_ints(infos, "length"),
+            codec=codec,
+            transforms=transforms,
+        )
+
+
+def _join(items: Items, row_ptr: Ints, chunk_dims: Ints, offsets: Ints) -> tuple[Ints, int]:
+    """Which item holds which chunk: by (fqn, offset), tried first at the chunk position that the index hints at."""
+    mine = np.flatnonzero(items.owner >= 0)
+    owner, hint, item_dims, at = (part[mine] for part in (items.owner, items.hint, items.ndim, items.at))
     item = np.full(len(offsets), -1, np.int64)
     row = row_ptr[owner] + hint
-    good = (hint >= 0) & (hint < counts[owner])
+    good = (hint >= 0) & (hint < np.diff(row_ptr)[owner])
     good[good] = (offsets[row[good]] == at[good]).all(axis=1) & (item_dims[good] == chunk_dims[row[good]])
     item[row[good]] = mine[good]
     rest = np.flatnonzero(~good)
@@ -223,7 +282,7 @@ def _join(
             if r >= 0:
                 item[r] = mine[position]
                 good[position] = True
-    return item, objects, int((~good).sum()) + int(len(index) - len(mine) - len(objects))
+    return item, int((~good).sum()) + int((items.owner == -1).sum())
 
 
 def _ragged(rows: Iterable[Any], lengths: Ints, dims: int, fill: int) -> Ints:
@@ -240,7 +299,7 @@ def _ints(infos: list[dict[str, Any]], name: str) -> Ints:
     return np.fromiter(map(itemgetter(name), infos), np.int64, len(infos))
 
 
-def _codecs(infos: list[dict[str, Any]]) -> tuple[Ints, list[str]]:
+def codecs(infos: Sequence[Mapping[str, Any]]) -> tuple[Ints, list[str]]:
     """Codec of each item, and the names of the transforms that we do not know."""
     codec = np.full(len(infos), TORCH_ZIP, np.uint8)
     unknown: dict[str, None] = {}
@@ -263,7 +322,7 @@ def _dtype_name(properties: Any) -> str:
 
 
 def _save_id(meta: Any) -> str | None:
-    state = meta[0] if isinstance(meta, _Held) and meta else {}
+    state = meta[0] if isinstance(meta, Held) and meta else {}
     found = state.get("save_id") if isinstance(state, Mapping) else None
     return str(found) if found is not None else None
 
