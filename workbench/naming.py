@@ -53,7 +53,8 @@ OUTER = {"app", "app_state", "checkpoint", "trainer"}  #: dicts around the whole
 REST = {
     "lr_scheduler", "lr_schedulers", "scheduler", "schedulers", "train_state", "trainer_state", "dataloader",
     "dataloaders", "scaler", "grad_scaler", "amp", "loops", "callbacks", "client_state", "hyper_parameters", "args",
-    "optim", "optimizer", "optimizers", "optimizer_states", "step", "global_step", "epoch", "iteration", "iter", "loss", "losses",
+    "optim", "optimizer", "optimizers", "optimizer_states", "step", "global_step", "epoch", "iteration", "iter",
+    "loss", "losses",
 }  # fmt: skip
 BUFFERS = {
     "running_mean", "running_var", "num_batches_tracked", "inv_freq", "original_inv_freq", "position_ids",

@@ -22,7 +22,7 @@ from workbench.errors import CorruptError, UnsafeError
 __all__ = ["flatten", "optimizers", "prune"]
 
 MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
-MAX_NODES = 20_000_000  #: containers and leaves visited; a pickle can share one list a million times
+MAX_NODES = 5_000_000  #: containers and leaves visited; a pickle can share one list a million times
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps what state_dict shows
 _GONE = object()
 
