@@ -67,9 +67,7 @@ def table(results: dict[str, dict[str, float]], against: str, by: str = "cpu") -
     lines = [f"| | wall s | CPU s | peak anon MB | {by} ÷ {against} |", "|---|---:|---:|---:|---:|"]
     for name, result in results.items():
         ratio = result[by] / base
-        lines.append(
-            f"| {name} | {result['wall']:.4f} | {result['cpu']:.4f} | {result['anon']:,.0f} | {ratio:,.3f} |"
-        )
+        lines.append(f"| {name} | {result['wall']:.4f} | {result['cpu']:.4f} | {result['anon']:,.0f} | {ratio:,.3f} |")
     return "\n".join(lines)
 
 

@@ -161,7 +161,10 @@ def startup(folder: Path) -> None:
     for _ in range(5):
         begin = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "workbench", "ls", str(folder / "hf")], cwd=ROOT, check=True, capture_output=True
+            [sys.executable, "-m", "workbench", "ls", str(folder / "hf")],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
         )
         walls.append(time.perf_counter() - begin)
     print(f"### Start-up\n\n`workbench ls` on a safetensors folder: {min(walls):.2f} s wall (best of 5).\n")

@@ -32,12 +32,8 @@ def write_dcp_metadata(folder: str | Path, tensors: int = 2000, ranks: int = 512
     state, storage = {}, {}
     for t in range(tensors):
         name = f"model.layers.{t // 10}.mlp.experts.{t % 10}.up_proj.weight_{t:05d}"
-        chunks = [
-            ChunkStorageMetadata(torch.Size((r * rows, 0)), torch.Size((rows, cols))) for r in range(ranks)
-        ]
-        state[name] = TensorStorageMetadata(
-            TensorProperties(torch.float32), torch.Size((rows * ranks, cols)), chunks
-        )
+        chunks = [ChunkStorageMetadata(torch.Size((r * rows, 0)), torch.Size((rows, cols))) for r in range(ranks)]
+        state[name] = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size((rows * ranks, cols)), chunks)
         for r in range(ranks):
             fresh = name.encode().decode()  # a new string object, so that pickle writes it again
             index = MetadataIndex(fresh, torch.Size((r * rows, 0)), r)

@@ -15,7 +15,10 @@ SLOW = os.environ.get("WORKBENCH_SLOW") == "1"
 def examples(count: int = 300, slow: int = 10_000) -> Any:
     """``count`` cases in ``make test``, 10,000 in ``make test-all``; never judged by the clock."""
     return settings(
-        max_examples=slow if SLOW else count, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=slow if SLOW else count,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
 
 
@@ -44,7 +47,10 @@ def chunkings(draw: Any, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], 
         cut = draw(st.integers(1, size[axis] - 1))
         todo.append((low, (*size[:axis], cut, *size[axis + 1 :])))
         todo.append(
-            ((*low[:axis], low[axis] + cut, *low[axis + 1 :]), (*size[:axis], size[axis] - cut, *size[axis + 1 :]))
+            (
+                (*low[:axis], low[axis] + cut, *low[axis + 1 :]),
+                (*size[:axis], size[axis] - cut, *size[axis + 1 :]),
+            )
         )
     return draw(st.permutations(done))
 

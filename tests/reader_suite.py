@@ -78,8 +78,30 @@ def check_catalog(catalog: Catalog) -> None:
 
 def check_frames(ckpt: wb.Checkpoint) -> None:
     tensors, chunks = ckpt.tensors, ckpt.chunks
-    assert list(tensors.columns) == "key fqn role dtype shape numel nbytes chunks files replicas".split()
-    assert list(chunks.columns) == "key offsets sizes dtype file start stop rank replica codec".split()
+    assert list(tensors.columns) == [
+        "key",
+        "fqn",
+        "role",
+        "dtype",
+        "shape",
+        "numel",
+        "nbytes",
+        "chunks",
+        "files",
+        "replicas",
+    ]
+    assert list(chunks.columns) == [
+        "key",
+        "offsets",
+        "sizes",
+        "dtype",
+        "file",
+        "start",
+        "stop",
+        "rank",
+        "replica",
+        "codec",
+    ]
     assert tensors["key"].tolist() == list(ckpt) and len(chunks) == tensors["chunks"].sum()
     for key, fqn, role in zip(tensors["key"], tensors["fqn"], tensors["role"], strict=True):
         assert ckpt[key].role == role and (ckpt[key].fqn == fqn or (ckpt[key].fqn is None and fqn != fqn))

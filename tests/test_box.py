@@ -57,7 +57,8 @@ def test_join_finds_every_pair_that_shares_an_element_and_no_other(data):
         (x, y)
         for x in range(len(ga))
         for y in range(len(gb))
-        if ga[x] == gb[y] and (painted(shape, oa[x : x + 1], sa[x : x + 1]) * painted(shape, ob[y : y + 1], sb[y : y + 1])).any()
+        if ga[x] == gb[y]
+        and (painted(shape, oa[x : x + 1], sa[x : x + 1]) * painted(shape, ob[y : y + 1], sb[y : y + 1])).any()
     }
     assert sorted(zip(i.tolist(), j.tolist(), strict=True)) == sorted(want)
 
@@ -102,7 +103,10 @@ def test_a_flat_range_is_at_most_2n_minus_1_boxes_in_flat_order(data):
     index, offsets, sizes, at = box.flat_ranges(np.array([shape]), np.array([a]), np.array([b]))
     assert len(index) <= 2 * len(shape) - 1 and not index.any()
     flat = np.arange(total).reshape(shape)
-    pieces = [flat[tuple(slice(x, x + n) for x, n in zip(o, s, strict=True))].ravel() for o, s in zip(offsets, sizes, strict=True)]
+    pieces = [
+        flat[tuple(slice(x, x + n) for x, n in zip(o, s, strict=True))].ravel()
+        for o, s in zip(offsets, sizes, strict=True)
+    ]
     assert [int(piece[0]) for piece in pieces] == at.tolist()
     got = np.concatenate(pieces) if pieces else np.empty(0, int)
     assert got.tolist() == list(range(max(a, 0), max(0, min(b, total))))

@@ -106,7 +106,9 @@ def test_many_requests_planned_at_once_copy_every_wanted_element_once(tmp_path_f
     for k, (t, low, size) in enumerate(wanted):
         count = np.zeros(size, int)
         mine = reads.request == k
-        for row, src, dst, n in zip(reads.row[mine], reads.source[mine], reads.dest[mine], reads.sizes[mine], strict=True):
+        for row, src, dst, n in zip(
+            reads.row[mine], reads.source[mine], reads.dest[mine], reads.sizes[mine], strict=True
+        ):
             assert catalog.tensor[row] == t
             nd = len(size)
             count[tuple(slice(a, a + b) for a, b in zip(dst[:nd], n[:nd], strict=True))] += 1

@@ -1,8 +1,8 @@
 """The checkpoint workbench: open any trainer's sharded checkpoint as one global view, lazily, exactly, safely.
 
 >>> import workbench as wb
->>> ckpt = wb.open("sample_ckpts/dcp_fsdp2")                                               # doctest: +SKIP
->>> ckpt["model.model.embed_tokens.weight"][2:4, :3]                                        # doctest: +SKIP
+>>> ckpt = wb.open("sample_ckpts/dcp_fsdp2")  # doctest: +SKIP
+>>> ckpt["model.model.embed_tokens.weight"][2:4, :3]  # doctest: +SKIP
 """
 
 from workbench import errors

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "open"]
 
 #: Where trainers keep the step, in order of trust: torchtitan, ours and most scripts, Lightning, Megatron, HF.
-STEP_KEYS = ("train_state.step", "train_state", "step", "global_step", "iteration", "trainer_state", "state.step")
+STEP_KEYS = (
+    "train_state.step",
+    "train_state",
+    "step",
+    "global_step",
+    "iteration",
+    "trainer_state",
+    "state.step",
+)
 WORLD_KEYS = ("world_size", "args")
 _STEP_NAME = re.compile(r"(?:.*[-_./])?(?:step|checkpoint|ckpt|iter|global_step)[-_]?(\d+)(?:\.\w+)?", re.IGNORECASE)
 
@@ -180,7 +188,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
             raise TensorNotFoundError(f"parameter {fqn!r} has {len(found)} tensors of role {role!r}: {keys}; use a key")
         roles = sorted({r for f, r in self._by_meaning if f == fqn})
         if roles:
-            raise TensorNotFoundError(f"parameter {fqn!r} has no tensor of role {role!r}; stored are {', '.join(roles)}")
+            raise TensorNotFoundError(
+                f"parameter {fqn!r} has no tensor of role {role!r}; stored are {', '.join(roles)}"
+            )
         known = [f for f in dict.fromkeys(self.fqns) if f is not None]
         raise TensorNotFoundError(_not_found(fqn, known, what="parameter"))
 
@@ -248,9 +258,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return found
 
     def _tensor(self, position: int, threads: int = 1) -> LazyTensor:
-        return LazyTensor(
-            self._payloads, position, self._names[0][position], self._names[1][position], threads=threads
-        )
+        return LazyTensor(self._payloads, position, self._names[0][position], self._names[1][position], threads=threads)
 
 
 def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
@@ -287,5 +295,3 @@ def _not_found(key: str, known: list[str], what: str = "tensor") -> str:
     close = difflib.get_close_matches(str(key), pool, n=3, cutoff=0.6)
     hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
     return f"no {what} {key!r} among {len(known):,}{hint}"
-
-

@@ -237,4 +237,3 @@ class _Lazy:
 
     def __getitem__(self, key: Any) -> LazyTensor:
         return self._tensor._with(self._tensor._selection.compose(key))
-

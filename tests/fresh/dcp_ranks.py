@@ -153,7 +153,10 @@ def two_d(grid) -> dict:
 
     torch.manual_seed(0)
     model = Net()
-    plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=Replicate())}
+    plan = {
+        "embed": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
     for i in range(2):
         plan |= {f"layers.{i}.up": ColwiseParallel(), f"layers.{i}.down": RowwiseParallel()}
     parallelize_module(model, grid["tp"], plan)

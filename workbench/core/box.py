@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["flat_ranges", "group_join", "intersect", "missing", "overlapping", "volume"]
+__all__ = ["distinct", "flat_ranges", "group_join", "intersect", "missing", "overlapping", "volume"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -50,10 +50,10 @@ def group_join(
     keep_a, keep_b = np.flatnonzero(volume(sizes_a) > 0), np.flatnonzero(volume(sizes_b) > 0)
     if not len(keep_a) or not len(keep_b):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    groups = np.unique(group_b[keep_b])
-    known = np.isin(group_a[keep_a], groups)
-    keep_a = keep_a[known]
+    groups = distinct(group_b[keep_b])
     ga, gb = np.searchsorted(groups, group_a[keep_a]), np.searchsorted(groups, group_b[keep_b])
+    known = (ga < len(groups)) & (groups[np.minimum(ga, len(groups) - 1)] == group_a[keep_a])
+    keep_a, ga = keep_a[known], ga[known]
     axis = _best_axis(gb, offsets_b[keep_b], len(groups))
 
     rows_a, rows_b = np.arange(len(keep_a)), np.arange(len(keep_b))
@@ -141,9 +141,13 @@ def flat_ranges(shapes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints, In
     return index[order], offsets[order], sizes[order], at[order]
 
 
-def _box_of(
-    shapes: Ints, index: Ints, start: Ints, stop: Ints, row: Ints, axis: int
-) -> tuple[Ints, Ints, Ints, Ints]:
+def distinct(values: Ints) -> Ints:
+    """Sorted distinct values; ``np.unique`` would import ``numpy.ma`` for 20 ms at the first slice of a session."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+
+
+def _box_of(shapes: Ints, index: Ints, start: Ints, stop: Ints, row: Ints, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
     """One box a range that starts and stops on multiples of ``row`` inside one row of the axis further out."""
     real = stop > start
     index, start, stop, row, shape = index[real], start[real], stop[real], row[real], shapes[index[real]]
@@ -199,7 +203,7 @@ def _slabs(
         rest = [(int(low[k]), int(high[k])) for k in range(axis, len(low))]
         _slabs(low, high, lows, highs, len(low), done + rest, found, limit)
         return
-    edges = np.unique(np.concatenate([[low[axis], high[axis]], lows[:, axis], highs[:, axis]]))
+    edges = distinct(np.concatenate([[low[axis], high[axis]], lows[:, axis], highs[:, axis]]))
     for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         inside = (lows[:, axis] <= a) & (highs[:, axis] >= b)
         _slabs(low, high, lows[inside], highs[inside], axis + 1, [*done, (a, b)], found, limit)

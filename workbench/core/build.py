@@ -22,7 +22,7 @@ __all__ = ["CatalogBuilder", "merge"]
 class CatalogBuilder:
     """Collects tensors, chunks and objects; :meth:`build` sorts and packs them.
 
-    >>> builder = CatalogBuilder("demo", place)                                            # doctest: +SKIP
+    >>> builder = CatalogBuilder("demo", place)  # doctest: +SKIP
     >>> builder.tensor("w", by_name("F32"), (4, 2))
     >>> builder.chunk("w", (0, 0), (4, 2), "a.bin", 0, 32)
     """

@@ -122,6 +122,7 @@ def _decode(data: np.ndarray[Any, Any], place: Place, format: str) -> Catalog | 
     if header["stats"] != [_stat(place, name) for name in metadata_files]:
         return None
     files = [str(name) for name in texts["files"] or ()]
+    found: dict[str, Any] = {name: arrays.get(name) for name in _COLUMNS}
     return Catalog(
         format=format,
         keys=[str(key) for key in texts["keys"] or ()],
@@ -135,7 +136,7 @@ def _decode(data: np.ndarray[Any, Any], place: Place, format: str) -> Catalog | 
             *(arrays[f"objects.{name}"] for name in ("file", "start", "stop", "codec")),
         ),
         meta=header["meta"],
-        **{name: arrays.get(name) for name in _COLUMNS},
+        **found,
     )
 
 

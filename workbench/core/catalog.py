@@ -174,14 +174,15 @@ class Catalog:
         counts = np.diff(self.row_ptr)[tensors]
         ends = np.cumsum(counts)
         rows = np.repeat(self.row_ptr[tensors] - (ends - counts), counts) + np.arange(int(counts.sum()))
+        columns: dict[str, Any] = {name: getattr(self, name)[tensors] for name in ("dtype", "ndim", "shape")}
+        columns |= {name: _rows(getattr(self, name), rows) for name in CHUNK_COLUMNS}
         return replace(
             self,
             keys=[self.keys[t] for t in tensors.tolist()],
             row_ptr=np.concatenate([[0], ends]).astype(np.int64),
             fqns=None if self.fqns is None else [self.fqns[t] for t in tensors.tolist()],
             roles=None if self.roles is None else [self.roles[t] for t in tensors.tolist()],
-            **{name: getattr(self, name)[tensors] for name in ("dtype", "ndim", "shape")},
-            **{name: _rows(getattr(self, name), rows) for name in CHUNK_COLUMNS},
+            **columns,
         )
 
     # ---- trust ---------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class Catalog:
         counts = np.diff(self.row_ptr)
         if len(self.row_ptr) != tensors + 1 or self.row_ptr[0] != 0 or self.row_ptr[-1] != self.chunks:
             raise CorruptError("the catalog's row index does not add up")
-        self._first_bad((self.shape < 0).any(axis=1), "has a negative size in its shape {shape}")
+        self._first_bad(_any(self.shape < 0), "has a negative size in its shape {shape}")
         self._first_bad(self.dtype >= len(ALL), "has an element type that is not in the table")
         logs = np.log2(np.maximum(self.shape, 1)).sum(axis=1)
         self._first_bad(logs > np.log2(MAX_ELEMENTS), "has more elements than any machine: shape {shape}")
@@ -208,8 +209,7 @@ class Catalog:
         owner = self.tensor
         whole = self.shape[owner]
         out = (self.offsets < 0) | (self.sizes < 0) | (self.sizes > whole) | (self.offsets > whole - self.sizes)
-        out = out.any(axis=1)
-        self._first_bad(out, "has a chunk outside its shape {shape}: offsets {offsets}, sizes {sizes}", chunk=True)
+        self._first_bad(_any(out), "has a chunk outside its shape {shape}: offsets {offsets}, sizes {sizes}", chunk=True)
         odd = (self.start < 0) | (self.stop < self.start)
         self._first_bad(odd, "has a chunk of bytes {start:,} to {stop:,}", chunk=True)
         alien = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(CODECS))
@@ -257,10 +257,10 @@ class Catalog:
             return
         need = self.chunk_nbytes
         if self.strides is not None:
-            full = (self.sizes > 0).all(axis=1)
-            self._first_bad((self.strides < 0).any(axis=1), "has a chunk with negative strides", chunk=True)
+            full = ~_any(self.sizes == 0)
+            self._first_bad(_any(self.strides < 0), "has a chunk with negative strides", chunk=True)
             wild = full[:, None] & (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
-            self._first_bad(raw & wild.any(axis=1), "has strides longer than its payload", chunk=True)
+            self._first_bad(raw & _any(wild), "has strides longer than its payload", chunk=True)
             reach = np.where(full, ((self.sizes - 1) * self.strides).sum(axis=1) + 1, 0)
             need = (reach * _BITS[self.dtype[owner]] + 7) // 8
         if self.inner is not None:
@@ -288,6 +288,11 @@ class Catalog:
 CHUNK_COLUMNS = ("offsets", "sizes", "file", "start", "stop", "codec", "rank", "replica", "inner", "strides")
 _BITS = np.array([dtype.bits for dtype in ALL], np.int64)
 _CUT = "the file is truncated or from another save; restore it, or open with partial=True to read the rest"
+
+
+def _any(columns: Array) -> Array:
+    """Per row, whether any column is true."""
+    return np.asarray(columns.any(axis=1))
 
 
 def _rows(column: Array | None, rows: Array) -> Array | None:

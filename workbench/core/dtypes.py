@@ -81,7 +81,13 @@ class DType:
         return self.name
 
 
-_RAW = {8: np.dtype("u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4"), 64: np.dtype("<u8"), 128: np.dtype("V16")}
+_RAW = {
+    8: np.dtype("u1"),
+    16: np.dtype("<u2"),
+    32: np.dtype("<u4"),
+    64: np.dtype("<u8"),
+    128: np.dtype("V16"),
+}
 
 # name, bits, kind, torch, numpy, safetensors
 _TABLE: Sequence[tuple[str, int, str, str | None, str | None, str | None]] = (

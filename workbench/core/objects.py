@@ -124,7 +124,11 @@ def _tensor(ref: TensorRef, archive: ziparchive.Archive, data: Array, what: str)
     reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True)) + 1 if 0 not in ref.shape else 0
     if (ref.storage_offset + reach) * dtype.itemsize > stop - start:
         raise CorruptError(f"{what}: a tensor of shape {ref.shape} reaches past its storage {storage.key!r}")
-    flat = torch.frombuffer(bytearray(data[start:stop]), dtype=torch.uint8) if stop > start else torch.empty(0, dtype=torch.uint8)
+    flat = (
+        torch.frombuffer(bytearray(data[start:stop]), dtype=torch.uint8)
+        if stop > start
+        else torch.empty(0, dtype=torch.uint8)
+    )
     if archive.byteorder == "big" and dtype.itemsize > 1:
         part = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         flat = flat.reshape(-1, part).flip(1).reshape(-1).contiguous()

@@ -98,8 +98,7 @@ class Payloads:
         item, data = self.item(row)
         if item.dtype != dtype.name:
             raise CorruptError(
-                f"{self.describe(row)} holds {item.dtype} but the metadata says {dtype}; "
-                "the file is from another save"
+                f"{self.describe(row)} holds {item.dtype} but the metadata says {dtype}; the file is from another save"
             )
         payload = data[item.start : item.start + item.nbytes]
         at = item.storage_offset * dtype.itemsize
@@ -140,9 +139,7 @@ def decompress(data: Array, limit: int, *, what: str) -> Array:
     return np.frombuffer(out, np.uint8)
 
 
-def _strided(
-    data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType
-) -> Array:
+def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType) -> Array:
     """A read-only view of ``sizes`` elements; the reach of the strides is checked against the bytes."""
     if dtype.packed:
         return data[start : start + nbytes_of(dtype, int(np.prod(sizes)))]

@@ -87,15 +87,13 @@ def plan_reads(
         HoleError: some wanted element is stored in no chunk.
     """
     tensors = np.asarray(tensors, np.int64)
-    rows = _rows_of(catalog, np.unique(tensors))
+    rows = _rows_of(catalog, box.distinct(tensors))
     rows = rows[catalog.replica[rows] == replica]
     request, found = box.group_join(
         tensors, offsets, sizes, catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows]
     )
     row = rows[found]
-    low, extent = box.intersect(
-        offsets[request], sizes[request], catalog.offsets[row], catalog.sizes[row]
-    )
+    low, extent = box.intersect(offsets[request], sizes[request], catalog.offsets[row], catalog.sizes[row])
     if not partial:
         _check_coverage(catalog, tensors, offsets, sizes, request, low, extent)
     order = np.lexsort((catalog.start[row], catalog.file[row]))
@@ -105,10 +103,12 @@ def plan_reads(
 
 def disjoint(catalog: Catalog, tensors: Ints, *, replica: int = 0) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """For each tensor, whether its chunks (of one replica) share no element."""
-    rows = _rows_of(catalog, np.unique(tensors))
+    rows = _rows_of(catalog, box.distinct(tensors))
     rows = rows[catalog.replica[rows] == replica]
     i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows])
-    return ~np.isin(tensors, catalog.tensor[rows[i]])
+    shared = np.zeros(len(catalog), bool)
+    shared[catalog.tensor[rows[i]]] = True
+    return ~shared[tensors]
 
 
 def coalesce(starts: Ints, stops: Ints, *, max_gap: int = 64 << 10, max_bytes: int = 8 << 20) -> tuple[Ints, Ints]:
@@ -150,7 +150,7 @@ def _check_coverage(
     np.add.at(have, request, box.volume(extent))
     # Overlapping copies can hide a hole from the sum; only boxes without overlap prove themselves by volume.
     i, _ = box.overlapping(request, low, extent)
-    doubtful = np.unique(np.concatenate([np.flatnonzero(have != want), request[i]]))
+    doubtful = box.distinct(np.concatenate([np.flatnonzero(have != want), request[i]]))
     for position in doubtful.tolist():
         mine = request == position
         holes = box.missing(offsets[position], sizes[position], low[mine], extent[mine], limit=1)

@@ -63,7 +63,13 @@ def _padded(selection: Selection, dims: int) -> tuple[Array, Array]:
 
 
 def _copy_all(
-    payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array, threads: int
+    payloads: Payloads,
+    plan: ReadPlan,
+    ndim: int,
+    selection: Selection,
+    origin: Array,
+    out: Array,
+    threads: int,
 ) -> None:
     def copy(item: ReadItem) -> None:
         wanted = _within(selection, item, origin)
@@ -81,7 +87,13 @@ def _copy_all(
 
 
 def _copy_overlapping(
-    payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array, tensor: int
+    payloads: Payloads,
+    plan: ReadPlan,
+    ndim: int,
+    selection: Selection,
+    origin: Array,
+    out: Array,
+    tensor: int,
 ) -> None:
     """As :func:`_copy_all` where chunks overlap: what is stored twice must be stored alike."""
     filled = np.zeros(out.shape, bool)
@@ -98,9 +110,7 @@ def _copy_overlapping(
         out[dest], filled[dest] = new, True
 
 
-def _within(
-    selection: Selection, item: ReadItem, origin: Array
-) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
     """Which elements of a copy are selected: an index into the copied box, and one into the result.
 
     ``None`` when steps or an index array pass over the box entirely.

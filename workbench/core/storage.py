@@ -145,7 +145,9 @@ class SourcePool:
                 if source.size != self._stats[file].size:
                     raise _changed(name, self._stats[file].size, source.size)
                 self._open[file] = source
-                if len(self._open) > MAX_OPEN:  # not closed: another thread may be reading it; it goes with its last user
+                if (
+                    len(self._open) > MAX_OPEN
+                ):  # not closed: another thread may be reading it; it goes with its last user
                     self._open.popitem(last=False)
             else:
                 self._open.move_to_end(file)

@@ -155,7 +155,12 @@ def _from_ranks(place: Place, per_rank: list[tuple[int, str]]) -> Catalog:
             )
         for key, item in meta.objects:
             start = int(meta.start[item])
-            where = (meta.files[meta.file[item]], start, start + int(meta.length[item]), int(meta.codec[item]))
+            where = (
+                meta.files[meta.file[item]],
+                start,
+                start + int(meta.length[item]),
+                int(meta.codec[item]),
+            )
             objects.setdefault(key, where)
     for key, (file, start, stop, codec) in objects.items():
         builder.object(key, file, start, stop, codec)
