@@ -79,9 +79,7 @@ class Decoder:
             half = np.dtype(f"<f{self.dtype.itemsize // 2}")
             parts = np.ascontiguousarray(bits).view(half).reshape(-1, 2)
             with np.errstate(over="ignore"):  # the magnitude of two huge parts is beyond float64
-                return np.hypot(
-                    parts[:, 0], parts[:, 1], out=self._take(len(parts), np.float64), dtype=np.float64
-                )
+                return np.hypot(parts[:, 0], parts[:, 1], out=self._take(len(parts), np.float64), dtype=np.float64)
         if name == "bool":
             return (bits.view(np.uint8) != 0).view(np.uint8)
         return bits.view(_INTEGERS[name]) if name in _INTEGERS else bits

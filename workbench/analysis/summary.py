@@ -216,11 +216,10 @@ def _float_moments(values: Array, buffer: Array) -> tuple[int, Any, Any, None]:
 
 def _integer_moments(values: Array, buffer: Array) -> tuple[int, float, float, int]:
     low = int(values.min())
+    steps: Array
     if values.dtype.itemsize == 8:
         steps = values.view(np.uint64) - np.uint64(low % (1 << 64))  # exact for any two 64-bit integers
-        total = (
-            (int((steps >> 32).sum()) << 32) + int((steps & np.uint64(0xFFFFFFFF)).sum()) + low * len(steps)
-        )
+        total = (int((steps >> 32).sum()) << 32) + int((steps & np.uint64(0xFFFFFFFF)).sum()) + low * len(steps)
     else:
         steps = values.astype(np.int64) - low
         total = int(steps.sum()) + low * len(steps)

@@ -55,9 +55,7 @@ def by_role(ckpt: Checkpoint) -> list[Share]:
 
 def by_dtype(ckpt: Checkpoint) -> list[Share]:
     """Bytes by element type, largest first."""
-    return _shares(
-        [units.dtype(ALL[code].name) for code in ckpt.catalog.dtype.tolist()], ckpt.catalog.tensor_nbytes
-    )
+    return _shares([units.dtype(ALL[code].name) for code in ckpt.catalog.dtype.tolist()], ckpt.catalog.tensor_nbytes)
 
 
 def nodes(catalog: Catalog) -> tuple[Node, ...]:
@@ -71,19 +69,13 @@ def oddities(ckpt: Checkpoint) -> list[str]:
     """Sentences on what an ordinary checkpoint does not have, harmless to print."""
     catalog = ckpt.catalog
     found = [safe(note) for note in ckpt.notes]
-    nameless = [
-        key for key, fqn, role in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True) if _unknown(fqn, role)
-    ]
+    nameless = [key for key, fqn, role in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True) if _unknown(fqn, role)]
     if nameless:
-        found.append(
-            f"{units.plural(len(nameless), 'tensor')} of a parameter that is not named: {_listed(nameless)}"
-        )
+        found.append(f"{units.plural(len(nameless), 'tensor')} of a parameter that is not named: {_listed(nameless)}")
     copies = int(catalog.replica.max(initial=0)) + 1
     if copies > 1:
         twice = len(np.unique(catalog.tensor[catalog.replica > 0]))
-        found.append(
-            f"{units.plural(twice, 'tensor')} stored up to {copies} times (replicas of several ranks)"
-        )
+        found.append(f"{units.plural(twice, 'tensor')} stored up to {copies} times (replicas of several ranks)")
     lacking = _lacking(catalog)
     if len(lacking):
         names = _listed([catalog.keys[t] for t in lacking.tolist()])
@@ -91,9 +83,7 @@ def oddities(ckpt: Checkpoint) -> list[str]:
     sealed = np.unique(catalog.tensor[catalog.codec == OPAQUE])
     if len(sealed):
         names = _listed([catalog.keys[t] for t in sealed.tolist()])
-        found.append(
-            f"{units.plural(len(sealed), 'tensor')} stored through an unknown transform, unreadable: {names}"
-        )
+        found.append(f"{units.plural(len(sealed), 'tensor')} stored through an unknown transform, unreadable: {names}")
     gone = [name for name, stat in zip(catalog.files, catalog.file_stats, strict=True) if stat.size < 0]
     if gone:
         found.append(f"{units.plural(len(gone), 'file')} missing: {_listed(gone)}")

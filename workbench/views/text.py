@@ -35,14 +35,8 @@ def checkpoint_text(ckpt: Checkpoint) -> str:
     lines += _wrapped("by dtype", facts.describe(facts.by_dtype(ckpt)))
     for at, node in enumerate(_biggest(facts.nodes(ckpt.catalog))):
         share = f"{units.nbytes(node.nbytes):>9}  {units.percent(node.nbytes, total):>5}"
-        what = (
-            units.plural(node.tensors, "tensor")
-            if node.shape is None or node.times > 1
-            else units.shape(node.shape)
-        )
-        lines.append(
-            _field("" if at else "biggest", f"{pad(shorten(node.name or _NAMELESS, 44), 44)} {share}  {what}")
-        )
+        what = units.plural(node.tensors, "tensor") if node.shape is None or node.times > 1 else units.shape(node.shape)
+        lines.append(_field("" if at else "biggest", f"{pad(shorten(node.name or _NAMELESS, 44), 44)} {share}  {what}"))
     odd = facts.oddities(ckpt)
     for sentence in odd[:ODD]:
         lines += _wrapped("note", sentence)
@@ -72,11 +66,7 @@ def tensor_heading(tensor: LazyTensor) -> str:
     rows = tensor._payloads.catalog.rows_of(tensor._tensor)
     chunks = rows.stop - rows.start
     name = shorten(safe(tensor.key) or _NAMELESS, 60)
-    size = (
-        f"n={tensor.numel:,} ({units.nbytes(tensor.nbytes)})"
-        if tensor.shape
-        else f"({units.nbytes(tensor.nbytes)})"
-    )
+    size = f"n={tensor.numel:,} ({units.nbytes(tensor.nbytes)})" if tensor.shape else f"({units.nbytes(tensor.nbytes)})"
     role = "" if tensor.role in ("param", "other") else f" {safe(tensor.role)}"
     kind = units.dtype(tensor.element.name)
     return f"{name}{role} {units.shape(tensor.shape)} {kind} {size}" + (
@@ -141,9 +131,7 @@ def _biggest(nodes: Sequence[Node]) -> list[Node]:
     shown = list(nodes)
     total = sum(node.nbytes for node in nodes)
     while True:
-        whole = [
-            node for node in shown if node.children and node.nbytes > 0.6 * total and "[" not in node.name
-        ]
+        whole = [node for node in shown if node.children and node.nbytes > 0.6 * total and "[" not in node.name]
         if not whole:
             break
         at = shown.index(whole[0])

@@ -86,15 +86,11 @@ def _descend(node: dict[Any, Any], parts: list[str]) -> dict[Any, Any]:
 class _Builder:
     """Raw trees (a dict a module, a position a tensor) to nodes."""
 
-    def __init__(
-        self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], nbytes: Sequence[int]
-    ) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], nbytes: Sequence[int]) -> None:
         self._shapes, self._dtypes, self._nbytes = shapes, dtypes, nbytes
         self._interned: dict[Any, int] = {}
         self._tensors = [self._intern(what) for what in zip(shapes, dtypes, strict=True)]
-        self._modules: dict[
-            int, int
-        ] = {}  # id of a raw module → its number; the raw tree lives as long as this
+        self._modules: dict[int, int] = {}  # id of a raw module → its number; the raw tree lives as long as this
 
     def children(self, node: dict[Any, Any], times: int) -> tuple[Node, ...]:
         return tuple(self._node(name, child, times * repeats) for name, child, repeats in self._groups(node))
@@ -108,9 +104,7 @@ class _Builder:
             only = inside[0]
             joined = f"{name}.{only.name}"
             return Node(joined, only.times, only.tensors, only.nbytes, only.shape, only.dtype, only.children)
-        return Node(
-            name, times, sum(c.tensors for c in inside), sum(c.nbytes for c in inside), children=inside
-        )
+        return Node(name, times, sum(c.tensors for c in inside), sum(c.nbytes for c in inside), children=inside)
 
     def _groups(self, node: dict[Any, Any]) -> Iterator[tuple[str, Any, int]]:
         """Children: printed name, the first of its kind, how many. Like ones stand where their first one stood."""

@@ -16,7 +16,7 @@ _AGES = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (30 * 86_400, 86_
 
 
 def nbytes(value: int) -> str:
-    """``1.2 GiB``: binary units, three digits at most before the point, one after.
+    """``1.2 GiB``: binary units, one digit after the point.
 
     >>> nbytes(512), nbytes(8192), nbytes(1_300_000_000_000)
     ('512 B', '8 KiB', '1.2 TiB')
@@ -103,8 +103,4 @@ def ranges(values: list[int], most: int = 4) -> str:
         first, last = values[at], values[end - 1]
         parts.append(str(first) if first == last else f"{first}-{last}" + (f":{step}" if step > 1 else ""))
         at = end
-    return (
-        ",".join(parts)
-        if len(parts) <= most
-        else ",".join(parts[: most - 1]) + f",…{parts[-1].split('-')[-1]}"
-    )
+    return ",".join(parts) if len(parts) <= most else ",".join(parts[: most - 1]) + f",…{parts[-1].split('-')[-1]}"

@@ -1,0 +1,165 @@
+"""The command line: ``workbench COMMAND PATH …``.
+
+::
+
+    stdout   results: text for people, or one JSON document with --json
+    stderr   one line an error; ``note: …`` for what was decided on the way
+    exit     0 done · 3 cannot open or read · 64 wrong usage · 130 interrupted · 141 the reader of a pipe went away
+
+Nothing heavy is imported here: every command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import workbench
+from workbench.errors import SelectionError, UsageError, WorkbenchError
+from workbench.views.names import safe
+
+__all__ = ["main", "parser"]
+
+CANNOT_READ, USAGE, INTERRUPTED, PIPE = 3, 64, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Errors that are the input's fault are one line, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding still gets every name
+    try:
+        options = parser().parse_args(argv)
+        code = int(options.run(options) or 0)
+        sys.stdout.flush()
+        return code
+    except SystemExit as done:  # argparse: --help, --version, wrong usage
+        return done.code if isinstance(done.code, int) else USAGE
+    except WorkbenchError as error:
+        return _fail(str(error), USAGE if isinstance(error, (UsageError, SelectionError)) else CANNOT_READ)
+    except RecursionError:
+        return _fail("the checkpoint nests too deeply to be shown", CANNOT_READ)
+    except MemoryError:
+        return _fail("not enough memory for what was asked; ask for a slice", CANNOT_READ)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit has somewhere to flush to
+        return PIPE
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)!r}: " if error.filename is not None else ""
+        return _fail(f"{where}{error.strerror or error}", CANNOT_READ)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands (the documentation prints its help)."""
+    top = _Parser(
+        prog="workbench",
+        description="See, slice and check checkpoints without loading them.",
+        epilog="Exit codes: 0 done, 3 cannot open or read, 64 wrong usage.",
+        parents=[_common(top=True)],
+    )
+    top.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    _command(commands, "formats", _formats, "the formats that can be read")
+
+    ls = _command(commands, "ls", _ls, "the modules and tensors of a checkpoint, or the checkpoints under a folder")
+    ls.add_argument("path", help="a checkpoint, or a folder with several")
+    ls.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them somewhere")
+    ls.add_argument("--flat", action="store_true", help="one line a tensor instead of a tree")
+    ls.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
+    ls.add_argument("--depth", type=_positive, help="levels of the tree (default: all)")
+
+    show = _command(commands, "show", _show, "a tensor or a part of it: distribution, chunks, values")
+    show.add_argument("path", help="a checkpoint")
+    show.add_argument("key", metavar="KEY[SLICE]", help="stored name, as in 'model.w' or 'model.w[2:9, :, -1]'")
+    show.add_argument("--exact", action="store_true", help="statistics of every element, however many there are")
+    show.add_argument("--limit", type=_positive, default=1000, help="with --json: most values printed (default: 1000)")
+
+    objects = _command(commands, "objects", _objects, "the state that is no tensor: step, arguments, schedulers …")
+    objects.add_argument("path", help="a checkpoint")
+    objects.add_argument("name", nargs="?", help="one object, or all whose names begin with NAME and a dot")
+
+    serve = _command(commands, "serve", _serve, "the dashboard, in a browser")
+    serve.add_argument("root", help="folder with checkpoints; nothing outside it can be opened")
+    serve.add_argument("--port", type=int, default=5006, help="TCP port (default: 5006)")
+    serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")
+    return top
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {safe(message)}; see {self.prog} --help\n")
+
+
+def _common(*, top: bool = False) -> argparse.ArgumentParser:
+    """Options that stand before or after the command; the latter must not reset what the former set."""
+    common = argparse.ArgumentParser(add_help=False)
+    group = common.add_argument_group("options of every command")
+
+    def add(name: str, default: Any, **how: Any) -> None:
+        group.add_argument(name, default=default if top else argparse.SUPPRESS, **how)
+
+    add("--json", False, action="store_true", help="print one JSON document")
+    add("--format", None, metavar="NAME", help="read as this format instead of detecting it")
+    add("--partial", False, action="store_true", help="open although files are missing or truncated")
+    add("--no-cache", False, action="store_true", help="neither read nor write the cache of large catalogs")
+    add("--io", "mmap", choices=("mmap", "pread"), help="how to read files; pread suits network file systems")
+    return common
+
+
+def _command(commands: Any, name: str, run: Callable[..., int | None], words: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=words, description=words[0].upper() + words[1:] + ".", parents=[_common()]
+    )
+    made.set_defaults(run=run)
+    return made
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 62):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"workbench: {safe(message)}", file=sys.stderr)
+    return code
+
+
+# ---- commands: each imports what it needs --------------------------------------------------------------------------
+
+
+def _formats(options: argparse.Namespace) -> None:
+    from workbench.cli_list import formats
+
+    formats(options)
+
+
+def _ls(options: argparse.Namespace) -> None:
+    from workbench.cli_list import ls
+
+    ls(options)
+
+
+def _show(options: argparse.Namespace) -> None:
+    from workbench.cli_show import show
+
+    show(options)
+
+
+def _objects(options: argparse.Namespace) -> None:
+    from workbench.cli_show import objects
+
+    objects(options)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from workbench.app.serve import serve
+
+    serve(options.root, port=options.port, address=options.address, show=options.show)

@@ -1,0 +1,44 @@
+"""What the commands share: opening as the options say, notes, JSON, colour."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+import workbench
+from workbench.checkpoint import Checkpoint
+from workbench.views.names import safe
+
+__all__ = ["note", "open_as", "paint", "print_json"]
+
+_COLOURS = {"bad": "31", "head": "1"}
+
+
+def open_as(options: argparse.Namespace, path: str) -> Checkpoint:
+    """Open a checkpoint as the common options say; what was decided on the way goes to stderr."""
+    ckpt = workbench.open(
+        path, format=options.format, cache=not options.no_cache, io=options.io, partial=options.partial
+    )
+    for sentence in ckpt.notes:
+        note(sentence)
+    return ckpt
+
+
+def note(sentence: str) -> None:
+    """One line on stderr that is no error."""
+    print(f"note: {safe(sentence)}", file=sys.stderr)
+
+
+def print_json(document: Any) -> None:
+    """One document on one line, all ASCII: control characters and bidi marks are JSON escapes."""
+    print(json.dumps(document, allow_nan=False))
+
+
+def paint(text: str, colour: str) -> str:
+    """The text in a colour, on a terminal whose user did not say NO_COLOR."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"

@@ -1,0 +1,206 @@
+"""``workbench show`` and ``workbench objects``; and ``KEY[SLICE]``, which is parsed, never evaluated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from types import EllipsisType
+from typing import Any
+
+from workbench.analysis.summary import profile
+from workbench.checkpoint import Checkpoint
+from workbench.cli_common import open_as, paint, print_json
+from workbench.core.unpickle import jsonable
+from workbench.errors import TensorNotFoundError, UsageError, WorkbenchError
+from workbench.tensor import LazyTensor
+from workbench.views import units
+from workbench.views.names import safe, shorten
+from workbench.views.rows import chunk_rows
+from workbench.views.text import BINS, distribution, sick, tensor_heading
+from workbench.views.values import json_values, values_text
+
+__all__ = ["locate", "objects", "parse_slice", "show"]
+
+Part = int | slice | list[int] | EllipsisType
+QUICK = 1 << 26  #: elements that statistics read without being asked for --exact (about half a second)
+CHUNKS = 20  #: chunks that are printed
+LINES = 2000  #: lines of an object that are printed
+_INT = re.compile(r"\s*([+-]?\d{1,19})\s*")
+_SLICE = re.compile(r"\s*([+-]?\d{1,19})?\s*:\s*([+-]?\d{1,19})?\s*(?::\s*([+-]?\d{1,19})?\s*)?")
+_PARTS = re.compile(r"(\s*\[[^\[\]]*\]\s*|[^,\[\]]*)(,|$)")
+
+
+def show(options: argparse.Namespace) -> None:
+    """One tensor, or a part of it."""
+    ckpt = open_as(options, options.path)
+    tensor, key = locate(ckpt, options.key)
+    part = tensor if key is None else tensor.lazy[key]
+    if options.json:
+        print_json(_show_json(part, options))
+        return
+    found = profile(part, BINS, limit=None if options.exact else QUICK)
+    words = [paint(word, "bad") for word in sick(found.summary)]
+    print(" ".join([tensor_heading(part), distribution(found), *words]))
+    rows = chunk_rows(part._payloads.catalog, part._tensor)
+    for row in rows[:CHUNKS]:
+        print(f"  {_chunk_line(row)}")
+    if len(rows) > CHUNKS:
+        print(f"  … {len(rows) - CHUNKS:,} more chunks")
+    print(values_text(part))
+
+
+def objects(options: argparse.Namespace) -> None:
+    """The names of all objects with a glimpse of each; or one of them, or those below one name, in full."""
+    ckpt = open_as(options, options.path)
+    wanted = _wanted(ckpt.objects, options.name)
+    if options.json:
+        print_json({"path": ckpt.path, "objects": {name: _decoded(ckpt, name, options) for name in wanted}})
+        return
+    for name in wanted:
+        value = _decoded(ckpt, name, options)
+        if options.name is None:
+            glimpse = json.dumps(value, ensure_ascii=False)
+            print(shorten(f"{safe(name)}: {safe(glimpse)}", 160))
+            continue
+        for count, line in enumerate(_lines(value, f"{safe(name)}: ", 0)):
+            if count == LINES:
+                print("… more; use --json for all of it")
+                break
+            print(line)
+
+
+def locate(ckpt: Checkpoint, text: str) -> tuple[LazyTensor, tuple[Part, ...] | None]:
+    """The tensor that ``KEY[SLICE]`` means, and the slice. A key may hold brackets itself: the whole text comes first.
+
+    A key may also be given as it was printed, with control characters as visible escapes.
+
+    Raises:
+        TensorNotFoundError: no tensor of that name.
+        UsageError: the part in brackets is no slice.
+    """
+    exact = _key(ckpt, text)
+    if exact is not None:
+        return ckpt[exact], None
+    if text.endswith("]"):
+        for at in [at for at in range(len(text) - 1, -1, -1) if text[at] == "["]:
+            exact = _key(ckpt, text[:at])
+            if exact is not None:
+                return ckpt[exact], parse_slice(text[at + 1 : -1])
+    return ckpt[text.split("[", 1)[0] or text], None  # not there: the mapping's own error suggests names
+
+
+def parse_slice(text: str) -> tuple[Part, ...]:
+    """``2:9, :, -1, ..., [0, 2]`` as an index key.
+
+    Raises:
+        UsageError: something that is no integer, slice, ellipsis or list of integers.
+    """
+    parts: list[Part] = []
+    at = 0
+    while at < len(text):
+        found = _PARTS.match(text, at)
+        if found is None:
+            raise UsageError(f"{text!r} is no slice: brackets do not match")
+        body, comma = found[1], found[2]
+        parts.append(_part(body, text))
+        at = found.end()
+        if not comma:
+            break
+    if not parts:
+        raise UsageError("an empty slice []; write [...] for everything")
+    return tuple(parts)
+
+
+def _part(body: str, text: str) -> Part:
+    body = body.strip()
+    if body == "...":
+        return ...
+    if found := _INT.fullmatch(body):
+        return int(found[1])
+    if found := _SLICE.fullmatch(body):
+        return slice(*(None if group is None else int(group) for group in found.groups()))
+    if body.startswith("["):
+        inner = [_INT.fullmatch(item) for item in body[1:-1].split(",")] if body[1:-1].strip() else []
+        if all(inner):
+            return [int(item[1]) for item in inner if item is not None]
+    raise UsageError(f"{body!r} in [{text}] is no integer, slice (2:9:1), ellipsis (...) or list ([0, 2])")
+
+
+def _key(ckpt: Checkpoint, text: str) -> str | None:
+    if text in ckpt:
+        return text
+    if "\\" in text:
+        alike = [key for key in ckpt if safe(key) == text]
+        if len(alike) == 1:
+            return alike[0]
+    return None
+
+
+def _show_json(part: LazyTensor, options: argparse.Namespace) -> dict[str, Any]:
+    summary = profile(part, BINS, limit=None if options.exact else QUICK).summary
+    small = part.numel <= options.limit and summary.kind != "raw bytes"
+    return {
+        "key": part.key,
+        "fqn": part.fqn,
+        "role": part.role,
+        "dtype": part.element.name,
+        "shape": list(part.shape),
+        "numel": part.numel,
+        "nbytes": part.nbytes,
+        "stats": {name: _finite(value) for name, value in asdict(summary).items()},
+        "chunks": chunk_rows(part._payloads.catalog, part._tensor),
+        "values": json_values(part) if small else None,
+    }
+
+
+def _finite(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not abs(value) <= 1.8e308 else value
+
+
+def _chunk_line(row: Mapping[str, Any]) -> str:
+    rank = "" if row["rank"] is None else f"  rank {row['rank']}"
+    copy = "" if not row["replica"] else f"  copy {row['replica']}"
+    codec = "" if row["codec"] == "raw" else f"  {row['codec']}"
+    where = f"{safe(row['file'])} bytes {row['start']:,}–{row['stop']:,}"
+    return f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}  {where}{rank}{copy}{codec}"
+
+
+def _wanted(there: Mapping[str, Any], name: str | None) -> list[str]:
+    if name is None:
+        return list(there)
+    found = [key for key in there if key == name or key.startswith(f"{name}.") or safe(key) == name]
+    if not found:
+        raise TensorNotFoundError(f"no object {name!r} among {len(there):,}; workbench objects PATH lists them")
+    return found
+
+
+def _decoded(ckpt: Checkpoint, name: str, options: argparse.Namespace) -> Any:
+    """The object as plain JSON types; in a list of all, one that cannot be read says so in its place."""
+    try:
+        return jsonable(ckpt.objects[name])
+    except WorkbenchError as error:
+        if options.name == name:
+            raise
+        return {"type": "unreadable", "why": str(error)}
+
+
+def _long(values: list[Any]) -> bool:
+    return sum(len(item) if isinstance(item, str) else 8 for item in values) > 100
+
+
+def _lines(value: Any, label: str, depth: int) -> Iterator[str]:
+    """A JSON value as an indented tree."""
+    space = "  " * depth
+    if isinstance(value, dict) and value:
+        yield f"{space}{label}".rstrip()
+        for key, inner in value.items():
+            yield from _lines(inner, f"{safe(key)}: ", depth + 1)
+    elif isinstance(value, list) and (any(isinstance(item, (dict, list)) for item in value) or _long(value)):
+        yield f"{space}{label}".rstrip()
+        for item in value:
+            yield from _lines(item, "- ", depth + 1)
+    else:
+        yield shorten(f"{space}{label}{safe(json.dumps(value, ensure_ascii=False))}", 400)
