@@ -224,7 +224,8 @@ def _add(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded: L
     if reach and inner + reach * dtype.itemsize > stop - start:
         raise CorruptError(
             f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
-            f"{inner + reach * dtype.itemsize:,} of a storage of {stop - start:,} at byte {start:,}; the file is damaged"
+            f"{inner + reach * dtype.itemsize:,} of a storage of {stop - start:,} at byte {start:,}; the file is "
+            "damaged"
         )
     codec = cat.RAW_BE if loaded.big and dtype.itemsize > 1 else cat.RAW
     if ref.attrs.get("metadata"):  # a conjugate or negative view: the bits are not the values

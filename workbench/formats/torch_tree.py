@@ -22,7 +22,7 @@ from workbench.errors import CorruptError, UnsafeError
 __all__ = ["flatten", "optimizers", "prune"]
 
 MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
-MAX_NODES = 5_000_000  #: containers and leaves visited; a pickle can share one list a million times
+MAX_AGAIN = 500_000  #: visits to what was visited before; a pickle can share one list a million times
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps what state_dict shows
 _GONE = object()
 
@@ -34,15 +34,12 @@ def flatten(tree: object, *, what: str) -> list[tuple[tuple[Any, ...], TensorRef
         CorruptError: nested too deeply, or within itself.
         UnsafeError: shared so often that listing it would never end.
     """
-    found: list[tuple[tuple[Any, ...], TensorRef]] = []
-    budget = [MAX_NODES]
-    _visit(tree, (), found, budget, what, set())
-    return found
+    return _Flatten(what).run(tree)
 
 
 def prune(tree: object, *, what: str) -> object:
     """The tree without its tensors; containers that held nothing else are gone too, ``None`` if nothing is left."""
-    kept = _pruned(tree, {}, [MAX_NODES], what, 0)
+    kept = _pruned(tree, {}, what, 0)
     return None if kept is _GONE else kept
 
 
@@ -61,26 +58,38 @@ def _is_groups(groups: object) -> bool:
     return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
 
 
-def _visit(
-    node: object, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], TensorRef]], budget: list[int], what: str,
-    above: set[int],
-) -> None:  # fmt: skip
-    budget[0] -= 1
-    if budget[0] < 0:
-        raise UnsafeError(f"{what} shares its containers so often that listing them would not end; refused")
-    if isinstance(node, TensorRef):
-        found.append((path, node))
-        return
-    if not isinstance(node, (dict, list, tuple, Opaque)):
-        return
-    if id(node) in above:
-        return  # a module that knows its parent: what is in it has been listed
-    if len(above) >= MAX_DEPTH:
-        raise CorruptError(f"{what} nests more than {MAX_DEPTH} containers at {short('.'.join(map(str, path)), 80)}")
-    above.add(id(node))
-    for key, child in _children(node):
-        _visit(child, path if key is None else (*path, key), found, budget, what, above)
-    above.discard(id(node))
+class _Flatten:
+    def __init__(self, what: str) -> None:
+        self.what, self.again = what, 0
+        self.found: list[tuple[tuple[Any, ...], TensorRef]] = []
+        self.seen: set[int] = set()
+        self.above: set[int] = set()
+
+    def run(self, tree: object) -> list[tuple[tuple[Any, ...], TensorRef]]:
+        self.visit(tree, (), False)
+        return self.found
+
+    def visit(self, node: object, path: tuple[Any, ...], again: bool) -> None:
+        if again:  # the first visits are bounded by the file's size, these are not
+            self.again += 1
+            if self.again > MAX_AGAIN:
+                raise UnsafeError(
+                    f"{self.what} shares its containers so often that listing them would not end; refused"
+                )
+        if isinstance(node, TensorRef):
+            self.found.append((path, node))
+            return
+        if not isinstance(node, (dict, list, tuple, Opaque)) or id(node) in self.above:
+            return  # plain, or a module that knows its parent: what is in that has been listed
+        if len(self.above) >= MAX_DEPTH:
+            where = short(".".join(map(str, path)), 80)
+            raise CorruptError(f"{self.what} nests more than {MAX_DEPTH} containers at {where}")
+        again = again or id(node) in self.seen
+        self.seen.add(id(node))
+        self.above.add(id(node))
+        for key, child in _children(node):
+            self.visit(child, path if key is None else (*path, key), again)
+        self.above.discard(id(node))
 
 
 def _children(node: object) -> Iterator[tuple[Any, object]]:
@@ -102,22 +111,21 @@ def _children(node: object) -> Iterator[tuple[Any, object]]:
         yield from (pair for pair in (("args", node.args), ("kwargs", node.kwargs)) if pair[1])
 
 
-def _pruned(node: object, done: dict[int, object], budget: list[int], what: str, depth: int) -> object:
+def _pruned(node: object, done: dict[int, object], what: str, depth: int) -> object:
     if isinstance(node, TensorRef):
         return _GONE
     if not isinstance(node, (dict, list, tuple)):
         return node
     if id(node) in done:
         return done[id(node)]
-    budget[0] -= len(node) + 1
-    if depth > MAX_DEPTH or budget[0] < 0:
-        raise CorruptError(f"{what} nests or repeats its containers beyond what can be shown")
+    if depth > MAX_DEPTH:
+        raise CorruptError(f"{what} nests more than {MAX_DEPTH} containers")
     done[id(node)] = _GONE  # while it is open: what holds itself is cut there
     if isinstance(node, dict):
-        pairs = [(key, _pruned(child, done, budget, what, depth + 1)) for key, child in node.items()]
+        pairs = [(key, _pruned(child, done, what, depth + 1)) for key, child in node.items()]
         kept: Any = {key: child for key, child in pairs if child is not _GONE}
     else:
-        items = [_pruned(child, done, budget, what, depth + 1) for child in node]
+        items = [_pruned(child, done, what, depth + 1) for child in node]
         kept = [child for child in items if child is not _GONE]
         kept = tuple(kept) if isinstance(node, tuple) else kept
     done[id(node)] = _GONE if len(node) and not len(kept) else kept

@@ -1,0 +1,250 @@
+"""Discovery: what lies under a folder, what is complete, and which step of a run is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+import workbench as wb
+from workbench.core.place import Place
+from workbench.discover import Found, pick, step_of
+from workbench.discover import discover as find
+from workbench.errors import IncompleteError, NotACheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # no_dist=True asks for it
+
+
+def save_dcp(path: Path, value: float = 1.0) -> Path:
+    dcp.save({"w": torch.full((3,), value)}, checkpoint_id=path, no_dist=True)
+    return path
+
+
+def run(root: Path, *steps: int, name: str = "step-{}") -> Path:
+    for step in steps:
+        save_dcp(root / name.format(step), step)
+    return root
+
+
+def by_path(root: Path, **more: int) -> dict[str, Found]:
+    return {item.path: item for item in find(root, **more)}
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-48000", 48000), ("step_12", 12), ("checkpoint-6", 6), ("iter_0000100", 100), ("global_step3", 3),
+        ("epoch_2", 2), ("epoch=3-step=100.ckpt", 100), ("runs/step-4/model", 4), ("checkpoint_0", 0),
+        ("llama-ckpt-7.pt", 7), ("model", None), ("footstep-3x", None), ("v2", None), ("step-", None),
+        ("step-5/epoch", 5), ("global_step" + "9" * 30, None),
+    ],
+)  # fmt: skip
+def test_steps_are_read_off_names(name: str, step: int | None) -> None:
+    assert step_of(name) == step
+
+
+def test_everything_under_a_root_is_listed_with_size_step_and_completeness(tmp_path: Path) -> None:
+    run(tmp_path / "titan", 2, 10)
+    (tmp_path / "titan" / "step-10" / ".metadata").unlink()
+    (tmp_path / "export").mkdir()
+    save_file({"w": torch.ones(4)}, tmp_path / "export" / "model.safetensors")
+    (tmp_path / "files").mkdir()
+    torch.save({"w": torch.ones(4)}, tmp_path / "files" / "last.pt")
+    (tmp_path / "files" / "notes.txt").write_text("no checkpoint")
+    (tmp_path / "files" / "fake.pt").write_text("no checkpoint either")
+    found = by_path(tmp_path)
+    assert list(found) == ["export", "files/last.pt", "titan/step-2", "titan/step-10"]
+    assert [item.format for item in found.values()] == ["safetensors", "torch_save", "dcp", "dcp"]
+    assert [item.step for item in found.values()] == [None, None, 2, 10]
+    assert [item.complete for item in found.values()] == [True, True, True, False]
+    assert found["titan/step-10"].why == ".metadata is missing"
+    size = sum(path.stat().st_size for path in (tmp_path / "titan" / "step-2").iterdir())
+    assert found["titan/step-2"].nbytes == size
+    newest = max(path.stat().st_mtime for path in (tmp_path / "titan" / "step-2").iterdir())
+    assert abs(found["titan/step-2"].mtime - newest) < 1e-3
+
+
+def test_a_checkpoint_itself_is_found_as_a_dot(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "step-3")
+    (item,) = find(tmp_path / "step-3")
+    assert (item.path, item.step, item.complete) == (".", 3, True)
+    torch.save({"w": torch.ones(1)}, tmp_path / "step-3.pt")
+    (item,) = find(tmp_path / "step-3.pt")
+    assert (item.path, item.format, item.step) == (".", "torch_save", 3)
+
+
+def test_depth_is_bounded(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "a" / "b" / "c" / "step-1")
+    assert find(tmp_path) == [] and len(find(tmp_path, depth=4)) == 1
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    outside = save_dcp(tmp_path / "outside" / "step-1")
+    root = run(tmp_path / "root", 2)
+    (root / "step-9").symlink_to(outside)
+    (root / "latest-link").symlink_to(root / "step-2")
+    (root / "loop").symlink_to(root)
+    torch.save({"w": torch.ones(1)}, tmp_path / "outside" / "x.pt")
+    (root / "x.pt").symlink_to(tmp_path / "outside" / "x.pt")
+    found = by_path(root)
+    assert set(found) == {"step-2", "x.pt"}
+    assert found["x.pt"].format == "unreadable" and "link out of" in found["x.pt"].why
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads what nobody may")
+def test_a_folder_without_permission_is_listed_as_such(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "step-1").chmod(0)
+    (item,) = find(tmp_path)
+    assert item.format == "unreadable" and "Permission" in item.why
+    (tmp_path / "step-1").chmod(0o700)
+
+
+# ---- complete or not -----------------------------------------------------------------------------------------
+
+
+def test_dcp_is_complete_with_its_commit_marker(tmp_path: Path) -> None:
+    run(tmp_path, 1, 2, 3)
+    (tmp_path / "step-1" / ".metadata").rename(tmp_path / "step-1" / ".metadata.tmp")
+    (tmp_path / "step-2" / ".metadata").write_bytes(b"")
+    found = by_path(tmp_path)
+    assert found["step-1"].why == ".metadata is missing, .metadata.tmp is there"
+    assert found["step-2"].why == ".metadata is empty"
+    assert found["step-3"].complete
+
+
+def test_metadata_by_rank_must_be_contiguous(tmp_path: Path) -> None:
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    for rank in (0, 1, 3):
+        (folder / f"__{rank}.metadata").write_bytes(b"x")
+        (folder / f"__{rank}_0.distcp").write_bytes(b"x")
+    assert by_path(tmp_path)["step-1"].why == "metadata of 1 ranks is missing, first __2.metadata"
+    (folder / "__2.metadata").write_bytes(b"x")
+    assert by_path(tmp_path)["step-1"].complete
+
+
+def test_weights_are_complete_with_every_file_of_their_index(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": torch.ones(1)}, folder / "model-00001-of-00002.safetensors")
+    assert by_path(tmp_path)["model"].why == "1 of 2 files 'model' are missing"
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    why = "1 files of 'model.safetensors.index.json' are missing, first 'model-00002-of-00002.safetensors'"
+    assert by_path(tmp_path)["model"].why == why
+    save_file({"b": torch.ones(1)}, folder / "model-00002-of-00002.safetensors")
+    assert by_path(tmp_path)["model"].complete
+    (folder / "model.safetensors.index.json").write_text("{")
+    assert "not JSON" in by_path(tmp_path)["model"].why
+
+
+def test_a_trainers_step_comes_from_its_state(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-best"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text('{"global_step": 77}')
+    (folder / "optimizer.pt").write_bytes(b"")
+    found = by_path(tmp_path)["checkpoint-best"]
+    assert (found.format, found.step, found.why) == ("hf_trainer", 77, "no file of weights")
+    save_file({"a": torch.ones(1)}, folder / "model.safetensors")
+    assert by_path(tmp_path)["checkpoint-best"].complete
+
+
+def test_checkpoints_beside_final_weights_are_listed_too(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    run(tmp_path, 5)
+    assert set(by_path(tmp_path)) == {".", "step-5"}
+
+
+# ---- which one to open ---------------------------------------------------------------------------------------
+
+
+def reason(root: Path) -> str:
+    picked = pick(Place(root))
+    assert picked is not None
+    return picked[1]
+
+
+def test_the_newest_complete_step_is_opened_by_number_not_by_name(tmp_path: Path) -> None:
+    run(tmp_path, 2, 10, 9)
+    assert reason(tmp_path) == "opened 'step-10': the newest complete of 3 steps"
+    ckpt = wb.open(tmp_path)
+    assert ckpt.step == 10 and ckpt["w"].torch().tolist() == [10.0] * 3
+    assert ckpt.notes == [reason(tmp_path)]
+
+
+def test_an_incomplete_newer_step_is_named(tmp_path: Path) -> None:
+    run(tmp_path, 4, 6)
+    (tmp_path / "step-6" / ".metadata").unlink()
+    wanted = "opened 'step-4': the newest complete of 2 steps; 'step-6' is incomplete (.metadata is missing)"
+    assert reason(tmp_path) == wanted
+    (tmp_path / "step-4" / ".metadata").unlink()
+    with pytest.raises(IncompleteError, match=r"none of the 2 steps .* 'step-6': .metadata is missing"):
+        wb.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tracker", "text"), [("latest_checkpointed_iteration.txt", "4\n"), ("latest", "iter_0000004")]
+)
+def test_a_tracker_is_believed_when_its_step_is_there(tmp_path: Path, tracker: str, text: str) -> None:
+    run(tmp_path, 4, 6, name="iter_000000{}")
+    (tmp_path / tracker).write_text(text)
+    assert reason(tmp_path) == f"opened 'iter_0000004': the tracker '{tracker}' names it"
+    (tmp_path / "iter_0000004" / ".metadata").unlink()
+    text = reason(tmp_path)
+    assert text.startswith("opened 'iter_0000006': the newest complete of 2 steps; the tracker")
+    assert text.endswith("names 'iter_0000004', which is incomplete (.metadata is missing)")
+
+
+@pytest.mark.parametrize("text", ["99", "global_step99", "../step-4", "/etc", "", "\x1b[31m" * 100])
+def test_a_tracker_that_names_no_step_is_said_so_and_not_followed(tmp_path: Path, text: str) -> None:
+    run(tmp_path / "run", 4)
+    run(tmp_path, 4)
+    (tmp_path / "run" / "latest").write_text(text)
+    told = reason(tmp_path / "run")
+    assert told.startswith("opened 'step-4': the newest complete of 1 step; the tracker 'latest' names ")
+    assert told.endswith("which is not there") and "\x1b" not in told and len(told) < 500
+
+
+def test_one_unnumbered_checkpoint_is_opened_and_several_are_not(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "final")
+    assert reason(tmp_path) == "opened 'final': the only checkpoint in the folder"
+    save_dcp(tmp_path / "other")
+    with pytest.raises(NotACheckpointError, match=r"2 checkpoints whose names tell no step: 'final', 'other'"):
+        wb.open(tmp_path)
+
+
+def test_a_step_of_several_checkpoints_is_not_guessed(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "step-3" / "model")
+    save_dcp(tmp_path / "step-3" / "optim")
+    with pytest.raises(NotACheckpointError, match=r"step 3 .* is 2 checkpoints: 'step-3/model', 'step-3/optim'"):
+        wb.open(tmp_path)
+
+
+def test_an_empty_folder_has_nothing_to_pick(tmp_path: Path) -> None:
+    assert pick(Place(tmp_path)) is None
+    with pytest.raises(NotACheckpointError, match="Looked for"):
+        wb.open(tmp_path)
+
+
+def test_the_table_for_users_has_a_row_a_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, 1, 2)
+    table = wb.discover(tmp_path)
+    assert list(table["step"]) == [1, 2] and list(table["complete"]) == [True, True]
+
+
+def test_nothing_of_torch_or_pandas_is_imported(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    run(tmp_path, 1)
+    code = (
+        "import sys; from workbench.discover import discover; print(len(discover(sys.argv[1])));"
+        "print(sorted({'torch', 'pandas', 'panel'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["1", "[]"]
