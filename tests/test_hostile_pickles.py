@@ -160,12 +160,7 @@ def test_build_changes_no_class_and_no_function_of_ours() -> None:
                     getattr(function, "__defaults__", 0),
                     dict(getattr(function, "__dict__", {})),
                 ]
-        classes = [
-            value
-            for module in (stubs, unpickle)
-            for value in vars(module).values()
-            if isinstance(value, type)
-        ]
+        classes = [value for module in (stubs, unpickle) for value in vars(module).values() if isinstance(value, type)]
         return parts + [sorted(vars(value)) for value in classes]
 
     before = snapshot()
@@ -287,9 +282,7 @@ def test_bombs_are_refused_before_they_cost_anything(name: str) -> None:
 
 
 def test_a_bomb_is_called_unsafe_and_its_byte_is_named() -> None:
-    assert "byte 3: memo index 2,147,483,647 after 3 opcodes" in refused(
-        BOMBS["memo, LONG_BINPUT"], UnsafeError
-    )
+    assert "byte 3: memo index 2,147,483,647 after 3 opcodes" in refused(BOMBS["memo, LONG_BINPUT"], UnsafeError)
     assert "extension registry" in refused(BOMBS["extension 1"], UnsafeError)
     assert "byte 2" in refused(BOMBS["binbytes8"])
     assert "more than a trillion nested elements" in refused(BOMBS["key of 2**60 elements"], UnsafeError)

@@ -25,6 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core import pickle_guard
+from workbench.core.pickle_opcodes import Ends
+from workbench.core.pickle_skim import skim
 from workbench.core.stubs import DTypeRef, Opaque, Record, TensorRef
 from workbench.core.unpickle import jsonable, load_prefix, loads, loads_with_globals, nested, torch_storage
 from workbench.errors import CorruptError, TruncatedError, UnsafeError
@@ -216,22 +218,12 @@ def test_tensors_come_back_as_places_in_a_storage() -> None:
     view = value["view"]
     assert (view.dtype, view.shape, view.stride, view.storage_offset) == ("float32", (3, 4), (6, 1), 8)
     assert (view.storage.key, view.storage.numel, view.storage.dtype) == ("0", 24, "float32")
-    assert (
-        value["par"].storage.key == "0"
-        and value["par"].stride == (1, 6)
-        and value["par"].requires_grad is False
-    )
+    assert value["par"].storage.key == "0" and value["par"].stride == (1, 6) and value["par"].requires_grad is False
     assert value["par"].attrs == {"partition_dim": 1} and value["par"].kind.endswith("Parameter")
     assert (
-        value["fp8"].dtype == "float8_e4m3fn"
-        and value["fp8"].storage.dtype is None
-        and value["fp8"].storage.numel == 3
+        value["fp8"].dtype == "float8_e4m3fn" and value["fp8"].storage.dtype is None and value["fp8"].storage.numel == 3
     )
-    assert (
-        value["size"] == (4, 6)
-        and value["dtype"] == DTypeRef("bfloat16")
-        and value["device"].args == ("cpu",)
-    )
+    assert value["size"] == (4, 6) and value["dtype"] == DTypeRef("bfloat16") and value["device"].args == ("cpu",)
     assert value["conj"].attrs == {"metadata": {"conj": True}}
     json.dumps(jsonable(value))
 
@@ -285,9 +277,7 @@ def test_frames_do_not_blur_where_a_pickle_ends() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_stream_longer_than_the_walk_ends_exactly_too(
-    protocol: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_longer_than_the_walk_ends_exactly_too(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickle_guard, "WALK_LIMIT", 1000)
     value = [{"name": f"layers.{i}", "at": (i, 1.5), "b": b"x" * 300} for i in range(500)]
     data = pickle.dumps(value, protocol)
@@ -301,16 +291,16 @@ def test_a_stream_longer_than_the_walk_ends_exactly_too(
 @settings(max_examples=200, deadline=None)
 def test_the_skim_of_long_streams_ends_where_the_pickle_ends(value: object, protocol: int) -> None:
     data = pickle.dumps([value, "long" * 100, 1 << 3000, b"b" * 300], protocol)
-    assert pickle_guard._skim(memoryview(b"ab" + data + b"tail"), 2) == 2 + len(data)
-    with pytest.raises(pickle_guard._Ends):
-        pickle_guard._skim(memoryview(data[:-1]), 0)
+    assert skim(memoryview(b"ab" + data + b"tail"), 2) == 2 + len(data)
+    with pytest.raises(Ends):
+        skim(memoryview(data[:-1]), 0)
 
 
 def test_the_skim_takes_a_fraction_of_the_decoding() -> None:
     value = [{"name": f"layers.{i}", "at": (i, 1.5), "size": [i, i]} for i in range(100_000)]
     data = memoryview(pickle.dumps(value, 4))
     start = time.perf_counter()
-    pickle_guard._skim(data, 0)
+    skim(data, 0)
     assert time.perf_counter() - start < 0.2 * len(data) / 1e6, "the aim is 10 ns a byte"
 
 
@@ -339,9 +329,7 @@ def test_the_collector_is_left_as_it_was() -> None:
 
 
 def test_messages_say_which_file_which_byte_and_stay_on_one_line() -> None:
-    with pytest.raises(
-        TruncatedError, match=r"'a.pt' \(data.pkl\) ends at byte 9, within the opcode at byte 2 "
-    ):
+    with pytest.raises(TruncatedError, match=r"'a.pt' \(data.pkl\) ends at byte 9, within the opcode at byte 2 "):
         loads(pickle.dumps([1, "long text"])[:9], what="'a.pt' (data.pkl)")
     with pytest.raises(CorruptError, match="byte 2: no pickle opcode 0xff") as caught:
         loads(b"\x80\x04\xff", what="'a'")
@@ -369,9 +357,7 @@ def test_jsonable_bounds_cycles_depth_nodes_and_odd_values() -> None:
     assert jsonable([math.nan, math.inf, -math.inf]) == ["nan", "inf", "-inf"]
     assert jsonable({1: "a", "1": "b"}) == {"1": "a", "1 (key 2)": "b"}
     assert jsonable({(1, 2): {3}}) == {"(1, 2)": [3]}
-    assert (
-        jsonable(np.float32(1.5)) == 1.5 and jsonable(np.int64(3)) == 3 and jsonable(np.bool_(True)) is True
-    )
+    assert jsonable(np.float32(1.5)) == 1.5 and jsonable(np.int64(3)) == 3 and jsonable(np.bool_(True)) is True
     assert jsonable(np.arange(3))["values"] == [0, 1, 2]
     assert jsonable("\ud800") == "\\ud800"
     assert len(jsonable("x" * 1_000_000)) < 11_000

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.core import ziparchive
+from workbench.core import zipdirectory
 from workbench.core.stubs import TensorRef
 from workbench.core.unpickle import loads, torch_storage
 from workbench.core.ziparchive import Archive, Item, read_directory, single_tensor
@@ -53,17 +53,12 @@ def view(data: bytes, item: Item) -> torch.Tensor:
         bytearray(data[item.start : item.start + item.nbytes]) or bytearray(16), dtype=torch.uint8
     )
     dtype = getattr(torch, item.dtype)
-    return torch.empty(0, dtype=dtype).set_(
-        storage.untyped_storage(), item.storage_offset, item.shape, item.stride
-    )
+    return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), item.storage_offset, item.shape, item.stride)
 
 
 def same(found: torch.Tensor, truth: torch.Tensor) -> bool:
     """Bit for bit; dtypes and strides too."""
-    raw = [
-        t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
-        for t in (found, truth)
-    ]
+    raw = [t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in (found, truth)]
     return (
         found.dtype == truth.dtype
         and found.shape == truth.shape
@@ -120,9 +115,7 @@ def test_one_tensor_of_every_dtype_lies_where_we_say(dtype: torch.dtype) -> None
         item = single_tensor(memoryview(data), what="item")
         truth = torch.load(io.BytesIO(data), weights_only=True)
         assert same(view(data, item), truth.detach())
-        assert (
-            item.crc == zlib.crc32(data[item.start : item.start + item.nbytes]) and item.byteorder == "little"
-        )
+        assert item.crc == zlib.crc32(data[item.start : item.start + item.nbytes]) and item.byteorder == "little"
         assert item.start % 64 == 0 or item.nbytes == 0
 
 
@@ -188,11 +181,11 @@ def test_zip64_comment_data_descriptors_and_plain_headers() -> None:
 def test_sizes_beyond_32_bits_come_from_the_zip64_field() -> None:
     """A directory of 5 GB records over a buffer that is not there: only the numbers are looked at."""
     extra = struct.pack("<2H2Q", 1, 16, 5 << 30, 5 << 30)
-    found = ziparchive._zip64(b"FB\x02\x00ZZ" + extra, 0xFFFFFFFF, 0xFFFFFFFF, 77, "x", 0)
+    found = zipdirectory._zip64(b"FB\x02\x00ZZ" + extra, 0xFFFFFFFF, 0xFFFFFFFF, 77, "x", 0)
     assert found == (5 << 30, 5 << 30, 77)
-    assert ziparchive._zip64(struct.pack("<2HQ", 1, 8, 9 << 32), 5, 6, 0xFFFFFFFF, "x", 0) == (5, 6, 9 << 32)
+    assert zipdirectory._zip64(struct.pack("<2HQ", 1, 8, 9 << 32), 5, 6, 0xFFFFFFFF, "x", 0) == (5, 6, 9 << 32)
     with pytest.raises(CorruptError, match="no zip64 field"):
-        ziparchive._zip64(extra[:8], 0xFFFFFFFF, 0xFFFFFFFF, 0, "x", 0)
+        zipdirectory._zip64(extra[:8], 0xFFFFFFFF, 0xFFFFFFFF, 0, "x", 0)
 
 
 def test_big_endian_files_are_named_as_such() -> None:
@@ -316,9 +309,7 @@ def test_a_deflate_bomb_is_not_inflated() -> None:
     assert archive.read(archive.find("honest")) == b"abc" * 100
     with pytest.raises(UnsafeError, match="would inflate"):
         archive.read(archive.find("data.pkl"))
-    small = patch(
-        patch(data, b"PK\x01\x02", 24, struct.pack("<L", 100)), b"PK\x03\x04", 22, struct.pack("<L", 100)
-    )
+    small = patch(patch(data, b"PK\x01\x02", 24, struct.pack("<L", 100)), b"PK\x03\x04", 22, struct.pack("<L", 100))
     archive = read_directory(small, what="x")
     with pytest.raises(
         CorruptError, match="does not inflate to its 100"
@@ -353,9 +344,7 @@ def test_damaged_archives_raise_our_errors_or_read_the_same(seed: int) -> None:
         bad = bytearray(data)
         for _ in range(rng.choice((1, 1, 2, 8))):
             bad[rng.randrange(len(bad))] = (
-                rng.randrange(256)
-                if rng.random() < 0.5
-                else bad[rng.randrange(len(bad))] ^ 1 << rng.randrange(8)
+                rng.randrange(256) if rng.random() < 0.5 else bad[rng.randrange(len(bad))] ^ 1 << rng.randrange(8)
             )
         if rng.random() < 0.2:
             del bad[rng.randrange(len(bad)) :]

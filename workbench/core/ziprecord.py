@@ -1,0 +1,94 @@
+"""One record of a zip archive: its row in the central directory, its local header, its bytes.
+
+::
+
+    offset ┌ PK 03 04  needed, flags, method, time, CRC, sizes, name length, extra length     30 bytes
+           │ name ─ extra "FB" + 'Z'… padding           torch aligns payloads to 64 bytes by it
+    start  │ payload                                    STORED, or DEFLATED for small ones
+    stop   │ PK 07 08  data descriptor                  flags bit 3: CRC and sizes are here, and 0 above
+    limit  └ the next record, or the central directory
+
+Read from APPNOTE.TXT 6.3, sections 4.3.7 to 4.3.9, and torch 2.13 (``caffe2/serialize/inline_container.cc``).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+from workbench.errors import CorruptError, UnsafeError
+
+__all__ = ["Record", "inflate", "locate"]
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+STORED, DEFLATED = 0, 8
+ENCRYPTED = 0x1 | 0x20 | 0x40 | 0x2000  # encrypted, patch data, strong encryption, masked headers
+DESCRIPTOR, UTF8 = 0x8, 0x800
+MAX_INFLATED = 64 << 20
+MAX_RATIO = 1000
+
+
+class Record(NamedTuple):
+    """A row of the central directory. ``offset`` is of the local header; the payload ends at or before
+    ``limit``.
+    """
+
+    name: str
+    method: int
+    flags: int
+    crc: int
+    csize: int
+    usize: int
+    offset: int
+    limit: int
+
+
+def locate(view: memoryview, record: Record, what: str) -> tuple[int, int]:
+    """(start, stop) of a record's bytes as they lie in the file, its local header checked."""
+    at = record.offset
+    signature, _, flags, method, _, _, crc, csize, usize, n_name, n_extra = _LOCAL.unpack_from(view, at)
+    start = at + 30 + n_name + n_extra
+    stop = start + record.csize
+    if signature != b"PK\x03\x04" or method != record.method or stop > record.limit:
+        raise CorruptError(
+            f"{what}, byte {at:,}: the local header of record {record.name!r} contradicts the central "
+            "directory; the file "
+            "is damaged, or its byte range is wrong"
+        )
+    if flags & ENCRYPTED:
+        raise UnsafeError(f"{what}, byte {at:,}: record {record.name!r} is encrypted; torch.save writes no such file")
+    if view[at + 30 : at + 30 + n_name] != record.name.encode():
+        raise CorruptError(
+            f"{what}, byte {at:,}: the local header names another record than {record.name!r}; the file "
+            "is damaged, or made "
+            "to show two contents"
+        )
+    if not flags & DESCRIPTOR and not (
+        csize in (record.csize, 0xFFFFFFFF) and usize in (record.usize, 0xFFFFFFFF) and crc == record.crc
+    ):
+        raise CorruptError(
+            f"{what}, byte {at:,}: sizes or CRC in the local header of record {record.name!r} differ "
+            "from the central "
+            "directory; the file is damaged"
+        )
+    return start, stop
+
+
+def inflate(data: memoryview, record: Record, what: str) -> bytes:
+    if record.usize > MAX_INFLATED or record.usize > MAX_RATIO * max(1, len(data)):
+        raise UnsafeError(
+            f"{what}: record {record.name!r} would inflate {len(data):,} bytes to {record.usize:,}; it was not read"
+        )
+    stream = zlib.decompressobj(-15)
+    try:
+        content = stream.decompress(data, record.usize + 1)
+    except zlib.error as error:
+        raise CorruptError(
+            f"{what}: record {record.name!r} cannot be inflated ({error}); the file is damaged"
+        ) from None
+    if len(content) != record.usize or not stream.eof:
+        raise CorruptError(
+            f"{what}: record {record.name!r} does not inflate to its {record.usize:,} bytes; the file is damaged"
+        )
+    return content
