@@ -104,7 +104,7 @@ def read(
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) < 2 * MARGIN or buffer[0] != 0x80 or buffer[1] not in (4, 5):
         raise Unlike("no pickle of protocol 4")
-    starts, ends, owner, records = _match_all(data, buffer)
+    starts, ends, owner, records = _match_all(data, buffer, run)
     chain = _Chain(starts, ends, np.array([len(one.template.slots) for one in records], np.int64)[owner], run)
     if not chain.runs or sum(stop - start for start, stop, *_ in chain.runs) < (1 - irregular) * len(data):
         raise Unlike("most of it is no run of records")
@@ -125,11 +125,11 @@ def read(
     return Lanes(data, root, records, int(used.sum()), places.base, memo, places)
 
 
-def _match_all(data: bytes | memoryview, buffer: Bytes) -> tuple[Ints, Ints, Ints, list[Records]]:
+def _match_all(data: bytes | memoryview, buffer: Bytes, run: int) -> tuple[Ints, Ints, Ints, list[Records]]:
     """Every record anywhere that some template reads: start, end, number of its template; rising by start."""
     records: list[Records] = []
     found: list[tuple[Ints, Ints, Ints]] = []
-    for left in _candidates(buffer):
+    for left in _candidates(buffer, run):
         poor = 0
         total = len(left)
         while len(left) > total // 1000 and poor < RARE:
@@ -158,7 +158,7 @@ def _match_all(data: bytes | memoryview, buffer: Bytes) -> tuple[Ints, Ints, Int
     return starts[order], ends[order], owner[order], records
 
 
-def _candidates(buffer: Bytes) -> Iterator[Ints]:
+def _candidates(buffer: Bytes, run: int) -> Iterator[Ints]:
     """Where records may start, for each class that many may be of."""
     places = _find(buffer, np.frombuffer(SIGNATURE, np.uint8))
     places = places[places >= 5]
@@ -177,7 +177,7 @@ def _candidates(buffer: Bytes) -> Iterator[Ints]:
     order = np.argsort(inverse, kind="stable")
     for group in np.split(order, np.cumsum(counts)[:-1]):
         good = group[short[group] | long[group]]
-        if len(good) >= RUN:
+        if len(good) >= run:
             yield places[good] - np.where(short[good], 2, 5)
 
 

@@ -20,7 +20,7 @@ from workbench.core import unpickle
 from workbench.core.lane_templates import INT, REF, TEXT, Bytes, Unlike, Value
 from workbench.core.lane_texts import distinct
 from workbench.core.pickle_lanes import IRREGULAR, RUN, Lanes, Records, Run, read
-from workbench.errors import CorruptError, UnsafeError
+from workbench.errors import WorkbenchError
 from workbench.formats import dcp_metadata as dcp
 
 __all__ = ["Columns", "decode"]
@@ -41,7 +41,7 @@ def decode(data: bytes | memoryview, *, what: str, run: int = RUN, irregular: fl
         columns = Columns(lanes)
         found = dcp.assemble(dcp.state_of(lanes.value, dcp.ROOTS, what, set()), columns)
         return found if columns.whole() else None
-    except (Unlike, CorruptError, UnsafeError, *dcp.FAULTS):
+    except (Unlike, WorkbenchError, *dcp.FAULTS):
         return None  # no verdict: the slow decoder finds the same fault, or none, and says which
 
 
