@@ -159,8 +159,19 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     # ---- tensors -------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def views(self) -> Mapping[str, LazyTensor]:
+        """Tensors that show bytes which listed tensors hold (q of a fused qkv, a whole stack of layers), by key.
+
+        ``ckpt[key]`` and ``ckpt.param`` find them too; they are not listed, counted or scanned.
+        """
+        narrow = self.catalog.views
+        return {} if narrow is None else Checkpoint(self._place, narrow, self._pool, {}, parent=self)
+
     def __getitem__(self, key: str) -> LazyTensor:
         position = self.catalog.index.get(key)
+        if position is None and key in self.views:
+            return self.views[key]
         if position is None:
             raise TensorNotFoundError(_not_found(key, self.catalog.keys))
         return self._tensor(position)
@@ -172,7 +183,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return len(self.catalog)
 
     def __contains__(self, key: object) -> bool:
-        return key in self.catalog.index
+        return key in self.catalog.index or key in self.views
 
     def param(self, fqn: str, role: str = "param") -> LazyTensor:
         """The tensor of a parameter by meaning: ``ckpt.param("layers.0.wq.weight", role="exp_avg")``.
@@ -186,6 +197,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         if found:
             keys = [self.catalog.keys[position] for position in found[:4]]
             raise TensorNotFoundError(f"parameter {fqn!r} has {len(found)} tensors of role {role!r}: {keys}; use a key")
+        if isinstance(self.views, Checkpoint) and (fqn, role) in self.views._by_meaning:
+            return self.views.param(fqn, role)
         roles = sorted({r for f, r in self._by_meaning if f == fqn})
         if roles:
             raise TensorNotFoundError(

@@ -13,28 +13,41 @@ import numpy as np
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import DType
-from workbench.core.place import FileStat, Place, stat_or_absent
+from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError
 
-__all__ = ["CatalogBuilder", "merge"]
+__all__ = ["CatalogBuilder", "merge", "row_major"]
+
+Array = np.ndarray[Any, Any]
 
 
 class CatalogBuilder:
     """Collects tensors, chunks and objects; :meth:`build` sorts and packs them.
+
+    Chunks come one at a time (:meth:`chunk`) or as columns (:meth:`block`), for formats with a million of them.
 
     >>> builder = CatalogBuilder("demo", place)  # doctest: +SKIP
     >>> builder.tensor("w", by_name("F32"), (4, 2))
     >>> builder.chunk("w", (0, 0), (4, 2), "a.bin", 0, 32)
     """
 
-    def __init__(self, format: str, place: Place) -> None:
+    def __init__(self, format: str, place: Place, *, files: dict[str, int] | None = None) -> None:
         self.format, self.place = format, place
         self._tensors: dict[str, tuple[DType, tuple[int, ...], str | None, str | None]] = {}
         self._position: dict[str, int] = {}
-        self._files: dict[str, int] = {}
+        self._files: dict[str, int] = {} if files is None else files
         self._chunks: list[tuple[Any, ...]] = []
+        self._blocks: list[dict[str, Array]] = []
         self._objects: list[tuple[str, int, int, int, int]] = []
         self._metadata: dict[str, None] = {}
+        self._views: CatalogBuilder | None = None
+
+    @property
+    def views(self) -> CatalogBuilder:
+        """A builder for tensors that show bytes which other tensors hold (see ``Catalog.views``)."""
+        if self._views is None:
+            self._views = CatalogBuilder(self.format, self.place, files=self._files)
+        return self._views
 
     def file(self, name: str, *, metadata: bool = False) -> int:
         """Id of a file (registered on first use); ``metadata`` marks one that the catalog is made from."""
@@ -47,8 +60,8 @@ class CatalogBuilder:
 
     def tensor(
         self, key: str, dtype: DType, shape: Sequence[int], *, fqn: str | None = None, role: str | None = None
-    ) -> None:
-        """Declare a global tensor; declaring it again must agree.
+    ) -> int:
+        """Declare a global tensor and return its position; declaring it again must agree.
 
         Raises:
             CorruptError: declared before with another dtype or shape.
@@ -60,7 +73,7 @@ class CatalogBuilder:
                 f"tensor {key!r} is {known[0]} {known[1]} in one place and {dtype} {shape} in another; "
                 "the files are from different saves"
             )
-        self._position.setdefault(key, len(self._position))
+        return self._position.setdefault(key, len(self._position))
 
     def chunk(
         self,
@@ -82,17 +95,42 @@ class CatalogBuilder:
         row = (self._position[key], tuple(offsets), tuple(sizes), self.file(file), start, stop, codec, rank)
         self._chunks.append((*row, inner, None if strides is None else tuple(strides)))
 
+    def block(
+        self,
+        tensor: Array,
+        offsets: Array,
+        sizes: Array,
+        file: Array | int,
+        start: Array | int,
+        stop: Array | int,
+        *,
+        codec: Array | int = cat.RAW,
+        rank: Array | int = -1,
+        inner: Array | int = 0,
+        strides: Array | None = None,
+    ) -> None:
+        """Many chunks at once: ``tensor`` ``(N,)`` as :meth:`tensor` returned them, ``offsets``/``sizes``/``strides``
+        ``(N, D)`` padded with 0, 1 and 0; ``file`` ids as :meth:`file` returned them. Scalars count for all rows.
+        """
+        count = len(tensor)
+        columns = {"tensor": tensor, "file": file, "start": start, "stop": stop, "codec": codec, "rank": rank}
+        block = {name: np.broadcast_to(np.asarray(value, np.int64), (count,)) for name, value in columns.items()}
+        block["inner"] = np.broadcast_to(np.asarray(inner, np.int64), (count,))
+        block |= {"offsets": np.asarray(offsets, np.int64), "sizes": np.asarray(sizes, np.int64)}
+        if strides is not None:
+            block["strides"] = np.asarray(strides, np.int64)
+        self._blocks.append(block)
+
     def object(self, key: str, file: str, start: int, stop: int, codec: int = cat.RAW) -> None:
         """One stored non-tensor item."""
         self._objects.append((key, self.file(file), start, stop, codec))
 
     def build(self, meta: Mapping[str, Any] | None = None, *, named: bool = False) -> Catalog:
         """The catalog. ``named`` says that the reader supplied fqn and role for every tensor."""
-        dims = max([1, *(len(shape) for _, shape, _, _ in self._tensors.values())])
         declared = list(self._tensors.values())
-        rows = sorted(self._chunks, key=lambda row: (row[0], row[1], row[2], row[7]))  # then by rank
-        counts = np.bincount([row[0] for row in rows], minlength=len(declared)) if rows else np.zeros(len(declared))
-        strided = any(row[9] is not None for row in rows)
+        dims = max([1, *(len(shape) for _, shape, _, _ in declared)])
+        rows = self._columns(dims)
+        views = self._views.build(named=named) if self._views is not None else None
         files = list(self._files)
         return Catalog(
             format=self.format,
@@ -100,19 +138,19 @@ class CatalogBuilder:
             dtype=np.array([dtype.code for dtype, *_ in declared], np.uint8),
             ndim=np.array([len(shape) for _, shape, *_ in declared], np.uint8),
             shape=_pad((shape for _, shape, *_ in declared), dims, 1),
-            row_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            offsets=_pad((row[1] for row in rows), dims, 0),
-            sizes=_pad((row[2] for row in rows), dims, 1),
-            file=np.array([row[3] for row in rows], np.int32),
-            start=np.array([row[4] for row in rows], np.int64),
-            stop=np.array([row[5] for row in rows], np.int64),
-            codec=np.array([row[6] for row in rows], np.uint8),
-            rank=np.array([row[7] for row in rows], np.int32),
+            row_ptr=np.searchsorted(rows["tensor"], np.arange(len(declared) + 1)).astype(np.int64),
+            offsets=rows["offsets"],
+            sizes=rows["sizes"],
+            file=rows["file"].astype(np.int32),
+            start=rows["start"],
+            stop=rows["stop"],
+            codec=rows["codec"].astype(np.uint8),
+            rank=rows["rank"].astype(np.int32),
             replica=_replicas(rows),
-            inner=np.array([row[8] for row in rows], np.int64) if any(row[8] for row in rows) else None,
-            strides=_pad((row[9] or cat.row_major(row[2]) for row in rows), dims, 0) if strided else None,
+            inner=rows["inner"] if rows["inner"].any() else None,
+            strides=rows.get("strides"),
             files=files,
-            file_stats=[self._stat(name) for name in files],
+            file_stats=[stat_or_absent(self.place, name) for name in files],
             metadata_files=list(self._metadata),
             fqns=[fqn for *_, fqn, _ in declared] if named else None,
             roles=[role or "other" for *_, role in declared] if named else None,
@@ -124,10 +162,26 @@ class CatalogBuilder:
                 np.array([row[4] for row in self._objects], np.uint8),
             ),
             meta=dict(meta or {}),
+            views=views,
         )
 
-    def _stat(self, name: str) -> FileStat:
-        return stat_or_absent(self.place, name)
+    def _columns(self, dims: int) -> dict[str, Array]:
+        """All chunks as columns, ordered by tensor, box and rank."""
+        blocks = [*self._blocks, *([_as_block(self._chunks, dims)] if self._chunks or not self._blocks else [])]
+        strided = any("strides" in block for block in blocks)
+        joined = {
+            name: np.concatenate([block[name] for block in blocks])
+            for name in ("tensor", "file", "start", "stop", "codec", "rank", "inner")
+        }
+        joined["offsets"] = np.concatenate([_widen(block["offsets"], dims, 0) for block in blocks])
+        joined["sizes"] = np.concatenate([_widen(block["sizes"], dims, 1) for block in blocks])
+        if strided:
+            joined["strides"] = np.concatenate(
+                [_widen(block.get("strides", row_major(block["sizes"])), dims, 0) for block in blocks]
+            )
+        by = [joined["rank"], *joined["sizes"].T[::-1], *joined["offsets"].T[::-1], joined["tensor"]]
+        order = np.lexsort(by)
+        return {name: column[order] for name, column in joined.items()}
 
 
 def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[str, Any]) -> Catalog:
@@ -174,30 +228,55 @@ def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[
             np.concatenate([p.objects.codec for *_, p in parts]),
         ),
         meta=dict(meta),
+        views=_merge_views(format, parts),
         **joined,
     )
 
 
-def _pad(rows: Iterable[Sequence[int]], dims: int, fill: int) -> np.ndarray[Any, Any]:
+def _merge_views(format: str, parts: Sequence[tuple[str, str, Catalog]]) -> Catalog | None:
+    if all(part.views is None for *_, part in parts):
+        return None
+    # a part without views still brings its files, so that file ids stay those of the whole
+    empty = np.empty(0, np.int64)
+    return merge(format, [(p, f, part.views or part.take(empty)) for p, f, part in parts], {})
+
+
+def _pad(rows: Iterable[Sequence[int]], dims: int, fill: int) -> Array:
     padded = [(*row, *([fill] * (dims - len(row)))) for row in rows]
     return np.array(padded, np.int64).reshape(len(padded), dims)
 
 
-def _widen(column: np.ndarray[Any, Any], dims: int, fill: int) -> np.ndarray[Any, Any]:
+def _widen(column: Array, dims: int, fill: int) -> Array:
     return np.pad(column, ((0, 0), (0, dims - column.shape[1])), constant_values=fill)
 
 
-def _strides_of(part: Catalog) -> np.ndarray[Any, Any]:
-    if part.strides is not None:
-        return part.strides
-    steps = np.cumprod(np.maximum(part.sizes, 1)[:, :0:-1], axis=1)[:, ::-1]
-    return np.concatenate([steps, np.ones((part.chunks, 1), np.int64)], axis=1)
+def _strides_of(part: Catalog) -> Array:
+    return row_major(part.sizes) if part.strides is None else part.strides
 
 
-def _replicas(rows: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
-    """Number the copies of equal boxes 0, 1, … in order of rank; rows are sorted so that they are neighbours."""
-    replica = np.zeros(len(rows), np.int16)
-    for position in range(1, len(rows)):
-        if rows[position][:3] == rows[position - 1][:3]:
-            replica[position] = replica[position - 1] + 1
-    return replica
+def row_major(sizes: Array) -> Array:
+    """Strides in elements ``(N, D)`` of contiguous boxes of these sizes."""
+    steps = np.cumprod(np.maximum(sizes, 1)[:, :0:-1], axis=1)[:, ::-1]
+    return np.concatenate([steps, np.ones((len(sizes), 1), np.int64)], axis=1)
+
+
+def _as_block(rows: Sequence[tuple[Any, ...]], dims: int) -> dict[str, Array]:
+    names = ("tensor", "offsets", "sizes", "file", "start", "stop", "codec", "rank", "inner", "strides")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
+    block = {name: np.array(columns[name], np.int64) for name in names if name not in ("offsets", "sizes", "strides")}
+    block |= {"offsets": _pad(columns["offsets"], dims, 0), "sizes": _pad(columns["sizes"], dims, 1)}
+    if any(strides is not None for strides in columns["strides"]):
+        filled = (t or cat.row_major(s) for t, s in zip(columns["strides"], columns["sizes"], strict=True))
+        block["strides"] = _pad(filled, dims, 0)
+    return block
+
+
+def _replicas(rows: Mapping[str, Array]) -> Array:
+    """Number the copies of equal boxes 0, 1, … in order of rank; rows are ordered so that they are neighbours."""
+    count = len(rows["tensor"])
+    first = np.ones(count, bool)
+    first[1:] = rows["tensor"][1:] != rows["tensor"][:-1]
+    for name in ("offsets", "sizes"):
+        first[1:] |= (rows[name][1:] != rows[name][:-1]).any(axis=1)
+    begin = np.maximum.accumulate(np.where(first, np.arange(count), 0))
+    return (np.arange(count) - begin).astype(np.int16)

@@ -20,6 +20,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,9 @@ def _path(place: Place, format: str) -> str:
 
 
 def _encode(out: Any, place: Place, catalog: Catalog) -> None:
-    arrays = {name: value for name in _COLUMNS if (value := getattr(catalog, name)) is not None}
-    arrays |= {f"objects.{name}": getattr(catalog.objects, name) for name in ("file", "start", "stop", "codec")}
-    for name in _TEXTS:
-        if (texts := getattr(catalog, name)) is not None:
-            arrays |= _pack(name, texts)
-    arrays |= _pack("objects.keys", catalog.objects.keys)
+    arrays = _arrays(catalog)
+    if catalog.views is not None:
+        arrays |= {f"views.{name}": array for name, array in _arrays(catalog.views).items()}
     places, at = {}, 0
     for name, array in arrays.items():
         places[name] = (array.dtype.str, list(array.shape), at)
@@ -106,6 +104,15 @@ def _encode(out: Any, place: Place, catalog: Catalog) -> None:
         out.write(block)
 
 
+def _arrays(catalog: Catalog) -> dict[str, np.ndarray[Any, Any]]:
+    arrays = {name: value for name in _COLUMNS if (value := getattr(catalog, name)) is not None}
+    arrays |= {f"objects.{name}": getattr(catalog.objects, name) for name in ("file", "start", "stop", "codec")}
+    for name in _TEXTS:
+        if (texts := getattr(catalog, name)) is not None:
+            arrays |= _pack(name, texts)
+    return arrays | _pack("objects.keys", catalog.objects.keys)
+
+
 def _decode(data: np.ndarray[Any, Any], place: Place, format: str) -> Catalog | None:
     length = int.from_bytes(data[8:16].tobytes(), "little")
     text, columns = data[24 : 24 + length], data[24 + length :]
@@ -117,26 +124,34 @@ def _decode(data: np.ndarray[Any, Any], place: Place, format: str) -> Catalog | 
     if header["names"] != _names(place) or zlib.crc32(columns) != int.from_bytes(data[20:24].tobytes(), "little"):
         return None
     arrays = {name: _column(columns, *where) for name, where in header["columns"].items()}
-    texts = {name: _unpack(name, arrays) for name in _TEXTS}
-    metadata_files = [str(name) for name in texts["metadata_files"] or ()]
+    metadata_files = [str(name) for name in _unpack("metadata_files", arrays) or ()]
     if header["stats"] != [_stat(place, name) for name in metadata_files]:
         return None
-    files = [str(name) for name in texts["files"] or ()]
-    found: dict[str, Any] = {name: arrays.get(name) for name in _COLUMNS}
+    files = [str(name) for name in _unpack("files", arrays) or ()]
+    found = _catalog(arrays, files, [stat_or_absent(place, name) for name in files], format, header["meta"])
+    views = {name.removeprefix("views."): array for name, array in arrays.items() if name.startswith("views.")}
+    return replace(found, views=_catalog(views, files, found.file_stats, format, {})) if views else found
+
+
+def _catalog(
+    arrays: dict[str, np.ndarray[Any, Any]], files: list[str], stats: list[FileStat], format: str, meta: Any
+) -> Catalog:
+    texts = {name: _unpack(name, arrays) for name in _TEXTS}
+    columns: dict[str, Any] = {name: arrays.get(name) for name in _COLUMNS}
     return Catalog(
         format=format,
         keys=[str(key) for key in texts["keys"] or ()],
         files=files,
-        file_stats=[stat_or_absent(place, name) for name in files],
-        metadata_files=metadata_files,
+        file_stats=stats,
+        metadata_files=[str(name) for name in texts["metadata_files"] or ()],
         fqns=texts["fqns"],
         roles=None if texts["roles"] is None else [str(role) for role in texts["roles"]],
         objects=ObjectTable(
             [str(key) for key in _unpack("objects.keys", arrays) or ()],
             *(arrays[f"objects.{name}"] for name in ("file", "start", "stop", "codec")),
         ),
-        meta=header["meta"],
-        **found,
+        meta=meta,
+        **columns,
     )
 
 

@@ -19,6 +19,9 @@ Codecs:
     ``torch_zip``         a ``torch.save`` archive of one tensor, whose own strides count (DCP items)
     ``zstd+torch_zip``    the same inside one zstd stream (DCP's ``ZStandard`` extension)
     ``opaque``            a transform we do not know; listed, never read
+    ``torch_part``        a part of the tensor in a ``torch.save`` archive, addressed by ``inner`` and ``strides`` in
+                          its row-major order (a layer of a stack, a parameter in a flat buffer)
+    ``zstd+torch_part``   the same inside one zstd stream
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ from workbench.errors import CorruptError, MissingFileError, OpenError, Truncate
 __all__ = ["CODECS", "Catalog", "ObjectTable"]
 
 Array = np.ndarray[Any, Any]
-CODECS: tuple[str, ...] = ("raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque")
-RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE = range(len(CODECS))
+CODECS: tuple[str, ...] = ("raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque", "torch_part", "zstd+torch_part")
+RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART = range(len(CODECS))
 MAX_ELEMENTS = 1 << 55  #: elements of a tensor beyond which a shape is nonsense
 
 
@@ -80,6 +83,8 @@ class Catalog:
         fqns, roles: by key, where the reader knows better than :mod:`workbench.naming`; else ``None``.
         objects: the non-tensor items.
         meta: plain JSON facts of the reader: ``step``, ``world_size``, ``notes``, ``expected`` …
+        views: tensors that show bytes which tensors above hold (q of a fused qkv, a stack of layers): found by key,
+            but not listed, summed or scanned. Same files, same file ids.
     """
 
     format: str
@@ -105,6 +110,7 @@ class Catalog:
     roles: list[str] | None = None
     objects: ObjectTable = field(default_factory=ObjectTable)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    views: Catalog | None = None
 
     # ---- sizes ---------------------------------------------------------------------------------------------------
 

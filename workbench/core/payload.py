@@ -25,6 +25,7 @@ from workbench.errors import CorruptError, MissingExtraError, UnsupportedFormatE
 __all__ = ["Payloads", "decompress"]
 
 Array = np.ndarray[Any, Any]
+PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
 ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
 
 
@@ -55,7 +56,7 @@ class Payloads:
         if codec == cat.RAW or codec == cat.RAW_BE:
             found = _strided(self.stored(row), inner, sizes, strides, dtype)
             return _swapped(found, dtype) if codec == cat.RAW_BE else found
-        if codec == cat.TORCH_ZIP or codec == cat.ZSTD_TORCH_ZIP:
+        if codec in (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP, cat.TORCH_PART, cat.ZSTD_TORCH_PART):
             return self._from_archive(row, dtype, sizes, inner, strides)
         raise UnsupportedFormatError(
             f"tensor {c.keys[tensor]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that we "
@@ -76,9 +77,11 @@ class Payloads:
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]))
         data = self.stored(row)
-        if c.codec[row] == cat.ZSTD_TORCH_ZIP:
+        if c.codec[row] in (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART):
             tensor = int(c.tensor[row])
-            limit = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row]))) + ZIP_OVERHEAD
+            part = c.codec[row] == cat.ZSTD_TORCH_PART
+            wanted = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row])))
+            limit = PART_LIMIT if part else wanted + ZIP_OVERHEAD
             data = decompress(data, limit, what=self.describe(row))
         found = self._items.get(place)
         if found is None:
@@ -105,7 +108,7 @@ class Payloads:
         whole = _strided(payload, at, item.shape, item.stride, dtype)
         if item.byteorder == "big":
             whole = _swapped(whole, dtype)
-        if inner == 0 and strides is None:
+        if self.catalog.codec[row] in (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP):
             if item.shape != sizes:
                 raise CorruptError(
                     f"{self.describe(row)} holds a tensor of shape {item.shape} but the chunk has {sizes}; "
