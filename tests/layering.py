@@ -19,11 +19,13 @@ RANK = {
     "errors": 0,
     "core": 1,
     "naming": 2,
+    "conventions": 2,  # how frameworks name and fuse one weight
     "formats": 3,
     "tensor": 4,
     "runs": 5,  # the checkpoints under a folder
     "discover": 5,
     "checkpoint": 6,
+    "namemap": 7,  # two checkpoints side by side
     "analysis": 7,
     "reshard": 7,
     "doctor": 8,

@@ -30,7 +30,9 @@ def test_a_cut_with_permuted_dropped_and_new_axes_is_that_of_the_dense_array(tmp
         axes.insert(data.draw(st.integers(0, len(axes))), None)
     cut = dense[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))]
     cut = cut.transpose([a for a in axes if a is not None] + [a for a in range(len(shape)) if a not in axes])
-    cut = cut.reshape([cut.shape[sum(x is not None for x in axes[:k])] if a is not None else 1 for k, a in enumerate(axes)])
+    cut = cut.reshape(
+        [cut.shape[sum(x is not None for x in axes[:k])] if a is not None else 1 for k, a in enumerate(axes)]
+    )
     made = compose(catalog, [Target("t", cut.shape, [Piece(0, low, size, (0,) * cut.ndim, tuple(axes))])])
     made.check()
     assert (lazy(folder, made).numpy() == cut).all()
@@ -49,7 +51,9 @@ def test_pieces_put_together_are_the_concatenation(tmp_path_factory, data):
         pieces.append(Piece(0, (low, 0), (count, cols), (at, 0), (0, 1)))
         want.append(dense[low : low + count])
         at += count
-    made = compose(catalog, [Target("t", (at, cols), pieces), Target("u", (cols,), [Piece(0, (0, 0), (1, cols), (0,), (1,))])])
+    made = compose(
+        catalog, [Target("t", (at, cols), pieces), Target("u", (cols,), [Piece(0, (0, 0), (1, cols), (0,), (1,))])]
+    )
     assert (lazy(folder, made).numpy() == np.concatenate(want)).all()
     assert (lazy(folder, made, key="u").numpy() == dense[0]).all()
     # views of views are views of the same bytes

@@ -129,6 +129,14 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return told if isinstance(told, int) else None
 
     @property
+    def mesh(self) -> Mapping[str, Any]:
+        """What the files store or prove of the device mesh: ``axes`` (name → size), ``ranks`` (file or rank →
+        coordinates), ``unknown`` (axes that nothing tells), ``source``. Empty where nothing is known.
+        """
+        found = self.catalog.meta.get("mesh")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def objects(self) -> Mapping[str, Any]:
         """Non-tensor state by stored name, decoded on access without executing anything."""
         return self._objects
@@ -226,6 +234,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
         names = ([self.fqns[p] for p in positions.tolist()], [self.roles[p] for p in positions.tolist()])
         narrow = self.catalog.take(positions)
         return Checkpoint(self._place, narrow, self._pool, self._objects, self.notes, names=names, parent=self)
+
+    def derive(self, catalog: Catalog) -> Checkpoint:
+        """A checkpoint of other tensors in the same files (a name map's result, say); objects stay."""
+        return Checkpoint(self._place, catalog, self._pool, self._objects, self.notes, parent=self)
 
     def state_dict(self, *, threads: int | None = None) -> dict[str, torch.Tensor]:
         """Every tensor, read into memory of its own (or mapped, where one chunk holds it): key → ``torch.Tensor``."""

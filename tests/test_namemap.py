@@ -1,0 +1,169 @@
+"""Name maps between Megatron's and Hugging Face's conventions, on catalogs made in code; no weight is copied."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import workbench as wb
+from workbench.conventions import Geometry, links
+from workbench.namemap import name_map
+
+HIDDEN, HEADS, GROUPS, ROWS, INTER, VOCAB, LAYERS = 8, 4, 2, 3, 10, 21, 2
+CONFIG = {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "head_dim": ROWS, "vocab_size": VOCAB}
+
+
+def hf_weights(experts: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    found = {"model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN), "model.norm.weight": torch.randn(HIDDEN)}
+    found["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
+    for n in range(LAYERS):
+        p = f"model.layers.{n}"
+        for side, heads in (("q", HEADS), ("k", GROUPS), ("v", GROUPS)):
+            found[f"{p}.self_attn.{side}_proj.weight"] = torch.randn(heads * ROWS, HIDDEN)
+            found[f"{p}.self_attn.{side}_proj.bias"] = torch.randn(heads * ROWS)
+        found[f"{p}.self_attn.o_proj.weight"] = torch.randn(HIDDEN, HEADS * ROWS)
+        found[f"{p}.input_layernorm.weight"] = torch.randn(HIDDEN)
+        found[f"{p}.post_attention_layernorm.weight"] = torch.randn(HIDDEN)
+        if experts:
+            found[f"{p}.block_sparse_moe.gate.weight"] = torch.randn(experts, HIDDEN)
+            for e in range(experts):
+                for name, shape in (("w1", (INTER, HIDDEN)), ("w3", (INTER, HIDDEN)), ("w2", (HIDDEN, INTER))):
+                    found[f"{p}.block_sparse_moe.experts.{e}.{name}.weight"] = torch.randn(shape)
+        else:
+            for name, shape in (("gate", (INTER, HIDDEN)), ("up", (INTER, HIDDEN)), ("down", (HIDDEN, INTER))):
+                found[f"{p}.mlp.{name}_proj.weight"] = torch.randn(shape)
+    return found
+
+
+def megatron_weights(hf: dict[str, torch.Tensor], spelling: str, pad: int = 3) -> dict[str, torch.Tensor]:
+    """The same model as Megatron names and fuses it (megatron-core 0.16: grouped QKV, [gate; up], padded vocabulary)."""
+    padded = torch.zeros(pad, HIDDEN)
+    found = {
+        "embedding.word_embeddings.weight": torch.cat([hf["model.embed_tokens.weight"], padded]),
+        "output_layer.weight": torch.cat([hf["lm_head.weight"], padded]),
+        "decoder.final_layernorm.weight": hf["model.norm.weight"],
+    }
+    norms = {
+        "local": ("input_layernorm.weight", "pre_mlp_layernorm.weight"),
+        "te": ("self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight"),
+    }[spelling]
+    for n in range(LAYERS):
+        p, m = f"model.layers.{n}", f"decoder.layers.{n}"
+        for leaf in ("weight", "bias"):
+            q, k, v = (hf[f"{p}.self_attn.{s}_proj.{leaf}"] for s in "qkv")
+            rest = q.shape[1:]
+            q = q.reshape(GROUPS, HEADS // GROUPS * ROWS, *rest)
+            k, v = k.reshape(GROUPS, ROWS, *rest), v.reshape(GROUPS, ROWS, *rest)
+            found[f"{m}.self_attention.linear_qkv.{leaf}"] = torch.cat([q, k, v], dim=1).reshape(-1, *rest)
+        found[f"{m}.self_attention.linear_proj.weight"] = hf[f"{p}.self_attn.o_proj.weight"]
+        found[f"{m}.{norms[0]}"] = hf[f"{p}.input_layernorm.weight"]
+        found[f"{m}.{norms[1]}"] = hf[f"{p}.post_attention_layernorm.weight"]
+        if f"{p}.mlp.gate_proj.weight" in hf:
+            found[f"{m}.mlp.linear_fc1.weight"] = torch.cat([hf[f"{p}.mlp.{s}_proj.weight"] for s in ("gate", "up")])
+            found[f"{m}.mlp.linear_fc2.weight"] = hf[f"{p}.mlp.down_proj.weight"]
+            continue
+        moe = f"{p}.block_sparse_moe"
+        found[f"{m}.mlp.router.weight"] = hf[f"{moe}.gate.weight"]
+        for e in range(3):
+            w1, w2, w3 = (hf[f"{moe}.experts.{e}.{w}.weight"] for w in ("w1", "w2", "w3"))
+            found[f"{m}.mlp.experts.local_experts.{e}.linear_fc1.weight"] = torch.cat([w1, w3])
+            found[f"{m}.mlp.experts.local_experts.{e}.linear_fc2.weight"] = w2
+    return found
+
+
+def saved(folder, tensors, config=None):
+    folder.mkdir()
+    save_file({k: v.contiguous().clone() for k, v in tensors.items()}, folder / "model.safetensors")
+    if config:
+        (folder / "config.json").write_text(json.dumps(config))
+    return wb.open(folder)
+
+
+@pytest.mark.parametrize("spelling", ["local", "te"])
+@pytest.mark.parametrize("experts", [0, 3])
+def test_megatron_under_the_names_of_hugging_face_is_equal_bit_for_bit(tmp_path, spelling, experts):
+    truth = hf_weights(experts)
+    hf = saved(tmp_path / "hf", truth, CONFIG)
+    megatron = saved(tmp_path / "megatron", megatron_weights(truth, spelling))
+    found = name_map(megatron, hf)
+    assert not found.only_b and not found.only_a, (found.only_a, found.only_b)
+    aligned = found.apply()
+    assert list(aligned) == list(hf)
+    for key, want in truth.items():
+        assert torch.equal(aligned[key].torch(), want), key
+        assert aligned[key].fqn == hf[key].fqn and aligned[key].role == hf[key].role
+    q = found.pairs.set_index("b").loc["model.layers.1.self_attn.q_proj.weight"]
+    assert q["a"] == ("decoder.layers.1.self_attention.linear_qkv.weight",) and q["boxes"] == GROUPS
+
+
+def test_hugging_face_under_the_names_of_megatron(tmp_path):
+    truth = hf_weights()
+    want = megatron_weights(truth, "te", pad=0)
+    found = name_map(saved(tmp_path / "hf", truth, CONFIG), saved(tmp_path / "megatron", want))
+    assert not found.only_a and not found.only_b
+    aligned = found.apply()
+    assert all(torch.equal(aligned[key].torch(), value) for key, value in want.items())
+
+
+def test_padding_of_the_vocabulary_is_said_not_made_up(tmp_path):
+    truth = hf_weights()
+    padded = saved(tmp_path / "megatron", megatron_weights(truth, "te"))
+    found = name_map(saved(tmp_path / "hf", truth, CONFIG), padded)
+    assert set(found.only_b) == {"embedding.word_embeddings.weight", "output_layer.weight"}
+    assert f"{VOCAB * HIDDEN:,} of its {(VOCAB + 3) * HIDDEN:,}" in found.only_b["output_layer.weight"]
+
+
+def test_without_the_head_counts_rows_of_qkv_are_not_guessed(tmp_path):
+    truth = hf_weights()
+    found = name_map(saved(tmp_path / "m", megatron_weights(truth, "te")), saved(tmp_path / "hf", truth))
+    assert any("query groups" in why for why in found.only_a.values())
+    assert set(found.only_b) == {k for k in truth if any(f".{s}_proj" in k and "self_attn" in k for s in "qkv")}
+
+
+def test_experts_fused_in_memory_and_apart_on_disk(tmp_path):
+    truth = hf_weights(3)
+    fused = {k: v for k, v in truth.items() if "experts" not in k and "block_sparse_moe" not in k}
+    for n in range(LAYERS):
+        p = f"model.layers.{n}.block_sparse_moe"
+        fused[f"model.layers.{n}.mlp.gate.weight"] = truth[f"{p}.gate.weight"]
+        w = {
+            name: torch.stack([truth[f"{p}.experts.{e}.{name}.weight"] for e in range(3)])
+            for name in ("w1", "w2", "w3")
+        }
+        fused[f"model.layers.{n}.mlp.experts.gate_up_proj"] = torch.cat([w["w1"], w["w3"]], dim=1)
+        fused[f"model.layers.{n}.mlp.experts.down_proj"] = w["w2"]
+    a, b = saved(tmp_path / "a", fused), saved(tmp_path / "b", truth)
+    there, back = name_map(a, b), name_map(b, a)
+    assert not (there.only_a or there.only_b or back.only_a or back.only_b)
+    assert all(torch.equal(there.apply()[k].torch(), v) for k, v in truth.items())
+    assert all(torch.equal(back.apply()[k].torch(), v) for k, v in fused.items())
+
+
+def test_a_map_reads_no_weight(tmp_path, monkeypatch):
+    truth = hf_weights()
+    hf, megatron = saved(tmp_path / "hf", truth, CONFIG), saved(tmp_path / "m", megatron_weights(truth, "te"))
+    from workbench.core.storage import SourcePool
+
+    def never(*_):
+        raise AssertionError("a file was opened")
+
+    monkeypatch.setattr(SourcePool, "source", never)
+    monkeypatch.setattr(SourcePool, "private", never)
+    assert len(name_map(megatron, hf).apply()) == len(truth)
+
+
+def test_links_of_every_tensor_tile_it():
+    facts = Geometry(HEADS, GROUPS, ROWS, VOCAB)
+    truth = hf_weights(3)
+    for name, tensor in [*truth.items(), *megatron_weights(truth, "te").items()]:
+        found = links(name, tuple(tensor.shape), facts)
+        assert not isinstance(found, str)
+        count = np.zeros(tensor.shape, int)
+        for link in found:
+            count[tuple(slice(a, a + n) for a, n in zip(link.offsets, link.sizes, strict=True))] += 1
+        assert (count == 1).all(), name
