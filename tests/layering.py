@@ -38,7 +38,11 @@ RANK = {
 }
 
 #: Part of a format's bytes that another format embeds: decoders, not readers.
-SHARED_DECODERS = {"workbench.formats.dcp_metadata", "workbench.formats.safetensors_header"}
+SHARED_DECODERS = {
+    "workbench.formats.dcp_metadata",
+    "workbench.formats.safetensors_header",
+    "workbench.formats.parts",  # joins what the registry read, for layouts of several formats
+}
 
 #: An object asks the views for its own picture, and only there.
 REPR_METHODS = {"__repr__", "_repr_html_"}
