@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         parents=[_common(top=True)],
     )
     top.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
 
     _command(commands, "formats", _formats, "the formats that can be read")
 
@@ -86,15 +86,33 @@ def parser() -> argparse.ArgumentParser:
 
     serve = _command(commands, "serve", _serve, "the dashboard, in a browser")
     serve.add_argument("root", help="folder with checkpoints; nothing outside it can be opened")
-    serve.add_argument("--port", type=int, default=5006, help="TCP port (default: 5006)")
+    serve.add_argument("--port", type=_port, default=5006, help="TCP port (default: 5006)")
     serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")
+    serve.add_argument(
+        "--insecure", action="store_true", help="allow an address that others can reach, without password"
+    )
     return top
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {safe(message)}; see {self.prog} --help\n")
+
+
+class _Command(_Parser):
+    """A command whose options may stand between its arguments: ``ls PATH --flat PATTERN``."""
+
+    _mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._mixing:  # Python 3.11's intermixed parsing comes back here
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
 
 
 def _common(*, top: bool = False) -> argparse.ArgumentParser:
@@ -124,6 +142,12 @@ def _command(commands: Any, name: str, run: Callable[..., int | None], words: st
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 62):
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no TCP port")
     return int(text)
 
 
@@ -162,4 +186,10 @@ def _objects(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace) -> None:
     from workbench.app.serve import serve
 
-    serve(options.root, port=options.port, address=options.address, show=options.show)
+    serve(
+        options.root,
+        port=options.port,
+        address=options.address,
+        show=options.show,
+        insecure=options.insecure,
+    )

@@ -108,7 +108,8 @@ class _Tree:
         times = f" ×{node.times:,}" if node.times > 1 else ""
         size = units.nbytes(node.nbytes)
         if node.shape is not None:
-            line = f'<div style="margin-left:1em">{name}{times} {units.shape(node.shape)} {escape(units.dtype(node.dtype or ""))} {size}</div>'
+            what = f"{times} {units.shape(node.shape)} {escape(units.dtype(node.dtype or ''))} {size}"
+            line = f'<div style="margin-left:1em">{name}{what}</div>'
             self._left -= len(line)
             return line
         share = units.percent(node.nbytes, self._total)
@@ -129,7 +130,8 @@ def _facts(rows: Iterable[tuple[str, str]]) -> str:
 
 def _shares(shares: Sequence[facts.Share], total: int) -> str:
     lines = [
-        f"{escape(shorten(s.label, 40))} {units.nbytes(s.nbytes)} ({units.percent(s.nbytes, total)}, {units.plural(s.tensors, 'tensor')})"
+        f"{escape(shorten(s.label, 40))} {units.nbytes(s.nbytes)} "
+        f"({units.percent(s.nbytes, total)}, {units.plural(s.tensors, 'tensor')})"
         for s in shares[:8]
     ]
     if len(shares) > 8:

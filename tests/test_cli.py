@@ -1,0 +1,383 @@
+"""The command line: what it prints, what it imports, and how it ends when the input is bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import workbench as wb
+from workbench.cli import main
+from workbench.cli_show import locate, parse_slice
+from workbench.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+ESCAPES = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def run(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as a user starts it."""
+    there = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **env}
+    command = [sys.executable, "-m", "workbench", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=there, cwd=ROOT, timeout=120)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]):
+    """The command in this process: exit code, stdout, stderr."""
+
+    def invoke(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return invoke
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    path = tmp_path / "one.safetensors"
+    tensors = {
+        "w": torch.arange(24.0).reshape(4, 6),
+        "w[0]": torch.tensor([7.0]),
+        "half": torch.tensor([1.5, float("nan"), float("-inf")], dtype=torch.bfloat16),
+        "esc\x1b[2J\u202e": torch.ones(2),
+    }
+    save_file(tensors, path)
+    return path
+
+
+def json_of(call, *words: object):
+    code, out, _ = call(*words, "--json")
+    assert code == 0
+    assert out.isascii() and out.count("\n") == 1
+    return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+# ---- what it prints ------------------------------------------------------------------------------------------------
+
+
+def test_formats(call) -> None:
+    code, out, _ = call("formats")
+    names = [row["name"] for row in json_of(call, "formats")]
+    assert code == 0 and names == list(wb.formats.FORMATS) and all(name in out for name in names)
+
+
+def test_ls_tree_and_flat(call, samples: Path) -> None:
+    path = samples / "hf_llama_bf16_sharded"
+    code, out, err = call("ls", path)
+    assert (code, err) == (0, "")
+    assert "safetensors" in out.splitlines()[0] and "model" in out and "×" in out
+    ckpt = wb.open(path)
+    code, out, _ = call("ls", path, "--flat")
+    assert [line.split()[0] for line in out.splitlines()] == list(ckpt)
+    code, out, _ = call("ls", path, "--flat", "q_proj", r"norm\.")
+    assert [line.split()[0] for line in out.splitlines()] == [k for k in ckpt if re.search(r"q_proj|norm\.", k)]
+    code, out, _ = call("ls", path, "--depth", 1)
+    assert len(out.splitlines()) == 1 + len({key.split(".")[0] for key in ckpt})
+
+
+def test_ls_json_rows_are_those_of_the_data_frame(call, samples: Path) -> None:
+    for name in ("dcp_fsdp2", "hf_deepseek_fp8_block"):
+        ckpt = wb.open(samples / name)
+        document = json_of(call, "ls", samples / name)
+        assert (document["format"], document["step"]) == (ckpt.format, ckpt.step)
+        truth = json.loads(ckpt.tensors.to_json(orient="records"))
+        assert document["tensors"] == truth
+        roles = json_of(call, "ls", samples / name, "--role", "param")["tensors"]
+        assert roles == [row for row in truth if row["role"] == "param"]
+
+
+def test_ls_of_a_root_lists_its_checkpoints(call, samples: Path) -> None:
+    code, out, _ = call("ls", samples)
+    assert code == 0 and re.search(r"titan_run/step-4 +dcp +4 .* yes", out)
+    rows = {row["path"]: row for row in json_of(call, "ls", samples)["checkpoints"]}
+    assert rows["trainer_run/checkpoint-6"]["step"] == 6 and rows["trainer_run/checkpoint-6"]["complete"] is True
+
+
+def test_an_interrupted_save_is_listed_as_such(call, tmp_path: Path, samples: Path) -> None:
+    for step in (2, 4):
+        folder = tmp_path / f"step-{step}"
+        folder.mkdir()
+        for file in (samples / f"titan_run/step-{step}").iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "step-4" / ".metadata").unlink()
+    code, out, _ = call("ls", tmp_path)
+    assert code == 0 and re.search(r"step-2 .* yes", out) and re.search(r"step-4 .* no: .*\.metadata is missing", out)
+    code, out, err = call("ls", tmp_path, "--flat", "wq")
+    assert code == 0 and "wq" in out
+    assert err.startswith("note: opened 'step-2'") and "step-4" in err  # which one, and why not the newer
+
+
+def test_show_prints_line_chunks_and_values(call, samples: Path) -> None:
+    key = "model.model.embed_tokens.weight"
+    code, out, _ = call("show", samples / "dcp_fsdp2", f"{key}[126:130, -1]")
+    lines = out.splitlines()
+    assert code == 0 and lines[0].startswith(f"{key} [4] f32")
+    assert lines[1].startswith("  [0, 0] + [128, 64]  __0_0.distcp bytes 0–") and len(lines) == 1 + 4 + 1
+    from safetensors.torch import load_file
+
+    truth = load_file(samples / "truth/dcp_fsdp2.safetensors")[key][126:130, -1]
+    assert [float(word) for word in lines[-1].strip("[]").split(",")] == pytest.approx(truth.tolist(), rel=1e-4)
+
+
+def test_show_json(call, samples: Path, one: Path) -> None:
+    key = "model.model.embed_tokens.weight"
+    document = json_of(call, "show", samples / "dcp_fsdp2", f"{key}[2:4, :3]")
+    tensor = wb.open(samples / "dcp_fsdp2")[key]
+    assert document["values"] == tensor[2:4, :3].tolist() and document["shape"] == [2, 3]
+    assert document["chunks"] == json.loads(tensor.chunks.to_json(orient="records"))
+    assert document["stats"]["exact"] is True and document["stats"]["min"] == tensor[2:4, :3].min().item()
+    assert json_of(call, "show", samples / "dcp_fsdp2", key)["values"] is None  # 32,768 are too many
+    document = json_of(call, "show", one, "half")
+    assert document["values"] == [1.5, "nan", "-inf"] and document["stats"]["nan"] == 1
+
+
+def test_objects(call, samples: Path) -> None:
+    code, out, _ = call("objects", samples / "dcp_fsdp2")
+    assert code == 0 and "optim.param_groups.0.lr: 0.001" in out.splitlines()
+    found = json_of(call, "objects", samples / "dcp_fsdp2", "optim.param_groups.0")["objects"]
+    assert found["optim.param_groups.0.betas"] == [0.9, 0.95] and "optim.param_groups.1.betas" not in found
+    code, _, err = call("objects", samples / "dcp_fsdp2", "absent")
+    assert code == 3 and err.count("\n") == 1 and "'absent'" in err
+
+
+def test_every_sample_lists_shows_and_tells_its_objects(call, samples: Path) -> None:
+    for row in json_of(call, "ls", samples)["checkpoints"]:
+        if row["path"].startswith("truth"):
+            continue  # files of unrelated checkpoints side by side: names are there twice
+        path = samples / row["path"]
+        first = json_of(call, "ls", path, ".")["tensors"][0]["key"]
+        for words in (("ls", path, "."), ("show", path, first), ("objects", path)):
+            code, _, err = call(*words)
+            assert code == 0 and all(line.startswith("note: ") for line in err.splitlines()), words
+            json_of(call, *words)
+
+
+# ---- KEY[SLICE] ----------------------------------------------------------------------------------------------------
+
+ends = st.one_of(st.none(), st.integers(-7, 7))
+parts = st.one_of(
+    st.integers(-3, 2).map(str),
+    st.just("..."),
+    st.tuples(ends, ends, st.one_of(st.none(), st.sampled_from([1, 2, 3, -1, -2]))).map(
+        lambda row: ":".join("" if n is None else str(n) for n in (row if row[2] is not None else row[:2]))
+    ),
+)
+
+
+@given(st.lists(parts, min_size=1, max_size=3), st.sampled_from(["", " "]))
+def test_slices_mean_what_they_mean_in_numpy(words: list[str], space: str) -> None:
+    text = f"{space},{space}".join(words)
+    dense = np.arange(3 * 4 * 5).reshape(3, 4, 5)
+    try:
+        truth = eval(f"dense[{text}]")
+    except IndexError:
+        truth = None  # two ellipses
+    key = parse_slice(text)
+    if truth is not None:
+        assert np.array_equal(dense[key], truth)
+    else:
+        with pytest.raises(IndexError):
+            dense[key]
+
+
+def test_lists_are_indices_too() -> None:
+    assert parse_slice(" [0, -2] , : ") == ([0, -2], slice(None))
+    assert parse_slice("[]") == ([],)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "1,,2", "a", "1;2", "[1,[2]]", "1]", "1:2:3:4", "1.0", "None", "__import__('os')"]
+)
+def test_what_is_no_slice_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_slice(text)
+
+
+def test_a_key_may_hold_brackets(one: Path) -> None:
+    ckpt = wb.open(one)
+    assert locate(ckpt, "w[0]")[0].key == "w[0]"
+    assert [locate(ckpt, "w[0][:]")[0].key, locate(ckpt, "w[1]")[0].key] == ["w[0]", "w"]
+    assert locate(ckpt, "w[[0, 1], 2]")[1] == ([0, 1], 2)
+    assert locate(ckpt, r"esc\x1b[2J\u202e[0]")[0].key == "esc\x1b[2J\u202e"  # as it was printed
+
+
+# ---- how it ends ---------------------------------------------------------------------------------------------------
+
+
+def one_line(result: tuple[int, str, str] | subprocess.CompletedProcess[str], code: int) -> str:
+    """Checks the contract of a failure and returns the line."""
+    if isinstance(result, subprocess.CompletedProcess):
+        result = (result.returncode, result.stdout, result.stderr)
+    assert result[0] == code, result
+    assert result[1] == "" and result[2].count("\n") == 1 and result[2].startswith("workbench"), result
+    assert not ESCAPES.search(result[2]) and "Traceback" not in result[2]
+    return result[2]
+
+
+def test_wrong_usage_is_64(call, one: Path) -> None:
+    for words in (
+        (),
+        ("frobnicate",),
+        ("ls",),
+        ("ls", one, "--bogus\x1b[2J"),
+        ("ls", one, "("),
+        ("ls", one, "--depth", "0"),
+        ("ls", one, "--format", "nonsense"),
+        ("show", one, "w[1.5]"),
+        ("show", one, "w[9]"),
+        ("show", one, "w[0,0,0]"),
+        ("show", one, "w[::0]"),
+        ("serve", one.parent, "--port", "70000"),
+    ):
+        one_line(call(*words), 64)
+
+
+def test_help_and_version_are_0(call) -> None:
+    code, out, _ = call("--version")
+    assert (code, out) == (0, f"workbench {wb.__version__}\n")
+    for words in ([], ["ls"], ["show"], ["objects"], ["formats"], ["serve"]):
+        code, out, _ = call(*words, "--help")
+        assert code == 0 and "usage: workbench" in out
+
+
+def test_bad_input_is_3_and_one_line(call, tmp_path: Path, one: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "zero.safetensors").write_bytes(b"")
+    (tmp_path / "cut.safetensors").write_bytes(one.read_bytes()[:-4])
+    (tmp_path / "huge.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+    (tmp_path / "deep.safetensors").write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path in ("absent", "empty", "text.txt", "zero.safetensors", "cut.safetensors", "huge.safetensors", "loop"):
+        for command in ("ls", "objects"):
+            assert path in one_line(call(command, tmp_path / path), 3)
+    one_line(call("ls", tmp_path / "deep.safetensors"), 3)
+    one_line(call("ls", "nul\0byte"), 3)
+    one_line(call("ls", "esc\x1b[2J\n\u202e"), 3)
+    line = one_line(call("show", one, "halv"), 3)
+    assert "did you mean 'half'" in line
+
+
+def test_a_truncated_file_opens_in_part(call, tmp_path: Path, one: Path) -> None:
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(one.read_bytes()[:-4])
+    line = one_line(call("ls", cut), 3)
+    assert "partial" in line
+    code, out, _ = call("ls", cut, "--partial", "--flat")
+    assert code == 0 and len(out.splitlines()) == 4
+    ends = [call("show", "--partial", cut, key)[0] for key in wb.open(cut, partial=True)]
+    assert sorted(ends) == [0, 0, 0, 3]
+
+
+def test_a_foreign_pickle_is_not_run(tmp_path: Path, call) -> None:
+    class Payload:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    (tmp_path / "__0_0.distcp").write_bytes(b"")
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Payload()))
+    one_line(call("ls", tmp_path, "."), 3)
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({"a": Payload()}))
+        archive.writestr("x/version", "3\n")
+    call("objects", tmp_path / "x.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_links_that_circle_end(tmp_path: Path, call) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    one_line(call("ls", tmp_path), 3)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(tmp_path: Path, one: Path, call) -> None:
+    one.chmod(0)
+    one_line(call("ls", one), 3)
+
+
+def test_names_cannot_reach_the_terminal(call, one: Path) -> None:
+    for words in (("ls", one), ("ls", one, "--flat"), ("show", one, "esc\x1b[2J\u202e"), ("show", one, "esc")):
+        _, out, err = call(*words)
+        assert not ESCAPES.search(out + err)
+    assert r"esc\x1b[2J\u202e" in call("ls", one, "--flat")[1]
+    assert json_of(call, "show", one, "esc\x1b[2J\u202e")["key"] == "esc\x1b[2J\u202e"
+
+
+def test_no_colours_in_pipes(call, samples: Path) -> None:
+    assert "\x1b" not in run("ls", samples).stdout
+
+
+def test_recursion_memory_and_interrupt_end_in_order(call, monkeypatch: pytest.MonkeyPatch, one: Path) -> None:
+    for error, code in ((RecursionError, 3), (MemoryError, 3), (KeyboardInterrupt, 130)):
+
+        def fail(*_, error=error):
+            raise error()
+
+        monkeypatch.setattr("workbench.cli_list.ls", fail)
+        got = call("ls", one)
+        assert got[0] == code and "Traceback" not in got[2]
+    monkeypatch.setattr("workbench.cli_list.ls", lambda _: {}["a bug"])
+    with pytest.raises(KeyError):  # a bug of ours is not dressed up as bad input
+        call("ls", one)
+
+
+# ---- in a process of its own ---------------------------------------------------------------------------------------
+
+
+def test_failures_in_a_real_process(tmp_path: Path, one: Path) -> None:
+    one_line(run("ls", tmp_path / "absent"), 3)
+    one_line(run("show", one, "w[1.5]"), 64)
+    one_line(run("ls", one, "--bogus"), 64)
+
+
+def test_other_encodings_get_every_name(one: Path) -> None:
+    result = run("show", one, "w[1]", PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert result.returncode == 0 and "\\u2208" in result.stdout  # ∈
+
+
+def test_a_closed_pipe_is_no_traceback(samples: Path) -> None:
+    script = f"'{sys.executable}' -m workbench ls --flat '{samples}/dcp_fsdp2' | head -1; echo ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=env, cwd=ROOT, timeout=60)
+    assert result.stderr == "" and result.stdout.splitlines()[1] in ("141", "0")
+
+
+@pytest.mark.parametrize("name", ["hf_llama_bf16_sharded", "dcp_fsdp2", "dcp_tp2_fsdp2_vocab515"])
+def test_listing_and_showing_need_no_heavy_package(samples: Path, name: str) -> None:
+    code = (
+        "import sys; from workbench.cli import main\n"
+        "assert main(['ls', sys.argv[1]]) == main(['show', sys.argv[1], sys.argv[2]]) == 0\n"
+        "print(sorted({'torch', 'pandas', 'panel', 'bokeh', 'holoviews'} & set(sys.modules)), file=sys.stderr)"
+    )
+    key = next(iter(wb.open(samples / name)))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(samples / name), key], capture_output=True, text=True, env=env, timeout=60
+    )
+    assert result.stderr.splitlines()[-1] == "[]"
+
+
+def test_ls_starts_fast(samples: Path) -> None:
+    best = 9.0
+    for _ in range(5):
+        start = time.perf_counter()
+        assert run("ls", samples / "hf_llama_bf16_sharded").returncode == 0
+        best = min(best, time.perf_counter() - start)
+    assert best <= 0.4 * (1 if not os.environ.get("PYTEST_XDIST_WORKER") else 3)  # beside other tests: not idle
