@@ -157,7 +157,9 @@ def test_a_trainers_step_comes_from_its_state(tmp_path: Path) -> None:
 def test_checkpoints_beside_final_weights_are_listed_too(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     run(tmp_path, 5)
-    assert set(by_path(tmp_path)) == {".", "step-5"}
+    torch.save({"w": torch.ones(1)}, tmp_path / "best.pt")
+    torch.save({"w": torch.ones(1)}, tmp_path / "training_args.bin")
+    assert set(by_path(tmp_path)) == {".", "best.pt", "step-5"}
 
 
 # ---- which one to open ---------------------------------------------------------------------------------------
@@ -229,12 +231,6 @@ def test_an_empty_folder_has_nothing_to_pick(tmp_path: Path) -> None:
     assert pick(Place(tmp_path)) is None
     with pytest.raises(NotACheckpointError, match="Looked for"):
         wb.open(tmp_path)
-
-
-def test_the_table_for_users_has_a_row_a_checkpoint(tmp_path: Path) -> None:
-    run(tmp_path, 1, 2)
-    table = wb.discover(tmp_path)
-    assert list(table["step"]) == [1, 2] and list(table["complete"]) == [True, True]
 
 
 def test_nothing_of_torch_or_pandas_is_imported(tmp_path: Path) -> None:

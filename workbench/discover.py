@@ -30,6 +30,7 @@ __all__ = ["Found", "discover", "pick", "step_of"]
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest")  #: Megatron's; DeepSpeed's
 TRACKER_LIMIT = 4096  #: bytes of a tracker; real ones hold one number or name
 FILES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors")  #: single-file checkpoints
+BESIDE = (".pt", ".pth", ".ckpt")  #: those that lie beside a folder's weights without being part of them
 #: Not a checkpoint of their own: parts of one that lies in the same folder.
 PARTS = re.compile(
     r"training_args\.bin|scheduler(_\d+)?\.(bin|pt)|sampler(_\d+)?\.bin|scaler\.pt|rng_state.*\.pth|optimizer.*\.(bin|pt)"
@@ -154,9 +155,9 @@ def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
         return
     if name is not None:
         yield _found(place, relative or ".", name, relative or place.name)
-    else:
+    if name not in CLOSED:
         for file in files:
-            if file.endswith(FILES) and not PARTS.fullmatch(file):
+            if file.endswith(FILES if name is None else BESIDE) and not PARTS.fullmatch(file):
                 yield from _single(place, relative, file)
     if depth <= 0 or name in CLOSED:
         return

@@ -223,12 +223,12 @@ def _add_pieces(builder: CatalogBuilder, headers: Mapping[str, Header], notes: l
             )
         shape = _extent(name, found)
         builder.tensor(name, found[0][1].dtype, shape)
-        for file, entry, offsets in found:
+        for file, entry, place_of in found:
             if entry.dtype != found[0][1].dtype:
                 builder.tensor(name, entry.dtype, shape)  # raises, naming both
             match = _SHARD.fullmatch(file.rpartition("/")[2])
             rank = int(match[1]) - 1 if match else -1
-            at = offsets or (0,) * len(shape)
+            at = place_of or (0,) * len(shape)
             builder.chunk(name, at, entry.shape, file, entry.start, entry.stop, rank=rank)
     return _ranks(list(headers), notes)
 
@@ -244,11 +244,14 @@ def _saved_offsets(file: str, header: Header) -> dict[str, tuple[int, ...]]:
     for entry in header.entries:
         info = document.get(entry.name) if isinstance(document, dict) else None
         offsets = info.get("saved_offsets") if isinstance(info, dict) else None
-        good = isinstance(offsets, list) and all(type(at) is int and 0 <= at < 1 << 60 for at in offsets)
-        if not good or len(offsets) != len(entry.shape):
+        if not isinstance(offsets, list) or len(offsets) != len(entry.shape) or not all(map(_is_offset, offsets)):
             raise CorruptError(f"{what} gives no place in {len(entry.shape)} dimensions for tensor {entry.name!r}")
         found[entry.name] = tuple(offsets)
     return found
+
+
+def _is_offset(at: object) -> bool:
+    return type(at) is int and 0 <= at < 1 << 55
 
 
 def _extent(name: str, found: Sequence[tuple[str, Entry, tuple[int, ...] | None]]) -> tuple[int, ...]:
@@ -310,7 +313,7 @@ def _adapter(place: Place) -> dict[str, Any]:
 def _texts(place: Place, catalog: Catalog) -> dict[str, Any]:
     files = [name for name in catalog.metadata_files if name.endswith(SUFFIX) or name == place.file]
     texts = {name: parse(place, name, cut=True).metadata for name in files}
-    return texts.get(place.file, texts)
+    return dict(texts[place.file]) if place.file in texts else dict(texts)
 
 
 def _note(notes: list[str], text: str, names: Sequence[str], *more: object) -> None:

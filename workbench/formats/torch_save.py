@@ -194,7 +194,7 @@ def _keyed(loaded: Loaded, what: str, notes: list[str]) -> dict[str, tuple[tuple
     found: dict[str, tuple[tuple[Any, ...], TensorRef]] = {}
     twice: list[str] = []
     for path, ref in torch_tree.flatten(loaded.tree, what=what):
-        key = base = ".".join(part if type(part) is str else short(part, 60) for part in path) if path else "tensor"
+        key = base = ".".join(map(_name, path)) if path else "tensor"
         count = 1
         while key in found:
             count += 1
@@ -205,6 +205,12 @@ def _keyed(loaded: Loaded, what: str, notes: list[str]) -> dict[str, tuple[tuple
     if twice:
         notes.append(f"{len(twice)} paths are the same once they are joined by dots, and got a number: {_some(twice)}")
     return found
+
+
+def _name(part: Any) -> str:
+    if type(part) is str:
+        return part
+    return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
 
 
 def _add(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded: Loaded, notes: list[str]) -> bool:
