@@ -368,7 +368,7 @@ def test_one_item_takes_microseconds() -> None:
 
 
 def _timed(data: memoryview) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(200):
         single_tensor(data, what="x")
-    return (time.perf_counter() - start) / 200
+    return (time.thread_time() - start) / 200

@@ -1,4 +1,4 @@
-"""What makes a stand-in harmless: sealed classes, values without state, and the leaf for whatever is not ours.
+"""What makes a stand-in harmless: sealed classes, values without state, a leaf for whatever is not ours.
 
 Opcodes can reach an object in five ways: call it (REDUCE, NEWOBJ, OBJ, INST), give it state (BUILD), append,
 add, set an item. Nothing here runs code that a pickle brought along in any of them, and none of them changes
@@ -155,7 +155,8 @@ class Record(Opaque):
 
 def opaque_class(module: str, qualname: str, base: type[Opaque] = Opaque) -> type[Opaque]:
     """A fresh class for a global (fresh per load, so that nothing is shared between two pickles)."""
-    return _Sealed(base.__name__, (base,), {"__slots__": (), "module": module, "qualname": qualname})  # type: ignore[return-value]
+    body = {"__slots__": (), "module": module, "qualname": qualname}
+    return _Sealed(base.__name__, (base,), body)  # type: ignore[return-value]
 
 
 def short(value: object, limit: int = 120) -> str:
@@ -165,8 +166,12 @@ def short(value: object, limit: int = 120) -> str:
 
 
 def _name(cls: type) -> str:
-    text = repr(f"{cls.module[:121]}.{cls.qualname[:121]}")[1:-1]  # type: ignore[attr-defined]  # repr escapes control characters
+    text = f"{cls.module[:121]}.{cls.qualname[:121]}"  # type: ignore[attr-defined]
+    text = repr(text)[1:-1]  # escapes control characters
     return text if len(text) <= 120 else text[:119] + "…"
+
+
+_PLAIN = (list, tuple, dict, set, frozenset, str, int, bytes, bytearray, float, complex, bool, type(None))
 
 
 class _Repr(reprlib.Repr):
@@ -182,23 +187,9 @@ class _Repr(reprlib.Repr):
             return f"<{x.name}({', '.join(inner)})>"
         if isinstance(x, PickledDict | Inert | type):
             return repr(x)
-        if type(x) is int and abs(x) >= 1 << 256:  # repr of a huge int is quadratic, and limited by the interpreter
+        if type(x) is int and abs(x) >= 1 << 256:  # its repr is quadratic, and limited by the interpreter
             return f"<int of {x.bit_length()} bits>"
-        if type(x) in (
-            list,
-            tuple,
-            dict,
-            set,
-            frozenset,
-            str,
-            int,
-            bytes,
-            bytearray,
-            float,
-            complex,
-            bool,
-            type(None),
-        ):
+        if type(x) in _PLAIN:
             if type(x) in (bytes, bytearray):
                 return repr(bytes(x[:40])) + ("…" if len(x) > 40 else "")  # type: ignore[index,arg-type]
             if type(x) in (set, frozenset):  # reprlib sorts sets: comparing deep keys could take for ever
@@ -207,7 +198,9 @@ class _Repr(reprlib.Repr):
                 return self._dict(x, level)
             return super().repr1(x, level)
         if type(x).__module__ == "numpy":
-            return f"<numpy {type(x).__name__} {getattr(x, 'dtype', '')}>" if getattr(x, "ndim", 0) else repr(x)[:80]
+            if getattr(x, "ndim", 0):
+                return f"<numpy {type(x).__name__} {getattr(x, 'dtype', '')}>"
+            return repr(x)[:80]
         return f"<{type(x).__name__}>"
 
     def _dict(self, x: dict[object, object], level: int) -> str:

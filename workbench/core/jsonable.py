@@ -59,8 +59,8 @@ class _Json:
                 if value.dtype.kind in "biufSU" and value.dtype != np.longdouble
                 else str(value)
             )
-        if type(value) in (bytes, bytearray):
-            return {"type": "bytes", "length": len(value), "start": short(bytes(value[:32]), 200)}  # type: ignore[arg-type,index]
+        if isinstance(value, (bytes, bytearray)):
+            return {"type": "bytes", "length": len(value), "start": short(bytes(value[:32]), 200)}
         if isinstance(value, (Inert, type, complex, range, slice)):
             return self._leaf(value, depth)
         if id(value) in self.open:

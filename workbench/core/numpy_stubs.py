@@ -2,10 +2,10 @@
 
 ::
 
-    _reconstruct(ndarray, (0,), b'b')             →  NumpyArray, empty          REDUCE
-    (1, (2, 3), dtype, False, b'…48 bytes…')      →  its __setstate__           BUILD: 2·3·itemsize must be 48
-    dtype('f8', False, True)                      →  NumpyDType('f8')           REDUCE
-    (3, '<', None, None, None, -1, -1, 0)         →  its __setstate__           BUILD: byte order, fields …
+    _reconstruct(ndarray, (0,), b'b')          →  NumpyArray, empty    REDUCE
+    (1, (2, 3), dtype, False, b'…48 bytes…')   →  its __setstate__     BUILD: 2·3·itemsize must be 48
+    dtype('f8', False, True)                   →  NumpyDType('f8')     REDUCE
+    (3, '<', None, None, None, -1, -1, 0)      →  its __setstate__     BUILD: byte order, fields …
 
 Python objects and structured dtypes are not built: their bytes would be pointers, or pickles again.
 Read from numpy 2.4 (``numpy/_core/multiarray``, ``numpy/_core/numeric.py``, ``descriptor.c``); numpy before 2

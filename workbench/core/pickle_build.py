@@ -1,4 +1,4 @@
-"""Constructors for the plain Python types that a pickle calls by name: ``set``, ``dict``, ``int``, ``Path`` …
+"""Constructors of the plain Python types that a pickle calls by name: ``set``, ``dict``, ``int``, ``Path``.
 
 ::
 
@@ -7,8 +7,8 @@
     GLOBAL builtins set · [a tuple of 2**60 paths]       hashing it takes for ever
     GLOBAL builtins str · a list of 2**60 paths          so does writing it down
 
-All are one REDUCE away, so these take only the argument types that real picklers emit (CPython 3.11, ``copyreg``
-and ``Objects/*.c``) and raise TypeError or ValueError for the rest.
+All are one REDUCE away, so these take only the argument types that real picklers emit (CPython 3.11,
+``copyreg`` and ``Objects/*.c``) and raise TypeError or ValueError for the rest.
 """
 
 from __future__ import annotations

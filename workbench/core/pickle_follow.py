@@ -19,20 +19,12 @@ MARK_LIMIT = 1000  # open marks: real picklers nest as deep as Python recurses
 SET_LIMIT = 250_000  # an empty set takes 216 bytes for its one; nothing else comes near
 KEY_LIMIT = 10_000  # elements visited by hashing one key
 HUGE = 1 << 40  # sizes saturate here
-# REDUCE, NEWOBJ, NEWOBJ_EX, STACK_GLOBAL make one of several; BINPERSID one of one; BUILD, APPEND, SETITEM
-# leave the container
-_POPS = {
-    0x52: (2, 1),
-    0x81: (2, 1),
-    0x92: (3, 1),
-    0x93: (2, 1),
-    0x51: (1, 0),
-    0x62: (2, 0),
-    0x61: (2, 0),
-    0x73: (3, 0),
-}
+# How many values an opcode takes, and whether the result is a new one that may hold them. REDUCE, NEWOBJ,
+# NEWOBJ_EX, STACK_GLOBAL make one; BINPERSID, BUILD, APPEND, SETITEM leave the lowest.
+_POPS = {0x52: (2, 1), 0x81: (2, 1), 0x92: (3, 1), 0x93: (2, 1),
+         0x51: (1, 0), 0x62: (2, 0), 0x61: (2, 0), 0x73: (3, 0)}  # fmt: skip
 # TUPLE, LIST, DICT, FROZENSET, OBJ, INST, POP_MARK make one (or none) of all since the mark; APPENDS,
-# SETITEMS, ADDITEMS add them
+# SETITEMS, ADDITEMS add them to what lies below it.
 _ONTO = {0x65, 0x75, 0x90}
 _TO_MARK = {0x74, 0x6C, 0x64, 0x91, 0x6F, 0x69, 0x31} | _ONTO
 

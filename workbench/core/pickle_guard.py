@@ -49,8 +49,7 @@ def walk(view: memoryview, offset: int, what: str) -> int:
     except Ends as end:
         raise TruncatedError(
             f"{what} ends at byte {len(view):,}, within the opcode at byte {offset + end.args[0]:,} of a "
-            "pickle that starts at byte "
-            f"{offset:,}; the file is cut short or no pickle"
+            f"pickle that starts at byte {offset:,}; the file is cut short or no pickle"
         ) from None
     except Refused as refusal:
         at, reason, unsafe = refusal.args

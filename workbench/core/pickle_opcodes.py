@@ -2,10 +2,10 @@
 
 ::
 
-    4b 05              K   5                  one byte follows
-    58 04 00 00 00 …   X   'step'             a length in four bytes, then so many
-    63 … 0a … 0a       c   GLOBAL 'os' 'path'  two lines
-    86                 \\x86  TUPLE2            takes two values off the stack
+    4b 05              BININT1   5                one byte follows
+    58 04 00 00 00 …   BINUNICODE 'step'          a length in four bytes, then so many
+    63 … 0a … 0a       GLOBAL    'os' 'path'      two lines
+    86                 TUPLE2    (…, …)           takes two values off the stack
 
 Read from CPython 3.11 (``Lib/pickletools.py``, ``Modules/_pickle.c``).
 """

@@ -2,13 +2,13 @@
 
 ::
 
-    TABLE     ('collections', 'OrderedDict') → Call(…)   the stand-in itself, for all pickles
-    RECORDS   ('argparse', 'Namespace')      → a fresh `Record`     attributes only
-    OPAQUE    ('datetime', 'datetime')       → a fresh `Opaque`     known and harmless, kept as it is written
+    TABLE     ('collections', 'OrderedDict')  →  Call(…)            one stand-in for all pickles
+    RECORDS   ('argparse', 'Namespace')       →  a fresh `Record`   attributes only
+    OPAQUE    ('datetime', 'datetime')        →  a fresh `Opaque`   known and harmless, kept as written
 
 Everything else becomes an `Opaque` too, but is reported. Names from torch 2.13 (``torch/_utils.py``,
-``torch/_tensor.py``, ``torch/storage.py``), numpy 2.4 (``numpy/_core/multiarray``) and CPython 3.11 (``copyreg``,
-``collections``); older module names stand beside.
+``torch/_tensor.py``, ``torch/storage.py``), numpy 2.4 (``numpy/_core/multiarray``) and CPython 3.11
+(``copyreg``, ``collections``); older module names stand beside.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A pickle names globals and tells the unpickler to call them, to give them state and to fill them with items::
 
-    GLOBAL torch._utils _rebuild_tensor_v2   →  Call("…", a function of ours)     → TensorRef    below
-    GLOBAL torch bfloat16                    →  DTypeRef("bfloat16")                             below
-    GLOBAL numpy dtype                       →  NumpyDType, NumpyArray                           numpy_stubs.py
-    GLOBAL my.lib Config                     →  a fresh subclass of Opaque        → args, state  inert.py
+    GLOBAL torch._utils _rebuild_tensor_v2   →  Call("…", a function of ours) → TensorRef      below
+    GLOBAL torch bfloat16                    →  DTypeRef("bfloat16")                           below
+    GLOBAL numpy dtype                       →  NumpyDType, NumpyArray                         numpy_stubs.py
+    GLOBAL my.lib Config                     →  a fresh subclass of Opaque    → args, state    inert.py
 
 All of them can be imported from here. Why none of them can be made to run or change anything: inert.py.
 """

@@ -7,13 +7,13 @@
     _rebuild_parameter(tensor, True, OrderedDict())                             → TensorRef, kind Parameter
     _rebuild_from_type_v2(function, cls, args, state)                           → the same, with attributes
 
-Read from torch 2.13 (``torch/_utils.py``, ``torch/_tensor.py``, ``torch/serialization.py``). All raise TypeError
-or ValueError for arguments that torch never writes.
+Read from torch 2.13 (``torch/_utils.py``, ``torch/_tensor.py``, ``torch/serialization.py``). All raise
+TypeError or ValueError for arguments that torch never writes.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from workbench.core.stubs import Call, DTypeRef, Opaque, StorageRef, StorageType, TensorRef, opaque_class, short
 
@@ -44,7 +44,8 @@ def torch_storage(pid: object) -> StorageRef:
 
 
 def tensor(storage: object, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> TensorRef:
-    return TensorRef(storage, getattr(storage, "dtype", None), offset, size, stride)  # type: ignore[arg-type]
+    dtype: Any = getattr(storage, "dtype", None)  # TensorRef refuses what is no name
+    return TensorRef(storage, dtype, offset, size, stride)
 
 
 def tensor_v2(
@@ -57,7 +58,8 @@ def tensor_v2(
     metadata: object = None,
 ) -> TensorRef:
     attrs = {"metadata": metadata} if metadata else None  # {'conj': True}: the bits mean something else then
-    return TensorRef(storage, getattr(storage, "dtype", None), offset, size, stride, requires_grad, attrs)  # type: ignore[arg-type]
+    dtype: Any = getattr(storage, "dtype", None)
+    return TensorRef(storage, dtype, offset, size, stride, requires_grad, attrs)
 
 
 def tensor_v3(

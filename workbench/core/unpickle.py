@@ -63,8 +63,7 @@ def loads(
         data: the stream; bytes after its STOP are ignored, as by ``pickle.loads``.
         what: how messages name it, e.g. ``"'.metadata'"``.
         allow: (module, qualname) to stand-in, before the table; each is handed to the stream as it is, so it
-        must survive a
-            hostile BUILD: a class needs ``__setstate__``, a bare function must not be given.
+            must survive a hostile BUILD: a class needs ``__setstate__``, a bare function must not be given.
         strict: refuse any global outside ``allow`` and the table, where structure is needed.
         persistent_load: what decodes persistent ids (see `torch_storage`); without one they are refused.
 
@@ -133,8 +132,8 @@ def _load(
     except Exception as error:  # whatever hostile bytes provoke in the C unpickler or a stand-in ends here
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, pickle.UnpicklingError) else str(error)
         raise CorruptError(
-            f"{what} cannot be unpickled, at or before byte {reader.pos:,}: {_line(reason)}; "
-            "the file is damaged, or no pickle that a checkpoint would hold"
+            f"{what} cannot be unpickled, at or before byte {reader.pos:,}: {_line(reason)}; the file is "
+            "damaged, or no pickle that a checkpoint would hold"
         ) from None
     finally:
         if collecting:
@@ -151,7 +150,8 @@ class _Unpickler(pickle.Unpickler):
         strict: bool,
         persistent: Callable[[object], object] | None,
     ) -> None:
-        super().__init__(file, encoding="latin1")  # type: ignore[arg-type]  # Python 2's str: any byte is a character
+        # Python 2's str is read as latin1: any byte is a character.
+        super().__init__(file, encoding="latin1")  # type: ignore[arg-type]
         self.what = what
         self.allow = allow
         self.strict = strict
@@ -171,9 +171,8 @@ class _Unpickler(pickle.Unpickler):
             if self.strict:
                 raise UnsafeError(
                     f"{self.what} names a foreign global {_line(module + '.' + qualname)!r}, which no "
-                    "checkpoint of this format "
-                    "holds; it was not imported. Do not load this file with torch or pickle before you "
-                    "know who wrote it"
+                    "checkpoint of this format holds; it was not imported. Do not load this file with torch "
+                    "or pickle before you know who wrote it"
                 )
             self.foreign.add(f"{module}.{qualname}")
         made = opaque_class(module, qualname, Record if key in RECORDS else Opaque)

@@ -3,21 +3,18 @@ that is not asked for.
 
 ::
 
-    start ┌ PK 03 04  local header ─ name ─ extra "FB" + 'Z'… padding   one per record; flags bit 3: sizes and
-          │ payload                                    (64-aligned)     CRC are 0 here and follow it,
-          │ PK 07 08  data descriptor: CRC, sizes                       so the file cannot be walked forward
+    start ┌ PK 03 04  local header ─ name ─ padding      sizes and CRC are 0 here
+          │ payload                                      and follow it in the data descriptor,
+          │ PK 07 08  data descriptor: CRC, sizes        so the file cannot be walked forward
           ├ …                     archive/data.pkl    the object, storages as persistent ids
           │                       archive/byteorder   "little" or "big"; absent in old files: little
           │                       archive/data/0 …    one storage each, STORED
-          ├ PK 01 02  central directory: method, CRC, sizes, name, offset of the local header
-          ├ PK 06 06  zip64 end record        torch always writes both; plain zip writers only
-          ├ PK 06 07  zip64 locator           when a number does not fit
-    stop  └ PK 05 06  end record, 22 bytes + comment
+    stop  └ PK 01 02 … central directory and end records
 
-Read from torch 2.13 (``caffe2/serialize/inline_container.cc``, miniz 3) and APPNOTE.TXT 6.3. The archive's
-folder is ``archive`` or the file's stem. Alignment is relative to ``start`` only: in a ``.distcp`` file most
-payloads are unaligned. All offsets here are relative to the buffer, which must be exactly the archive's byte
-range.
+One record: ziprecord.py; the directory: zipdirectory.py. Read from torch 2.13
+(``caffe2/serialize/inline_container.cc``, miniz 3) and APPNOTE.TXT 6.3. The archive's folder is ``archive``
+or the file's stem. Alignment is relative to ``start`` only: in a ``.distcp`` file most payloads are
+unaligned. All offsets here are relative to the buffer, which must be exactly the archive's byte range.
 """
 
 from __future__ import annotations
@@ -35,13 +32,11 @@ from workbench.errors import CorruptError, UnsupportedFormatError
 
 __all__ = ["Archive", "Item", "Record", "read_directory", "single_tensor"]
 
-MARKERS = (
-    "byteorder",
-    "version",
-    ".format_version",
-    ".storage_alignment",
-)  # never empty, so a CRC of 0 was never computed
+# Records that are never empty, so that a CRC of 0 was never computed.
+MARKERS = ("byteorder", "version", ".format_version", ".storage_alignment")
 _TEMPLATE_LIMIT = 4096
+# data.pkl → what it says: the chunks of one tensor mostly share it to the byte.
+_TEMPLATES: dict[bytes, TensorRef] = {}
 
 
 class Item(NamedTuple):
@@ -85,8 +80,8 @@ class Archive:
         word = self.read(record)
         if word not in (b"little", b"big"):
             raise CorruptError(
-                f"{self.what}: record {record.name!r} says {word[:20]!r}, neither 'little' nor 'big'; "
-                "the file is damaged"
+                f"{self.what}: record {record.name!r} says {word[:20]!r}, neither 'little' nor 'big'; the "
+                "file is damaged"
             )
         return word.decode()
 
@@ -103,9 +98,9 @@ class Archive:
         """
         if record.method != STORED:
             raise UnsupportedFormatError(
-                f"{self.what}: record {record.name!r} is compressed (zip method {record.method}); "
-                "torch.save stores payloads "
-                "as they are, so the file was repacked: unpack it and save it with torch.save"
+                f"{self.what}: record {record.name!r} is compressed (zip method {record.method}); torch.save "
+                "stores payloads as they are, so the file was repacked: unpack it and save it with "
+                "torch.save"
             )
         return locate(self.view, record, self.what)
 
@@ -121,8 +116,7 @@ class Archive:
         else:
             raise UnsupportedFormatError(
                 f"{self.what}: record {record.name!r} uses zip method {record.method}, which torch.save "
-                "never "
-                "writes; unpack the file and save it with torch.save"
+                "never writes; unpack the file and save it with torch.save"
             )
         if self.has_checksums and zlib.crc32(content) != record.crc:
             raise CorruptError(
@@ -149,8 +143,8 @@ def read_directory(buf: object, *, what: str) -> Archive:
         if name.endswith("/data.pkl") and name.count("/") == 1:
             if prefix is not None:
                 raise CorruptError(
-                    f"{what} has two objects, {prefix + '/data.pkl'!r} and {name!r}; torch.save writes "
-                    "one, do not trust it"
+                    f"{what} has two objects, {prefix + '/data.pkl'!r} and {name!r}; torch.save writes one, "
+                    "do not trust it"
                 )
             prefix = name[:-9]
     return Archive(view, what, records, prefix, _has_checksums(records, prefix))
@@ -181,8 +175,8 @@ def single_tensor(buf: object, *, what: str) -> Item:
     record = archive.find(f"data/{tensor.storage.key}")
     if record is None:
         raise CorruptError(
-            f"{what}: data.pkl names storage {tensor.storage.key[:80]!r}, but there is no such record; "
-            "the file is damaged"
+            f"{what}: data.pkl names storage {tensor.storage.key[:80]!r}, but there is no such record; the "
+            "file is damaged"
         )
     start, stop = archive.payload(record)
     _check_extent(tensor, stop - start, what)
@@ -198,18 +192,14 @@ def single_tensor(buf: object, *, what: str) -> Item:
     )
 
 
-_TEMPLATES: dict[bytes, TensorRef] = {}  # data.pkl → what it says; the chunks of one tensor mostly share it to the byte
-
-
 def _one_tensor(content: bytes, what: str) -> TensorRef:
     value = loads(content, what=f"{what} (data.pkl)", persistent_load=torch_storage)
     if not isinstance(value, TensorRef) or not isinstance(value.storage, StorageRef):
         raise CorruptError(f"{what} holds {short(value, 60)}, not a tensor; the item's byte range may be wrong")
     if value.attrs.get("metadata"):
         raise UnsupportedFormatError(
-            f"{what} is a conjugate or negative view ({short(value.attrs['metadata'])}), so its bytes "
-            "are not its "
-            "values; save it again after tensor.resolve_conj().resolve_neg()"
+            f"{what} is a conjugate or negative view ({short(value.attrs['metadata'])}), so its bytes are "
+            "not its values; save it again after tensor.resolve_conj().resolve_neg()"
         )
     return value
 
@@ -223,9 +213,8 @@ def _check_extent(tensor: TensorRef, nbytes: int, what: str) -> None:
         raise UnsupportedFormatError(f"{what}: {error}") from None
     if stored != nbytes:
         raise CorruptError(
-            f"{what}: data.pkl says storage {storage.key!r} has {stored:,} bytes, the record has "
-            f"{nbytes:,}; the file is "
-            "damaged"
+            f"{what}: data.pkl says storage {storage.key!r} has {stored:,} bytes, the record has {nbytes:,}; "
+            "the file is damaged"
         )
     last = tensor.storage_offset
     for size, stride in zip(tensor.shape, tensor.stride, strict=True):
@@ -235,8 +224,8 @@ def _check_extent(tensor: TensorRef, nbytes: int, what: str) -> None:
     if (last + 1) * itemsize > nbytes:
         raise CorruptError(
             f"{what}: a tensor of shape {list(tensor.shape)}, stride {list(tensor.stride)} at element "
-            f"{tensor.storage_offset:,} ends at byte {(last + 1) * itemsize:,} of a storage of "
-            f"{nbytes:,}; the file is damaged"
+            f"{tensor.storage_offset:,} ends at byte {(last + 1) * itemsize:,} of a storage of {nbytes:,}; "
+            "the file is damaged"
         )
 
 

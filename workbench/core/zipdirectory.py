@@ -2,15 +2,15 @@
 
 ::
 
-    start ┌ PK 01 02  method, CRC, sizes, name, extra, offset of the local header   one row per record
+    start ┌ PK 01 02  method, CRC, sizes, name, extra, offset of the local header    one row per record
           ├ …
-    stop  ├ PK 06 06  zip64 end record     the same numbers in 64 bits    torch always writes these two;
-          ├ PK 06 07  zip64 locator        where that one is              others when a number does not fit
-          └ PK 05 06  end record           rows, size and place of the directory, comment   22 bytes + comment
+    stop  ├ PK 06 06  zip64 end record    the numbers below in 64 bits     torch always writes these two,
+          ├ PK 06 07  zip64 locator       where that one is                others if a number does not fit
+          └ PK 05 06  end record          rows, size and place of the directory      22 bytes, then a comment
 
-Nothing lies between ``stop`` and the end records, and the rows fill the directory to the byte: an archive that
-shows two contents to two readers needs room for the other one. Read from APPNOTE.TXT 6.3, sections 4.3.12 to
-4.3.16 and 4.5.3.
+Nothing lies between ``stop`` and the end records, and the rows fill the directory to the byte: an archive
+that shows two contents to two readers needs room for the other one. Read from APPNOTE.TXT 6.3, sections
+4.3.12 to 4.3.16 and 4.5.3.
 """
 
 from __future__ import annotations
@@ -22,17 +22,24 @@ from workbench.errors import CorruptError, TruncatedError, UnsafeError, Unsuppor
 
 __all__ = ["find_directory", "read_records"]
 
-_END = struct.Struct("<4s4H2LH")  # signature, disk, cd disk, records here, records, cd size, cd offset, comment
-_END64 = struct.Struct(
-    "<4sQ2H2L4Q"
-)  # signature, size, made by, needed, disk, cd disk, records here, records, cd size, cd offset
-_LOCATOR64 = struct.Struct("<4sLQL")  # signature, disk, offset of the end record, disks
-_CENTRAL = struct.Struct("<4s6H3L5H2L")
+# signature, disk, disk of the directory, records here, records, size, offset, length of the comment
+_END = struct.Struct("<4s4H2LH")
+# signature, size, made by, needed, disk, disk of the directory, records here, records, size, offset
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR64 = struct.Struct("<4sLQL")  # signature, disk, offset of the zip64 end record, disks
+# signature, (versions), flags, method, (time), CRC, both sizes, three lengths, disk, (attributes), offset
+_CENTRAL = struct.Struct("<4s4x2H4x3L4H6xL")
 MAX_RECORDS = 4_000_000
 
 
 def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
-    """(start, stop, number of records) of the central directory, its place and size checked."""
+    """(start, stop, number of records) of the central directory, its place and size checked.
+
+    Raises:
+        TruncatedError: starts like an archive but has no end record.
+        CorruptError: no zip archive, or end records that contradict each other or their place.
+        UnsupportedFormatError: split over several disks; UnsafeError: an absurd number of records.
+    """
     at, end = _end_record(view, what)
     _, disk, cd_disk, here, count, size, offset, _ = end
     stop = at
@@ -40,9 +47,8 @@ def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
         _, disk64, at64, disks = _LOCATOR64.unpack_from(view, at - 20)
         if at64 + _END64.size > at - 20 or view[at64 : at64 + 4] != b"PK\x06\x06":
             raise CorruptError(
-                f"{what}, byte {at - 20:,}: the zip64 locator points at byte {at64:,}, where no zip64 "
-                "end record is; "
-                "the file is damaged, or its byte range is wrong"
+                f"{what}, byte {at - 20:,}: the zip64 locator points at byte {at64:,}, where no zip64 end "
+                "record is; the file is damaged, or its byte range is wrong"
             )
         _, size64, _, _, disk_, cd_disk_, here_, count_, size_, offset_ = _END64.unpack_from(view, at64)
         if at64 + 12 + size64 != at - 20 or disk64 or disks > 1:
@@ -59,9 +65,8 @@ def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
         )
         if any(short_ != long_ and short_ != full for short_, long_, full in pairs):
             raise CorruptError(
-                f"{what}, byte {at:,}: the end record and the zip64 end record contradict each other; "
-                "the file is damaged, "
-                "or made to show two contents"
+                f"{what}, byte {at:,}: the end record and the zip64 end record contradict each other; the "
+                "file is damaged, or made to show two contents"
             )
         disk, cd_disk, here, count, size, offset, stop = disk_, cd_disk_, here_, count_, size_, offset_, at64
     if disk or cd_disk or here != count:
@@ -71,8 +76,7 @@ def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
     if offset + size != stop:
         raise CorruptError(
             f"{what}: the central directory should be bytes {offset:,} to {offset + size:,}, but its end "
-            "record is at "
-            f"{stop:,}; the file is damaged, or something was put before it or left out"
+            f"record is at {stop:,}; the file is damaged, or something was put before it or left out"
         )
     if count > MAX_RECORDS or count * _CENTRAL.size > size:
         raise UnsafeError(f"{what}, byte {at:,}: {count:,} records in a directory of {size:,} bytes; it was not read")
@@ -80,34 +84,23 @@ def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
 
 
 def read_records(view: memoryview, start: int, stop: int, count: int, what: str) -> dict[str, Record]:
+    """The directory's rows by name, in the order in which they lie in the file.
+
+    Raises:
+        CorruptError: rows that contradict the directory, each other or the file's size.
+        UnsafeError: encrypted, or a name that leaves the archive.
+    """
     directory = bytes(view[start:stop])
     rows: list[tuple[int, str, int, int, int, int, int]] = []
     at = 0
     for _ in range(count):
         if at + 46 > len(directory):
             raise CorruptError(
-                f"{what}, byte {start + at:,}: the central directory ends before its {count:,} records; "
-                "the file is damaged"
+                f"{what}, byte {start + at:,}: the central directory ends before its {count:,} records; the "
+                "file is damaged"
             )
-        (
-            signature,
-            _,
-            _,
-            flags,
-            method,
-            _,
-            _,
-            crc,
-            csize,
-            usize,
-            n_name,
-            n_extra,
-            n_comment,
-            disk,
-            _,
-            _,
-            offset,
-        ) = _CENTRAL.unpack_from(directory, at)
+        row = _CENTRAL.unpack_from(directory, at)
+        signature, flags, method, crc, csize, usize, n_name, n_extra, n_comment, disk, offset = row
         after = at + 46 + n_name + n_extra + n_comment
         if signature != b"PK\x01\x02" or after > len(directory):
             raise CorruptError(f"{what}, byte {start + at:,}: no record of a central directory; the file is damaged")
@@ -123,23 +116,20 @@ def read_records(view: memoryview, start: int, stop: int, count: int, what: str)
         name = _record_name(raw, flags, what, start + at)
         if method == STORED and csize != usize:
             raise CorruptError(
-                f"{what}, byte {start + at:,}: record {name!r} is stored as it is, yet has {csize:,} "
-                f"bytes for {usize:,}; "
-                "the file is damaged"
+                f"{what}, byte {start + at:,}: record {name!r} is stored as it is, yet has {csize:,} bytes "
+                f"for {usize:,}; the file is damaged"
             )
         if offset + 30 + n_name + csize > start:
             raise CorruptError(
-                f"{what}, byte {start + at:,}: record {name!r} of {csize:,} bytes at byte {offset:,} "
-                "runs into the central "
-                f"directory at {start:,}; the file is damaged"
+                f"{what}, byte {start + at:,}: record {name!r} of {csize:,} bytes at byte {offset:,} runs "
+                f"into the central directory at {start:,}; the file is damaged"
             )
         rows.append((offset, name, method, flags, crc, csize, usize))
         at = after
     if at != len(directory):
         raise CorruptError(
-            f"{what}, byte {start + at:,}: {len(directory) - at:,} bytes follow the {count:,} records of "
-            "the central "
-            "directory; the file is damaged"
+            f"{what}, byte {start + at:,}: {len(directory) - at:,} bytes follow the {count:,} records of the "
+            "central directory; the file is damaged"
         )
     return _in_order(rows, start, what)
 
@@ -159,13 +149,11 @@ def _end_record(view: memoryview, what: str) -> tuple[int, tuple[int, ...]]:
     if view[:4] == b"PK\x03\x04":
         raise TruncatedError(
             f"{what} starts like a zip archive of torch.save but has no end record in its {len(view):,} "
-            "bytes; it is cut "
-            "short, or its byte range is wrong"
+            "bytes; it is cut short, or its byte range is wrong"
         )
     raise CorruptError(
-        f"{what} ({len(view):,} bytes, starts with {bytes(view[:4])!r}) is no zip archive; it is "
-        "damaged, or its byte "
-        "range is wrong"
+        f"{what} ({len(view):,} bytes, starts with {bytes(view[:4])!r}) is no zip archive; it is damaged, or "
+        "its byte range is wrong"
     )
 
 
@@ -177,11 +165,10 @@ def _in_order(rows: list[tuple[int, str, int, int, int, int, int]], stop: int, w
     records: dict[str, Record] = {}
     for i, (offset, name, method, flags, crc, csize, usize) in enumerate(ordered):
         limit = ordered[i + 1][0] if i + 1 < len(ordered) else stop
-        if offset + 30 + len(name) + csize > limit:  # characters, at most the bytes of the name: exact in `_data`
+        if offset + 30 + len(name) + csize > limit:  # characters, at most the bytes of the name: exact in `locate`
             raise CorruptError(
                 f"{what}: record {name!r} of {csize:,} bytes at byte {offset:,} overlaps the next one at "
-                f"{limit:,}; the file "
-                "is damaged, or a zip bomb"
+                f"{limit:,}; the file is damaged, or a zip bomb"
             )
         if name in records:
             raise CorruptError(

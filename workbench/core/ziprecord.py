@@ -21,12 +21,13 @@ from workbench.errors import CorruptError, UnsafeError
 
 __all__ = ["Record", "inflate", "locate"]
 
+# signature, needed, flags, method, time, date, CRC, both sizes, length of the name, of the extra field
 _LOCAL = struct.Struct("<4s5H3L2H")
 STORED, DEFLATED = 0, 8
 ENCRYPTED = 0x1 | 0x20 | 0x40 | 0x2000  # encrypted, patch data, strong encryption, masked headers
 DESCRIPTOR, UTF8 = 0x8, 0x800
-MAX_INFLATED = 64 << 20
-MAX_RATIO = 1000
+MAX_INFLATED = 64 << 20  # bytes: only small records are ever compressed
+MAX_RATIO = 1000  # deflate's own limit is 1,032
 
 
 class Record(NamedTuple):
@@ -45,7 +46,11 @@ class Record(NamedTuple):
 
 
 def locate(view: memoryview, record: Record, what: str) -> tuple[int, int]:
-    """(start, stop) of a record's bytes as they lie in the file, its local header checked."""
+    """(start, stop) of a record's bytes as they lie in the file, its local header checked.
+
+    Raises:
+        CorruptError: the local header contradicts the directory; UnsafeError: encrypted.
+    """
     at = record.offset
     signature, _, flags, method, _, _, crc, csize, usize, n_name, n_extra = _LOCAL.unpack_from(view, at)
     start = at + 30 + n_name + n_extra
@@ -53,29 +58,31 @@ def locate(view: memoryview, record: Record, what: str) -> tuple[int, int]:
     if signature != b"PK\x03\x04" or method != record.method or stop > record.limit:
         raise CorruptError(
             f"{what}, byte {at:,}: the local header of record {record.name!r} contradicts the central "
-            "directory; the file "
-            "is damaged, or its byte range is wrong"
+            "directory; the file is damaged, or its byte range is wrong"
         )
     if flags & ENCRYPTED:
         raise UnsafeError(f"{what}, byte {at:,}: record {record.name!r} is encrypted; torch.save writes no such file")
     if view[at + 30 : at + 30 + n_name] != record.name.encode():
         raise CorruptError(
-            f"{what}, byte {at:,}: the local header names another record than {record.name!r}; the file "
-            "is damaged, or made "
-            "to show two contents"
+            f"{what}, byte {at:,}: the local header names another record than {record.name!r}; the file is "
+            "damaged, or made to show two contents"
         )
     if not flags & DESCRIPTOR and not (
         csize in (record.csize, 0xFFFFFFFF) and usize in (record.usize, 0xFFFFFFFF) and crc == record.crc
     ):
         raise CorruptError(
-            f"{what}, byte {at:,}: sizes or CRC in the local header of record {record.name!r} differ "
-            "from the central "
-            "directory; the file is damaged"
+            f"{what}, byte {at:,}: sizes or CRC in the local header of record {record.name!r} differ from "
+            "the central directory; the file is damaged"
         )
     return start, stop
 
 
 def inflate(data: memoryview, record: Record, what: str) -> bytes:
+    """A DEFLATED record's content, of exactly ``record.usize`` bytes.
+
+    Raises:
+        UnsafeError: more than `MAX_INFLATED` bytes, or `MAX_RATIO` times ``data``; CorruptError: damaged.
+    """
     if record.usize > MAX_INFLATED or record.usize > MAX_RATIO * max(1, len(data)):
         raise UnsafeError(
             f"{what}: record {record.name!r} would inflate {len(data):,} bytes to {record.usize:,}; it was not read"
