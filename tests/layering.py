@@ -23,7 +23,6 @@ RANK = {
     "formats": 3,
     "tensor": 4,
     "runs": 5,  # the checkpoints under a folder
-    "discover": 5,
     "checkpoint": 6,
     "namemap": 7,  # two checkpoints side by side
     "analysis": 7,

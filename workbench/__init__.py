@@ -6,10 +6,10 @@
 """
 
 from workbench import errors
-from workbench.checkpoint import Checkpoint, open
+from workbench.checkpoint import Checkpoint, discover, open
 from workbench.namemap import NameMap, name_map
 from workbench.tensor import LazyTensor
 
-__all__ = ["Checkpoint", "LazyTensor", "NameMap", "errors", "name_map", "open"]
+__all__ = ["Checkpoint", "LazyTensor", "NameMap", "discover", "errors", "name_map", "open"]
 
 __version__ = "0.1.0"

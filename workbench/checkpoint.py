@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench import formats, naming
+from workbench import formats, naming, runs
 from workbench.core import cache as catalog_cache
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-__all__ = ["Checkpoint", "open"]
+__all__ = ["Checkpoint", "discover", "open"]
 
 #: Where trainers keep the step, in order of trust: torchtitan, ours and most scripts, Lightning, Megatron, HF.
 STEP_KEYS = (
@@ -75,6 +76,21 @@ def open(
         catalog.check_files()
     pool = SourcePool(place, catalog.files, catalog.file_stats, io)
     return Checkpoint(place, catalog, pool, reader.read_objects(place, catalog), [note] if note else [])
+
+
+def discover(root: str | os.PathLike[str], *, depth: int = 3) -> pd.DataFrame:
+    """The checkpoints under a folder, one row each: path format step nbytes mtime complete why.
+
+    Only names and the metadata's commit markers are looked at; links out of ``root`` are not followed. ``why`` says
+    what an incomplete one lacks; ``mtime`` is the newest file's.
+    """
+    import pandas as pd
+
+    found = [asdict(one) for one in runs.discover(root, depth=depth)]
+    frame = pd.DataFrame(found, columns=["path", "format", "step", "nbytes", "mtime", "complete", "why"])
+    frame["step"] = frame["step"].astype("Int64")
+    frame["mtime"] = pd.to_datetime(frame["mtime"], unit="s")
+    return frame
 
 
 class Checkpoint(Mapping[str, LazyTensor]):
@@ -290,9 +306,7 @@ def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
     """The checkpoint itself, or the step of a run folder with the reason why that one."""
     if format is not None or formats.detect(place) is not None:
         return place, None
-    from workbench import discover
-
-    picked = discover.pick(place)
+    picked = runs.pick(place)
     if picked is None:
         return place, None
     relative, reason = picked

@@ -46,7 +46,7 @@ def ls(options: argparse.Namespace) -> None:
 
 def _listed(options: argparse.Namespace) -> bool:
     """Print the checkpoints under a folder that is none itself; false if it is one."""
-    from workbench.discover import discover
+    from workbench.runs import discover
 
     place = Place(options.path)
     if detect(place) is not None:

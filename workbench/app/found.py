@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.app.jail import Jail
 from workbench.app.words import safe, size
-from workbench.discover import discover
+from workbench.runs import discover
 from workbench.views import units
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ reader and another tensor to the next; and 100,000 nested brackets end in a Recu
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -24,6 +25,8 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
         text = str(data, "utf-8")
     except UnicodeDecodeError as error:
         raise CorruptError(f"{what} is not UTF-8 at byte {error.start:,} ({error.reason})") from None
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of young objects and no garbage: collections would double the time
     try:
         return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, what), parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -32,6 +35,9 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
         raise CorruptError(f"{what} nests brackets too deeply to be metadata; refused") from None
     except ValueError as error:  # an integer of thousands of digits, or a constant
         raise CorruptError(f"{what} holds a number that is none: {str(error)[:120]}") from None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _unique(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:

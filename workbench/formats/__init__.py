@@ -59,10 +59,6 @@ FORMATS: dict[str, Format] = {
     )
 }
 
-import importlib.util as _u  # noqa: E402  (until every reader has landed)
-
-FORMATS = {n: f for n, f in FORMATS.items() if _u.find_spec(f"workbench.formats.{n}")}
-
 
 def reader(name: str) -> Reader:
     """The module that reads a format.

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from workbench.core.place import Place
-from workbench.discover import Found, pick, step_of
-from workbench.discover import discover as find
+from workbench.runs import Found, pick, step_of
+from workbench.runs import discover as find
 from workbench.errors import IncompleteError, NotACheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # no_dist=True asks for it
@@ -239,7 +239,7 @@ def test_nothing_of_torch_or_pandas_is_imported(tmp_path: Path) -> None:
 
     run(tmp_path, 1)
     code = (
-        "import sys; from workbench.discover import discover; print(len(discover(sys.argv[1])));"
+        "import sys; from workbench.runs import discover; print(len(discover(sys.argv[1])));"
         "print(sorted({'torch', 'pandas', 'panel'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
