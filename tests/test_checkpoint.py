@@ -1,0 +1,104 @@
+"""The contract of ``wb.open`` and what it returns, beyond what the reader suite checks of every format."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import workbench as wb
+
+
+def test_discover_is_a_table_of_the_checkpoints_under_a_folder(samples):
+    found = wb.discover(samples).set_index("path")
+    assert list(found.columns) == ["format", "step", "nbytes", "mtime", "complete", "why"]
+    assert found.loc["titan_run/step-4", "step"] == 4 and found.loc["titan_run/step-4", "format"] == "dcp"
+    assert found.loc["trainer_run/checkpoint-3", "format"] == "hf_trainer"
+    real = sum(f.stat().st_size for f in (samples / "dcp_fsdp2").iterdir())
+    assert found.loc["dcp_fsdp2", "nbytes"] == real and found["complete"].all()
+
+
+def test_a_run_folder_opens_its_newest_complete_step_and_says_so(samples):
+    ckpt = wb.open(samples / "titan_run")
+    assert ckpt.step == 4 and any("step-4" in note for note in ckpt.notes)
+    assert wb.open(samples / "titan_run" / "step-2").notes == []
+
+
+def test_selections_narrow_and_share_everything_else(samples):
+    ckpt = wb.open(samples / "dcp_fsdp2")
+    part = ckpt.select(r"layers\.1\.", role="exp_avg")
+    assert len(part) == 9 and all("layers.1." in key and part[key].role == "exp_avg" for key in part)
+    assert part.step == ckpt.step == 3 and part.path == ckpt.path and part.objects is ckpt.objects
+    key = next(iter(part))
+    assert torch.equal(part[key].torch(), ckpt[key].torch())
+    assert len(part.select("mlp").select("nothing of the kind")) == 0
+    assert len(part.tensors) == 9 and len(part.chunks) == part.tensors["chunks"].sum()
+    with pytest.raises(wb.errors.UsageError, match="regular expression"):
+        ckpt.select("(")
+
+
+def test_unknown_names_suggest_close_ones(samples):
+    ckpt = wb.open(samples / "dcp_fsdp2")
+    with pytest.raises(wb.errors.TensorNotFoundError, match="did you mean 'model.lm_head.weight'"):
+        ckpt["model.lm_haed.weight"]
+    with pytest.raises(wb.errors.TensorNotFoundError, match="stored are exp_avg, exp_avg_sq, param, step"):
+        ckpt.param("lm_head.weight", role="momentum")
+
+
+def test_state_dict_is_every_tensor(samples):
+    got = wb.open(samples / "dcp_fsdp2").state_dict()
+    truth = load_file(samples / "truth" / "dcp_fsdp2.safetensors")
+    assert all(torch.equal(got[key], value) for key, value in truth.items())
+
+
+def test_a_closed_checkpoint_keeps_what_was_read_and_opens_again(samples):
+    with wb.open(samples / "hf_llama_bf16_sharded") as ckpt:
+        kept = ckpt["model.embed_tokens.weight"].torch()
+    assert torch.equal(kept, ckpt["model.embed_tokens.weight"].torch())
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_small_floats_keep_their_bits_in_torch_and_numpy(tmp_path, io):
+    every = torch.arange(256, dtype=torch.uint8)
+    types = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+    tensors = {str(t).removeprefix("torch."): every.clone().view(t) for t in types}
+    tensors["nan"] = torch.tensor([0x7FC1, 0xFFC0, 0x7F81, 0x8000], dtype=torch.uint16).view(torch.bfloat16)
+    save_file(tensors, tmp_path / "x.safetensors")
+    ckpt = wb.open(tmp_path / "x.safetensors", io=io)
+    for key, want in tensors.items():
+        assert ckpt[key].dtype == want.dtype
+        assert torch.equal(ckpt[key].torch().view(torch.uint8), want.view(torch.uint8))
+        assert ckpt[key].numpy().tobytes() == want.view(torch.uint8).numpy().tobytes()
+    assert ckpt["nan"].numpy().dtype == np.uint16
+
+
+def test_not_a_checkpoint_says_what_was_looked_for(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    for path in (tmp_path, tmp_path / "notes.txt", tmp_path / "absent", tmp_path / "a\0b", "/dev/null"):
+        with pytest.raises(wb.errors.NotACheckpointError) as caught:
+            wb.open(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(wb.errors.UsageError, match="unknown format"):
+        wb.open(tmp_path, format="tape")
+    with pytest.raises(wb.errors.UsageError, match="mmap"):
+        wb.open(_saved(tmp_path), io="carrier pigeon")
+
+
+def _saved(folder):
+    save_file({"a": torch.ones(1)}, folder / "one.safetensors")
+    return folder / "one.safetensors"
+
+
+def test_a_link_out_of_the_checkpoint_is_refused_but_the_hubs_cache_opens(tmp_path):
+    blobs = tmp_path / "models--org--name" / "blobs"
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    save_file({"w": torch.ones(3)}, blobs / "0123")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/0123")
+    assert wb.open(snapshot)["w"].torch().tolist() == [1, 1, 1]
+    save_file({"secret": torch.ones(1)}, tmp_path / "outside.safetensors")
+    (snapshot / "model-2.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    with pytest.raises(wb.errors.UnsafeError, match=r"model-2\.safetensors"):
+        wb.open(snapshot)
