@@ -35,6 +35,7 @@ class Payloads:
     def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
         self.catalog, self.pool = catalog, pool
         self._items: dict[tuple[int, int], Item] = {}
+        self._unpacked: tuple[tuple[int, int, int], Array] | None = None  # neighbouring slices meet one item often
 
     def array(self, row: int) -> Array:
         """The chunk as an array of ``sizes[row]``, in the raw type of its dtype (flat bytes for packed types).
@@ -82,7 +83,10 @@ class Payloads:
             part = c.codec[row] == cat.ZSTD_TORCH_PART
             wanted = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row])))
             limit = PART_LIMIT if part else wanted + ZIP_OVERHEAD
-            data = decompress(data, limit, what=self.describe(row))
+            last = self._unpacked
+            if last is None or last[0] != (*place, limit):
+                last = self._unpacked = (*place, limit), decompress(data, limit, what=self.describe(row))
+            data = last[1]
         found = self._items.get(place)
         if found is None:
             found = single_tensor(data, what=self.describe(row))

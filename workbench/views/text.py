@@ -21,7 +21,7 @@ __all__ = ["checkpoint_text", "sick", "tensor_line", "tree_lines"]
 WIDTH = 100  #: columns of the reprs
 BIGGEST = 4  #: modules that a checkpoint's repr lists
 ODD = 4  #: oddities that it tells
-SAMPLE = 1 << 19  #: elements that a tensor's line reads at most, so that it takes less than 50 ms
+SAMPLE = 1 << 18  #: elements that a tensor's line reads at most, so that it takes less than 50 ms
 BINS = 10
 FEW = 8  #: elements that are shown themselves
 
