@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Bytes", "Ints", "Template", "Unlike", "Value", "derive", "match", "token"]
+__all__ = ["Bytes", "Ints", "Template", "Unlike", "Value", "derive", "match", "position_type", "token"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -251,6 +251,11 @@ _ACTIONS: dict[int, Callable[[_Machine], None]] = {
 }
 
 
+def position_type(buffer: Bytes) -> type[np.signedinteger[Any]]:
+    """The integers that byte positions fit in: three million records have tens of millions of them."""
+    return np.int32 if len(buffer) < 1 << 31 else np.int64
+
+
 def match(buffer: Bytes, template: Template, starts: Ints) -> tuple[Ints, Ints, list[Ints]]:
     """Which of the records at ``starts`` are of this template.
 
@@ -258,9 +263,12 @@ def match(buffer: Bytes, template: Template, starts: Ints) -> tuple[Ints, Ints, 
         Positions in ``starts`` of the ``(n,)`` that are, the byte after each, and the fields' columns, ``(n,)`` each.
     """
     shifted = [buffer[i:] for i in range(LITERAL)]
-    found: list[tuple[Ints, ...]] = []
+    place = position_type(buffer)
+    kinds = [kind for one in template.fields for kind in ((place, place) if one.kind == TEXT else (np.int64,))]
+    out: list[Ints] = [np.empty(len(starts), kind) for kind in (place, place, *kinds)]  # pages unused are never touched
+    count = 0
     for first in range(0, len(starts), BLOCK):
-        lanes = _Lanes(shifted, starts[first : first + BLOCK], first)
+        lanes = _Lanes(shifted, starts[first : first + BLOCK].astype(np.int64), first)
         for step in template.steps:
             if isinstance(step, bytes):
                 lanes.literal(step)
@@ -272,9 +280,10 @@ def match(buffer: Bytes, template: Template, starts: Ints) -> tuple[Ints, Ints, 
                 break
         lanes.keep(lanes.pos <= len(buffer) - MARGIN)
         if len(lanes.pos):
-            found.append((lanes.index, lanes.pos, *lanes.columns))
-    width = sum(2 if one.kind == TEXT else 1 for one in template.fields)
-    index, ends, *columns = (np.concatenate(c) for c in zip(*found, strict=True)) if found else [np.empty(0, np.int64)] * (2 + width)
+            for column, part in zip(out, (lanes.index, lanes.pos, *lanes.columns), strict=True):
+                column[count : count + len(part)] = part
+            count += len(lanes.pos)
+    index, ends, *columns = (column[:count] if 2 * count > len(starts) else column[:count].copy() for column in out)
     return index, ends, columns
 
 

@@ -17,6 +17,7 @@ Opcodes as in CPython 3.11 (``Modules/_pickle.c``); protocol 4 and later.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,13 +26,14 @@ from typing import Any
 import numpy as np
 
 from workbench.core import unpickle
-from workbench.core.lane_templates import MARGIN, REF, Bytes, Ints, Template, Unlike, Value, derive, match, token
+from workbench.core.lane_templates import MARGIN, REF, Bytes, Ints, Template, Unlike, Value, derive, match, position_type, token
 from workbench.core.stubs import Inert
 
 __all__ = ["Lanes", "Places", "Records", "Run", "Unlike", "read"]
 
 RUN = 8  # records; shorter runs stay where they are
 RARE = 64  # templates tried for one class without much success before the remaining records are left to the rest
+KINDS = 32  # classes tried, of each width of reference
 DEPTH = 100  # open marks around a record
 PINNED = 100_000  # records put back because the rest refers into them
 IRREGULAR = 0.2  # of the bytes: more than that and lanes are not worth their while
@@ -73,7 +75,8 @@ class Lanes:
     """A pickle cut in two.
 
     Attributes:
-        value: the decoded rest; in place of each run, one or two `Run` that number its records.
+        value: the decoded rest; in place of each run, up to four `Run` that number its records, as many modulo 2: of several
+            records, the first is at an even place after the mark, and a `Run` of its last record follows.
         records: by template; the records that were put back into the rest are left out.
         cut: how many records there are in all.
         base: ``(lanes,)`` number of objects memoised before each record.
@@ -105,7 +108,7 @@ def read(
     if len(buffer) < 2 * MARGIN or buffer[0] != 0x80 or buffer[1] not in (4, 5):
         raise Unlike("no pickle of protocol 4")
     starts, ends, owner, records = _match_all(data, buffer, run)
-    chain = _Chain(starts, ends, np.array([len(one.template.slots) for one in records], np.int64)[owner], run)
+    chain = _Chain(starts, ends, np.array([len(one.template.slots) for one in records], starts.dtype)[owner], run)
     if not chain.runs or sum(stop - start for start, stop, *_ in chain.runs) < (1 - irregular) * len(data):
         raise Unlike("most of it is no run of records")
     walk = _Walk(data, chain)
@@ -142,7 +145,7 @@ def _match_all(data: bytes | memoryview, buffer: Bytes, run: int) -> tuple[Ints,
             index, ends, columns = match(buffer, template, left)
             if len(index):
                 poor -= len(index) > total // 50
-                found.append((left[index], ends, np.full(len(index), len(records))))
+                found.append((left[index], ends, np.full(len(index), len(records), np.int16)))
                 records.append(Records(template, left[index], columns))
                 rest = np.ones(len(left), np.bool_)
                 rest[index] = False
@@ -151,7 +154,7 @@ def _match_all(data: bytes | memoryview, buffer: Bytes, run: int) -> tuple[Ints,
         raise Unlike("no records")
     starts, ends, owner = (np.concatenate(part) for part in zip(*found, strict=True))
     order = np.argsort(starts, kind="stable")
-    number = np.empty(len(order), np.int64)
+    number = np.empty(len(order), starts.dtype)
     number[order] = np.arange(len(order))
     for position, one in enumerate(records):
         one.lane = number[owner == position]
@@ -160,43 +163,41 @@ def _match_all(data: bytes | memoryview, buffer: Bytes, run: int) -> tuple[Ints,
 
 def _candidates(buffer: Bytes, run: int) -> Iterator[Ints]:
     """Where records may start, for each class that many may be of."""
-    places = _find(buffer, np.frombuffer(SIGNATURE, np.uint8))
-    places = places[places >= 5]
-    short = buffer[places - 2] == b"h"[0]
-    long = buffer[places - 5] == b"j"[0]
-    wide = np.zeros(len(places), np.int64)
+    found = [_references(buffer, at) for at in _find(buffer, SIGNATURE)]
+    place, short, long, low, wide = (np.concatenate(part) for part in zip(*found, strict=True))
+    both = np.flatnonzero(short & long)  # an argument byte of a j may be an h: it is a j if others are of that class
+    short[both[np.isin(wide[both], np.unique(wide[long & ~short]))]] = False
+    for width, chosen, number in ((2, short, low), (5, long & ~short, wide)):
+        kinds, counts = np.unique(number[chosen], return_counts=True)
+        for kind in kinds[np.argsort(-counts, kind="stable")][:KINDS].tolist():
+            places = place[chosen & (number == kind)]
+            if len(places) >= run:
+                yield places - width
+
+
+def _references(buffer: Bytes, at: Ints) -> tuple[Ints, Any, Any, Bytes, Any]:
+    """What may stand before each signature: its place; is there an ``h``, a ``j``; and the numbers of these."""
+    wide = np.zeros(len(at), np.uint32)
     for byte in range(4):
-        wide |= buffer[places - 4 + byte].astype(np.int64) << 8 * byte
-    kind = np.where(short, buffer[places - 1], wide)
-    known, counts = np.unique(wide[long & ~short], return_counts=True)
-    both = np.flatnonzero(short & long)
-    both = both[np.isin(wide[both], known)]  # an argument byte of a j may be an h
-    short[both] = False
-    kind[both] = wide[both]
-    values, inverse, counts = np.unique(kind * 2 + short, return_inverse=True, return_counts=True)
-    order = np.argsort(inverse, kind="stable")
-    for group in np.split(order, np.cumsum(counts)[:-1]):
-        good = group[short[group] | long[group]]
-        if len(good) >= run:
-            yield places[good] - np.where(short[good], 2, 5)
+        wide |= buffer[at - 4 + byte].astype(np.uint32) << np.uint32(8 * byte)
+    small = at.astype(position_type(buffer))
+    return small, buffer[at - 2] == b"h"[0], buffer[at - 5] == b"j"[0], buffer[at - 1], wide
 
 
-def _find(buffer: Bytes, pattern: Bytes) -> Ints:
-    """Positions of a short pattern: its first two bytes, or its second and third, lie in one aligned pair."""
+def _find(buffer: Bytes, pattern: bytes) -> Iterator[Ints]:
+    """Positions of a short pattern, some at a time: its first two bytes, or its second and third, lie in an aligned pair."""
     pairs = buffer[: len(buffer) & ~1].view("<u2")
-    first, second = (int(pattern[i]) | int(pattern[i + 1]) << 8 for i in (0, 1))
-    found = []
+    first, second = (int.from_bytes(pattern[i : i + 2], "little") for i in (0, 1))
     for block in range(0, len(pairs), 1 << 18):
         part = pairs[block : block + (1 << 18)]
         even = (np.flatnonzero(part == first) + block) * 2
         odd = (np.flatnonzero(part == second) + block) * 2 - 1
         at = np.concatenate([even, odd])
         at.sort()
-        at = at[(at >= 0) & (at < len(buffer) - len(pattern))]
-        for shift in range(len(pattern)):
-            at = at[buffer[at + shift] == pattern[shift]]
-        found.append(at)
-    return np.concatenate(found)
+        at = at[(at >= 5) & (at < len(buffer) - len(pattern))]
+        for shift, byte in enumerate(pattern):
+            at = at[buffer[at + shift] == byte]
+        yield at
 
 
 class _Chain:
@@ -204,7 +205,8 @@ class _Chain:
 
     def __init__(self, starts: Ints, ends: Ints, memo: Ints, run: int) -> None:
         self.starts, self.ends = starts, ends
-        self.memo = np.concatenate([[0], np.cumsum(memo)])  # objects memoised by all records before each
+        self.memo = np.zeros(len(memo) + 1, starts.dtype)  # objects memoised by all records before each
+        np.cumsum(memo, out=self.memo[1:])
         breaks = np.flatnonzero(ends[:-1] != starts[1:]) + 1
         first, stop = np.concatenate([[0], breaks]), np.concatenate([breaks, [len(starts)]])
         long = stop - first >= max(run, 3)
@@ -217,7 +219,8 @@ class _Chain:
 class _Walk:
     """Follows the opcodes from byte 0 to STOP, over the runs, and lists what the rest consists of.
 
-    ``pieces`` are (start, stop) of bytes to keep, a memo index to refer to, or a run as (first, stop, memo index).
+    ``pieces`` are (start, stop) of bytes to keep, a memo index to refer to, or a run as (first, stop, memo index, whether
+    the values since the last mark are odd in number).
     """
 
     def __init__(self, data: bytes | memoryview, chain: _Chain) -> None:
@@ -235,7 +238,6 @@ class _Walk:
         index = 0
         runs = self.chain.runs
         ahead, after, first, stop = runs[0]
-        marked = False  # the run just taken must be followed by what takes all since the mark
         while True:
             if pos >= ahead:
                 if pos == ahead:
@@ -244,7 +246,7 @@ class _Walk:
                     if kept < pos:
                         self.pieces.append((kept, pos))
                     self.runs.append((first, stop, memo))
-                    self.pieces.append((first, stop, memo))
+                    self.pieces.append((first, stop, memo, height % 2))
                     memo += int(self.chain.memo[stop] - self.chain.memo[first])
                     height += 2 - (stop - first) % 2
                     floor = height
@@ -255,7 +257,7 @@ class _Walk:
                         ahead = int(self.chain.starts[first])
                         continue
                 index += 1
-                ahead, after, first, stop = runs[index] if index < len(runs) else (size, size, 0, 0)
+                ahead, after, first, stop = runs[index] if index < len(runs) else (size + 1, size + 1, 0, 0)
                 continue
             op, end = token(data, pos)
             if end > size:
@@ -410,11 +412,17 @@ def _rest(
         new = target - removed[bisect_right(since, target) - 1]
         out.extend(bytes((0x68, new)) if new < 256 else b"j" + new.to_bytes(4, "little"))
 
-    def cut(first: int, stop: int) -> None:
+    def cut(first: int, stop: int, odd: int) -> None:
         if first == stop:
             return
-        for part in ((first, stop),) if (stop - first) % 2 else ((first, stop - 1), (stop - 1, stop)):
-            out.extend(b"J" + len(runs).to_bytes(4, "little") + b"Q")  # as many as before, modulo 2: keys and values
+        edges = [first, first + 1] if odd else [first]  # where keys and values alternate, a run starts with a key
+        last = edges[-1] + (stop - edges[-1]) // 2 * 2
+        if last > edges[-1]:
+            edges += [last - 1, last]
+        if stop > last:
+            edges.append(stop)
+        for part in itertools.pairwise(edges):
+            out.extend(b"J" + len(runs).to_bytes(4, "little") + b"Q")
             runs.append(Run(*part))
         memo = int(chain.memo[stop] - chain.memo[first])
         since.append(int(places.base[first]) + memo)
@@ -427,9 +435,10 @@ def _rest(
         elif len(piece) == 2:
             out += data[piece[0] : piece[1]]
         else:
-            first, stop, _ = piece
+            first, stop, _, odd = piece
             for lane in pinned[bisect_right(pinned, first - 1) : bisect_right(pinned, stop - 1)]:
-                cut(first, lane)
+                cut(first, lane, odd)
+                odd = (odd + lane - first + 1) % 2
                 pos = int(chain.starts[lane])
                 for start, end, target in _refs(data, chain, lane):
                     out += data[pos:start]
@@ -437,7 +446,7 @@ def _rest(
                     pos = end
                 out += data[pos : int(chain.ends[lane])]
                 first = lane + 1
-            cut(first, stop)
+            cut(first, stop, odd)
     out += b"("
     for target in wanted:
         refer(target)

@@ -39,10 +39,22 @@ def decode(data: bytes | memoryview, *, what: str, run: int = RUN, irregular: fl
     try:
         lanes = read(data, what=what, allow=dcp.ByClass(), run=run, irregular=irregular)
         columns = Columns(lanes)
-        found = dcp.assemble(dcp.state_of(lanes.value, dcp.ROOTS, what, set()), columns)
-        return found if columns.whole() else None
+        root = dcp.state_of(lanes.value, dcp.ROOTS, what, set())
+        found = dcp.assemble(root, columns)
+        return found if columns.whole() and _plain(root, found.paths) else None
     except (Unlike, WorkbenchError, *dcp.FAULTS):
         return None  # no verdict: the slow decoder finds the same fault, or none, and says which
+
+
+def _plain(root: Mapping[str, Any], paths: Mapping[Any, Any] | None) -> bool:
+    """Whether what is handed on as it was decoded is free of runs: nothing but text and numbers."""
+    for key, path in (paths or {}).items():
+        if type(key) is not str or type(path) is not tuple or any(type(part) not in (str, int) for part in path):
+            return False
+    meta = root.get("storage_meta")
+    state = meta[0] if isinstance(meta, dcp.Held) and meta else {}
+    words = root.get("version"), state.get("save_id") if isinstance(state, Mapping) else None
+    return all(word is None or type(word) is str for word in words)
 
 
 class Columns:
@@ -64,6 +76,8 @@ class Columns:
 
     def chunks(self, lists: list[Any], ndim: Ints, dims: int) -> tuple[Ints, Ints, Ints]:
         """As `dcp_metadata.Objects.chunks`."""
+        if any(type(part) is not list for part in lists):  # of a dict, say, a run would be keys and values
+            raise Unlike("chunks that are no list")
         counts, order, objects = _flatten(lists)
         self._count(order)
         each = np.repeat(ndim, counts)
@@ -78,10 +92,12 @@ class Columns:
 
     def items(self, storage: Mapping[Any, Any], rows_of: Mapping[Any, int], dims: int) -> dcp.Items:
         """As `dcp_metadata.Objects.items`."""
+        for key, value in storage.items():
+            more = type(key) is Run and key.stop - key.first > 1  # then the value is the last record of that run
+            if type(value) is Run and value.stop - value.first > 1 or more and not (type(value) is Run and value.first == key.stop):
+                raise Unlike("a run across keys and values")
         _, order, objects = _flatten([[part for pair in storage.items() for part in pair]])
         self._count(order)
-        if len(order) % 2:
-            raise Unlike("a key without a value")
         odd = np.cumsum(order < 0) - 1  # which of the objects
         places = np.flatnonzero(order < 0)
         keys = [objects[i] for i in odd[places[places % 2 == 0]].tolist()]
@@ -219,8 +235,6 @@ class _Part:
                 codes, values = self.columns.spans(position, value)
             elif value.kind == REF:
                 codes, values = self.columns.targets(one.columns[value.column])
-                if any(type(text) is not str for text in values):
-                    raise Unlike(f"{name!r} is no text")
             else:
                 raise Unlike(f"{name!r} is no text")
             known = np.array([number.setdefault(text, len(number)) for text in values], np.int64)
@@ -231,6 +245,8 @@ class _Part:
         used[out] = True
         if not used.all():
             raise Unlike("records in several lists")
+        if any(type(text) is not str for text in number):
+            raise Unlike(f"{name!r} is no text")
         return out, list(number)
 
     def boxes(self, name: str, dims: int, fill: int, mine: Any = None) -> tuple[Ints, Ints]:
@@ -294,6 +310,8 @@ class _Part:
         for at, state in zip(self.odd.tolist(), self.states, strict=True):
             out[at] = len(kinds)
             kinds.append(state.get(name))
+        if any(kind is not None and not (type(kind) is list and all(type(n) is str for n in kind)) for kind in kinds):
+            raise Unlike("descriptors that are no list of texts")
         seen, where = np.unique(out, return_index=True)
         used = seen[np.argsort(where)].tolist()  # in the order of the items: the unknown ones are listed in that order
         codec, transforms = dcp.codecs([{name: kinds[kind]} for kind in used])

@@ -245,6 +245,8 @@ class Objects:
         at[owner >= 0] = _ragged(map(itemgetter("offset"), found), ndim[owner >= 0], dims, 0)
         names = [info["relative_path"] for info in infos]
         ids = {name: position for position, name in enumerate(dict.fromkeys(names))}
+        if any(type(name) is not str for name in ids):
+            raise TypeError("a file's name is not a string")
         codec, transforms = codecs(infos)
         return Items(
             owner=owner,
