@@ -443,7 +443,7 @@ def test_pieces_are_assembled_by_their_saved_offsets(tmp_path: Path) -> None:
     assert np.array_equal(raw(tmp_path, catalog, "w"), bits(full))
     assert np.array_equal(raw(tmp_path, catalog, "scalar"), bits(torch.tensor(3.5)))
     assert catalog.rank[catalog.rows_of(catalog.index["w"])].tolist() == [0, 1, 2, 3]
-    assert catalog.meta["world_size"] == 4
+    assert catalog.meta["writers"] == 4
 
 
 def test_a_lost_middle_rank_leaves_a_hole_and_a_note(tmp_path: Path) -> None:

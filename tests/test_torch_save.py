@@ -448,3 +448,18 @@ def test_random_damage_ends_in_one_of_our_errors(tmp_path: Path, kind: str) -> N
             for key in ckpt:
                 ckpt[key].torch()
             list(ckpt.objects.values())
+
+
+# torch 2.13 announces the end of its quantised types; files that hold them stay
+@pytest.mark.filterwarnings("ignore:torch.quantize_per", "ignore:.*quantized")
+def test_a_quantised_tensor_does_not_keep_the_others_from_opening(tmp_path: Path) -> None:
+    weights = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.quint8)
+    packed = torch.quantize_per_channel(torch.randn(4, 8), torch.ones(4), torch.zeros(4), 0, torch.quint4x2)
+    for zipped in (True, False):
+        torch.save(
+            {"q": weights, "p": packed, "w": torch.arange(5.0)},
+            tmp_path / "x.pt",
+            _use_new_zipfile_serialization=zipped,
+        )
+        ckpt = wb.open(tmp_path / "x.pt")
+        assert ckpt["w"].torch().tolist() == [0, 1, 2, 3, 4]

@@ -13,7 +13,6 @@ import json
 import math
 import pathlib
 import pickle
-import time
 import types
 import uuid
 import zipfile
@@ -294,14 +293,6 @@ def test_the_skim_of_long_streams_ends_where_the_pickle_ends(value: object, prot
     assert skim(memoryview(b"ab" + data + b"tail"), 2) == 2 + len(data)
     with pytest.raises(Ends):
         skim(memoryview(data[:-1]), 0)
-
-
-def test_the_skim_takes_a_fraction_of_the_decoding() -> None:
-    value = [{"name": f"layers.{i}", "at": (i, 1.5), "size": [i, i]} for i in range(100_000)]
-    data = memoryview(pickle.dumps(value, 4))
-    start = time.thread_time()
-    skim(data, 0)
-    assert time.thread_time() - start < 0.2 * len(data) / 1e6, "the aim is 10 ns a byte"
 
 
 def test_nested_pickles_are_decoded_on_request_only() -> None:

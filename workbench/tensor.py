@@ -74,7 +74,7 @@ class LazyTensor:
 
     @property
     def dtype(self) -> torch.dtype | DType:
-        """``torch.dtype``; for the packed F4/F6 types, which torch lacks, our :class:`DType`."""
+        """``torch.dtype``; for types that torch lacks (F4, F6, quantised), our :class:`DType`."""
         return self.element if self.element.torch_name is None else self.element.torch
 
     @property
@@ -120,12 +120,12 @@ class LazyTensor:
 
         Where one chunk of a mapped file holds it in order, the tensor is a private copy-on-write map: it costs no
         memory until touched, and writing to it changes neither the file nor what others read.
-        F4 and F6 elements come as their packed bytes (``uint8``).
+        Elements that torch lacks come raw: F4 and F6 as their packed bytes, quantised ones as unsigned integers.
         """
         import torch
 
         raw = self._raw(writable=True)
-        if self.element.packed:
+        if self.element.torch_name is None:
             return torch.from_numpy(raw)
         target = self.element.torch
         if raw.dtype.kind == "V":  # complex128: torch cannot take numpy's void type

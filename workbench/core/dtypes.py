@@ -29,7 +29,8 @@ class DType:
         name: torch's name without the ``torch.`` prefix, or the defining format's.
         bits: size of one element in bits.
         kind: ``f`` float, ``i`` signed, ``u`` unsigned, ``b`` bool, ``c`` complex.
-        torch_name: attribute of ``torch``, or ``None`` where torch has no such element type.
+        torch_name: attribute of ``torch``, or ``None`` where torch has no such type or cannot compute with it (its
+            quantised and ``bits`` types); such tensors are shown raw.
         numpy_name: numpy's name, or ``None`` (bfloat16 and the small floats).
         safetensors: name in a safetensors header, or ``None``.
         code: position in :data:`ALL`, stored in catalog columns.
@@ -58,12 +59,12 @@ class DType:
     @property
     def raw(self) -> np.dtype[Any]:
         """The numpy type that carries the bits unchanged: unsigned of the same size (``uint8`` when packed)."""
-        return _RAW[self.bits] if not self.packed else _RAW[8]
+        return _RAW[8 if self.packed else self.bits]
 
     @property
     def numpy(self) -> np.dtype[Any]:
         """numpy's own type where it has one, else :attr:`raw`."""
-        return np.dtype(self.numpy_name) if self.numpy_name else self.raw
+        return np.dtype(self.numpy_name) if self.numpy_name is not None else self.raw
 
     @property
     def torch(self) -> Any:
@@ -81,7 +82,7 @@ class DType:
         return self.name
 
 
-_RAW = {
+_RAW: dict[int, np.dtype[Any]] = {
     8: np.dtype("u1"),
     16: np.dtype("<u2"),
     32: np.dtype("<u4"),
@@ -116,9 +117,16 @@ _TABLE: Sequence[tuple[str, int, str, str | None, str | None, str | None]] = (
     ("complex64", 64, "c", "complex64", "complex64", "C64"),
     ("complex128", 128, "c", "complex128", "complex128", "C128"),
     ("complex32", 32, "c", "complex32", None, None),
-    ("qint8", 8, "i", "qint8", None, None),
-    ("quint8", 8, "u", "quint8", None, None),
-    ("qint32", 32, "i", "qint32", None, None),
+    ("qint8", 8, "i", None, None, None),
+    ("quint8", 8, "u", None, None, None),
+    ("qint32", 32, "i", None, None, None),
+    ("quint4x2", 4, "u", None, None, None),
+    ("quint2x4", 2, "u", None, None, None),
+    ("bits8", 8, "u", None, None, None),
+    ("bits16", 16, "u", None, None, None),
+    ("bits1x8", 8, "u", None, None, None),
+    ("bits2x4", 8, "u", None, None, None),
+    ("bits4x2", 8, "u", None, None, None),
 )
 
 ALL: tuple[DType, ...] = tuple(DType(*row, code=code) for code, row in enumerate(_TABLE))

@@ -13,7 +13,7 @@ from workbench.core.dtypes import ALL
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["chunk_frame", "tensor_frame"]
+__all__ = ["chunk_frame", "distinct_files", "group_max", "tensor_frame"]
 
 
 def tensor_frame(catalog: Catalog, fqns: Sequence[str | None], roles: Sequence[str]) -> pd.DataFrame:
@@ -35,8 +35,8 @@ def tensor_frame(catalog: Catalog, fqns: Sequence[str | None], roles: Sequence[s
             "numel": catalog.numel,
             "nbytes": catalog.tensor_nbytes,
             "chunks": counts,
-            "files": _distinct_files(catalog),
-            "replicas": _group_max(catalog.replica.astype(np.int64) + 1, catalog.row_ptr),
+            "files": distinct_files(catalog),
+            "replicas": group_max(catalog.replica.astype(np.int64) + 1, catalog.row_ptr),
         }
     )
 
@@ -90,14 +90,16 @@ def _tuples(values: list[tuple[int, ...]]) -> np.ndarray[Any, Any]:
     return column
 
 
-def _distinct_files(catalog: Catalog) -> np.ndarray[Any, Any]:
+def distinct_files(catalog: Catalog) -> np.ndarray[Any, Any]:
+    """``(T,)`` how many files hold chunks of each tensor."""
     if not catalog.chunks:
         return np.zeros(len(catalog), np.int64)
     pair = catalog.tensor.astype(np.int64) * max(len(catalog.files), 1) + catalog.file
     return np.bincount(np.unique(pair) // max(len(catalog.files), 1), minlength=len(catalog))
 
 
-def _group_max(values: np.ndarray[Any, Any], row_ptr: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def group_max(values: np.ndarray[Any, Any], row_ptr: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``(T,)`` largest value over the rows of each tensor; 0 where it has none."""
     out = np.zeros(len(row_ptr) - 1, np.int64)
     full = np.flatnonzero(np.diff(row_ptr))
     if len(full):

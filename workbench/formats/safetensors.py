@@ -286,7 +286,7 @@ def _ranks(files: Sequence[str], notes: list[str]) -> dict[str, Any]:
         notes.append(f"{doubt}: those files are lost, or had nothing to hold; shapes are lower bounds")
     else:
         notes.append("this layout stores no global shapes: they are the extent of the pieces that are there")
-    return {"world_size": max(ranks), "ranks_absent": [number - 1 for number in absent[:1000]]}
+    return {"writers": max(ranks), "ranks_absent": [number - 1 for number in absent[:1000]]}
 
 
 # ---- the rest --------------------------------------------------------------------------------------------

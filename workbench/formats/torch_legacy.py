@@ -120,7 +120,7 @@ def load_tar(view: memoryview, *, what: str) -> Loaded:
             )
         span, at = _storage(part, at, str(key), kind.dtype, what, None)
         storages[str(key)] = span
-        size = by_name(kind.dtype).itemsize if kind.dtype else 1
+        size = _width(kind.dtype)
         refs[str(key)] = StorageRef(kind.dtype, str(key), str(location), (span[1] - span[0]) // size)
     views, at = unpickle.load_prefix(part, at, what=f"{what} (views)")
     for row in views if isinstance(views, list) else []:
@@ -173,7 +173,7 @@ def _storage(
         raise CorruptError(
             f"{what}: storage {short(key, 40)} at byte {at:,} has {count:,} elements but the object says {numel or 0:,}"
         )
-    stop = at + 8 + count * (by_name(dtype).itemsize if dtype else 1)
+    stop = at + 8 + count * _width(dtype)
     if stop > len(view):
         raise TruncatedError(
             f"{what}: storage {short(key, 40)} ends at byte {stop:,}, {stop - len(view):,} bytes beyond the end of the "
@@ -187,7 +187,7 @@ def _add_views(storages: dict[str, tuple[int, int]], seen: dict[str, StorageRef]
         if ref.view is None or key in storages:
             continue
         root = storages.get(ref.key)
-        size = by_name(ref.dtype).itemsize if ref.dtype else 1
+        size = _width(ref.dtype)
         start = (root[0] if root else 0) + ref.view[1] * size
         stop = start + ref.view[2] * size
         if root is None or ref.view[1] < 0 or ref.view[2] < 0 or stop > root[1]:
@@ -292,3 +292,8 @@ class _Window(BytesIO):
 
     def tell(self) -> int:
         return self._at
+
+
+def _width(dtype: str | None) -> int:
+    """Bytes that a storage counts by: its elements', or one for untyped and packed (quantised) storages."""
+    return max(1, by_name(dtype).bits // 8) if dtype else 1

@@ -33,7 +33,7 @@ from workbench.core import catalog as cat
 from workbench.core import unpickle, ziparchive
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
-from workbench.core.dtypes import by_name
+from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.core.stubs import StorageRef, TensorRef, short
@@ -177,8 +177,9 @@ def _load_zip(view: memoryview, what: str) -> Loaded:
         if payload is None:
             raise CorruptError(f"{what}: data.pkl names the storage {short(key, 40)}, but no such record is there")
         start, stop = storages[key] = archive.payload(payload)
-        size = ref.numel * (by_name(ref.dtype).itemsize if ref.dtype else 1)
-        if size != stop - start:
+        kind = by_name(ref.dtype) if ref.dtype else None
+        size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
+        if size != stop - start and not (kind and kind.packed):  # torch counts packed quantised elements its own way
             raise CorruptError(
                 f"{what}: storage {short(key, 40)} should have {size:,} bytes, its record at byte {start:,} has "
                 f"{stop - start:,}; the file is damaged"
@@ -221,19 +222,20 @@ def _add(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded: L
         return False
     try:
         dtype = by_name(ref.dtype)
+        itemsize = dtype.itemsize
     except UnsupportedFormatError as error:
         notes.append(f"tensor {key!r} is left out: {error}")
         return False
     start, stop = loaded.storages[storage.key]
-    inner = ref.storage_offset * dtype.itemsize
+    inner = ref.storage_offset * itemsize
     reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
-    if reach and inner + reach * dtype.itemsize > stop - start:
+    if reach and inner + reach * itemsize > stop - start:
         raise CorruptError(
             f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
-            f"{inner + reach * dtype.itemsize:,} of a storage of {stop - start:,} at byte {start:,}; the file is "
+            f"{inner + reach * itemsize:,} of a storage of {stop - start:,} at byte {start:,}; the file is "
             "damaged"
         )
-    codec = cat.RAW_BE if loaded.big and dtype.itemsize > 1 else cat.RAW
+    codec = cat.RAW_BE if loaded.big and itemsize > 1 else cat.RAW
     if ref.attrs.get("metadata"):  # a conjugate or negative view: the bits are not the values
         notes.append(f"tensor {key!r} is a lazy view ({short(ref.attrs['metadata'], 40)}) and cannot be read as stored")
         codec = cat.OPAQUE

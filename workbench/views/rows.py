@@ -7,7 +7,7 @@ from typing import Any
 from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import CODECS, Catalog
 from workbench.core.dtypes import ALL
-from workbench.core.frames import _distinct_files, _group_max
+from workbench.core.frames import distinct_files, group_max
 
 __all__ = ["chunk_rows", "tensor_rows"]
 
@@ -16,7 +16,7 @@ def tensor_rows(ckpt: Checkpoint) -> list[dict[str, Any]]:
     """One dict a tensor: key fqn role dtype shape numel nbytes chunks files replicas (``Checkpoint.tensors``)."""
     catalog = ckpt.catalog
     counts = (catalog.row_ptr[1:] - catalog.row_ptr[:-1]).tolist()
-    replicas = _group_max(catalog.replica.astype("i8") + 1, catalog.row_ptr).tolist()
+    replicas = group_max(catalog.replica.astype("i8") + 1, catalog.row_ptr).tolist()
     columns = (
         catalog.keys,
         ckpt.fqns,
@@ -26,7 +26,7 @@ def tensor_rows(ckpt: Checkpoint) -> list[dict[str, Any]]:
         catalog.numel.tolist(),
         catalog.tensor_nbytes.tolist(),
         counts,
-        _distinct_files(catalog).tolist(),
+        distinct_files(catalog).tolist(),
         replicas,
     )
     names = ("key", "fqn", "role", "dtype", "shape", "numel", "nbytes", "chunks", "files", "replicas")
