@@ -35,7 +35,8 @@ BESIDE = (".pt", ".pth", ".ckpt")  #: those that lie beside a folder's weights w
 PARTS = re.compile(
     r"training_args\.bin|scheduler(_\d+)?\.(bin|pt)|sampler(_\d+)?\.bin|scaler\.pt|rng_state.*\.pth|optimizer.*\.(bin|pt)"
 )
-CLOSED = {"dcp", "hf_trainer", "accelerate", "lightning"}  #: formats whose subfolders belong to them
+#: Formats whose subfolders belong to them.
+CLOSED = {"dcp", "hf_trainer", "accelerate", "lightning", "bytecheckpoint", "vescale"}
 MAX_NAMED = 3
 
 _STEP = re.compile(
@@ -295,8 +296,21 @@ def _lightning(place: Place) -> str:
     return why or ("" if "meta.pt" in place.files else "meta.pt is missing")
 
 
+def _parts(place: Place) -> str:
+    """ByteCheckpoint and veScale: a DCP folder for each part, or for each pipeline stage of one."""
+    for part in ("model", "optimizer"):
+        inner = place.sub(part) if part in place.folders else None
+        stages = [name for name in inner.folders if re.fullmatch(r"pp_\d+", name)] if inner else []
+        for name in [f"{part}/{stage}" for stage in stages] or ([part] if inner and inner.files else []):
+            if why := _dcp(place.sub(name)):
+                return f"{name}: {why}"
+    return ""
+
+
 _COMPLETE: Mapping[str, Callable[[Place], str]] = {
     "dcp": _dcp,
+    "bytecheckpoint": _parts,
+    "vescale": _parts,
     "safetensors": _weights,
     "torch_save": _weights,
     "hf_trainer": _hf_trainer,

@@ -53,6 +53,9 @@ FORMATS: dict[str, Format] = {
         Format("hf_trainer", "Hugging Face Trainer checkpoint-N", "trainer_state.json", "transformers 5.23"),
         Format("accelerate", "accelerate save_state", "pytorch_model_fsdp_0/, optimizer_0/", "accelerate 1.15"),
         Format("lightning", "Lightning checkpoint", "*.ckpt file, or folder with meta.pt", "lightning 2.6"),
+        Format(
+            "bytecheckpoint", "ByteCheckpoint", "model/, optimizer/, extra_state/", "bytecheckpoint 0.0.2 – 0.0.3"
+        ),
         Format("dcp", "PyTorch distributed checkpoint", ".metadata, __R_N.distcp", "torch 2.1 – 2.13"),
         Format("safetensors", "safetensors", "*.safetensors, *.index.json", "safetensors 0.8, peft 0.21"),
         Format("torch_save", "torch.save", "zip, legacy or tar file", "torch 0.1 – 2.13"),

@@ -1,0 +1,240 @@
+"""ByteCheckpoint's ``.metadata``: DCP's pickle, and for every stored item one more pickle of the tensor in it.
+
+::
+
+    Metadata
+      state_dict_metadata, planner_data, storage_data        as DCP (dcp_metadata.py); items are raw bytes, no archives
+      all_tensor_metadata   {MetadataIndex → bytes | None}   the same keys in the same order; None for a bytes item
+      bytecheckpoint_version  "0.0.2"
+      user_defined_dict     {} or FSDP1's flat parameters (bytecheckpoint_flat.py)
+
+    bytes = pickle: _rebuild_tensor_v2(('storage', FloatStorage, '0', 'cpu', 8192), 0, (128, 64), (64, 1), False, …)
+                                                                             offset  size     stride
+
+The inner pickle, not ``TensorProperties``, is what ByteCheckpoint itself reads the bytes by: its dtype and strides are
+those that count.
+Ranks write equal pieces, so there are few distinct inner pickles; each is decoded once.
+
+Read from bytecheckpoint 0.0.2 and 0.0.3 (``checkpointer/meta_type.py``, ``utilities/serialization.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.core import unpickle
+from workbench.core.dtypes import by_name
+from workbench.core.stubs import TensorRef
+from workbench.errors import CorruptError
+from workbench.formats import dcp_metadata as dcp
+
+__all__ = ["ByteMetadata", "Layouts", "decode"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+LANES_FROM = dcp.LANES_FROM
+#: Where ``all_tensor_metadata`` begins in a pickle of protocol 4: its name, memoised, and an empty dict.
+SECTION = b"\x8c\x13all_tensor_metadata\x94}\x94("
+#: What follows it where nothing is user-defined: the version, an empty dict, the end.
+TAIL = re.compile(
+    rb"(?:\x95.{8})?\x8c\x16bytecheckpoint_version\x94(?:N|\x8c.([ -~]{0,80})\x94)"
+    rb"\x8c\x11user_defined_dict\x94}\x94ub\.",
+    re.DOTALL,
+)
+MARK, SETITEMS, FRAME, MEMOIZE, NONE, BYTES, GET, LONG_GET = b"(u\x95\x94NChj"
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """The distinct inner tensors, ``(L,)`` each; ``sizes`` and ``strides`` ``(L, D)``, padded with 1 and 0.
+
+    ``start`` counts bytes from the item's beginning. ``odd`` says that the bits are not the values (a lazily conjugated
+    or negated tensor).
+    """
+
+    dtype: Ints
+    ndim: Ints
+    sizes: Ints
+    strides: Ints
+    start: Ints
+    odd: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, eq=False)
+class ByteMetadata:
+    """Columns of one ``.metadata``: DCP's, and the layout of each item, ``(M,)``, ``-1`` where none is stored."""
+
+    dcp: dcp.DcpMetadata
+    layout: Ints
+    layouts: Layouts
+    version: str | None
+    user: Mapping[str, Any]
+
+
+def decode(data: bytes, *, what: str) -> ByteMetadata:
+    """Decode a ``.metadata`` file's bytes.
+
+    Raises:
+        CorruptError: not such a pickle, or one that contradicts itself. UnsafeError: a pickle bomb.
+    """
+    if len(data) >= LANES_FROM:
+        fast = _in_pieces(data, what)
+        if fast is not None:
+            return fast
+    found = unpickle.loads_with_globals(data, what=what, allow=dcp.ByClass())
+    root = dcp.state_of(found.value, dcp.ROOTS, what, found.globals)
+    try:
+        meta = dcp.assemble(root, dcp.Objects())
+        number, distinct = _numbered(root)
+    except dcp.FAULTS as error:
+        raise CorruptError(
+            f"{what} is not laid out as ByteCheckpoint metadata ({type(error).__name__}: {str(error)[:120]})"
+        ) from None
+    version, user = root.get("bytecheckpoint_version"), root.get("user_defined_dict")
+    return ByteMetadata(
+        meta,
+        number,
+        _layouts(distinct, what),
+        version if type(version) is str else None,
+        user if isinstance(user, dict) else {},
+    )
+
+
+def _numbered(root: Mapping[str, Any]) -> tuple[Ints, list[bytes]]:
+    """The inner pickle of each item by number, and the distinct ones. Raises one of `dcp_metadata.FAULTS`."""
+    storage = root["storage_data"]
+    inner = root.get("all_tensor_metadata") or {}
+    # pickle shares the keys, so they are the same objects; another pickler may have written them twice
+    values = [inner.get(index) for index in storage]
+    if sum(value is not None for value in values) < sum(value is not None for value in inner.values()):
+        by_place = {_place(index): value for index, value in inner.items()}
+        values = [by_place.get(_place(index)) for index in storage]
+    table: dict[bytes, int] = {}
+    number = [-1 if value is None else table.setdefault(value, len(table)) for value in values]
+    return np.array(number, np.int64), list(table)
+
+
+def _place(index: Any) -> tuple[Any, ...]:
+    state = index[0]
+    offset = state.get("offset")
+    return state["fqn"], None if offset is None else tuple(offset)
+
+
+# ---- huge metadata -------------------------------------------------------------------------------------------------
+
+
+def _in_pieces(data: bytes, what: str) -> ByteMetadata | None:
+    """What `decode` returns, or None where the pickle must be decoded whole to know it.
+
+    The stream is cut at `SECTION`: before it is DCP's own metadata, closed by three opcodes and read as columns
+    (dcp_lanes.py); the section is a row of references and bytes; after it comes next to nothing.
+    """
+    from workbench.formats import dcp_lanes
+
+    at = data.find(SECTION)
+    if at < 0 or data.find(SECTION, at + 1) >= 0:
+        return None
+    head = _closed(data, at)
+    section = _section(data, at + len(SECTION)) if head is not None else None
+    if head is None or section is None:
+        return None
+    refs, number, distinct, end = section
+    tail = TAIL.fullmatch(data, end)
+    meta = dcp_lanes.decode(head, what=what) if tail else None
+    # The keys are the very objects of storage_data: as many references, and rising, name them in the same order.
+    if tail is None or meta is None or len(meta.start) != len(refs) or (refs[1:] <= refs[:-1]).any():
+        return None
+    version = tail[1].decode() if tail[1] is not None else None
+    return ByteMetadata(meta, number, _layouts(distinct, what), version, {})
+
+
+def _closed(data: bytes, at: int) -> bytes | None:
+    """The stream up to ``at`` as a pickle of its own; its last frame is shortened to end with it."""
+    pos = 2
+    while data[pos] == FRAME:
+        size = int.from_bytes(data[pos + 1 : pos + 9], "little")
+        if pos + 9 + size > at:
+            return b"".join((data[: pos + 1], (at + 3 - pos - 9).to_bytes(8, "little"), data[pos + 9 : at], b"ub."))
+        pos += 9 + size
+    return None
+
+
+def _section(data: bytes, pos: int) -> tuple[Ints, Ints, list[bytes], int] | None:
+    """References and numbered bytes of the dict whose first MARK was read, the distinct bytes, and where it ends."""
+    refs: list[int] = []
+    number: list[int] = []
+    table: dict[bytes, int] = {}
+    try:
+        while True:
+            op = data[pos]
+            if op == FRAME:
+                pos += 9
+                continue
+            if op == LONG_GET:
+                refs.append(int.from_bytes(data[pos + 1 : pos + 5], "little"))
+                pos += 5
+            elif op == GET:
+                refs.append(data[pos + 1])
+                pos += 2
+            elif op == SETITEMS:
+                pos += 1
+                after = pos + 9 if data[pos] == FRAME else pos
+                if data[after] != MARK:
+                    return np.array(refs, np.int64), np.array(number, np.int64), list(table), pos
+                pos = after + 1
+                continue
+            else:
+                return None
+            if data[pos] == FRAME:
+                pos += 9
+            if data[pos] == BYTES:
+                stop = pos + 2 + data[pos + 1]
+                number.append(table.setdefault(data[pos + 2 : stop], len(table)))
+                if data[stop] != MEMOIZE:
+                    return None
+                pos = stop + 1
+            elif data[pos] == NONE:
+                number.append(-1)
+                pos += 1
+            else:
+                return None
+    except IndexError:
+        return None
+
+
+# ---- the inner tensors ---------------------------------------------------------------------------------------------
+
+
+def _layouts(distinct: Sequence[bytes], what: str) -> Layouts:
+    refs = [_tensor(value, what) for value in distinct]
+    count, dims = len(refs), max([1, *(len(ref.shape) for ref in refs)])
+    sizes, strides = np.ones((count, dims), np.int64), np.zeros((count, dims), np.int64)
+    for row, ref in enumerate(refs):
+        sizes[row, : len(ref.shape)] = ref.shape
+        strides[row, : len(ref.shape)] = ref.stride
+    dtypes = [by_name(ref.dtype) for ref in refs]
+    start = [ref.storage_offset * dtype.itemsize for ref, dtype in zip(refs, dtypes, strict=True)]
+    if any(at >= 1 << 63 for at in start):
+        raise CorruptError(f"{what} places a tensor beyond the end of any file")
+    return Layouts(
+        dtype=np.array([dtype.code for dtype in dtypes], np.int64),
+        ndim=np.array([len(ref.shape) for ref in refs], np.int64),
+        sizes=sizes,
+        strides=strides,
+        start=np.array(start, np.int64),
+        odd=np.array([bool(ref.attrs.get("metadata")) for ref in refs], np.bool_),
+    )
+
+
+def _tensor(value: bytes, what: str) -> TensorRef:
+    if type(value) is not bytes:
+        raise CorruptError(f"{what}: all_tensor_metadata holds {unpickle.short(value, 60)} where bytes belong")
+    inner = f"{what} (all_tensor_metadata)"
+    found = unpickle.loads(value, what=inner, persistent_load=unpickle.torch_storage)
+    if not isinstance(found, TensorRef):
+        raise CorruptError(f"{inner} holds {unpickle.short(found, 60)}, not a tensor")
+    return found
