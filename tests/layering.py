@@ -39,6 +39,7 @@ RANK = {
 #: Part of a format's bytes that another format embeds: decoders, not readers.
 SHARED_DECODERS = {
     "workbench.formats.dcp_metadata",
+    "workbench.formats.dcp_lanes",
     "workbench.formats.safetensors_header",
     "workbench.formats.parts",  # joins what the registry read, for layouts of several formats
 }
