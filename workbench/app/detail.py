@@ -1,4 +1,4 @@
-"""The selected tensor: one line of statistics, its histogram, its heat map with the worst elements, its pieces."""
+"""The selected tensor: one line of statistics, its histogram, its heat map with the worst elements, its chunks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from workbench.app.look import Look, look
 from workbench.app.state import WorkbenchState
 from workbench.app.words import count, html, number, safe, size
 from workbench.tensor import LazyTensor
+from workbench.views import units
 
 __all__ = ["Detail", "statistics", "worst_table"]
 
-PIECES: dict[str, tuple[str, str, int | None]] = {
+CHUNKS: dict[str, tuple[str, str, int | None]] = {
     "offsets": ("Offsets", "text", 150),
     "sizes": ("Sizes", "text", 150),
     "file": ("File", "text", None),
@@ -38,29 +39,33 @@ class Detail(pn.viewable.Viewer):
         super().__init__(**params)
         self._state = state
         self.job = Job(schedule)
-        self._head, self._pictures, self._pieces = style.pane(""), pn.Column(sizing_mode="stretch_width"), pn.Column()
-        self._pieces.sizing_mode = "stretch_width"
+        self._head, self._pictures, self._chunks = style.pane(""), pn.Column(sizing_mode="stretch_width"), pn.Column()
+        self._chunks.sizing_mode = "stretch_width"
         self._bar = pmui.LinearProgress(value=0, variant="determinate", sizing_mode="stretch_width")
         self._percent = style.pane("", width=130, sizing_mode="fixed")
-        self._cancel = pmui.Button(label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.job.cancel())
-        self._again = pmui.Button(label="Read it", variant="outlined", color="primary", on_click=lambda _: self._start())
+        self._cancel = pmui.Button(
+            label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.job.cancel()
+        )
+        self._again = pmui.Button(
+            label="Read it", variant="outlined", color="primary", on_click=lambda _: self._start()
+        )
         self._waiting = pn.Row(self._percent, self._bar, self._cancel, sizing_mode="stretch_width", align="center")
         state.param.watch(self._turn, ["tensor", "ckpt"])
         self.job.param.watch(self._progressed, ["progress", "status"])
         self._turn()
 
     def __panel__(self) -> pn.viewable.Viewable:
-        return pn.Column(self._head, self._pictures, self._pieces, sizing_mode="stretch_width")
+        return pn.Column(self._head, self._pictures, self._chunks, sizing_mode="stretch_width")
 
     def _turn(self, *_: Any) -> None:
         """Another tensor, or none."""
         tensor = self._tensor()
         self.job.reset()
         if tensor is None:
-            self._head.object, self._pictures[:], self._pieces[:] = "", [], []
+            self._head.object, self._pictures[:], self._chunks[:] = "", [], []
             return
         self._head.object = _head(tensor)
-        self._pieces[:] = [style.pane("<h3>Stored pieces</h3>"), _pieces(tensor)]
+        self._chunks[:] = [style.pane("<h3>Chunks</h3>"), _chunks(tensor)]
         self._start()
 
     def _start(self) -> None:
@@ -84,7 +89,9 @@ class Detail(pn.viewable.Viewer):
         elif job.status == "failed":
             self._pictures[:] = [style.pane(style.message(job.error, "error"))]
         elif job.status == "cancelled":
-            self._pictures[:] = [pn.Row(style.pane('<p class="muted">Cancelled.</p>', width=100, sizing_mode="fixed"), self._again)]
+            self._pictures[:] = [
+                pn.Row(style.pane('<p class="muted">Cancelled.</p>', width=100, sizing_mode="fixed"), self._again)
+            ]
 
 
 def statistics(summary: Summary) -> str:
@@ -109,7 +116,9 @@ def statistics(summary: Summary) -> str:
     ]
     if summary.zero == summary.seen:
         odd.append('<span class="odd">all zeros</span>')
-    elif summary.min is not None and summary.min == summary.max and summary.numel > 1 and summary.finite == summary.seen:
+    elif (
+        summary.min is not None and summary.min == summary.max and summary.numel > 1 and summary.finite == summary.seen
+    ):
         odd.append('<span class="odd">one value everywhere</span>')
     kind = '<p class="muted">Complex numbers: their magnitudes are shown.</p>' if summary.kind == "magnitudes" else ""
     return f'<div class="facts stats">{tiles}</div>{kind}' + (f"<p>{' '.join(odd)}</p>" if odd else "")
@@ -127,7 +136,7 @@ def worst_table(heat: Heat) -> str:
 def _head(tensor: LazyTensor) -> str:
     pairs = [
         ("role", html(tensor.role)),
-        ("type", html(tensor.element.name)),
+        ("type", html(units.dtype(tensor.element.name))),
         ("shape", " × ".join(map(count, tensor.shape)) or "scalar"),
         ("elements", count(tensor.numel)),
         ("bytes", size(tensor.nbytes)),
@@ -175,7 +184,7 @@ def _plot(picture: Any) -> pn.pane.HoloViews:
     return pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width")
 
 
-def _pieces(tensor: LazyTensor) -> pn.widgets.Tabulator:
+def _chunks(tensor: LazyTensor) -> pn.widgets.Tabulator:
     import pandas as pd
 
     chunks = tensor.chunks
@@ -191,7 +200,7 @@ def _pieces(tensor: LazyTensor) -> pn.widgets.Tabulator:
             "codec": chunks["codec"].astype("str"),
         }
     )
-    return style.table(frame, PIECES, page_size=8)
+    return style.table(frame, CHUNKS, page_size=8)
 
 
 def _value(value: float | int) -> str:

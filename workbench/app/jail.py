@@ -42,14 +42,22 @@ class Jail:
         if not relative or "\0" in relative:
             raise UnsafeError(f"{relative!r} names no checkpoint; pick one from the list")
         if os.path.isabs(relative):
-            raise UnsafeError(f"{relative!r} is an absolute path; name the checkpoint relative to ROOT, as the list does")
+            raise UnsafeError(
+                f"{relative!r} is an absolute path; name the checkpoint relative to ROOT, as the list does"
+            )
         if ".." in Path(relative).parts:
-            raise UnsafeError(f"{relative!r} climbs out with '..'; name the checkpoint relative to ROOT, as the list does")
+            raise UnsafeError(
+                f"{relative!r} climbs out with '..'; name the checkpoint relative to ROOT, as the list does"
+            )
         real = Path(os.path.realpath(self.root / relative))
         if not real.is_relative_to(self.root):
-            raise UnsafeError(f"{relative!r} is a link that leaves ROOT; refused. Serve the folder it points to instead")
+            raise UnsafeError(
+                f"{relative!r} is a link that leaves ROOT; refused. Serve the folder it points to instead"
+            )
         if not os.path.lexists(real):
-            raise MissingFileError(f"{relative!r} does not exist under ROOT; it may have been deleted. Refresh the list")
+            raise MissingFileError(
+                f"{relative!r} does not exist under ROOT; it may have been deleted. Refresh the list"
+            )
         return real
 
     def show(self, path: str | os.PathLike[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -13,8 +13,9 @@ from workbench.app import plots, style
 from workbench.app.state import WorkbenchState
 from workbench.app.words import count, html, safe, size
 from workbench.checkpoint import Checkpoint
+from workbench.views import facts as shared
 
-__all__ = ["Overview", "bytes_by", "facts", "module_of", "oddities"]
+__all__ = ["Overview", "bytes_by_module", "facts", "module_of"]
 
 BARS = 10  #: bars of one chart; the rest is summed up in a last one
 DEPTH = 3  #: components of a module's name, unless a layer's number comes earlier
@@ -41,72 +42,40 @@ class Overview(pn.viewable.Viewer):
     def _parts(self, ckpt: Checkpoint) -> list[Any]:
         tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in facts(ckpt))
         head = f'<h2 class="name">{html(self._state.path)}</h2><div class="facts">{tiles}</div>'
-        nbytes = ckpt.catalog.tensor_nbytes
         charts = [
-            _chart("Bytes by role", bytes_by(ckpt.roles, nbytes), "role"),
-            _chart("Bytes by element type", bytes_by((ckpt.catalog.dtype_of(t).name for t in range(len(ckpt))), nbytes), "type"),
+            _chart("Bytes by role", [(share.label, share.nbytes) for share in shared.by_role(ckpt)], "role"),
+            _chart("Bytes by element type", [(share.label, share.nbytes) for share in shared.by_dtype(ckpt)], "type"),
         ]
-        modules = bytes_by((module_of(f or k) for f, k in zip(ckpt.fqns, ckpt.catalog.keys, strict=True)), nbytes)
         return [
             style.pane(head),
-            style.pane("".join(style.message(text, "warning") for text in oddities(ckpt))),
+            style.pane("".join(style.message(text, "warning") for text in shared.oddities(ckpt))),
             style.two_columns(*charts),
-            _chart("Bytes by module", modules, "module"),
+            _chart("Bytes by module", bytes_by_module(ckpt), "module"),
             _files(ckpt),
             _objects(ckpt),
         ]
 
 
 def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
-    """What the checkpoint is, as pairs of label and HTML."""
-    parameters = int(sum(n for n, role in zip(ckpt.catalog.numel.tolist(), ckpt.roles, strict=True) if role == "param"))
-    ranks = np.unique(ckpt.catalog.rank[ckpt.catalog.rank >= 0])
-    if ckpt.world_size is not None:
-        world = count(ckpt.world_size)
-    elif len(ranks):
-        world = f"not stored; {count(len(ranks))} rank{'s' if len(ranks) > 1 else ''} wrote"
-    else:
-        world = "not stored"
-    sizes = [stat.size for stat in ckpt.catalog.file_stats]
+    """What the checkpoint is, as pairs of label and HTML; the words are those of its text repr."""
+    told = [(name, html(value)) for name, value in shared.heading(ckpt) if name not in ("files", "objects")]
+    sizes = [max(stat.size, 0) for stat in ckpt.catalog.file_stats]
     return [
         ("format", html(ckpt.format)),
-        ("step", "not stored" if ckpt.step is None else count(ckpt.step)),
-        ("world size", world),
-        ("parameters", count(parameters)),
-        ("tensors", count(len(ckpt))),
-        ("stored pieces", count(ckpt.catalog.chunks)),
-        ("bytes of tensors", size(int(ckpt.catalog.tensor_nbytes.sum()))),
-        ("files with tensors", f"{count(len(sizes))}, {size(sum(s for s in sizes if s > 0))}"),
+        *told,
+        ("files with tensors", f"{count(len(sizes))}, {size(sum(sizes))}"),
         ("other objects", count(len(ckpt.objects))),
     ]
 
 
-def oddities(ckpt: Checkpoint) -> list[str]:
-    """Sentences on what one would want to know before trusting the checkpoint."""
-    found = list(ckpt.notes)
-    pieces = np.diff(ckpt.catalog.row_ptr)
-    empty = np.flatnonzero((pieces == 0) & (ckpt.catalog.numel > 0))
-    if len(empty):
-        found.append(f"{len(empty):,} tensors have no stored piece and cannot be read; the first is {ckpt.catalog.keys[empty[0]]!r}")
-    unknown = sum(fqn is None and role != "other" for fqn, role in zip(ckpt.fqns, ckpt.roles, strict=True))
-    if unknown:
-        found.append(f"{unknown:,} tensors do not say which parameter they belong to")
-    lost = [name for name, stat in zip(ckpt.catalog.files, ckpt.catalog.file_stats, strict=True) if stat.size < 0]
-    if lost:
-        found.append(f"{len(lost):,} files are missing; the first is {lost[0]!r}")
-    return found
-
-
-def bytes_by(names: Iterable[str], nbytes: np.ndarray) -> list[tuple[str, int]]:
-    """Bytes summed by name, largest first; beyond :data:`BARS` names the rest is one row."""
+def bytes_by_module(ckpt: Checkpoint) -> list[tuple[str, int]]:
+    """Bytes summed by module, optimizer state with its parameter; largest first."""
     total: dict[str, int] = {}
-    for name, n in zip(names, nbytes.tolist(), strict=True):
+    sizes = ckpt.catalog.tensor_nbytes.tolist()
+    for fqn, key, n in zip(ckpt.fqns, ckpt.catalog.keys, sizes, strict=True):
+        name = module_of(fqn or key)
         total[name] = total.get(name, 0) + n
-    rows = sorted(total.items(), key=lambda item: (-item[1], item[0]))
-    if len(rows) <= BARS:
-        return rows
-    rest = rows[BARS - 1 :]
-    return [*rows[: BARS - 1], (f"{len(rest):,} others", sum(n for _, n in rest))]
+    return sorted(total.items(), key=lambda item: (-item[1], item[0]))
 
 
 def module_of(name: str) -> str:
@@ -119,6 +88,9 @@ def module_of(name: str) -> str:
 
 
 def _chart(title: str, rows: Sequence[tuple[str, int]], what: str) -> pn.Column:
+    if len(rows) > BARS:
+        rest = rows[BARS - 1 :]
+        rows = [*rows[: BARS - 1], (f"{len(rest):,} others", sum(n for _, n in rest))]
     shown = [(safe(name), n) for name, n in rows]
     pane = pn.pane.HoloViews(plots.bytes_bars(shown, what), linked_axes=False, sizing_mode="stretch_width")
     return pn.Column(style.pane(f"<h3>{escape(title)}</h3>"), pane, sizing_mode="stretch_width")
@@ -132,13 +104,13 @@ def _files(ckpt: Checkpoint) -> pn.Column:
         {
             "file": [safe(name) for name in catalog.files],
             "nbytes": [max(stat.size, 0) for stat in catalog.file_stats],
-            "pieces": np.bincount(catalog.file, minlength=len(catalog.files)),
+            "chunks": np.bincount(catalog.file, minlength=len(catalog.files)),
         }
     )
     columns: dict[str, tuple[str, str, int | None]] = {
         "file": ("File", "text", None),
         "nbytes": ("Size", "bytes", 120),
-        "pieces": ("Stored pieces", "count", 140),
+        "chunks": ("Chunks", "count", 140),
     }
     table = style.table(frame, columns, page_size=8)
     return pn.Column(style.pane("<h3>Files</h3>"), table, sizing_mode="stretch_width")
@@ -151,4 +123,3 @@ def _objects(ckpt: Checkpoint) -> pn.pane.HTML:
     more = len(ckpt.objects) - len(names)
     words = ", ".join(f'<span class="name">{html(name)}</span>' for name in names)
     return style.pane(f"<h3>Other objects</h3><p>{words}{f' … {count(more)} more' if more else ''}</p>")
-

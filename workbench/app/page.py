@@ -7,10 +7,13 @@ the websocket), so it keeps nothing beyond its session, and whatever a session h
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
+import param
 
 from workbench.app import style
 from workbench.app.jail import Jail
@@ -25,6 +28,7 @@ from workbench.app.words import html
 __all__ = ["Workbench", "create_app"]
 
 LOCAL_RESOURCES = "static/extensions/panel/"
+BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm`` the list is a drawer
 TITLES = {"overview": "Overview", "tensors": "Tensors"}
 
 
@@ -73,6 +77,48 @@ class Workbench(pn.viewable.Viewer):
         self._body[:] = [self._words]
 
 
+class AfterLoad:
+    """Runs callbacks on the page's thread, but none before the page has loaded.
+
+    Between handing the document over and its first paint Panel (1.9.4, ``io/document.py``, ``hold``) takes the browser
+    to be not connected and drops changes for good, so that what a quick job publishes then would never be seen.
+    """
+
+    def __init__(self, document: Any) -> None:
+        self._document, self._lock = document, threading.Lock()
+        self._waiting: list[Callable[[], None]] | None = []
+        pn.state.onload(self._loaded)
+
+    def __call__(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append(callback)
+                return
+        self._document.add_next_tick_callback(callback)
+
+    def _loaded(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting or [], None
+        for callback in waiting:
+            self._document.add_next_tick_callback(callback)
+
+
+class Narrow(pn.custom.JSComponent):
+    """Whether the browser's window is too narrow for list and content side by side."""
+
+    narrow = param.Boolean(default=False)
+
+    _esm = """
+    export function render({model}) {
+      const query = window.matchMedia("(max-width: 999px)");
+      const tell = () => { model.narrow = query.matches };
+      query.addEventListener("change", tell);
+      model.on("remove", () => query.removeEventListener("change", tell));
+      tell();
+    }
+    """
+
+
 EMPTY = """
 <h2>Nothing is open yet</h2>
 <p>Pick a checkpoint from the list on the left; on a narrow window, the button at the top left shows it.</p>
@@ -92,20 +138,28 @@ def create_app(root: str | os.PathLike[str], registry: Registry | None = None) -
     if document is not None:
         # Bokeh fills this in with the HTML only; a document made later would fetch its style sheets from a CDN.
         document._template_variables.setdefault("dist_url", LOCAL_RESOURCES)
-    schedule = document.add_next_tick_callback if document is not None and document.session_context else None
+    schedule = AfterLoad(document) if document is not None and document.session_context else None
     state = WorkbenchState(Jail(root), registry, schedule)
     workbench = Workbench(state, schedule)
     if pn.state.location is not None:
         _follow_url(state)
     if document is not None and document.session_context:
         document.on_session_destroyed(lambda _: workbench.close())
-    return pmui.Page(
+    narrow = Narrow(width=0, height=0, margin=0)
+    page = pmui.Page(
         title=f"Checkpoint workbench: {state.jail.name}",
         sidebar=[workbench.picker],
         sidebar_width=300,
-        main=[workbench],
-        theme_toggle=True,
+        main=[narrow, workbench],
+        theme_config={"breakpoints": {"values": BREAKPOINTS}},
     )
+
+    def fold(*_: Any) -> None:
+        page.sidebar_open = not (narrow.narrow and state.path)
+
+    narrow.param.watch(lambda _: schedule(fold) if schedule else fold(), "narrow")
+    state.param.watch(fold, "path")
+    return page
 
 
 def _follow_url(state: WorkbenchState) -> None:

@@ -24,7 +24,7 @@ SHEET = """
 .tabulator .tabulator-header { display: none; }
 .tabulator .tabulator-row .tabulator-cell { white-space: normal; overflow-wrap: anywhere; height: auto !important;
   padding: 6px 8px !important; line-height: 1.3; }
-.tabulator .tabulator-row { cursor: pointer; }
+.tabulator .tabulator-row { cursor: pointer; height: auto !important; }
 small { opacity: .85; } .bad { font-style: italic; }
 """
 
@@ -35,6 +35,7 @@ class Picker(pn.viewable.Viewer):
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
         self._state = state
+        self._later = schedule or (lambda callback: callback())
         self._paths: list[str] = []
         self.job = Job(schedule)
         self._words = style.pane("")
@@ -76,7 +77,7 @@ class Picker(pn.viewable.Viewer):
                 frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]
             self.table.param.update(value=frame, selection=[])
             self._words.object = f'<p class="muted">{_number(len(self._paths))} under ROOT</p>'
-            self._mark()
+            self._later(self._mark)  # a selection sent along with its rows gets lost on the way
 
     def _clicked(self, event: Any) -> None:
         if event.row is not None:
@@ -88,7 +89,12 @@ class Picker(pn.viewable.Viewer):
             self.table.selection = []
             return
         label = self._paths.index(self._state.path)
-        self.table.selection = [int(frame.index.get_loc(label))] if label in frame.index else []
+        if label not in frame.index:
+            self.table.selection = []
+            return
+        row = int(frame.index.get_loc(label))
+        if self.table.selection != [row]:
+            self.table.param.update(page=row // PAGE + 1, selection=[row])
 
 
 def _number(n: int) -> str:

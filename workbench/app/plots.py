@@ -27,7 +27,7 @@ CLIP = 99.9  #: percentile of the cells' magnitudes at which a signed scale ends
 NAME = 44  #: characters of a bar's name; longer ones are cut in the middle, whole in the tooltip
 
 hv.Store.set_current_backend("bokeh")
-_FRAME: dict[str, Any] = {"responsive": True, "toolbar": "above", "show_grid": False}
+_FRAME: dict[str, Any] = {"responsive": True, "toolbar": "above", "show_grid": False, "show_frame": False}
 
 
 def bytes_bars(rows: Sequence[tuple[str, int]], what: str) -> hv.Overlay:
@@ -48,7 +48,7 @@ def bytes_bars(rows: Sequence[tuple[str, int]], what: str) -> hv.Overlay:
         line_width=0,
         height=12 + 26 * max(len(rows), 1),
         xlabel="",
-        yaxis=None,
+        xaxis=None,
         ylim=(0, max(scaled, default=1) * 1.25 or 1),
         default_tools=[],
         tools=["hover"],
@@ -74,12 +74,14 @@ def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
     dims: list[Any] = ["value", "floor", "right", "elements"]
     top = max(counts.max(initial=1), zero, 1) * 1.6
     tips = [("values", "@range"), ("elements", "@elements{0,0}")]
-    plot = hv.Rectangles(bins, kdims=dims, vdims=["range"], label="elements").opts(
+    plot = hv.Rectangles(bins, kdims=dims, vdims=["range"], label="elements" if zero else "").opts(
         color=OKABE_ITO[0], line_width=0, tools=["hover"], hover_tooltips=tips
     )
     if zero:
         width = (edges[-1] - edges[0]) / 180
-        line = hv.Rectangles([(-width, floor, width, zero, "exactly 0")], kdims=dims, vdims=["range"], label="exactly zero")
+        line = hv.Rectangles(
+            [(-width, floor, width, zero, "exactly 0")], kdims=dims, vdims=["range"], label="exactly zero"
+        )
         plot = plot * line.opts(color=ZERO, line_color="#8A7F00", line_width=1, tools=["hover"], hover_tooltips=tips)
     return hv.Overlay([plot] if not isinstance(plot, hv.Overlay) else list(plot)).opts(
         logy=True,
@@ -87,6 +89,7 @@ def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
         height=300,
         xlabel="value" if summary.kind != "magnitudes" else "magnitude",
         ylabel="elements (log scale)",
+        title="",
         show_legend=bool(zero),
         legend_position="top_right",
         default_tools=["pan", "box_zoom", "reset"],
@@ -103,9 +106,11 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
     scale = float(np.percentile(np.abs(values[~odd]), CLIP)) if (~odd).any() else 0.0
     scale = scale or 1.0
     shown = np.where(odd | (values == 0), np.nan, values)
-    image = hv.Image(shown[::-1], bounds=(0, 0, cols, rows), kdims=["column", "row"], vdims=["largest"]).opts(
+    limits = (-scale, scale) if signed else (0.0, scale)
+    largest = hv.Dimension("largest", range=limits)  # said, so that nobody looks for it in cells without a number
+    image = hv.Image(shown[::-1], bounds=(0, 0, cols, rows), kdims=["column", "row"], vdims=[largest]).opts(
         cmap="RdBu_r" if signed else "cividis",
-        clim=(-scale, scale) if signed else (0, scale),
+        clim=limits,
         clipping_colors={"NaN": ZERO},
         colorbar=True,
         colorbar_opts={"width": 10, "title": "largest"},

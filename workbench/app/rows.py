@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.app.words import safe
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
-from workbench.app.words import safe
+from workbench.views import units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,12 +25,13 @@ EVERY_ROLE = ""  #: the role filter's value that keeps every row
 
 
 def tensor_rows(checkpoint: Checkpoint) -> pd.DataFrame:
-    """One row a tensor: name role dtype shape numel nbytes chunks files; ``name`` and ``shape`` as text."""
+    """One row a tensor: name shape nbytes dtype role numel chunks files; ``name`` and ``shape`` as text."""
     frame = checkpoint.tensors
-    out = frame[["role", "dtype", "numel", "nbytes", "chunks", "files"]].copy()
-    out["role"], out["dtype"] = out["role"].astype("str"), out["dtype"].astype("str")
+    out = frame[["nbytes", "dtype", "role", "numel", "chunks", "files"]].copy()
+    short = {name: units.dtype(name) for name in out["dtype"].cat.categories}
+    out["role"], out["dtype"] = out["role"].astype("str"), out["dtype"].cat.rename_categories(short).astype("str")
     out.insert(0, "name", [safe(key) for key in checkpoint.catalog.keys])
-    out.insert(3, "shape", [shape_text(shape) for shape in frame["shape"]])
+    out.insert(1, "shape", [shape_text(shape) for shape in frame["shape"]])
     return out
 
 

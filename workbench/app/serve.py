@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from typing import Any
 
 from workbench.app.jail import Jail
@@ -44,6 +45,7 @@ def serve(
         )
     server = start(jail.root, port, address, show, **options)
     try:
+        server.start()
         server.io_loop.start()
     except KeyboardInterrupt:
         print()
@@ -51,7 +53,9 @@ def serve(
         server.stop()
 
 
-def start(root: str | os.PathLike[str], port: int = 0, address: str = "127.0.0.1", show: bool = False, **options: Any) -> Any:
+def start(
+    root: str | os.PathLike[str], port: int = 0, address: str = "127.0.0.1", show: bool = False, **options: Any
+) -> Any:
     """The server, listening but for its event loop; :func:`serve` and the tests run it."""
     os.environ.pop("BOKEH_RESOURCES", None)  # "cdn" would leave the page blank without a network
     import panel as pn
@@ -59,25 +63,36 @@ def start(root: str | os.PathLike[str], port: int = 0, address: str = "127.0.0.1
     from workbench.app.page import create_app
 
     pn.config.nthreads = THREADS
-    try:
-        server = pn.serve(
-            {"/": lambda: create_app(root)},
-            port=port,
-            address=address,
-            show=False,
-            start=False,
-            verbose=False,
-            liveness=True,
-            title="Checkpoint workbench",
-            **options,
-        )
-    except OSError as error:
-        raise UsageError(f"port {port} at {address!r} cannot be used: {error.strerror}; choose another with --port") from None
+    _check_port(address, port)
+    server = pn.serve(
+        {"/": lambda: create_app(root)},
+        port=port,
+        address=address,
+        show=False,
+        start=False,
+        verbose=False,
+        liveness=True,
+        title="Checkpoint workbench",
+        **options,
+    )
     url = f"http://{address if ':' not in address else f'[{address}]'}:{server.port}/"
     print(f"Serving {str(root)!r} at {url} (Ctrl-C stops it)", flush=True)
     if show:
         server.io_loop.add_callback(server.show, "/")
     return server
+
+
+def _check_port(address: str, port: int) -> None:
+    """Raise in words where listening would fail: Bokeh's own failure leaves a socket open and names no remedy."""
+    try:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+    except OSError as error:
+        raise UsageError(
+            f"port {port} at {address!r} cannot be listened on: {error.strerror}; choose another with --port"
+        ) from None
 
 
 def _loopback(address: str) -> bool:

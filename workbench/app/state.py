@@ -52,7 +52,7 @@ class WorkbenchState(param.Parameterized):
         self, jail: Jail, registry: Registry | None = None, schedule: Schedule | None = None, **params: Any
     ) -> None:
         super().__init__(**params)
-        self.jail, self._registry = jail, registry or shared
+        self.jail, self._registry = jail, shared if registry is None else registry
         self.lease: Lease | None = None
         self._lock = threading.Lock()
         self._turn = object()  # the request that may still set `lease`

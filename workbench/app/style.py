@@ -34,9 +34,11 @@ td, th { text-align: left; padding: 1px 16px 1px 0; font-weight: 400; white-spac
 td.n, th.n { text-align: right; }
 """
 
+WIDEST_NAME = 240  #: pixels that a column without a width of its own keeps at least
+
 TABLE = """
 .tabulator { font-size: 13px !important; }
-.tabulator .tabulator-row { min-height: 28px !important; }
+.tabulator .tabulator-row { min-height: 28px !important; height: 28px !important; }
 .tabulator .tabulator-row .tabulator-cell { padding: 5px 8px !important; height: 28px !important; }
 .tabulator .tabulator-header .tabulator-col .tabulator-col-content { padding: 7px 8px !important; }
 .tabulator .tabulator-footer .tabulator-footer-contents { padding: 2px 8px !important; }
@@ -70,7 +72,12 @@ def table(frame: Any, columns: dict[str, tuple[str, str, int | None]], **params:
 
     Args:
         columns: name → title, kind (``text``, ``count``, ``bytes``, or an HTML template), width in pixels or ``None``.
+            Where the window is too narrow for all, the last ones are left out, never squeezed.
     """
+    layout = [
+        {"field": name, "responsive": at, "minWidth": width or WIDEST_NAME}
+        for at, (name, (_, _, width)) in enumerate(columns.items())
+    ]
     numbers = [name for name, (_, kind, _) in columns.items() if kind in ("count", "bytes")]
     defaults = {
         "titles": {name: title for name, (title, _, _) in columns.items()},
@@ -80,11 +87,12 @@ def table(frame: Any, columns: dict[str, tuple[str, str, int | None]], **params:
         "text_align": dict.fromkeys(numbers, "right"),
         "header_align": dict.fromkeys(numbers, "right"),
         "widths": {name: width for name, (_, _, width) in columns.items() if width},
-        "pagination": "remote",
+        "pagination": "remote" if frame is None or len(frame) > params.get("page_size", 20) else None,
         "disabled": True,
         "selectable": False,
         "show_index": False,
         "layout": "fit_columns",
+        "configuration": {"responsiveLayout": "hide", "columns": layout},
         "sizing_mode": "stretch_width",
         "stylesheets": [TABLE],
         "margin": (4, 10),

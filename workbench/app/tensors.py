@@ -19,14 +19,15 @@ from workbench.errors import UsageError
 __all__ = ["Tensors"]
 
 PAGE = 10  #: rows of a page of the table
+#: Column → title, kind, pixels; those further down go first where the window is narrow.
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "name": ("Name", "text", None),
-    "role": ("Role", "text", 100),
-    "dtype": ("Type", "text", 100),
-    "shape": ("Shape", "text", 150),
-    "numel": ("Elements", "count", 115),
+    "shape": ("Shape", "text", 130),
     "nbytes": ("Bytes", "bytes", 95),
-    "chunks": ("Pieces", "count", 80),
+    "dtype": ("Type", "text", 100),
+    "role": ("Role", "text", 100),
+    "numel": ("Elements", "count", 115),
+    "chunks": ("Chunks", "count", 80),
     "files": ("Files", "count", 70),
 }
 
@@ -38,9 +39,15 @@ class Tensors(pn.viewable.Viewer):
         super().__init__(**params)
         self._state = state
         self._pattern = pmui.TextInput(
-            label="Filter names", placeholder="regular expression, e.g. layers\\.\\d+\\.mlp", sizing_mode="stretch_width"
+            label="Filter names",
+            placeholder="regular expression, e.g. layers\\.\\d+\\.mlp",
+            sizing_mode="stretch_width",
+            size="small",
+            margin=(10, 10, 5, 10),
         )
-        self._role = pmui.Select(label="Role", options={"every role": EVERY_ROLE}, width=180)
+        self._role = pmui.Select(
+            label="Role", options={"every role": EVERY_ROLE}, width=180, size="small", margin=(10, 10, 5, 10)
+        )
         self._said = style.pane("")
         self.table = style.table(None, COLUMNS, page_size=PAGE, selectable=1)
         self.table.on_click(self._clicked)
@@ -68,7 +75,9 @@ class Tensors(pn.viewable.Viewer):
         self._filling = True  # the widgets' own events would only say what the state knows
         try:
             roles = {"every role": EVERY_ROLE, **{role: role for role in sorted(set(ckpt.roles))}}
-            self._role.param.update(options=roles, value=self._state.role if self._state.role in roles.values() else EVERY_ROLE)
+            self._role.param.update(
+                options=roles, value=self._state.role if self._state.role in roles.values() else EVERY_ROLE
+            )
             self._pattern.value = self._state.pattern
         finally:
             self._filling = False

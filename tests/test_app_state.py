@@ -1,0 +1,506 @@
+"""The dashboard without a browser: the jail, shared checkpoints, a session's state, jobs, links and pictures."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+import time
+
+import holoviews as hv
+import numpy as np
+import panel as pn
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import workbench as wb
+from workbench.app import plots
+from workbench.app.detail import statistics, worst_table
+from workbench.app.found import checkpoints
+from workbench.app.jail import Jail
+from workbench.app.jobs import Job
+from workbench.app.look import look
+from workbench.app.overview import bytes_by_module, module_of
+from workbench.app.page import Workbench, create_app
+from workbench.app.registry import Registry
+from workbench.app.rows import choose_rows, tensor_rows
+from workbench.app.serve import serve
+from workbench.app.state import WorkbenchState, parse_query, query_of
+from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError
+
+WAIT = 30
+
+
+@pytest.fixture
+def root(tmp_path, samples):
+    """A ROOT with checkpoints, and secrets beside it that a jail must not show."""
+    root = tmp_path / "ckpts"
+    root.mkdir()
+    shutil.copytree(samples / "hf_llama_bf16_sharded", root / "llama")
+    shutil.copytree(samples / "titan_run", root / "run")
+    for folder in ("small", "links"):
+        (root / folder).mkdir()
+    save_file({"w": torch.arange(6.0).reshape(2, 3)}, root / "small" / "model.safetensors")
+    for secret in (tmp_path / "secret", tmp_path / "ckpts-private"):
+        secret.mkdir()
+        save_file({"secret": torch.ones(1)}, secret / "model.safetensors")
+    (root / "out").symlink_to(tmp_path / "secret")
+    (root / "links" / "model.safetensors").symlink_to(tmp_path / "secret" / "model.safetensors")
+    (root / "in").symlink_to(root / "llama")
+    return root
+
+
+def opened(root, path="llama", registry=None, **selection):
+    state = WorkbenchState(Jail(root), Registry() if registry is None else registry)
+    state.show(path, **selection)
+    assert state.wait(WAIT)
+    return state
+
+
+# ---- the jail ------------------------------------------------------------------------------------------------------
+
+OUTSIDE = {
+    "parent": "../secret",
+    "inner parent": "llama/../../secret",
+    "prefix sibling": "../ckpts-private",
+    "link to a folder": "out",
+    "link to a file": "links/model.safetensors",
+    "through a link": "out/model.safetensors",
+    "absolute": "/etc",
+    "NUL": "llama\0",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("path", OUTSIDE.values(), ids=OUTSIDE)
+def test_jail_refuses_what_leaves_root(root, path):
+    with pytest.raises(UnsafeError, match=r"ROOT|list"):
+        Jail(root).resolve(path)
+
+
+def test_jail_refuses_absolute_paths_even_of_its_own(root, tmp_path):
+    for path in (root / "llama", tmp_path / "ckpts-private", tmp_path / "secret"):
+        with pytest.raises(UnsafeError, match="absolute"):
+            Jail(root).resolve(str(path))
+
+
+def test_jail_lets_in_what_is_inside(root):
+    jail = Jail(root)
+    assert jail.resolve("llama") == root.resolve() / "llama"
+    assert jail.resolve("in") == root.resolve() / "llama"
+    assert jail.resolve(".") == root.resolve()
+    with pytest.raises(MissingFileError, match="'gone'"):
+        jail.resolve("gone")
+
+
+def test_a_root_that_is_itself_a_link_works(root, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    assert Jail(link).resolve("llama") == root.resolve() / "llama"
+    with pytest.raises(UnsafeError):
+        Jail(link).resolve("out")
+
+
+def test_root_must_be_a_folder(root, tmp_path):
+    for path in (tmp_path / "gone", root / "small" / "model.safetensors"):
+        with pytest.raises(UsageError, match="not a folder"):
+            Jail(path)
+
+
+@pytest.mark.parametrize("path", [p for p in OUTSIDE.values() if p], ids=[k for k, p in OUTSIDE.items() if p])
+def test_a_session_opens_nothing_outside_root_whoever_names_it(root, path):
+    registry = Registry()
+    state = opened(root, path, registry)
+    assert (state.status, state.ckpt, len(registry)) == ("failed", None, 0)
+    assert "secret'" in state.error or "ROOT" in state.error or "list" in state.error
+    linked = WorkbenchState(Jail(root), registry)
+    linked.restore({"path": path})
+    linked.wait(WAIT)
+    assert linked.status == "failed" and linked.ckpt is None
+
+
+def test_the_picker_lists_checkpoints_inside_root_only(root):
+    paths, frame = checkpoints(Jail(root))
+    assert {"llama", "small", "run/step-2", "run/step-4"} <= set(paths)
+    assert not any("secret" in path or "private" in path or path.startswith("out") for path in paths)
+    assert not frame["about"].str.contains("secret").any()
+    if "links" in paths:  # its file is a link out: listing the name is harmless, opening is refused
+        state = opened(root, "links")
+        assert state.status == "failed" and "link" in state.error
+
+
+# ---- shared checkpoints --------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Opens checkpoints, counting openings and closings."""
+
+    def __init__(self):
+        self.opened = self.closed = 0
+
+    def __call__(self, path):
+        self.opened += 1
+        ckpt = wb.open(path)
+        close = ckpt.close
+
+        def closing():
+            self.closed += 1
+            close()
+
+        ckpt.close = closing
+        return ckpt
+
+
+def test_sessions_share_one_checkpoint_and_the_last_one_closes_it(root):
+    count = Counting()
+    registry = Registry(count)
+    one, two = (opened(root, "llama", registry) for _ in range(2))
+    assert one.ckpt is two.ckpt and one.lease.rows is two.lease.rows
+    assert (count.opened, count.closed, len(registry)) == (1, 0, 1)
+    one.close()
+    one.close()
+    assert (count.closed, len(registry)) == (0, 1)
+    two.show("run/step-2")
+    assert two.wait(WAIT)
+    assert (count.opened, count.closed, len(registry)) == (2, 1, 1)
+    two.close()
+    assert (count.opened, count.closed, len(registry)) == (2, 2, 0)
+
+
+def test_many_threads_open_once(root):
+    count = Counting()
+    registry = Registry(count)
+    leases, gate = [], threading.Barrier(8)
+
+    def work():
+        gate.wait()
+        leases.append(registry.acquire(root / "llama"))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert count.opened == 1
+    for lease in leases:
+        lease.release()
+        lease.release()
+    assert (count.closed, len(registry)) == (1, 0)
+
+
+def test_a_checkpoint_saved_over_is_opened_anew(root):
+    registry = Registry()
+    path = root / "small" / "model.safetensors"
+    old = registry.acquire(path)
+    save_file({"w": torch.zeros(4, 4), "b": torch.zeros(2)}, path)
+    new = registry.acquire(path)
+    assert len(new.checkpoint) == 2 and new.checkpoint is not old.checkpoint
+    old.release(), new.release()
+    assert len(registry) == 0
+
+
+def test_a_checkpoint_that_does_not_open_is_not_kept(root):
+    (root / "broken.safetensors").write_bytes(b"\xff" * 64)
+    registry = Registry()
+    with pytest.raises(OpenError):
+        registry.acquire(root / "broken.safetensors")
+    assert len(registry) == 0
+
+
+def test_turning_away_while_it_opens_keeps_nothing(root):
+    """The lease of an opening that nobody waits for any more goes back at once."""
+    gate, registry = threading.Event(), None
+
+    def slow(path):
+        if path.name == "llama":
+            assert gate.wait(WAIT)
+        return wb.open(path)
+
+    registry = Registry(slow)
+    state = WorkbenchState(Jail(root), registry)
+    state.show("llama")
+    state.show("small")
+    assert state.wait(WAIT) and state.status == "open" and list(state.ckpt) == ["w"]
+    gate.set()
+    deadline = time.monotonic() + WAIT
+    while len(registry) > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(registry) == 1 and list(state.ckpt) == ["w"]
+    state.close()
+    assert len(registry) == 0
+    state.show("llama")  # after the session's end: nothing
+    assert len(registry) == 0
+
+
+# ---- state and links -----------------------------------------------------------------------------------------------
+
+
+def test_a_broken_checkpoint_is_a_sentence(root):
+    (root / "broken.safetensors").write_bytes(b"\xff" * 64)
+    state = opened(root, "broken.safetensors")
+    assert state.status == "failed" and "Traceback" not in state.error and "\n" not in state.error
+    with pytest.raises(OpenError) as error:
+        wb.open(root / "broken.safetensors")
+    assert state.error.split("'")[-1] == str(error.value).split("'")[-1]
+
+
+def test_a_link_restores_what_is_shown(root):
+    state = opened(root, "llama", tensor="model.norm.weight", tab="tensors", pattern=r"norm|a+b&c=d%20 é")
+    query = query_of(state)
+    assert query.startswith("?ckpt=llama&")
+    other = WorkbenchState(Jail(root), Registry())
+    other.restore(parse_query(query))
+    assert other.wait(WAIT)
+    assert [getattr(other, name) for name in ("path", "tensor", "tab", "pattern", "status")] == [
+        "llama",
+        "model.norm.weight",
+        "tensors",
+        r"norm|a+b&c=d%20 é",
+        "open",
+    ]
+
+
+def test_odd_keys_survive_a_link():
+    state = WorkbenchState(Jail("."), Registry())
+    for key in ("a b&c=d#e", "\ud800", "‮evil", "1.0", "null", '{"a": 1}', "true"):
+        state.param.update(path="x", tensor=key)
+        assert parse_query(query_of(state))["tensor"] == key
+
+
+def test_a_link_of_nonsense_is_harmless(root):
+    state = WorkbenchState(Jail(root), Registry())
+    state.restore(parse_query("?ckpt=llama&tensor=gone&tab=elsewhere&q=%5B&ckpt=run&x=" + "y" * 10_000))
+    assert state.wait(WAIT)
+    assert (state.status, state.tensor, state.tab, state.path) == ("open", "", "overview", "llama")
+    assert "'gone'" in state.notice
+    assert parse_query("?ckpt=" + "a" * 100_000).get("path") is None
+
+
+def test_rows_lead_back_to_keys_and_filters_are_true(root):
+    ckpt = wb.open(root / "run" / "step-4")
+    rows = tensor_rows(ckpt)
+    assert [ckpt.catalog.keys[i] for i in rows.index] == list(ckpt)
+    chosen = choose_rows(ckpt, r"layers\.0", "exp_avg")
+    expected = [k for k, role in zip(ckpt, ckpt.roles, strict=True) if "layers.0" in k and role == "exp_avg"]
+    assert [ckpt.catalog.keys[i] for i in chosen] == expected != []
+    with pytest.raises(UsageError, match="unterminated character set") as error:
+        choose_rows(ckpt, "layers[")
+    assert "character 7" in str(error.value)
+
+
+def test_bytes_by_module_add_up(root):
+    ckpt = wb.open(root / "llama")
+    found = dict(bytes_by_module(ckpt))
+    truth: dict[str, int] = {}
+    for file in (root / "llama").glob("*.safetensors"):
+        for key, tensor in load_file(file).items():
+            name = module_of(key)
+            truth[name] = truth.get(name, 0) + tensor.nbytes
+    assert found == truth
+    assert module_of("model.layers.3.mlp.up.weight") == "model.layers.3"
+    assert module_of("lm_head.weight") == "lm_head" and module_of("w") == "w"
+
+
+# ---- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_reports_progress_and_its_result():
+    seen: list[float] = []
+    job = Job()
+    job.param.watch(lambda event: seen.append(event.new), "progress")
+
+    def work(tick):
+        for step in range(4):
+            tick(step / 4)
+            time.sleep(0.12)
+        return "done"
+
+    job.start(work)
+    assert job.wait(WAIT) and (job.status, job.result, job.progress) == ("done", "done", 1.0)
+    assert seen == sorted(seen) and any(0 < value < 1 for value in seen)
+
+
+def test_a_cancelled_job_stops_and_publishes_nothing_more():
+    started, stopped, job = threading.Event(), threading.Event(), Job()
+
+    def work(tick):
+        started.set()
+        try:
+            while True:
+                tick(0.5)
+                time.sleep(0.005)
+        finally:
+            stopped.set()
+
+    job.start(work)
+    assert started.wait(WAIT)
+    job.cancel()
+    assert stopped.wait(WAIT) and job.status == "cancelled" and job.result is None
+
+
+def test_a_newer_start_supersedes():
+    gate, job = threading.Event(), Job()
+    job.start(lambda tick: gate.wait(WAIT) and "old")
+    job.start(lambda tick: "new")
+    assert job.wait(WAIT) and job.result == "new"
+    gate.set()
+    time.sleep(0.05)
+    assert job.result == "new"
+
+
+def test_failures_are_words_and_the_unforeseen_is_logged(caplog):
+    job = Job()
+
+    def ours(tick):
+        raise wb.errors.HoleError("tensor 'w': rows 2 to 4 are stored nowhere")
+
+    job.start(ours)
+    assert job.wait(WAIT) and (job.status, job.error) == ("failed", "tensor 'w': rows 2 to 4 are stored nowhere")
+    job.start(lambda tick: 1 / 0)
+    assert job.wait(WAIT) and job.status == "failed" and "ZeroDivisionError" in job.error
+    assert "division by zero" in caplog.text
+
+
+def test_nothing_is_published_but_on_the_page_thread():
+    """With a schedule, params change only when the page's thread runs what was handed over."""
+    handed: list = []
+    job = Job(handed.append)
+    job.start(lambda tick: 5)
+    assert job.wait(WAIT) and job.status == "running" and job.result is None
+    for callback in handed:
+        callback()
+    assert (job.status, job.result) == ("done", 5)
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "matrix": torch.randn(40, 30, generator=torch.Generator().manual_seed(1)),
+    "long": torch.arange(5000.0),
+    "cube": torch.randn(3, 200, 300, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16),
+    "zeros": torch.zeros(8, 8),
+    "constant": torch.full((4, 4), 3.0),
+    "bool": torch.eye(9).bool(),
+    "int64": torch.tensor([-(2**63), 2**63 - 1, 0]),
+    "scalar": torch.tensor(2.5),
+    "empty": torch.empty(0, 5),
+    "all_nan": torch.full((3, 3), math.nan),
+    "odd": torch.tensor([[math.nan, 1.0, -math.inf], [0.0, 2.0, math.inf]]),
+    "huge": torch.tensor([-3e38, 3e38, 0.0]),
+    "tiny": torch.tensor([1e-45, -1e-45, 0.0]),
+    "complex": torch.tensor([3 + 4j, 0j]),
+    "fp8": torch.randn(16, 16).to(torch.float8_e4m3fn),
+}
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    path = tmp_path_factory.mktemp("zoo") / "zoo.safetensors"
+    save_file(TENSORS, path)
+    return wb.open(path)
+
+
+@pytest.mark.parametrize("key", TENSORS)
+def test_every_kind_of_tensor_has_its_pictures(zoo, key):
+    ticks: list[float] = []
+    found = look(zoo[key], ticks.append)
+    assert ticks == sorted(ticks) and (not ticks or ticks[-1] <= 1)
+    assert "<div" in statistics(found.profile.summary) or "no elements" in statistics(found.profile.summary)
+    assert worst_table(found.heat).count("<tr>") == len(found.heat.worst) + 1
+    renderer = hv.renderer("bokeh")
+    if found.heat.values.size:
+        renderer.get_plot(plots.heat_map(found.heat, found.shape))
+    if found.profile.histogram is not None:
+        renderer.get_plot(plots.histogram(found.profile.histogram, found.profile.summary))
+
+
+def test_what_is_odd_is_said_in_words(zoo):
+    words = statistics(look(zoo["odd"], lambda _: None).profile.summary)
+    assert "1 NaN" in words and "1 +Inf" in words and "1 −Inf" in words
+    assert "all zeros" in statistics(look(zoo["zeros"], lambda _: None).profile.summary)
+    assert "one value everywhere" in statistics(look(zoo["constant"], lambda _: None).profile.summary)
+
+
+def test_zeros_are_a_bar_of_their_own_and_no_element_is_lost(zoo):
+    found = look(zoo["odd"], lambda _: None).profile
+    picture = plots.histogram(found.histogram, found.summary)
+    bars = {layer.label: layer for layer in picture}
+    assert bars["exactly zero"].dframe()["elements"].sum() == 1
+    assert bars["elements"].dframe()["elements"].sum() == found.summary.finite - 1
+
+
+def test_the_heat_map_marks_the_worst_elements_where_they_are(zoo):
+    found = look(zoo["cube"], lambda _: None)
+    values = TENSORS["cube"].float().numpy()
+    index = np.unravel_index(np.abs(values).argmax(), values.shape)
+    assert found.heat.worst[0][0] == tuple(index)
+    assert plots.worst_points(found.heat, found.shape)[0] == (index[2] + 0.5, index[0] * 200 + index[1] + 0.5)
+    layers = list(plots.heat_map(found.heat, found.shape))
+    image = next(layer for layer in layers if isinstance(layer, hv.Image))
+    cell = image[index[2] + 0.5, index[0] * 200 + index[1] + 0.5]  # HoloViews' own reading of the coordinates
+    assert cell == values[index]
+
+
+def test_bars_of_equal_short_names_stay_apart():
+    rows = [("a" * 60 + "x" + "b" * 60, 5), ("a" * 60 + "y" + "b" * 60, 3)]
+    picture = plots.bytes_bars(rows, "module")
+    bars = next(layer for layer in picture if isinstance(layer, hv.Bars))
+    assert len(bars) == 2 and set(bars.dimension_values("name")) == {name for name, _ in rows}
+
+
+def test_a_cancelled_look_reads_no_further(tmp_path):
+    save_file({"w": torch.zeros(3000, 1000)}, tmp_path / "big.safetensors")
+    tensor = wb.open(tmp_path / "big.safetensors")["w"]
+
+    class Stop(Exception):
+        pass
+
+    seen: list[float] = []
+
+    def tick(fraction):
+        seen.append(fraction)
+        if fraction > 0.2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        look(tensor, tick)
+    assert 0.2 < seen[-1] < 0.6
+
+
+# ---- views and server ----------------------------------------------------------------------------------------------
+
+
+def test_the_workbench_shows_a_checkpoint_without_a_server(root):
+    state = WorkbenchState(Jail(root), Registry())
+    workbench = Workbench(state)
+    state.show("llama", tensor="lm_head.weight", tab="tensors")
+    assert state.wait(WAIT) and workbench.tensors.detail.job.wait(WAIT)
+    table = workbench.tensors.table
+    position = list(state.ckpt).index("lm_head.weight")
+    assert table.value.index[table.selection[0]] == position
+    state.pattern = "self_attn"
+    assert len(table.value) == sum("self_attn" in key for key in state.ckpt) and table.selection == []
+    assert workbench.tensors.detail.job.status == "done"
+    assert pn.panel(workbench).get_root() is not None
+    workbench.close()
+
+
+def test_an_app_made_twice_holds_nothing_twice(root):
+    registry = Registry()
+    pages = [create_app(root, registry) for _ in range(2)]
+    assert len(registry) == 0 and pages[0] is not pages[1]
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7", "example.org", ""])
+def test_other_addresses_need_to_be_asked_for(root, address):
+    with pytest.raises(UsageError, match="insecure"):
+        serve(root, address=address)
+
+
+def test_a_taken_port_is_a_sentence(root, free_port):
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        with pytest.raises(UsageError, match="--port"):
+            serve(root, port=sock.getsockname()[1])
