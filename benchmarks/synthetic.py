@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from contextlib import ExitStack
 from pathlib import Path
 
 ITEM = 4096 + 1577  #: bytes of one stored item: payload of a (16, 64) float32 chunk + archive overhead
@@ -79,7 +80,8 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
             shapes[f"layers.{layer}.{name}.weight"] = shape
         layer += 1
     state, storage = {}, {}
-    files = [open(folder / "dcp" / f"__{r}_0.distcp", "wb") for r in range(ranks)]
+    opened = ExitStack()
+    files = [opened.enter_context(open(folder / "dcp" / f"__{r}_0.distcp", "wb")) for r in range(ranks)]
     shard: dict[str, torch.Tensor] = {}
     count = 0
     for name, shape in shapes.items():
@@ -101,8 +103,7 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
             shard = {}
     if shard:
         save_file(shard, folder / "hf" / f"model-{count + 1:05d}.safetensors")
-    for handle in files:
-        handle.close()
+    opened.close()
     metadata = Metadata(state, None, storage, StorageMeta(checkpoint_id="synthetic"), "1.0.0")
     with open(folder / "dcp" / ".metadata", "wb") as handle:
         pickle.dump(metadata, handle, protocol=4)

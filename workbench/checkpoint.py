@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -256,9 +257,14 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return Checkpoint(self._place, catalog, self._pool, self._objects, self.notes, parent=self)
 
     def state_dict(self, *, threads: int | None = None) -> dict[str, torch.Tensor]:
-        """Every tensor, read into memory of its own (or mapped, where one chunk holds it): key → ``torch.Tensor``."""
+        """Every tensor, read into memory of its own (or mapped, where one chunk holds it): key → ``torch.Tensor``.
+
+        Tensors are read side by side by ``threads`` threads; by default as many as there are cores, at most 8.
+        """
         count = threads or min(8, os.cpu_count() or 1)
-        return {key: self._tensor(position, count).torch() for position, key in enumerate(self.catalog.keys)}
+        with ThreadPoolExecutor(count) as pool:  # numpy lets go of the interpreter while it copies
+            read = pool.map(lambda position: self._tensor(position).torch(), range(len(self)))
+            return dict(zip(self.catalog.keys, read, strict=True))
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -298,8 +304,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 found.setdefault((fqn, role), []).append(position)
         return found
 
-    def _tensor(self, position: int, threads: int = 1) -> LazyTensor:
-        return LazyTensor(self._payloads, position, self._names[0][position], self._names[1][position], threads=threads)
+    def _tensor(self, position: int) -> LazyTensor:
+        return LazyTensor(self._payloads, position, self._names[0][position], self._names[1][position])
 
 
 def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:

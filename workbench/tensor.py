@@ -44,9 +44,8 @@ class LazyTensor:
         *,
         selection: Selection | None = None,
         replica: int = 0,
-        threads: int = 1,
     ) -> None:
-        self._payloads, self._tensor, self._replica, self._threads = payloads, tensor, replica, threads
+        self._payloads, self._tensor, self._replica = payloads, tensor, replica
         self._selection = selection or whole(payloads.catalog.shape_of(tensor))
         self.key, self.fqn, self.role = payloads.catalog.keys[tensor], fqn, role
 
@@ -180,7 +179,6 @@ class LazyTensor:
             self.role,
             selection=selection,
             replica=self._replica if replica is None else replica,
-            threads=self._threads,
         )
 
     def _raw(self, *, writable: bool) -> np.ndarray[Any, Any]:
@@ -192,9 +190,7 @@ class LazyTensor:
             mapped = self._mapped()
             if mapped is not None:
                 return mapped
-        return read_selection(
-            self._payloads, self._tensor, self._selection, replica=self._replica, threads=self._threads
-        )
+        return read_selection(self._payloads, self._tensor, self._selection, replica=self._replica)
 
     def _mapped(self) -> np.ndarray[Any, Any] | None:
         """The whole tensor as a private map, when one chunk holds it in order and aligned to its elements."""

@@ -6,7 +6,6 @@ survive and every dtype takes the same path.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,9 @@ from workbench.errors import CorruptError
 __all__ = ["read_selection", "single_chunk"]
 
 Array = np.ndarray[Any, Any]
-PARALLEL = 32 << 20  #: bytes from which a copy is split over threads (below, starting them costs more)
 
 
-def read_selection(
-    payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0, threads: int = 1
-) -> Array:
+def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0) -> Array:
     """The selected elements in the raw type, contiguous, in memory of their own.
 
     Raises:
@@ -42,7 +38,7 @@ def read_selection(
         if int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0]):
             _copy_overlapping(payloads, plan, ndim, selection, offsets[0], out, tensor)
         else:
-            _copy_all(payloads, plan, ndim, selection, offsets[0], out, threads)
+            _copy_all(payloads, plan, ndim, selection, offsets[0], out)
     return out.reshape(selection.shape)
 
 
@@ -62,28 +58,12 @@ def _padded(selection: Selection, dims: int) -> tuple[Array, Array]:
     return np.array([offsets + [0] * pad], np.int64), np.array([sizes + [1] * pad], np.int64)
 
 
-def _copy_all(
-    payloads: Payloads,
-    plan: ReadPlan,
-    ndim: int,
-    selection: Selection,
-    origin: Array,
-    out: Array,
-    threads: int,
-) -> None:
-    def copy(item: ReadItem) -> None:
+def _copy_all(payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array) -> None:
+    for item in plan.items(ndim):
         wanted = _within(selection, item, origin)
         if wanted is not None:
             source, dest = wanted
             out[dest] = payloads.array(item.row)[item.source][source]
-
-    if threads > 1 and len(plan) > 1 and out.nbytes >= PARALLEL:
-        with ThreadPoolExecutor(threads) as pool:  # numpy lets go of the interpreter while it copies
-            for _ in pool.map(copy, plan.items(ndim)):
-                pass
-    else:
-        for item in plan.items(ndim):
-            copy(item)
 
 
 def _copy_overlapping(
