@@ -1,0 +1,243 @@
+"""Megatron's stacks and fused weights as box arithmetic on a catalog; no byte is read.
+
+::
+
+    stored      decoder.layers.mlp.linear_fc2.weight        (layers, out, in)     one chunk a layer and TP rank
+    listed      decoder.layers.3.mlp.linear_fc2.weight      (out, in)             :func:`unstack`
+    views       decoder.layers.3.self_attention.linear_q.weight, linear_k, linear_v    rows of the grouped linear_qkv
+                decoder.layers.3.input_layernorm.weight     the norm's other spelling
+                decoder.layers.3.mlp.experts.local_experts.5.linear_fc2.weight    one expert of a stack
+
+Views show bytes that listed tensors hold: found by key and by ``ckpt.param``, not listed, summed or scanned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.core.build import row_major
+from workbench.core.catalog import Catalog, ObjectTable
+from workbench.core.dtypes import ALL
+from workbench.core.rebox import Piece, Target, compose
+from workbench.formats import megatron_layout as layout
+from workbench.formats.megatron_layout import Run
+
+__all__ = ["concat", "expert_names", "renamed", "unstack", "views"]
+
+Array = np.ndarray[Any, Any]
+_QKV = re.compile(r"(.+\.self_attention\.linear_)qkv(\.(?:weight|bias))", re.S)
+_STACKED_EXPERTS = re.compile(r"(.+\.mlp\.experts\.)experts\.(linear_fc[12]\.(?:weight|bias))", re.S)
+_ONE_EXPERT = re.compile(r"(.+\.mlp\.experts\.)local_experts\.(\d+)\.(linear_fc[12]\.(?:weight|bias))", re.S)
+_ITEM = np.array([dtype.bits // 8 for dtype in ALL], np.int64)
+_PART = np.arange(len(cat.CODECS), dtype=np.uint8)
+_PART[cat.TORCH_ZIP], _PART[cat.ZSTD_TORCH_ZIP] = cat.TORCH_PART, cat.ZSTD_TORCH_PART
+
+
+def unstack(catalog: Catalog, stacked: Array, name: Callable[[str, int], str]) -> Catalog:
+    """The catalog with each stack cut along axis 0 into tensors of their own, in place of the stack.
+
+    Args:
+        stacked: ``(T,) bool`` tensors to cut; at least one axis each.
+        name: key of a part, from the stack's key and the position in it.
+
+    Returns:
+        a catalog without fqns and roles.
+    """
+    depth = np.where(stacked, catalog.shape[:, 0], 1)
+    first = np.concatenate([[0], np.cumsum(depth)])
+    owner = catalog.tensor
+    cut = stacked[owner]
+    count = np.where(cut, catalog.sizes[:, 0], 1)
+    row = np.repeat(np.arange(catalog.chunks), count)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    cut = cut[row]
+    tensor = first[owner[row]] + np.where(cut, catalog.offsets[row, 0] + within, 0)
+
+    steps = (row_major(catalog.sizes) if catalog.strides is None else catalog.strides)[row]
+    itemsize = _ITEM[catalog.dtype[owner[row]]]
+    inner = np.where(cut, within * steps[:, 0] * itemsize, 0)
+    inner += 0 if catalog.inner is None else catalog.inner[row]
+    order = np.argsort(tensor, kind="stable")
+    row, tensor, cut = row[order], tensor[order], cut[order]
+    back = np.repeat(np.arange(len(stacked)), depth)
+    codec = catalog.codec[row]
+    result = replace(
+        catalog,
+        keys=[
+            part
+            for key, cut_, parts in zip(catalog.keys, stacked.tolist(), depth.tolist(), strict=True)
+            for part in ([name(key, k) for k in range(parts)] if cut_ else [key])
+        ],
+        dtype=catalog.dtype[back],
+        ndim=(catalog.ndim - stacked)[back].astype(np.uint8),
+        shape=_shifted(catalog.shape[back], stacked[back], 1),
+        row_ptr=np.searchsorted(tensor, np.arange(first[-1] + 1)).astype(np.int64),
+        offsets=_shifted(catalog.offsets[row], cut, 0),
+        sizes=_shifted(catalog.sizes[row], cut, 1),
+        strides=_shifted(steps[order], cut, 0),
+        inner=inner[order],
+        codec=np.where(cut, _PART[codec], codec).astype(np.uint8),
+        fqns=None,
+        roles=None,
+        **{column: getattr(catalog, column)[row] for column in ("file", "start", "stop", "rank", "replica")},
+    )
+    return _trimmed(result)
+
+
+def concat(parts: Sequence[Catalog]) -> Catalog:
+    """One catalog of several over the same files, the first one's facts and objects kept."""
+    parts = [part for part in parts if len(part)] or list(parts[:1])
+    head = parts[0]
+    if len(parts) == 1:
+        return head
+    dims = max(part.shape.shape[1] for part in parts)
+    strided = any(part.strides is not None for part in parts)
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("dtype", "ndim", "file", "start", "stop", "codec", "rank", "replica")
+    }
+    columns |= {
+        name: np.concatenate([_widened(getattr(part, name), dims, fill) for part in parts])
+        for name, fill in (("shape", 1), ("offsets", 0), ("sizes", 1))
+    }
+    if strided:
+        steps = (row_major(part.sizes) if part.strides is None else part.strides for part in parts)
+        columns["strides"] = np.concatenate([_widened(step, dims, 0) for step in steps])
+    if any(part.inner is not None for part in parts):
+        inners = (np.zeros(part.chunks, np.int64) if part.inner is None else part.inner for part in parts)
+        columns["inner"] = np.concatenate(list(inners))
+    counts = np.concatenate([np.diff(part.row_ptr) for part in parts])
+    return replace(
+        head,
+        keys=[key for part in parts for key in part.keys],
+        row_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        fqns=[fqn for part in parts for fqn in part.fqns or [None] * len(part)],
+        roles=[role for part in parts for role in part.roles or ["other"] * len(part)],
+        **columns,
+    )
+
+
+def views(catalog: Catalog, run: Run) -> list[Catalog]:
+    """Catalogs of the other readings of a catalog's tensors: norms' other spellings, q, k, v, experts."""
+    known = set(catalog.keys)
+    found = [_respelled(catalog, known), _qkv(catalog, run, known), *_expert_views(catalog, known)]
+    return [replace(view, objects=ObjectTable(), views=None) for view in found if len(view)]
+
+
+def renamed(catalog: Catalog, tensors: Sequence[int], keys: Sequence[str], fqns: Sequence[str | None]) -> Catalog:
+    """Some tensors of a catalog under other names."""
+    return replace(catalog.take(np.array(tensors, np.int64)), keys=list(keys), fqns=list(fqns))
+
+
+def expert_names(key: str, expert: int) -> tuple[str, str]:
+    """An expert's names in SequentialMLP and TEGroupedMLP, from the key of the stack."""
+    match = _STACKED_EXPERTS.fullmatch(key)
+    assert match is not None, key
+    return f"{match[1]}local_experts.{expert}.{match[2]}", f"{match[1]}{match[2]}{expert}"
+
+
+def _respelled(catalog: Catalog, known: set[str]) -> Catalog:
+    rows = []
+    for tensor, fqn in enumerate(catalog.fqns or ()):
+        other = layout.respelled(fqn) if fqn is not None and "norm" in fqn else None
+        if fqn is not None and other is not None:
+            key = _with_fqn(catalog.keys[tensor], fqn, other)
+            if key not in known:
+                rows.append((tensor, key, other))
+    return renamed(catalog, *([row[k] for row in rows] for k in range(3)))
+
+
+def _qkv(catalog: Catalog, run: Run, known: set[str]) -> Catalog:
+    """Views of q, k and v where the rows' geometry is stored; older files order the rows in other ways."""
+    fused = [t for t, fqn in enumerate(catalog.fqns or ()) if fqn is not None and _QKV.fullmatch(fqn)]
+    narrow = catalog.take(np.array(fused, np.int64))
+    targets = []
+    for tensor, fqn in enumerate(narrow.fqns or ()):
+        shape = narrow.shape_of(tensor)
+        rows = layout.qkv_rows(run, shape[0]) if shape else None
+        match = _QKV.fullmatch(fqn or "")
+        if rows is None or match is None:
+            continue
+        axes, rest, zeros = tuple(range(len(shape))), shape[1:], (0,) * (len(shape) - 1)
+        for side in "qkv":
+            mine = [row for row in rows if row[0] == side]
+            name = f"{match[1]}{side}{match[2]}"
+            key = _with_fqn(narrow.keys[tensor], str(fqn), name)
+            pieces = [Piece(tensor, (a, *zeros), (n, *rest), (at, *zeros), axes) for _, a, n, at in mine]
+            if key not in known:
+                height = sum(n for _, _, n, _ in mine)
+                targets.append(Target(key, (height, *rest), pieces, name, (narrow.roles or [])[tensor]))
+    return compose(narrow, targets)
+
+
+def _expert_views(catalog: Catalog, known: set[str]) -> list[Catalog]:
+    """Single experts of stacks, and stacks of single experts."""
+    fqns = catalog.fqns or []
+    stacks = [t for t, fqn in enumerate(fqns) if fqn is not None and _STACKED_EXPERTS.fullmatch(fqn)]
+    found: list[Catalog] = []
+    narrow = catalog.take(np.array([t for t in stacks if catalog.ndim[t] >= 2], np.int64))
+    if len(narrow):
+        roles = np.repeat(np.array(narrow.roles, object), narrow.shape[:, 0]).tolist()
+        for spelling in (0, 1):
+            names = [
+                expert_names(str(fqn), e)[spelling]
+                for fqn, n in zip(narrow.fqns or (), narrow.shape[:, 0].tolist(), strict=True)
+                for e in range(n)
+            ]
+            cut = unstack(
+                narrow, np.ones(len(narrow), bool), lambda key, e, spelling=spelling: expert_names(key, e)[spelling]
+            )
+            found.append(replace(cut, fqns=names, roles=roles))
+    groups: dict[tuple[str, str], dict[int, int]] = {}
+    for tensor, fqn in enumerate(fqns):
+        match = _ONE_EXPERT.fullmatch(fqn) if fqn is not None and "local_experts" in fqn else None
+        if match is not None and catalog.ndim[tensor]:
+            stack = f"{match[1]}experts.{match[3]}"
+            groups.setdefault((_with_fqn(catalog.keys[tensor], str(fqn), stack), stack), {})[int(match[2])] = tensor
+    targets, singles = [], []
+    for (key, stack), members in groups.items():
+        shapes = {catalog.shape_of(t) for t in members.values()}
+        if key in known or sorted(members) != list(range(len(members))) or len(shapes) > 1:
+            continue
+        shape = shapes.pop()
+        axes, zeros = (None, *range(len(shape))), (0,) * len(shape)
+        pieces = [Piece(t, zeros, shape, (e, *zeros), axes) for e, t in members.items()]
+        role = (catalog.roles or [])[next(iter(members.values()))]
+        targets.append(Target(key, (len(members), *shape), pieces, stack, role))
+        for e, t in members.items():
+            name = expert_names(stack, e)[1]
+            singles.append((t, _with_fqn(key, stack, name), name))
+    if targets:
+        found += [compose(catalog, targets), renamed(catalog, *([row[k] for row in singles] for k in range(3)))]
+    return found
+
+
+def _with_fqn(key: str, fqn: str, other: str) -> str:
+    """``optimizer.state.exp_avg.FQN`` → ``optimizer.state.exp_avg.OTHER``."""
+    return key.removesuffix(fqn) + other
+
+
+def _shifted(columns: Array, cut: Array, fill: int) -> Array:
+    """Rows without their first column where ``cut``."""
+    moved = np.concatenate([columns[:, 1:], np.full((len(columns), 1), fill, np.int64)], axis=1)
+    return np.where(cut[:, None], moved, columns)
+
+
+def _widened(columns: Array, dims: int, fill: int) -> Array:
+    return np.pad(columns, ((0, 0), (0, dims - columns.shape[1])), constant_values=fill)
+
+
+def _trimmed(catalog: Catalog) -> Catalog:
+    """Without the padding that no tensor uses any more."""
+    dims = max(1, int(catalog.ndim.max(initial=0)))
+    assert catalog.strides is not None
+    columns = {name: np.ascontiguousarray(getattr(catalog, name)[:, :dims]) for name in ("shape", "offsets", "sizes")}
+    inner = catalog.inner if catalog.inner is not None and catalog.inner.any() else None
+    return replace(catalog, **columns, strides=np.ascontiguousarray(catalog.strides[:, :dims]), inner=inner)
+

@@ -1,0 +1,355 @@
+"""Megatron-core's distributed checkpoint, ``torch_dist``: PyTorch's DCP with conventions of its own.
+
+::
+
+    iter_0000010/
+      metadata.json         {"sharded_backend": "torch_dist", …}    written last: the commit marker
+      .metadata             as DCP's; every item an archive of its own
+      __R_W.distcp          rank R, writer W: any rank of a replica group may write a chunk
+      common.pt             args, iteration, schedulers, param groups (≤ 0.18); since 0.19 an object
+                            ``common_state/shard_0_1`` among the items
+      integrity.json        {"algorithm": "sha256", "files": {name: hex}}, if asked for
+
+    decoder.layers.mlp.linear_fc1.weight        (layers, 2·ffn, hidden): all layers of the model, [gate; up] unsharded
+    optimizer.state.exp_avg.decoder.layers.…    the same, no or ``fully_reshardable`` distributed optimizer
+    optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(…).bucket_idx_0.exp_avg     (n,): megatron_buckets.py
+    rng_state/shard_0.1_1.2                     cell (0, 1) of a 1 × 2 grid of objects
+
+Here every layer is a tensor (``decoder.layers.3.mlp.linear_fc1.weight``) and the stack a view under its stored key.
+Other views: megatron_boxes.py. Read from megatron-core 0.16.1 and 0.20.0dev (``core/dist_checkpointing``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from workbench import formats, naming
+from workbench.core import unpickle, ziparchive
+from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import RAW, RAW_BE, Catalog, ObjectTable
+from workbench.core.dtypes import by_name
+from workbench.core.lazymap import LazyMap
+from workbench.core.objects import archive_objects, decode_archive
+from workbench.core.place import Place, stat_or_absent
+from workbench.core.stubs import StorageRef, TensorRef
+from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsupportedFormatError, WorkbenchError
+from workbench.formats import megatron_boxes as boxes
+from workbench.formats import megatron_layout as layout
+from workbench.formats.megatron_buckets import named_buckets
+from workbench.formats.megatron_layout import Run
+
+__all__ = ["detect", "read_catalog", "read_objects"]
+
+COMMON = "common.pt"
+COMMON_OBJECT = "common_state/shard_0_1"
+MARKER = "metadata.json"
+MAX_GRID = 1 << 20  #: cells of an object grid that are looked for one by one
+_DATA = re.compile(r"__\d+_\d+\.distcp")
+_STACK = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(?!\d+\.)(.+)", re.S)
+_STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+)\.(.+)", re.S)
+_GRID = re.compile(r"shard_(\d+(?:\.\d+)*)_(\d+(?:\.\d+)*)")
+
+
+def detect(place: Place) -> bool:
+    """Whether the folder is one of Megatron's distributed checkpoints, committed or not."""
+    if place.file is not None:
+        return False
+    data = ".metadata" in place.files or any(_DATA.fullmatch(name) for name in place.files)
+    if MARKER in place.files:
+        try:
+            document = place.read_json(MARKER)
+        except WorkbenchError:  # cut short: the data beside it tells
+            return data
+        return isinstance(document, dict) and "sharded_backend" in document
+    return COMMON in place.files and data
+
+
+def read_catalog(place: Place) -> Catalog:
+    """Columns of everything stored, a tensor a layer.
+
+    Raises:
+        IncompleteError: no ``metadata.json``: the save was interrupted.
+        MissingFileError: ``.metadata`` is gone.
+        UnsupportedFormatError: the zarr backend, or one that we do not know.
+        CorruptError: metadata that contradicts itself.
+    """
+    backend = _backend(place)
+    base = formats.reader("dcp").read_catalog(place)
+    base = replace(base, format="megatron_dist", metadata_files=[*base.metadata_files, MARKER])
+    notes: list[str] = list(base.meta.get("notes", []))
+    common, step = _common(place, base, notes, backend)
+    if COMMON in place.files:
+        base = replace(
+            base,
+            files=[*base.files, COMMON],
+            file_stats=[*base.file_stats, stat_or_absent(place, COMMON)],
+            metadata_files=[*base.metadata_files, COMMON],
+        )
+    run = Run.of(common.get("args"))
+    fqns, roles = _names(base.keys)
+    base = replace(base, fqns=fqns, roles=roles)
+    stacked = np.array([_STACK.fullmatch(key) is not None for key in base.keys], bool) & (base.ndim > 0)
+    main = boxes.unstack(base, stacked, _layer_key) if stacked.any() else base
+    fqns, roles = _names(main.keys)
+    main = replace(main, fqns=fqns, roles=roles)
+    found = named_buckets(place, main, run, notes)
+    shown = [base.take(np.flatnonzero(stacked))]
+    if found is not None:
+        buckets = np.isin(np.arange(len(main)), found.buckets)
+        shown.append(main.take(np.flatnonzero(buckets)))
+        main = boxes.concat([main.take(np.flatnonzero(~buckets)), found.catalog])
+    if step is not None:
+        main, steps = _steps(place, main, *step)
+        shown.append(steps)
+    shown += boxes.views(main, run)
+    views = boxes.concat([replace(view, objects=ObjectTable(), views=None) for view in shown])
+    notes += _grid_notes(base.objects.keys)
+    return replace(main, views=views if len(views) else None, meta=_facts(place, base, common, run, notes))
+
+
+def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
+    """Common state by its names (``args``, ``iteration`` …), and sharded objects.
+
+    A grid of objects is one value by the name before ``/shard_``: a single cell as it is, else a dict of cells by
+    position (``"0.1"``); a grid over layers is one value a layer (``decoder.layers.3.….._extra_state``).
+    """
+    stored = archive_objects(place, catalog)
+    makers: dict[str, Callable[[], Any]] = {}
+
+    @cache
+    def common() -> Mapping[str, Any]:
+        return _common_value(place, stored)
+
+    for name in catalog.meta.get("common", []):
+        makers[name] = partial(_item, common, name)
+    for name, (shape, cells) in _grids(catalog.objects.keys).items():
+        if not shape:
+            makers.setdefault(name, partial(stored.__getitem__, name))
+        elif name != COMMON_OBJECT.partition("/")[0]:
+            makers |= {k: v for k, v in _grid_makers(stored, name, shape, cells).items() if k not in makers}
+    return LazyMap(makers)
+
+
+# ---- what the folder is --------------------------------------------------------------------------------------------
+
+
+def _backend(place: Place) -> Mapping[str, Any]:
+    if MARKER not in place.files:
+        raise IncompleteError(
+            f"{place.path!r} has {COMMON} but no {MARKER}, which Megatron writes last: the save was interrupted; "
+            "use an earlier iteration"
+        )
+    document = place.read_json(MARKER)
+    name = document.get("sharded_backend") if isinstance(document, dict) else None
+    if name == "zarr":
+        raise UnsupportedFormatError(
+            f"{place.path!r} is a Megatron checkpoint of the zarr backend (a folder a tensor, bf16 as tensorstore "
+            "writes it), which Megatron-core itself has removed; load it with megatron-core ≤ 0.12 and save it as "
+            "torch_dist"
+        )
+    if name != "torch_dist":
+        raise UnsupportedFormatError(
+            f"{MARKER!r} names the sharded backend {str(name)[:60]!r}; known are torch_dist (and zarr, by name)"
+        )
+    if ".metadata" not in place.files:
+        raise MissingFileError(
+            f"{MARKER!r} says that the save of {place.path!r} was finished, but '.metadata' is missing; restore it, "
+            "or use another iteration"
+        )
+    return document
+
+
+def _layer_key(key: str, layer: int) -> str:
+    match = _STACK.fullmatch(key)
+    assert match is not None, key
+    return f"{match[1]}{layer}.{match[2]}"
+
+
+def _names(keys: list[str]) -> tuple[list[str | None], list[str]]:
+    """fqn and role by Megatron's own containers; the rest are the model's names."""
+    fqns: list[str | None] = [None] * len(keys)
+    roles = ["other"] * len(keys)
+    model: list[int] = []
+    for position, key in enumerate(keys):
+        if match := _STATE.fullmatch(key):
+            fqns[position] = match[2]
+            roles[position] = "master" if match[1] == "param" else naming.STATES.get(match[1], "other")
+        elif not key.startswith(("optimizer.", "chained_")):
+            model.append(position)
+    names = [keys[position] for position in model]
+    for position, fqn, role in zip(model, *naming.resolve(names, {"paths": {n: (n,) for n in names}}), strict=True):
+        fqns[position], roles[position] = fqn, role
+    return fqns, roles
+
+
+def _facts(
+    place: Place, base: Catalog, common: Mapping[str, Any], run: Run, notes: list[str]
+) -> dict[str, Any]:
+    step = common.get("iteration")
+    source = f"args in {COMMON if COMMON in place.files else COMMON_OBJECT}"
+    facts: dict[str, Any] = {
+        **{key: value for key, value in base.meta.items() if key != "notes"},
+        "step": step if type(step) is int else None,
+        "world_size": run.number("world_size"),
+        "notes": notes,
+        "mesh": {**run.mesh, "source": source} if run.args else {},
+        "common": [name for name in common if type(name) is str],
+        "vocab": run.vocab,
+    }
+    facts |= {name: n for name in ("consumed_train_samples",) if (n := run.number(name)) is not None}
+    kind = common.get("content_metadata")
+    if isinstance(kind, Mapping):
+        facts["content"] = {str(k): v for k, v in kind.items() if isinstance(v, (str, int, bool))}
+    if "integrity.json" in place.files:
+        document = place.read_json("integrity.json")
+        files = document.get("files") if isinstance(document, dict) else None
+        known = isinstance(files, dict) and isinstance(document.get("algorithm"), str)
+        if known:
+            facts["integrity"] = {"file": "integrity.json", "algorithm": document["algorithm"], "files": len(files)}
+        else:
+            notes.append("integrity.json is not what Megatron writes: no algorithm or no files in it")
+    return facts
+
+
+# ---- common state --------------------------------------------------------------------------------------------------
+
+
+def _common(
+    place: Place, base: Catalog, notes: list[str], backend: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], tuple[str, TensorRef, int, int, bool] | None]:
+    """The common state without its tensors' bytes, and where the optimizer's common step is stored."""
+    if COMMON in place.files:
+        file, start = COMMON, 0
+        data = np.frombuffer(place.read(COMMON), np.uint8)
+    elif COMMON_OBJECT in base.objects.keys:
+        row = base.objects.keys.index(COMMON_OBJECT)
+        file, start = base.files[base.objects.file[row]], int(base.objects.start[row])
+        data = np.frombuffer(place.read(file, start=start, length=int(base.objects.stop[row]) - start), np.uint8)
+    else:
+        why = f"{COMMON} is missing" if "common_backend" in backend else "no common state is stored"
+        notes.append(f"{why}: args, iteration, schedulers and param groups are unknown")
+        return {}, None
+    what = repr(file) if not start else f"object {COMMON_OBJECT!r} at byte {start:,} of {file!r}"
+    archive = ziparchive.read_directory(data, what=what)
+    record = archive.records.get(f"{archive.prefix}/data.pkl")
+    if record is None:
+        raise CorruptError(f"{what} is an archive without data.pkl, so no torch.save object")
+    begin, end = archive.payload(record)
+    tree = unpickle.loads(bytes(data[begin:end]), what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+    if isinstance(tree, list) and len(tree) == 1:
+        tree = tree[0]
+    if not isinstance(tree, Mapping):
+        raise CorruptError(f"{what} holds {unpickle.short(tree, 60)}, not a dict of common state")
+    ref = _find_step(tree)
+    if ref is None or not isinstance(ref.storage, StorageRef):
+        return tree, None
+    payload = archive.records.get(f"{archive.prefix}/data/{ref.storage.key}")
+    if payload is None:
+        raise CorruptError(f"{what} names the storage {ref.storage.key!r}, which the archive does not hold")
+    begin, end = archive.payload(payload)
+    return tree, (file, ref, start + begin, start + end, archive.byteorder == "big")
+
+
+def _find_step(tree: Mapping[str, Any]) -> TensorRef | None:
+    """``optimizer.optimizer.state.common_step``: one counter for all parameters (no distributed optimizer)."""
+    node: Any = tree
+    for name in ("optimizer", "optimizer", "state", "common_step"):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node if isinstance(node, TensorRef) and node.shape == () else None
+
+
+def _steps(
+    place: Place, main: Catalog, file: str, ref: TensorRef, start: int, stop: int, big: bool
+) -> tuple[Catalog, Catalog]:
+    """The catalog with the common step, and a view of it for each parameter with optimizer state."""
+    builder = CatalogBuilder(main.format, place, files={name: k for k, name in enumerate(main.files)})
+    dtype = by_name(ref.dtype)
+    key = "optimizer.optimizer.state.common_step"
+    builder.tensor(key, dtype, (), role="step")
+    inner = ref.storage_offset * dtype.itemsize
+    builder.chunk(key, (), (), file, start, stop, codec=RAW_BE if big else RAW, inner=inner)
+    alone = builder.build(named=True)
+    owners = [f for f, role in zip(main.fqns or (), main.roles or (), strict=True) if role == "exp_avg" and f]
+    owners += [other for fqn in owners if (other := layout.respelled(fqn)) is not None]
+    view = boxes.renamed(alone, [0] * len(owners), [f"optimizer.state.step.{fqn}" for fqn in owners], owners)
+    return boxes.concat([main, alone]), view
+
+
+def _common_value(place: Place, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    if COMMON in place.files:
+        value = decode_archive(np.frombuffer(place.read(COMMON), np.uint8), what=repr(COMMON))
+    else:
+        value = stored[COMMON_OBJECT]
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return value if isinstance(value, Mapping) else {}
+
+
+# ---- sharded objects -----------------------------------------------------------------------------------------------
+
+
+def _grids(keys: list[str]) -> dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], str]]]:
+    """Objects by the name before ``/shard_``: shape of the grid, and its cells; no shape for an object on its own."""
+    found: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], str]]] = {}
+    for key in keys:
+        name, _, cell = key.rpartition("/")
+        match = _GRID.fullmatch(cell) if name else None
+        at, shape = ((), ()) if match is None else (_numbers(match[1]), _numbers(match[2]))
+        if match is None or len(at) != len(shape) or (name in found and found[name][0] != shape):
+            found[key] = (), {(): key}
+        else:
+            found.setdefault(name, (shape, {}))[1][at] = key
+    return found
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number[:18]) for number in text.split("."))
+
+
+def _grid_notes(keys: list[str]) -> list[str]:
+    notes = []
+    for name, (shape, cells) in _grids(keys).items():
+        lost = prod(shape) - len(cells) if shape else 0
+        if lost <= 0:
+            continue
+        told = ""
+        if prod(shape) <= MAX_GRID:
+            absent = [cell for cell in np.ndindex(*shape) if cell not in cells][:4]
+            told = f", first {', '.join(map(str, absent))}"
+        grid = " × ".join(map(str, shape))
+        notes.append(f"object {name!r}: {lost:,} of the {grid} cells of its grid are missing{told}")
+    return notes
+
+
+def _grid_makers(
+    stored: Mapping[str, Any], name: str, shape: tuple[int, ...], cells: Mapping[tuple[int, ...], str]
+) -> dict[str, Callable[[], Any]]:
+    layered = _STACK.fullmatch(name)
+    if layered is not None:
+        by_layer: dict[int, dict[tuple[int, ...], str]] = {}
+        for at, key in cells.items():
+            by_layer.setdefault(at[0], {})[at[1:]] = key
+        return {
+            _layer_key(name, layer): partial(_cells, stored, shape[1:], part) for layer, part in by_layer.items()
+        }
+    return {name: partial(_cells, stored, shape, cells)}
+
+
+def _cells(stored: Mapping[str, Any], shape: tuple[int, ...], cells: Mapping[tuple[int, ...], str]) -> Any:
+    values = {".".join(map(str, at)): _unwrapped(stored[key]) for at, key in sorted(cells.items())}
+    return next(iter(values.values())) if prod(shape) == 1 else values
+
+
+def _unwrapped(value: Any) -> Any:
+    """Megatron saves an object as a list of one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
+    return whole()[name]

@@ -1,0 +1,402 @@
+"""Facts of Megatron that no file spells out: which layers a stage holds, how TP cuts a weight, where a flat buffer
+keeps a parameter. Pure functions over names, numbers and the stored ``args``.
+
+::
+
+    pipeline, VPP 2, PP 2, 8 layers            TP of [gate; up], partition_stride 2
+    stage 0:  0 1 | 4 5                        rank 0: g0 u0    rank 1: g1 u1   ──▶  g0 g1 u0 u1
+    stage 1:  2 3 | 6 7                        query groups stay whole: plain concatenation
+
+    flat buffer of one model chunk: parameters in reverse order, each start on a multiple of 64 elements
+    │ output_layer │ final_layernorm │ ░ │ layers.3.mlp.linear_fc2 │ ░ │ …        ░ = hole, never written
+
+Read from megatron-core 0.16.1 (``core/transformer/transformer_block.py``, ``transformer_layer.py``,
+``pipeline_parallel_layer_layout.py``, ``optimizer/distrib_optimizer.py``) and 0.20.0dev.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "Run", "Split", "assign", "bucket_size", "fill_buckets", "flat_layout", "is_expert", "is_gated", "layer_of",
+    "local_pieces", "model_order", "qkv_rows", "respelled", "split_by_rule", "stage_layers", "with_layer",
+]  # fmt: skip
+
+ALIGN = 64  #: elements; ``pad_param_start``
+BUCKET = 40_000_000  #: elements of a gradient bucket, unless a run says otherwise
+AXES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "dp": "data_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+MAX_RANKS = 4096  #: ranks whose coordinates are listed
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the stored ``args`` say; every question is answered ``None`` where they do not.
+
+    Attributes:
+        args: the namespace's attributes, inert values only; empty when no file holds one.
+    """
+
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stored: object) -> Run:
+        """From an unpickled ``argparse.Namespace`` (a stand-in), a dict, or whatever was stored instead."""
+        found = stored if isinstance(stored, Mapping) else getattr(stored, "state", None)
+        return cls(found if isinstance(found, Mapping) else {})
+
+    def number(self, name: str) -> int | None:
+        """A whole number that is not negative."""
+        value = self.args.get(name)
+        return value if type(value) is int and 0 <= value < 1 << 48 else None
+
+    def size(self, axis: str) -> int | None:
+        """Size of a mesh axis: ``tp`` … ``etp``; ``vpp`` counts model chunks a stage."""
+        found = self.number(AXES[axis])
+        return found if found else None
+
+    def known(self, axis: str, default: int = 1) -> int:
+        """As :meth:`size`, with what Megatron assumes where nothing was asked for."""
+        return self.size(axis) or default
+
+    @property
+    def mesh(self) -> dict[str, Any]:
+        """Axes, and every rank's coordinates by Megatron's order of ranks (tp fastest, then cp, dp, pp)."""
+        axes = {axis: size for axis in AXES if (size := self.size(axis)) is not None}
+        found: dict[str, Any] = {"axes": axes, "unknown": [axis for axis in AXES if axis not in axes and axis != "vpp"]}
+        order = ["tp", "cp", "pp", "dp"] if self.args.get("use_tp_pp_dp_mapping") else ["tp", "cp", "dp", "pp"]
+        world = self.number("world_size")
+        total = 1
+        for axis in order:
+            total *= axes.get(axis, 0)
+        if world and world == total and world <= MAX_RANKS:
+            found["ranks"] = {str(rank): _coordinates(rank, order, axes) for rank in range(world)}
+        return found
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """Rows of the vocabulary as asked for and as padded; rows beyond the first number are dummies."""
+        names = {"vocab_size": "vocab_size", "padded_vocab_size": "padded"}
+        return {to: size for name, to in names.items() if (size := self.number(name))}
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How TP cuts a tensor: along ``dim`` (``None``: every rank holds the whole), in ``stride`` interleaved parts."""
+
+    dim: int | None
+    stride: int = 1
+
+
+WHOLE = Split(None)
+
+
+# ---- pipeline ------------------------------------------------------------------------------------------------------
+
+
+def stage_layers(run: Run) -> list[list[int]] | None:
+    """Decoder layers of each stage as ``[chunk][stage]``; read in that order they are numbered through.
+
+    Raises nothing: ``None`` where ``args`` do not say or contradict themselves.
+    """
+    pp, vp, layers = run.size("pp"), run.known("vpp"), run.number("num_layers")
+    if pp is None or layers is None:
+        return None
+    if run.args.get("pipeline_model_parallel_layout") is not None:
+        return _custom(run.args["pipeline_model_parallel_layout"], pp, layers)
+    first, last = (run.number(f"decoder_{side}_pipeline_num_layers") for side in ("first", "last"))
+    extra = [bool(run.args.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss")]
+    if first is not None or last is not None:
+        middle = pp - (first is not None) - (last is not None)
+        rest = layers - (first or 0) - (last or 0)
+        if middle < 0 or rest < 0 or (rest % middle if middle else rest):
+            return None
+        stages = [rest // middle] * middle if middle else []
+        stages = [*([first] if first is not None else []), *stages, *([last] if last is not None else [])]
+    else:
+        total = layers + sum(extra)
+        if total % pp:
+            return None
+        stages = [total // pp] * pp
+    if any(count % vp for count in stages):
+        return None
+    table = [[count // vp for count in stages] for _ in range(vp)]
+    if first is None and last is None:
+        table[0][0] -= extra[0]
+        table[-1][-1] -= extra[1]
+    return table if sum(map(sum, table)) == layers and min(map(min, table)) >= 0 else None
+
+
+def _custom(stored: Any, pp: int, layers: int) -> list[list[int]] | None:
+    """``"Et|(tt|)*2tL"``: stages in order, ``t`` a decoder layer; a pickled layout keeps its text in ``input_data``."""
+    state = getattr(stored, "state", None)
+    text = state.get("input_data") if isinstance(state, Mapping) else stored
+    if isinstance(text, list):
+        rows = [[str(item).strip().lower() for item in row] for row in text if isinstance(row, list)]
+        counts = [sum(item in ("decoder", "t") for item in row) for row in rows]
+    elif isinstance(text, str) and len(text) < 10_000:
+        text = text.replace(",", "")
+        for pattern in (r"\(([^)]+)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
+            if sum(int(times) for _, times in re.findall(pattern, text)) > 10_000:
+                return None
+            text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+        counts = [stage.count("t") for stage in text.split("|")]
+    else:
+        return None
+    if not counts or len(counts) % pp or sum(counts) != layers:
+        return None
+    return [counts[at : at + pp] for at in range(0, len(counts), pp)]
+
+
+_LAYER = re.compile(
+    r"((?:language_model\.)?(?:decoder|encoder|transformer)\.layers\.)(\d+)(\..+)", re.S
+)  # a multi-token-prediction layer is numbered in its own right
+
+
+def layer_of(name: str) -> int | None:
+    """Number of the pipeline layer in a parameter's name."""
+    found = _LAYER.fullmatch(name)
+    return int(found[2]) if found else None
+
+
+def with_layer(name: str, offset: int) -> str:
+    """The name with its stage-local layer number made global."""
+    found = _LAYER.fullmatch(name)
+    return f"{found[1]}{int(found[2]) + offset}{found[3]}" if found else name
+
+
+# ---- tensor parallelism --------------------------------------------------------------------------------------------
+
+_COLUMN = re.compile(
+    r"(?:.*\.)?(?:word_embeddings|word_embeddings_for_head|output_layer|linear_qkv|linear_fc1|linear_q_proj|linear_q|"
+    r"linear_kv|linear_q_up_proj|linear_kv_up_proj|eh_proj|query_key_value|query|key_value|dense_h_to_4h)"
+    r"\.(?:weight|bias)\d*",
+    re.S,
+)
+_ROW = re.compile(r"(?:.*\.)?(?:linear_proj|linear_fc2|dense|dense_4h_to_h)\.(weight|bias)\d*", re.S)
+_SAME = re.compile(
+    r".*norm[^.]*(?:\.(?:weight|bias))?|(?:.*\.)?layer_norm_(?:weight|bias)|(?:.*\.)?(?:router|position_embeddings|"
+    r"tokentype_embeddings|linear_q_down_proj|linear_kv_down_proj|pooler\.dense)\.\w+|(?:.*\.)?gate_weight",
+    re.S,
+)
+_FC1 = re.compile(r"(.*\.)(?:linear_fc1|dense_h_to_4h)\.(?:weight|bias)(\d*)", re.S)
+_EXPERT = re.compile(r"(?:.*\.)?mlp\.experts\..+", re.S)
+
+
+def split_by_rule(name: str, gated: bool) -> Split | None:
+    """How Megatron cuts a parameter of this name, ``None`` for one that it does not name itself.
+
+    Args:
+        gated: whether ``linear_fc1`` is [gate; up].
+    """
+    if _SAME.fullmatch(name):
+        return WHOLE
+    if _COLUMN.fullmatch(name):
+        return Split(0, 2 if gated and _FC1.fullmatch(name) else 1)
+    if found := _ROW.fullmatch(name):
+        return Split(1) if found[1] == "weight" else WHOLE
+    return None
+
+
+def is_gated(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
+    """Whether a ``linear_fc1`` has twice the rows that its ``linear_fc2`` has columns; ``None`` if there is none."""
+    found = _FC1.fullmatch(name)
+    if found is None:
+        return None
+    for first, second in (("linear_fc1.", "linear_fc2."), ("dense_h_to_4h.", "dense_4h_to_h.")):
+        other = shapes.get(f"{found[1]}{second}weight{found[2]}")
+        if other and first in name and name in shapes:
+            return shapes[name][-1 if ".bias" in name else -2] == 2 * other[-1]
+    return None
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter belongs to one routed expert (shared experts do not)."""
+    return _EXPERT.fullmatch(name) is not None
+
+
+def local_pieces(
+    shape: Sequence[int], split: Split, rank: int, world: int
+) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]]:
+    """The global shape, and boxes of a rank's tensor as ``(offsets, sizes, at)``: where each begins in the whole.
+
+    >>> local_pieces((4, 2), Split(0, 2), rank=1, world=2)
+    ((8, 2), [((0, 0), (2, 2), (2, 0)), ((2, 0), (2, 2), (6, 0))])
+    """
+    shape = tuple(shape)
+    zeros = (0,) * len(shape)
+    if split.dim is None or split.dim >= len(shape):
+        return shape, [(zeros, shape, zeros)]
+    d, parts = split.dim, split.stride
+    full = (*shape[:d], shape[d] * world, *shape[d + 1 :])
+    size = shape[d] // parts
+    boxes = []
+    for part in range(parts):
+        sizes = (*shape[:d], size, *shape[d + 1 :])
+        offsets, at = [*zeros], [*zeros]
+        offsets[d], at[d] = part * size, part * size * world + rank * size
+        boxes.append((tuple(offsets), sizes, tuple(at)))
+    return full, boxes
+
+
+def qkv_rows(run: Run, rows: int) -> list[tuple[str, int, int, int]] | None:
+    """Boxes of a fused QKV's rows as ``(side, first row, count, first row in q, k or v)``; by group: queries, key, value.
+
+    ``None`` where ``args`` do not tell the geometry, or it is not that of these rows.
+    """
+    heads = run.number("num_attention_heads")
+    groups = run.number("num_query_groups") if run.args.get("group_query_attention") else heads
+    width = run.number("kv_channels")
+    if not heads or not groups or not width or heads % groups or rows != (heads + 2 * groups) * width:
+        return None
+    each = heads // groups
+    found = []
+    for group in range(groups):
+        start = group * (each + 2) * width
+        for side, first, count in (("q", 0, each), ("k", each, 1), ("v", each + 1, 1)):
+            found.append((side, start + first * width, count * width, group * count * width))
+    return found
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+#: The same norm, as a module of its own and as part of Transformer Engine's fused layer.
+SPELLINGS = (
+    ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+    ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
+)
+
+
+def respelled(name: str) -> str | None:
+    """A norm's name in the other spelling, ``None`` for what is no such norm."""
+    for plain, fused in SPELLINGS:
+        for a, b in ((plain, fused), (fused, plain)):
+            head, found, leaf = name.rpartition(f".{a}")
+            if found and leaf in ("weight", "bias"):
+                return f"{head}.{b}{leaf}"
+    return None
+
+
+#: Order in which Megatron's modules register what they hold; other names come after these, by name.
+_ORDER = {
+    name: position
+    for level in (
+        ("embedding", "decoder", "encoder", "mtp", "output_layer"),
+        ("word_embeddings", "position_embeddings", "tokentype_embeddings"),
+        ("enorm", "hnorm", "eh_proj", "transformer_layer", "layers", "final_layernorm"),
+        ("input_layernorm", "self_attention", "pre_cross_attn_layernorm", "cross_attention", "pre_mlp_layernorm", "mlp"),
+        ("linear_proj", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
+         "linear_kv_up_proj", "linear_qkv", "linear_q", "linear_kv", "q_layernorm", "k_layernorm", "kv_layernorm"),
+        ("router", "experts", "shared_experts", "linear_fc1", "linear_fc2", "gate_weight"),
+        ("layer_norm_weight", "layer_norm_bias", "weight", "bias"),
+    )
+    for position, name in enumerate(level)
+}  # fmt: skip
+_NUMBERED = re.compile(r"(\D*)(\d*)")
+
+
+def model_order(name: str) -> tuple[tuple[int, str, int], ...]:
+    """Sort key of a parameter's place in ``model.named_parameters()``."""
+    key = []
+    for part in name.split("."):
+        found = _NUMBERED.match(part)
+        word, number = (found[1], found[2]) if found else (part, "")
+        key.append((_ORDER.get(word, 99), word, int(number or -1)))
+    return tuple(key)
+
+
+# ---- the flat buffers of the distributed optimizer -----------------------------------------------------------------
+
+
+def bucket_size(run: Run, stage: int, chunk: int) -> int | None:
+    """Elements at which a bucket closes; ``None`` for one bucket (no overlap, or not the first stage and chunk)."""
+    if not run.args.get("overlap_grad_reduce") or stage or chunk:
+        return None
+    return run.number("ddp_bucket_size") or max(BUCKET, 1_000_000 * run.known("dp") * run.known("cp"))
+
+
+def flat_layout(numels: Iterable[int], alone: Iterable[bool], bucket: int | None) -> tuple[list[int], int]:
+    """Where parameters (in buffer order) start in a coalesced buffer, and its elements; bucket ends are not padded.
+
+    Args:
+        alone: whether a parameter gets a bucket of its own (tied embeddings of a pipeline).
+        bucket: elements at which a bucket closes.
+    """
+    starts: list[int] = []
+    base = at = 0
+    filled = False
+    for numel, single in zip(numels, alone, strict=True):
+        at = _aligned(at)
+        if single and filled:
+            base, at = base + at, 0
+        starts.append(base + at)
+        at, filled = at + numel, True
+        if single or (bucket is not None and at >= bucket):
+            base, at, filled = base + at, 0, False
+    return starts, base + at
+
+
+def fill_buckets(numels: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]] | None:
+    """Bucket and start of each parameter (in buffer order), given the buckets' unpadded sizes; ``None``: they do not fit."""
+    found: list[tuple[int, int]] = []
+    bucket = at = 0
+    for numel in numels:
+        start = _aligned(at)
+        if found and bucket < len(sizes) and sizes[bucket] in (at, start) and start + numel > sizes[bucket]:
+            bucket, start = bucket + 1, 0
+        if bucket >= len(sizes) or start + numel > sizes[bucket]:
+            return None
+        found.append((bucket, start))
+        at = start + numel
+    return found if found and bucket == len(sizes) - 1 and at == sizes[bucket] else None
+
+
+def assign(
+    groups: Sequence[Mapping[str, Any]], params: Mapping[str, tuple[int, ...]], experts_apart: bool
+) -> list[list[str]] | None:
+    """Names of the parameters of each stored ``param_group``, in its order; ``None`` where they do not fit.
+
+    Megatron deals the model's parameters to groups by weight decay (none for biases and vectors), by expert
+    parallelism and by a learning rate of their own for embedding and output; inside a group the model's order stays.
+    """
+    flags = [(bool(g.get("is_expert_parallel")), g.get("wd_mult", 1.0) == 0, bool(g.get("is_decoupled_lr"))) for g in groups]
+    if len(set(flags)) != len(flags):
+        return None
+    by_decay = len({flag[1] for flag in flags}) > 1 or flags[0][1]
+    by_rate = any(flag[2] for flag in flags)
+    dealt: dict[tuple[bool, bool, bool], list[str]] = {flag: [] for flag in flags}
+    for name, shape in params.items():
+        expert = experts_apart and is_expert(name)
+        bare = by_decay and (len(shape) < 2 or name.endswith(".bias"))
+        end = by_rate and name.startswith(("embedding.", "output_layer."))
+        if (expert, bare, end) in dealt:
+            dealt[expert, bare, end].append(name)
+        elif any(flag[0] == expert for flag in flags):
+            return None
+    found = [dealt[flag] for flag in flags]
+    stored = [group.get("params") for group in groups]
+    if any(not isinstance(ids, list) or len(ids) != len(names) for ids, names in zip(stored, found, strict=True)):
+        return None
+    return found
+
+
+def _aligned(at: int) -> int:
+    return -(-at // ALIGN) * ALIGN
+
+
+def _coordinates(rank: int, order: Sequence[str], axes: Mapping[str, int]) -> dict[str, int]:
+    found = {}
+    for axis in order:
+        rank, found[axis] = divmod(rank, axes[axis])
+    return found

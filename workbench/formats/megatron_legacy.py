@@ -1,0 +1,501 @@
+"""Megatron-LM's own checkpoints: a folder a model-parallel rank, every tensor cut as the rank held it.
+
+::
+
+    iter_0000010/
+      mp_rank_01_000/                TP rank 1, PP rank 0 (_PPP only with a pipeline, _EEE only with expert parallelism)
+        model_optim_rng.pt           torch.save: args, iteration, model (or model0, model1 …), optimizer, rng_state
+        distrib_optim.pt             with the distributed optimizer: flat fp32 buffers without names
+
+    rank's file                                        here
+    model  decoder.layers.0.mlp.linear_fc1.weight  ──▶ decoder.layers.2.mlp.linear_fc1.weight    stage 1 begins at 2
+           [gate_r; up_r]                               gate_0 gate_1 up_0 up_1                   partition_stride 2
+    optimizer.fp32_from_fp16_params[g][j]          ──▶ optimizer.state.fp32_param.decoder.layers.2.…
+    optimizer.optimizer.state[id].exp_avg          ──▶ optimizer.state.exp_avg.decoder.layers.2.…
+    distrib_optim.pt  0.(bfloat16, float32).param  ──▶ optimizer.state.param.decoder.layers.2.…
+
+How TP cut a parameter is recorded in one place only, as attributes of the fp32 copies (``partition_dim``,
+``partition_stride``); elsewhere Megatron's rules by name decide, and a note says so. What several ranks hold alike
+(norms, row biases, dense weights under expert parallelism) are replicas. Keys are those of ``torch_dist``.
+
+Read from megatron-core 0.16.1 (``training/checkpointing.py``, ``core/optimizer``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from workbench import formats, naming
+from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import RAW, RAW_BE, Catalog, row_major
+from workbench.core.dtypes import by_name
+from workbench.core.lazymap import LazyMap
+from workbench.core.place import Place
+from workbench.core.stubs import StorageRef, TensorRef
+from workbench.errors import CorruptError, IncompleteError, UnsupportedFormatError, WorkbenchError
+from workbench.formats import megatron_boxes as boxes
+from workbench.formats import megatron_layout as layout
+from workbench.formats.megatron_layout import Run, Split
+from workbench.formats.megatron_optim import Held, held_states
+
+__all__ = ["detect", "read_catalog", "read_objects"]
+
+FILE, FLAT = "model_optim_rng.pt", "distrib_optim.pt"
+AXES = ("tp", "pp", "ep")
+_FOLDER = re.compile(r"mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?")
+_CHUNK = re.compile(r"model(\d*)")
+_EXPERT = re.compile(r"(.+\.mlp\.experts\.local_experts\.)(\d+)(\..+)|(.+\.mlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)()", re.S)
+_BUFFER = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|.*_extra_state)", re.S)
+_EMPTY = np.empty(0, np.int64)
+MAX_NAMED = 4
+
+
+@dataclass(eq=False)
+class Part:
+    """One rank's files.
+
+    Attributes:
+        folder: its name; coordinates: rank along tp, pp and ep.
+        tree: the object tree, tensors as references.
+        storages: payload byte ranges by file and storage key.
+        absent: the folder is not there; a sibling's tree stands for its shapes.
+        chunks: local names of each model chunk, in the model's order.
+    """
+
+    folder: str
+    coordinates: tuple[int, int, int]
+    tree: Mapping[str, Any]
+    run: Run
+    storages: dict[str, dict[str, tuple[int, int]]]
+    big: bool = False
+    flat: Any = None
+    absent: bool = False
+    sibling: Part | None = None
+    chunks: list[dict[str, TensorRef]] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        """Rank of the writer, ``-1`` where not stored."""
+        found = self.run.number("rank")
+        return -1 if found is None or self.absent else found
+
+
+def detect(place: Place) -> bool:
+    """Whether the folder holds ``mp_rank_…`` folders with Megatron's file in one of them."""
+    if place.file is not None:
+        return False
+    return any(_FOLDER.fullmatch(name) and place.exists(f"{name}/{FILE}") for name in place.folders)
+
+
+def read_catalog(place: Place) -> Catalog:
+    """Columns of every tensor, ranks merged.
+
+    Raises:
+        IncompleteError: ranks are missing that no other rank can stand for; names their coordinates.
+        MissingFileError: (from ``check_files``) ranks are missing whose shapes a sibling tells.
+        CorruptError: ranks of different runs or steps lie in one folder, or their shapes do not fit.
+    """
+    notes: list[str] = []
+    parts = _parts(place, notes)
+    run = parts[0].run
+    _same_save(parts)
+    parts += _absent(parts, run, notes)
+    offsets = _layer_offsets(parts, run, notes)
+    builder = CatalogBuilder("megatron_legacy", place)
+    for part in parts:
+        for file in part.storages:
+            builder.file(f"{part.folder}/{file}", metadata=not part.absent)
+    merger = _Merger(builder, run, {part.coordinates[0] for part in parts}, notes)
+    held = [held_states(part.tree, part.flat, part.chunks, part.run, part.coordinates[1]) for part in parts]
+    for part, states in zip(parts, held, strict=True):
+        merger.learn(part, states, offsets)
+    for part, states in zip(parts, held, strict=True):
+        merger.add(part, states, offsets)
+    _tell(notes, held, merger, parts)
+    catalog = builder.build(named=True)
+    views = boxes.concat(boxes.views(catalog, run) or [catalog.take(_EMPTY)])
+    facts = _facts(parts, run, notes, place)
+    return replace(catalog, views=views if len(views) else None, meta=facts)
+
+
+def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
+    """State of the first rank by its own names, of the others as ``mp_rank_01_000/rng_state``; no tensors in it."""
+    makers: dict[str, Callable[[], Any]] = {}
+    reader: Any = formats.reader("torch_save")
+    for folder, names in catalog.meta.get("objects", {}).items():
+        if not place.exists(f"{folder}/{FILE}"):
+            continue
+        stored = reader.tree_objects(place, f"{folder}/{FILE}", names)
+        first = not makers
+        makers |= {name if first else f"{folder}/{name}": partial(stored.__getitem__, name) for name in names}
+    return LazyMap(makers)
+
+
+# ---- the ranks -----------------------------------------------------------------------------------------------------
+
+
+def _parts(place: Place, notes: list[str]) -> list[Part]:
+    """Every rank's files, decoded without their tensors."""
+    reader: Any = formats.reader("torch_save")
+    found: list[Part] = []
+    names: list[tuple[int, ...]] = []
+    for folder in place.folders:
+        match = _FOLDER.fullmatch(folder)
+        if match is None:
+            continue
+        if not place.exists(f"{folder}/{FILE}"):
+            notes.append(f"folder {folder!r} has no {FILE}")
+            continue
+        loaded = reader.load_tree(place, f"{folder}/{FILE}")
+        if not isinstance(loaded.tree, Mapping) or not any(_CHUNK.fullmatch(str(key)) for key in loaded.tree):
+            raise CorruptError(f"{folder + '/' + FILE!r} holds no model: it is not what Megatron writes")
+        part = Part(folder, (0, 0, 0), loaded.tree, Run.of(loaded.tree.get("args")), {FILE: loaded.storages}, loaded.big)
+        if place.exists(f"{folder}/{FLAT}"):
+            flat = reader.load_tree(place, f"{folder}/{FLAT}")
+            part.flat, part.storages[FLAT] = flat.tree, flat.storages
+        part.chunks = _chunks(loaded.tree)
+        found.append(part)
+        names.append(tuple(int(number) for number in match.groups() if number is not None))
+    if len({len(name) for name in names}) > 1:
+        raise CorruptError(
+            f"{place.path!r} holds {found[0].folder!r} beside {_odd(found, names)!r}: ranks of two runs with other "
+            "sizes lie in one folder, and which is meant cannot be known; move one of them away"
+        )
+    for part, name in zip(found, names, strict=True):
+        part.coordinates = _coordinates(name, part.run)
+    return found
+
+
+def _odd(parts: Sequence[Part], names: Sequence[tuple[int, ...]]) -> str:
+    return next(part.folder for part, name in zip(parts, names, strict=True) if len(name) != len(names[0]))
+
+
+def _coordinates(name: tuple[int, ...], run: Run) -> tuple[int, int, int]:
+    """One number more than TP is the pipeline's, or the experts' where args say that there is no pipeline."""
+    if len(name) == 1:
+        return name[0], 0, 0
+    if len(name) == 2:
+        experts = run.known("pp") == 1 and run.known("ep") > 1
+        return (name[0], 0, name[1]) if experts else (name[0], name[1], 0)
+    return name[0], name[1], name[2]
+
+
+def _chunks(tree: Mapping[str, Any]) -> list[dict[str, TensorRef]]:
+    """Tensors of each model chunk by local name."""
+    found = sorted((int(m[1] or 0), key) for key in tree if type(key) is str and (m := _CHUNK.fullmatch(key)))
+    return [dict(_tensors(tree[key], "")) for _, key in found]
+
+
+def _tensors(node: Any, path: str, depth: int = 0) -> Iterator[tuple[str, TensorRef]]:
+    if isinstance(node, TensorRef):
+        yield path, node
+    elif isinstance(node, (dict, list, tuple)) and depth < 32:
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _tensors(child, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def _same_save(parts: Sequence[Part]) -> None:
+    """Raise unless all ranks tell the same step and sizes."""
+    first = parts[0]
+    for part in parts[1:]:
+        for what in ("iteration", "checkpoint_version"):
+            a, b = first.tree.get(what), part.tree.get(what)
+            if type(a) in (int, float) and type(b) in (int, float) and a != b:
+                raise CorruptError(
+                    f"{first.folder!r} is of {what} {a} but {part.folder!r} of {b}: a part of another save lies in "
+                    "the folder; restore it or use another iteration"
+                )
+        for axis, name in (("world size", "world_size"), *((axis, layout.AXES[axis]) for axis in layout.AXES)):
+            a, b = first.run.number(name), part.run.number(name)
+            if a is not None and b is not None and a != b:
+                raise CorruptError(
+                    f"{first.folder!r} was written by a run with {axis} {a}, {part.folder!r} with {axis} {b}: mixed "
+                    "world sizes in one folder, and which is meant cannot be known; move one of them away"
+                )
+
+
+def _absent(parts: Sequence[Part], run: Run, notes: list[str]) -> list[Part]:
+    """Stand-ins for ranks that are missing, by a sibling of the same stage; raises where there is none."""
+    there = {part.coordinates: part for part in parts}
+    seen = [1 + max(at[axis] for at in there) for axis in range(3)]
+    sizes = [run.size(axis) or seen[k] for k, axis in enumerate(AXES)]
+    beyond = next((p for p in parts if any(at >= n for at, n in zip(p.coordinates, sizes, strict=True))), None)
+    if beyond is not None:
+        told = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
+        raise CorruptError(
+            f"{beyond.folder!r} lies beyond the run's sizes ({told}): it is left from another run; move it away"
+        )
+    if sizes[2] > 1 and run.size("etp") not in (None, sizes[0]):
+        # ranks of experts and of tensors do not form a grid then: each must only occur
+        lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(there, (t, p, None))]
+        lost += [(0, p, e) for p, e in product(range(sizes[1]), range(sizes[2])) if not _has(there, (None, p, e))]
+    else:
+        lost = [at for at in product(*map(range, sizes)) if at not in there]
+    alone = [at for at in lost if not _has(there, (None, at[1], None))]
+    if alone:
+        shown = ", ".join(_named(at) for at in alone[:MAX_NAMED])
+        raise IncompleteError(
+            f"{len(lost)} of {sizes[0] * sizes[1] * sizes[2]} ranks are missing, and nothing tells what is in "
+            f"{shown}{' …' if len(alone) > MAX_NAMED else ''}; restore their mp_rank folders"
+        )
+    found = []
+    width = next(iter(parts)).folder.count("_") - 1
+    for at in lost:
+        sibling = min((p for p in parts if p.coordinates[1] == at[1]), key=lambda p: p.coordinates[2] != at[2])
+        numbers = at if width == 3 else (at[0], max(at[1:])) if width == 2 else at[:1]
+        folder = "_".join([f"mp_rank_{numbers[0]:02d}", *(f"{n:03d}" for n in numbers[1:])])
+        found.append(replace(sibling, folder=folder, coordinates=at, absent=True, sibling=sibling))
+    if lost:
+        shown = ", ".join(_named(at) for at in lost[:MAX_NAMED])
+        notes.append(f"ranks are missing: {shown}{' …' if len(lost) > MAX_NAMED else ''}")
+    return found
+
+
+def _has(there: Mapping[tuple[int, int, int], Part], wanted: tuple[int | None, int | None, int | None]) -> bool:
+    return any(all(w is None or w == c for w, c in zip(wanted, at, strict=True)) for at in there)
+
+
+def _named(at: tuple[int, int, int]) -> str:
+    return "(" + ", ".join(f"{axis} {n}" for axis, n in zip(AXES, at, strict=True)) + ")"
+
+
+def _layer_offsets(parts: Sequence[Part], run: Run, notes: list[str]) -> dict[tuple[int, int], int]:
+    """First global layer of each ``(chunk, stage)``: layers are numbered through, chunk after chunk over the stages."""
+    counts: dict[tuple[int, int], int] = {}
+    for part in parts:
+        for chunk, tensors in enumerate(part.chunks):
+            numbers = {n for name in tensors if (n := layout.layer_of(name)) is not None}
+            count = max(numbers, default=-1) + 1
+            known = counts.setdefault((chunk, part.coordinates[1]), count)
+            if known != count:
+                raise CorruptError(
+                    f"{part.folder!r} holds {count} layers of model chunk {chunk}, another rank of its stage {known}; "
+                    "the folders are of different runs"
+                )
+    table = layout.stage_layers(run)
+    if table is not None and len(counts) > 1:
+        told = {(v, p): n for v, chunk in enumerate(table) for p, n in enumerate(chunk)}
+        odd = sorted(key for key in counts if counts[key] != told.get(key))
+        if odd:
+            v, p = odd[0]
+            raise CorruptError(
+                f"stage {p}, model chunk {v} holds {counts[odd[0]]} layers, but by the stored args it should hold "
+                f"{told.get(odd[0], 0)}; the folders are of different runs"
+            )
+    elif len(counts) > 1:
+        notes.append("args do not say which layers a stage holds: layers are numbered through the stages in order")
+    offsets, at = {}, 0
+    for key in sorted(counts):
+        offsets[key] = at
+        at += counts[key]
+    return offsets
+
+
+# ---- merging -------------------------------------------------------------------------------------------------------
+
+
+class _Merger:
+    """Puts every rank's tensors in their place in the whole."""
+
+    def __init__(self, builder: CatalogBuilder, run: Run, tp_ranks: set[int], notes: list[str]) -> None:
+        self.builder, self.run, self.notes = builder, run, notes
+        self.tp = run.size("tp") or len(tp_ranks)
+        self.recorded: dict[str, Split] = {}
+        self.ruled: set[str] = set()
+        self.unknown: set[str] = set()
+
+    def learn(self, part: Part, states: Held, offsets: Mapping[tuple[int, int], int]) -> None:
+        """Keep what a rank's fp32 copies record of TP."""
+        copies = {name: by_state["fp32_param"][0] for name, by_state in states.named.items() if "fp32_param" in by_state}
+        if not any("tensor_model_parallel" in copy.attrs for copy in copies.values()):
+            return
+        for (chunk, name), ref in copies.items():
+            # a copy without the attributes is of a parameter without them: every rank holds it whole
+            dim, stride = ref.attrs.get("partition_dim", -1), ref.attrs.get("partition_stride", 1)
+            if type(dim) is int and type(stride) is int:
+                parallel = ref.attrs.get("tensor_model_parallel") is True and 0 <= dim < len(ref.shape) and stride >= 1
+                split = Split(dim, stride) if parallel else Split(None)
+                key = self._global(part, chunk, name, offsets)
+                if self.recorded.setdefault(key, split) != split:
+                    raise CorruptError(
+                        f"parameter {key!r}: ranks record different cuts, {self.recorded[key]} and {split} in "
+                        f"{part.folder!r}; the folders are of different runs"
+                    )
+
+    def add(self, part: Part, states: Held, offsets: Mapping[tuple[int, int], int]) -> None:
+        """Declare and place one rank's tensors."""
+        for chunk, tensors in enumerate(part.chunks):
+            shapes = {name: ref.shape for name, ref in tensors.items()}
+            for name, ref in tensors.items():
+                key = self._global(part, chunk, name, offsets)
+                split = self._split(key, name, shapes) if not _BUFFER.fullmatch(name) else None
+                fqn, role = key, "param"
+                if _BUFFER.fullmatch(name):
+                    role = "other" if name.endswith("_extra_state") else "buffer"
+                    split = Split(None) if role == "buffer" else None
+                self._place(part, FILE, key, ref, split, fqn, role)
+                for state, (held, file) in states.named.get((chunk, name), {}).items():
+                    role = "master" if state in ("param", "fp32_param") else naming.STATES.get(state, "other")
+                    own = Split(None) if held.shape == () != ref.shape else split
+                    self._place(part, file, f"optimizer.state.{state}.{key}", held, own, fqn, role)
+        for path, (ref, file) in () if part.absent else states.unnamed.items():
+            leaf = path.rpartition(".")[2]
+            role = "master" if ".fp32_from_fp16_params." in f".{path}" else naming.STATES.get(leaf, "other")
+            self._place(part, file, f"{part.folder}/{path}", ref, Split(None), None, role)
+        if part.absent:  # what its sibling's other state looks like says nothing about its own
+            return
+        for name, node in part.tree.items():
+            if name != "optimizer" and not _CHUNK.fullmatch(str(name)):
+                for path, ref in _tensors(node, str(name)):
+                    self._place(part, FILE, f"{part.folder}/{path}", ref, Split(None), None, "other")
+
+    def _global(self, part: Part, chunk: int, name: str, offsets: Mapping[tuple[int, int], int]) -> str:
+        """The name with global numbers of layer and expert."""
+        name = layout.with_layer(name, offsets.get((chunk, part.coordinates[1]), 0))
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            return name
+        head, number, tail = match.groups()[:3] if match[1] is not None else match.groups()[3:]
+        each = (self.run.number("num_experts") or 0) // self.run.known("ep")
+        return f"{head}{int(number) + part.coordinates[2] * each}{tail}"
+
+    def _split(self, key: str, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Split | None:
+        if self.tp == 1:
+            return Split(None)
+        if layout.is_expert(key) and self.run.size("etp") == 1:
+            return Split(None)
+        if key in self.recorded:
+            return self.recorded[key]
+        gated = layout.is_gated(name, shapes)
+        split = layout.split_by_rule(key, bool(self.run.args.get("swiglu")) if gated is None else gated)
+        if split is None:
+            self.unknown.add(key)
+        else:
+            self.ruled.add(key)
+        return split
+
+    def _place(
+        self, part: Part, file: str, key: str, ref: TensorRef, split: Split | None, fqn: str | None, role: str
+    ) -> None:
+        """One local tensor; what cannot be merged keeps its rank in its key."""
+        try:
+            dtype = by_name(ref.dtype)
+        except UnsupportedFormatError as error:
+            self.notes.append(f"tensor {key!r} of {part.folder!r} is left out: {error}")
+            return
+        if split is None:
+            if self.tp > 1:
+                key, fqn = f"{part.folder}/{key}", None
+            split = Split(None)
+        if split.dim is not None and ref.shape and ref.shape[split.dim] % split.stride:
+            raise CorruptError(
+                f"{part.folder!r}: {key!r} of shape {list(ref.shape)} cannot be in {split.stride} parts along "
+                f"dimension {split.dim}"
+            )
+        shape, pieces = layout.local_pieces(ref.shape, split, part.coordinates[0], self.tp)
+        if part.sibling is not None and split.dim is None:
+            own = layout.is_expert(fqn or "") and part.sibling.coordinates[2] != part.coordinates[2]
+            pieces = pieces if own else []  # its sibling holds the same
+        if pieces:
+            self.builder.tensor(key, dtype, shape, fqn=fqn, role=role)
+        start, stop = self._bytes(part, file, key, ref)
+        for offsets, sizes, at in pieces:
+            strides: Sequence[int] = row_major(sizes) if part.absent else ref.stride
+            inner = sum(o * s for o, s in zip(offsets, strides, strict=True)) + ref.storage_offset
+            if part.absent:
+                inner, start, stop = 0, 0, dtype.itemsize * _volume(sizes)
+            codec = RAW_BE if part.big and dtype.itemsize > 1 else RAW
+            where = f"{part.folder}/{file}"
+            if 0 in sizes:
+                inner, strides = 0, row_major(sizes)
+            self.builder.chunk(
+                key, at, sizes, where, start, stop, codec=codec, rank=part.rank, inner=inner * dtype.itemsize,
+                strides=strides,
+            )  # fmt: skip
+
+    def _bytes(self, part: Part, file: str, key: str, ref: TensorRef) -> tuple[int, int]:
+        storage = ref.storage
+        found = part.storages[file].get(storage.key) if isinstance(storage, StorageRef) else None
+        if found is None:
+            raise CorruptError(f"{part.folder + '/' + file!r}: tensor {key!r} has no storage in the file")
+        itemsize = by_name(ref.dtype).itemsize
+        reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True))
+        end = (ref.storage_offset + reach) * itemsize if reach else 0
+        if end > found[1] - found[0]:
+            raise CorruptError(
+                f"{part.folder + '/' + file!r}: tensor {key!r} of shape {list(ref.shape)} ends at byte {end:,} of a "
+                f"storage of {found[1] - found[0]:,} at byte {found[0]:,}; the file is damaged"
+            )
+        return found
+
+
+# ---- facts ---------------------------------------------------------------------------------------------------------
+
+
+def _tell(notes: list[str], held: Sequence[Held], merger: _Merger, parts: Sequence[Part]) -> None:
+    if merger.ruled:
+        notes.append(
+            f"how TP cut {len(merger.ruled)} parameters is not recorded; they are merged by Megatron's rules by name"
+        )
+    if merger.unknown:
+        notes.append(
+            f"{len(merger.unknown)} tensors are cut in a way that is neither recorded nor known, first "
+            f"{min(merger.unknown)!r}: each rank's part has a key of its own"
+        )
+    for part, states in zip(parts, held, strict=True):
+        notes += [f"{part.folder}: {reason}" for reason in states.reasons if not part.absent]
+
+
+def _facts(parts: Sequence[Part], run: Run, notes: list[str], place: Place) -> dict[str, Any]:
+    there = [part for part in parts if not part.absent]
+    step = there[0].tree.get("iteration")
+    mesh = run.mesh if run.args else {"axes": {}, "unknown": list(layout.AXES)}
+    used = [axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in there)]
+    folders = {
+        part.folder: {axis: part.coordinates[k] for k, axis in enumerate(AXES) if axis in used or axis == "tp"}
+        for part in there
+    }
+    others = sorted(
+        {name for part in there for name in _listed(place, part.folder) if name not in (FILE, FLAT)}
+    )
+    if others:
+        notes.append(f"files that are not read: {', '.join(map(repr, others[:MAX_NAMED]))}")
+    facts: dict[str, Any] = {
+        "step": step if type(step) is int else None,
+        "world_size": run.number("world_size"),
+        "notes": notes,
+        "mesh": {**mesh, "folders": folders, "source": f"folder names, args in {FILE}"},
+        "vocab": run.vocab,
+        "objects": {
+            part.folder: [
+                name
+                for name in part.tree
+                if type(name) is str and not _CHUNK.fullmatch(name) and (part is there[0] or name != "args")
+            ]
+            for part in there
+        },
+    }
+    facts |= {name: n for name in ("consumed_train_samples",) if (n := run.number(name)) is not None}
+    return facts
+
+
+def _listed(place: Place, folder: str) -> list[str]:
+    try:
+        return list(place.sub(folder).files)
+    except WorkbenchError:
+        return []
+
+
+def _volume(sizes: Sequence[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+

@@ -1,0 +1,215 @@
+"""Which parameter each optimizer tensor of a legacy Megatron file belongs to.
+
+::
+
+    optimizer.optimizer.param_groups   [{params: [0 … 8], wd_mult 1}, {params: [9 … 15], wd_mult 0}]
+    optimizer.optimizer.state          {id: {step, exp_avg, exp_avg_sq}}
+    optimizer.fp32_from_fp16_params    [[tensor …] a group]: the half-precision parameters of the group, in order
+    optimizer = [ {…}, {…} ]           chained: one for dense parameters, one for experts
+
+    distrib_optim.pt  {0: {(bfloat16, float32): {param, exp_avg, exp_avg_sq: (n,), numel_unpadded}}, 1: …}
+                       └ buffer: model chunk, then dtype (and experts apart: a list of such dicts)
+
+Names are not stored. Parameters are numbered group after group in the model's order, flat buffers hold them in
+reverse; a join counts only where all shapes, or the buffer's length to the element, agree. Else tensors keep their
+path and no name. Read from megatron-core 0.16.1 (``core/optimizer``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.core.catalog import row_major
+from workbench.core.stubs import TensorRef
+from workbench.formats import megatron_layout as layout
+from workbench.formats.megatron_layout import Run
+
+__all__ = ["Held", "held_states"]
+
+HALF = ("bfloat16", "float16")
+_NO_PARAM = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|.*_extra_state)", re.S)
+MODEL_FILE, FLAT_FILE = "model_optim_rng.pt", "distrib_optim.pt"
+Name = tuple[int, str]  # model chunk, local name
+
+
+@dataclass(eq=False)
+class Held:
+    """Optimizer tensors of one rank.
+
+    Attributes:
+        named: by parameter and state, with the file that holds them.
+        unnamed: the others, by path.
+        reasons: why there are others.
+    """
+
+    named: dict[Name, dict[str, tuple[TensorRef, str]]] = field(default_factory=lambda: defaultdict(dict))
+    unnamed: dict[str, tuple[TensorRef, str]] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+
+def held_states(
+    tree: Mapping[str, Any], flat: Any, chunks: Sequence[Mapping[str, TensorRef]], run: Run, stage: int
+) -> Held:
+    """Join one rank's optimizer with its model."""
+    held = Held()
+    params = {
+        (chunk, name): ref
+        for chunk, tensors in enumerate(chunks)
+        for name, ref in tensors.items()
+        if not _NO_PARAM.fullmatch(name)
+    }
+    stored = tree.get("optimizer")
+    chain = list(enumerate(stored)) if isinstance(stored, list) else [(None, stored)]
+    for number, one in chain:
+        if isinstance(one, Mapping):
+            path = "optimizer" if number is None else f"optimizer.{number}"
+            _by_groups(held, one, path, params, run)
+    flats = flat if isinstance(flat, list) else [flat]
+    for number, one in enumerate(flats):
+        if isinstance(one, Mapping):
+            _by_buffers(held, one, "" if len(flats) == 1 else f"{number}.", params, run, stage)
+    return held
+
+
+# ---- groups --------------------------------------------------------------------------------------------------------
+
+
+def _by_groups(
+    held: Held, stored: Mapping[Any, Any], path: str, params: Mapping[Name, TensorRef], run: Run
+) -> None:
+    inner = stored.get("optimizer")
+    base, where = (inner, f"{path}.optimizer") if isinstance(inner, Mapping) else (stored, path)
+    state, groups = base.get("state"), base.get("param_groups")
+    masters = stored.get("fp32_from_fp16_params")
+    if not isinstance(state, Mapping):
+        state = {}
+    if not state and not masters:
+        return
+    dealt = None
+    if isinstance(groups, list) and groups and all(isinstance(group, Mapping) for group in groups):
+        flat = {_joined(name): ref.shape for name, ref in params.items()}
+        dealt = layout.assign(groups, flat, run.known("ep") > 1)
+    names = {_joined(name): name for name in params}
+    found = None if dealt is None else _verified(dealt, groups, state, masters, params, names)
+    if found is None:
+        _unnamed(held, path, {"state": state, "fp32_from_fp16_params": masters or []}, where)
+        held.reasons.append(f"{path}: its tensors are numbered, and Megatron's order of parameters does not fit them")
+        return
+    for name, states in found.items():
+        held.named[name] |= {key: (ref, MODEL_FILE) for key, ref in states.items()}
+
+
+def _joined(name: Name) -> str:
+    """``assign`` looks at what a name begins and ends with; the chunk must not be in the way."""
+    return name[1] if not name[0] else f"{name[1].partition('.')[0]}.\0{name[0]}.{name[1].partition('.')[2]}"
+
+
+def _verified(
+    dealt: Sequence[Sequence[str]],
+    groups: Sequence[Mapping[str, Any]],
+    state: Mapping[Any, Any],
+    masters: Any,
+    params: Mapping[Name, TensorRef],
+    names: Mapping[str, Name],
+) -> dict[Name, dict[str, TensorRef]] | None:
+    """States of each parameter, ``None`` where a shape contradicts the order."""
+    found: dict[Name, dict[str, TensorRef]] = defaultdict(dict)
+    for position, (group, mine) in enumerate(zip(groups, dealt, strict=True)):
+        copies = masters[position] if isinstance(masters, list) and position < len(masters) else []
+        halves = [names[key] for key in mine if params[names[key]].dtype in HALF]
+        if isinstance(masters, list) and (not isinstance(copies, (list, tuple)) or len(copies) != len(halves)):
+            return None
+        for name, copy in zip(halves, copies, strict=False):
+            if not isinstance(copy, TensorRef) or copy.shape != params[name].shape:
+                return None
+            found[name]["fp32_param"] = copy
+        for number, key in zip(group["params"], mine, strict=True):
+            for what, ref in _states(state.get(number)):
+                if ref.shape != () and ref.shape != params[names[key]].shape:
+                    return None
+                found[names[key]][what] = ref
+    return found
+
+
+def _states(stored: Any) -> Iterator[tuple[str, TensorRef]]:
+    for what, ref in stored.items() if isinstance(stored, Mapping) else ():
+        if isinstance(ref, TensorRef):
+            yield str(what), ref
+
+
+# ---- flat buffers --------------------------------------------------------------------------------------------------
+
+
+def _by_buffers(
+    held: Held, stored: Mapping[Any, Any], path: str, params: Mapping[Name, TensorRef], run: Run, stage: int
+) -> None:
+    buffers = sorted(key for key in stored if type(key) is int)
+    experts_apart = run.known("ep") > 1
+    nth: dict[str, int] = defaultdict(int)
+    for buffer in buffers:
+        for kind, states in stored[buffer].items() if isinstance(stored[buffer], Mapping) else ():
+            dtype = getattr(kind[0], "name", "") if isinstance(kind, tuple) and kind else ""
+            chunk, nth[dtype] = nth[dtype], nth[dtype] + 1
+            here = f"{path}{buffer}.{kind}"
+            flat = {k: v for k, v in states.items() if isinstance(v, TensorRef)} if isinstance(states, Mapping) else {}
+            lengths = {ref.shape for ref in flat.values()}
+            fit = None
+            if len(lengths) == 1 and len(next(iter(lengths))) == 1 and stored.get("buckets_coalesced") is True:
+                fit = _fit(params, chunk, dtype, next(iter(lengths))[0], run, stage, experts_apart, here)
+            if not isinstance(fit, dict):
+                _unnamed(held, here, states, here)
+                told = fit or "its buckets are not coalesced (before February 2024), their order is not known"
+                held.reasons.append(f"{FLAT_FILE} {here}: {told}; it stays without names")
+                continue
+            for name, start in fit.items():
+                shape = params[name].shape
+                for what, ref in flat.items():
+                    step = ref.stride[0]
+                    cut = ref.replace(
+                        storage_offset=ref.storage_offset + start * step,
+                        shape=shape,
+                        stride=tuple(s * step for s in row_major(shape)),
+                    )
+                    held.named[name][str(what)] = (cut, FLAT_FILE)
+
+
+def _fit(
+    params: Mapping[Name, TensorRef], chunk: int, dtype: str, length: int, run: Run, stage: int, experts_apart: bool,
+    here: str,
+) -> dict[Name, int] | str:  # fmt: skip
+    """Where each parameter starts in a buffer of so many elements, or why that is not known."""
+    mine = {name: ref for name, ref in params.items() if name[0] == chunk and ref.dtype == dtype}
+    tied = run.args.get("untie_embeddings_and_output_weights") is False and run.known("pp") > 1
+    got: list[int] = []
+    for expert in (False, True) if experts_apart else (None,):
+        names = [n for n in mine if expert is None or layout.is_expert(n[1]) == expert][::-1]
+        numels = [_numel(mine[n].shape) for n in names]
+        ends = [n[1] in ("embedding.word_embeddings.weight", "output_layer.weight") for n in names]
+        for alone in (ends, [False] * len(names)) if tied else ([False] * len(names), ends):
+            for size in dict.fromkeys((layout.bucket_size(run, stage, chunk), None)):
+                starts, total = layout.flat_layout(numels, alone, size)
+                got.append(total)
+                if names and total == length:
+                    return dict(zip(names, starts, strict=True))
+    near = min(got, key=lambda total: abs(total - length), default=0)
+    return f"it has {length:,} elements, the model's parameters in Megatron's order would take {near:,}"
+
+
+def _unnamed(held: Held, path: str, node: Any, where: str, depth: int = 0) -> None:
+    if isinstance(node, TensorRef):
+        file = FLAT_FILE if not path.startswith("optimizer") else MODEL_FILE
+        held.unnamed[path] = node, file
+    elif isinstance(node, (dict, list, tuple)) and depth < 8:
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            _unnamed(held, f"{path}.{key}", child, where, depth + 1)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
