@@ -22,6 +22,7 @@ Codecs:
     ``torch_part``        a part of the tensor in a ``torch.save`` archive, addressed by ``inner`` and ``strides`` in
                           its row-major order (a layer of a stack, a parameter in a flat buffer)
     ``zstd+torch_part``   the same inside one zstd stream
+    ``latin1_text``       the payload as text, one character a byte, in UTF-8 (pickles of protocol 2)
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ import numpy as np
 from workbench.core import box
 from workbench.core.dtypes import ALL, DType
 from workbench.core.place import FileStat
-from workbench.errors import CorruptError, MissingFileError, OpenError, TruncatedError
+from workbench.errors import CorruptError, IncompleteError, MissingFileError, OpenError, TruncatedError
 
 __all__ = ["CODECS", "Catalog", "ObjectTable"]
 
 Array = np.ndarray[Any, Any]
-CODECS: tuple[str, ...] = ("raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque", "torch_part", "zstd+torch_part")
-RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART = range(len(CODECS))
+CODECS: tuple[str, ...] = (
+    "raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque", "torch_part", "zstd+torch_part", "latin1_text",
+)  # fmt: skip
+RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT = range(len(CODECS))
 MAX_ELEMENTS = 1 << 55  #: elements of a tensor beyond which a shape is nonsense
 
 
@@ -226,8 +229,11 @@ class Catalog:
         """Raise when a file is absent, or shorter than the byte ranges it should hold.
 
         Raises:
+            IncompleteError: the reader found files of whole ranks absent (``meta["incomplete"]`` names them).
             MissingFileError, TruncatedError: naming the first tensor or object that is lost.
         """
+        if isinstance(told := self.meta.get("incomplete"), str):
+            raise IncompleteError(told)
         sizes = np.array([stat.size for stat in self.file_stats], np.int64)
         if not len(sizes):
             return

@@ -6,6 +6,7 @@
                 raw        │ payload                    │
                 torch_zip  │ zip headers │ payload │ … │     found by reading ~1 KB, then remembered
                 zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
+                latin1     │ UTF-8 of one character a byte │  decoded whole, at most as long as it is stored
     chunk  =    payload[inner :: strides]  as an array of the raw type (unsigned integers of the element's size)
 """
 
@@ -59,6 +60,8 @@ class Payloads:
             return _swapped(found, dtype) if codec == cat.RAW_BE else found
         if codec in (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP, cat.TORCH_PART, cat.ZSTD_TORCH_PART):
             return self._from_archive(row, dtype, sizes, inner, strides)
+        if codec == cat.LATIN1_TEXT:
+            return _strided(self._from_text(row), inner, sizes, strides, dtype)
         raise UnsupportedFormatError(
             f"tensor {c.keys[tensor]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that we "
             "do not know; it can be listed but not read"
@@ -98,6 +101,19 @@ class Payloads:
         c = self.catalog
         key, file = c.keys[c.tensor[row]], c.files[c.file[row]]
         return f"tensor {key!r}: item at byte {int(c.start[row]):,} of {file!r}"
+
+    def _from_text(self, row: int) -> Array:
+        """The bytes that a text of one character a byte stands for; the last text stays decoded."""
+        place = (int(self.catalog.file[row]), int(self.catalog.start[row]), -1)
+        data = self.stored(row)  # checks that the file is still the same
+        last = self._unpacked
+        if last is None or last[0] != place:
+            try:
+                plain = bytes(data).decode("utf-8").encode("latin-1")
+            except UnicodeError as error:
+                raise CorruptError(f"{self.describe(row)} is no text of one character a byte: {error}") from None
+            last = self._unpacked = place, np.frombuffer(plain, np.uint8)
+        return last[1]
 
     def _from_archive(
         self, row: int, dtype: DType, sizes: tuple[int, ...], inner: int, strides: tuple[int, ...] | None

@@ -1,0 +1,344 @@
+"""Pickles of numpy arrays whose payloads stay in the file: ``paddle.save``'s, decoded without reading a tensor.
+
+A pickle has no table of contents, so its opcodes are walked; what an array holds is stepped over and leaves a
+persistent id behind. The rest, a few hundred bytes a tensor, goes through the only unpickler (core/unpickle.py)::
+
+    protocol 3, 4   …( K\\x01 shape dtype \\x89  B│8e 00100000 ░░░░ 1 MiB ░░░░  t b …
+    thinned         …( K\\x01 shape dtype \\x89  J 00000007 Q                   t b …    span 7 = bytes a to b
+    protocol 2      …c _codecs encode  X 00170000 ░░ UTF-8 of latin-1 ░░  q.  X latin1  \\x86 R …
+    thinned         …c _codecs encode  J 00000008 Q                       q.  X latin1  \\x86 R …
+
+FRAME opcodes are left out, as the lengths that they announce no longer hold. Payloads of protocol 2 are text: bytes
+from 0x80 on take two in the file, so they have to be decoded whole (codec ``latin1_text``).
+
+``builtins.eval`` stands in files that paddle itself wrote: a static graph's DenseTensor is pickled as
+``eval("data", {"data": array})``. Exactly that is taken for the array; any other call of it stays an opaque leaf that
+is reported. Nothing is ever evaluated.
+
+Source: paddlepaddle 3.3.1 ``framework/io.py`` and ``io_utils.py``, numpy 2.4, CPython 3.11 ``pickle.py``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.core import numpy_stubs, pickle_build, unpickle
+from workbench.core.dtypes import DType, by_name
+from workbench.core.numpy_stubs import NumpyDType
+from workbench.core.pickle_opcodes import ROWS, SKIP, TUPLE, WIDTH
+from workbench.core.place import Place
+from workbench.core.stubs import Call, Inert, opaque_class, short
+from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsupportedFormatError
+
+__all__ = ["ArrayRef", "Loaded", "Span", "Text", "load", "mapped", "plain", "thin"]
+
+INLINE = 256  #: bytes up to which a text's value is kept beside its place
+SMALL = 1 << 16  #: bytes of a scalar or a plain bytes object that is worth having whole
+MAX_DIMS = 64
+#: Opcodes that push nothing new, with the bytes that follow; those that nobody may use are left to pickle_guard.
+_OTHER = {
+    **dict.fromkeys(b"(tlde\x91ou\x90saRb\x81\x92\x93012\x94\x97\x98", 0),
+    0x71: 1, 0x72: 4, 0x68: 1, 0x6A: 4, 0x80: 1, 0x82: 1, 0x83: 2, 0x84: 4,
+}  # fmt: skip
+_LINES = {0x67: 1, 0x70: 1, 0x69: 2}  # GET, PUT, INST
+_PUT = rb"(?:q.|r....|\x94)?"
+#: After a text: what makes it the first argument of ``_codecs.encode(text, "latin1")``.
+_LATIN1 = re.compile(_PUT + rb"(?:(?:X\x06\0\0\0|\x8c\x06)latin1" + _PUT + rb"|h.|j....)\x86", re.DOTALL)
+
+
+class Span(Inert):
+    """Bytes of the file that a pickle holds: ``[start, stop)``, as they are or (``text``) as UTF-8 of latin-1."""
+
+    __slots__ = ("start", "stop", "text")
+    start: int
+    stop: int
+    text: bool
+
+    def __init__(self, start: int, stop: int, text: bool = False) -> None:
+        self._set(start=start, stop=stop, text=text)
+
+    def __repr__(self) -> str:
+        return f"<bytes {self.start} to {self.stop}>"
+
+
+class Text(str):
+    """A text with its place; its value is only there up to `INLINE` bytes."""
+
+    __slots__ = ("span",)
+    span: Span
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("a text takes no state")
+
+
+class ArrayRef(Inert):
+    """A numpy array that was not read.
+
+    ``dtype`` is None, and ``refused`` says why, for what is no plain array (Python objects, records) and for one whose
+    bytes have no place of their own in the file.
+    """
+
+    __slots__ = ("dtype", "fortran", "refused", "shape", "span")
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    fortran: bool
+    span: Span
+    refused: str
+
+    def __init__(self) -> None:
+        self._set(dtype=None, shape=(), fortran=False, span=Span(0, 0), refused="it was never given its data")
+
+    def __setstate__(self, state: object) -> None:
+        if type(state) is not tuple or len(state) != 5:
+            raise TypeError("the state of a numpy array must be a 5-tuple")
+        _, shape, dtype, fortran, data = state
+        self._fill(shape, dtype, fortran is True, data)
+
+    def _fill(self, shape: object, dtype: object, fortran: bool, data: object) -> None:
+        if not isinstance(dtype, NumpyDType):
+            raise TypeError("a numpy array without a dtype")
+        if type(shape) is not tuple or len(shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in shape):
+            raise ValueError("a numpy array's shape is no shape")
+        plain = _untold(dtype).resolve()
+        if plain is None or type(data) is list:
+            self._set(refused="it holds Python objects or records")
+            return
+        numel = int(np.prod(shape, dtype=object)) if shape else 1
+        if numel > cat.MAX_ELEMENTS:
+            raise ValueError(f"a numpy array's shape {short(shape)} is too large")
+        wanted = numel * plain.itemsize
+        if isinstance(data, Span):
+            stored = data.stop - data.start
+            if not (wanted <= stored <= 2 * wanted if data.text else wanted == stored):
+                raise ValueError(f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {wanted:,}")
+            self._set(dtype=plain, shape=shape, fortran=fortran, span=data, refused="")
+        elif not wanted and not data:
+            self._set(dtype=plain, shape=shape, refused="")
+        else:
+            self._set(refused="its bytes have no place of their own in the file")
+
+    def element(self) -> DType:
+        """The element type; numpy's ``uint16`` is what paddle stores bfloat16 as, and reads as bfloat16.
+
+        Raises:
+            UnsupportedFormatError: none of the table, or no plain array.
+        """
+        if self.dtype is None:
+            raise UnsupportedFormatError(self.refused)
+        name = self.dtype.newbyteorder("=").name if self.dtype.kind in "biufc" else str(self.dtype)
+        return by_name("bfloat16" if name == "uint16" else name)
+
+    def codec(self) -> int:
+        """How the span holds the elements."""
+        big = self.dtype is not None and self.dtype.byteorder == ">"
+        if self.span.text:
+            return cat.OPAQUE if big else cat.LATIN1_TEXT
+        return cat.RAW_BE if big else cat.RAW
+
+    def strides(self) -> tuple[int, ...] | None:
+        """Elements, for an array in Fortran order; ``None`` for row-major."""
+        if not self.fortran or len(self.shape) < 2:
+            return None
+        return tuple(int(step) for step in np.cumprod([1, *self.shape[:-1]]))
+
+    def __repr__(self) -> str:
+        return f"<array {self.dtype} {list(self.shape)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A decoded file: its tree, the foreign globals that it names, and the bytes it was decoded from."""
+
+    tree: object
+    globals: set[str]
+    view: memoryview
+
+
+def load(place: Place, file: str) -> Loaded:
+    """Decode a pickle file; arrays become `ArrayRef`, other bytes `Span`.
+
+    Raises:
+        TruncatedError, CorruptError: cut short, no pickle, or contradicting itself.
+        UnsafeError: a bomb.
+    """
+    view = mapped(place, file)
+    what = repr(file)
+    if not len(view):
+        raise TruncatedError(f"file {what} is empty")
+    data, spans = thin(view, what)
+    evaluated: set[str] = set()
+
+    def span(pid: object) -> object:
+        if type(pid) is not int or not 0 <= pid < len(spans):
+            raise ValueError("a persistent id")
+        return spans[pid]
+
+    saved = len(view) - len(data)
+    found = unpickle.loads_with_globals(
+        data,
+        what=f"{what} (a pickle; bytes are counted without the {max(saved, 0):,} of its arrays)",
+        allow=_stand_ins(view, evaluated),
+        persistent_load=span,
+    )
+    return Loaded(found.value, found.globals | evaluated, view)
+
+
+def mapped(place: Place, file: str) -> memoryview:
+    """The bytes of a file, mapped."""
+    try:
+        fd = os.open(place.resolve(file), os.O_RDONLY)
+    except PermissionError:
+        raise MissingFileError(f"no permission to read {file!r}; ask its owner for `chmod a+r`") from None
+    try:
+        return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b"")
+    finally:
+        os.close(fd)
+
+
+def thin(view: memoryview, what: str) -> tuple[bytes, list[Span | Text]]:
+    """The pickle with a persistent id for each run of bytes in it, and the runs.
+
+    Raises:
+        TruncatedError: an opcode ends beyond the data.
+        CorruptError: no pickle, or persistent ids, which paddle does not write.
+    """
+    pieces: list[bytes] = []
+    spans: list[Span | Text] = []
+    at = kept = 0
+    end = len(view)
+
+    def cut(start: int, stop: int, span: Span | Text | None) -> int:
+        if stop > end:
+            raise TruncatedError(
+                f"file {what} ends at byte {end:,}, within the {stop - start:,} bytes from byte {start:,}; it is cut short"
+            )
+        pieces.append(bytes(view[kept:at]))
+        if span is not None:
+            pieces.append(b"J" + len(spans).to_bytes(4, "little") + b"Q")
+            spans.append(span)
+        return stop
+
+    while True:
+        if at >= end:
+            raise TruncatedError(f"file {what} ends at byte {end:,} without the end of its pickle; it is cut short")
+        op = view[at]
+        if op == 0x2E:  # STOP
+            pieces.append(bytes(view[kept : at + 1]))
+            return b"".join(pieces), spans
+        if (step := SKIP[op]) >= 0:
+            at += 1 + step
+        elif width := WIDTH[op]:
+            start = at + 1 + width
+            stop = start + int.from_bytes(view[at + 1 : start], "little")
+            if op in b"CB\x8e\x96":
+                at = kept = cut(start, stop, Span(start, stop))
+            elif op == 0x58 and (stop - start <= 2 or _LATIN1.match(view[stop : stop + 20])):
+                at = kept = cut(start, stop, _text(view, start, stop))
+            else:
+                at = stop
+        elif op == 0x95:
+            at = kept = cut(at, at + 9, None)
+        elif op in b"PQ":
+            raise CorruptError(f"{what}, byte {at:,}: a persistent id, which paddle does not write; it is another format")
+        elif op in _OTHER:
+            at += 1 + _OTHER[op]
+        elif TUPLE[op]:
+            at += 1
+        elif rows := ROWS[op] or _LINES.get(op, 0):
+            for _ in range(rows):
+                at = _line(view, at + 1 if _ == 0 else at, what)
+        else:
+            raise CorruptError(f"{what}, byte {at:,}: {op:#04x} is no pickle opcode; the file is damaged or no pickle")
+
+
+def _line(view: memoryview, at: int, what: str) -> int:
+    for step in range(at, len(view), 4096):
+        found = bytes(view[step : step + 4096]).find(b"\n")
+        if found >= 0:
+            return step + found + 1
+    raise TruncatedError(f"file {what} ends at byte {len(view):,} within a line; it is cut short")
+
+
+def _text(view: memoryview, start: int, stop: int) -> Text:
+    value = bytes(view[start:stop]).decode("utf-8", "surrogatepass") if stop - start < INLINE else ""
+    made = Text(value)
+    made.span = Span(start, stop, text=True)
+    return made
+
+
+def _stand_ins(view: memoryview, evaluated: set[str]) -> dict[tuple[str, str], object]:
+    """What the pickle's globals become beside the table's own."""
+
+    def raw(data: object) -> object:
+        if isinstance(data, Span):
+            if data.stop - data.start > SMALL:
+                raise ValueError(f"{data.stop - data.start:,} bytes where a few are expected")
+            return plain(view, data)
+        return data
+
+    def array(*_: object) -> ArrayRef:
+        return ArrayRef()
+
+    def frombuffer(data: object, dtype: object, shape: object, order: object = "C", axes: object = None) -> ArrayRef:
+        made = ArrayRef()
+        if axes is None and order in ("C", "F"):
+            made._fill(shape, dtype, order == "F", data)
+        return made
+
+    def encode(text: object, encoding: object = "utf-8") -> object:
+        if isinstance(text, Text) and encoding in ("latin1", "latin-1"):
+            return text.span
+        return pickle_build.encode(str(text) if isinstance(text, Text) else text, encoding)
+
+    def scalar(dtype: object, data: object = b"") -> object:
+        return numpy_stubs.scalar(_untold(dtype) if isinstance(dtype, NumpyDType) else dtype, raw(data))
+
+    def evaluate(*args: object) -> object:
+        if len(args) == 2 and args[0] == "data" and type(args[1]) is dict and list(args[1]) == ["data"]:
+            held = args[1]["data"]
+            if isinstance(held, ArrayRef):
+                return held
+        evaluated.add("builtins.eval")
+        return opaque_class("builtins", "eval")(*args)
+
+    def to_bytes(*args: object) -> object:
+        return pickle_build.to_bytes(*(raw(arg) for arg in args))
+
+    def to_bytearray(*args: object) -> object:
+        return bytearray(cast(bytes, to_bytes(*args)))
+
+    functions: dict[tuple[str, str], Callable[..., object]] = {("_codecs", "encode"): encode}
+    for module in ("numpy.core", "numpy._core"):
+        functions[f"{module}.multiarray", "_reconstruct"] = array
+        functions[f"{module}.multiarray", "scalar"] = scalar
+        functions[f"{module}.numeric", "_frombuffer"] = frombuffer
+    for module in ("builtins", "__builtin__"):
+        functions[module, "eval"] = evaluate
+        functions[module, "bytes"], functions[module, "bytearray"] = to_bytes, to_bytearray
+    return {key: Call(".".join(key), function) for key, function in functions.items()}
+
+
+def _untold(dtype: NumpyDType) -> NumpyDType:
+    """The same dtype with its texts (``f4``, ``<``) free of their places."""
+    made = NumpyDType(*map(_word, dtype.args))
+    if type(dtype.state) is tuple:
+        made.__setstate__(tuple(map(_word, dtype.state)))
+    return made
+
+
+def _word(value: object) -> object:
+    return str(value) if isinstance(value, Text) else value
+
+
+def plain(view: memoryview, span: Span) -> bytes:
+    """The bytes of a span."""
+    data = bytes(view[span.start : span.stop])
+    return data.decode("utf-8").encode("latin-1") if span.text else data

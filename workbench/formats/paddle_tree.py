@@ -1,0 +1,227 @@
+"""What a paddle pickle holds, split into tensors by path and the rest.
+
+::
+
+    {"embed.weight": A,                          flat state_dict: raw arrays, and a table of
+     "StructuredToParameterName@@": {…}}         structured name → static name
+    {"model": {"fc.weight": ("linear_0.w_0", A)},    nested: each tensor is the pair (static name, array)
+     "big@@.0": A, "big@@.1": A,                 protocols 2 and 3 cut what is beyond 2**30 bytes into flat slices
+     "UnpackBigParamInfor@@": {"big": {"OriginShape": (…), "slices": ["big@@.0", "big@@.1"]}}}
+
+Arrays that are no tensors to paddle (generator states saved beside) cannot be told from those that are; all are listed.
+Source: paddlepaddle 3.3.1 ``framework/io.py`` (``_build_saved_state_dict``, ``_pickle_save``), ``io_utils.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.build import CatalogBuilder
+from workbench.core.stubs import Opaque, short
+from workbench.errors import CorruptError, UnsafeError, UnsupportedFormatError
+from workbench.formats.paddle_pickle import SMALL, ArrayRef, Loaded, Span, Text, plain
+
+__all__ = ["BIG", "TABLE", "Stored", "declare", "names_of", "rest", "tensors"]
+
+TABLE = "StructuredToParameterName@@"
+BIG = "UnpackBigParamInfor@@"  #: spelled so by paddle
+MAX_DEPTH = 200
+MAX_AGAIN = 500_000  #: visits to what was visited before
+_GONE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file.
+
+    Attributes:
+        path: dict keys and list positions that lead to it.
+        shape: elements.
+        pieces: the arrays that hold it, in flat order; one unless it was cut.
+        static: paddle's own name of it (``linear_0.w_0``), where it is stored with it.
+    """
+
+    path: tuple[Any, ...]
+    shape: tuple[int, ...]
+    pieces: tuple[ArrayRef, ...]
+    static: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The path joined by dots."""
+        return ".".join(map(_word, self.path)) if self.path else "tensor"
+
+
+def tensors(loaded: Loaded, what: str) -> list[Stored]:
+    """Every tensor of a file, in stored order; slices of big ones joined.
+
+    Raises:
+        CorruptError: nested too deeply, or slices that do not add up to their tensor.
+        UnsafeError: shared so often that listing it would never end.
+    """
+    found: list[Stored] = []
+    _Walk(what, found).visit(loaded.tree, (), False)
+    return _joined(loaded.tree, found, what)
+
+
+def names_of(loaded: Loaded) -> dict[str, str]:
+    """Static name → structured name, by the file's table."""
+    table = loaded.tree.get(TABLE) if isinstance(loaded.tree, dict) else None
+    if not isinstance(table, dict):
+        return {}
+    return {str(static): str(name) for name, static in table.items() if isinstance(static, str) and isinstance(name, str)}
+
+
+def declare(
+    builder: CatalogBuilder, file: str, key: str, stored: Stored, notes: list[str], *, rank: int = -1, **names: Any
+) -> bool:
+    """Declare a whole tensor and its chunks; ``False``, and a note, where its elements cannot be had."""
+    try:
+        dtype = stored.pieces[0].element()
+    except UnsupportedFormatError as error:
+        notes.append(f"{key!r} of {file!r} is left out: {error}")
+        return False
+    tensor = builder.tensor(key, dtype, stored.shape, **names)
+    if len(stored.pieces) == 1:
+        ref, shape = stored.pieces[0], stored.shape
+        builder.chunk(
+            key, (0,) * len(shape), shape, file, ref.span.start, ref.span.stop,
+            codec=ref.codec(), rank=rank, strides=ref.strides(),
+        )  # fmt: skip
+        return True
+    at = 0
+    for ref in stored.pieces:
+        size = int(np.prod(ref.shape))
+        _, offsets, sizes, flat = box.flat_ranges(np.array([stored.shape]), np.array([at]), np.array([at + size]))
+        builder.block(
+            np.full(len(flat), tensor), offsets, sizes, builder.file(file), ref.span.start, ref.span.stop,
+            codec=ref.codec(), rank=rank, inner=(flat - at) * dtype.itemsize,
+        )  # fmt: skip
+        at += size
+    return True
+
+
+def rest(loaded: Loaded, what: str, *, arrays: bool = False) -> object:
+    """The tree without its tensors (or, with ``arrays``, with small ones as numpy arrays); ``None`` if nothing is left."""
+    kept = _Prune(loaded.view, what, arrays).visit(loaded.tree, 0)
+    return None if kept is _GONE else kept
+
+
+def _word(part: Any) -> str:
+    if isinstance(part, str):
+        return str(part)
+    return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
+
+
+class _Walk:
+    def __init__(self, what: str, found: list[Stored]) -> None:
+        self.what, self.found, self.again = what, found, 0
+        self.seen: set[int] = set()
+        self.above: set[int] = set()
+
+    def visit(self, node: object, path: tuple[Any, ...], again: bool) -> None:
+        if again:  # the first visits are bounded by the file's size, these are not
+            self.again += 1
+            if self.again > MAX_AGAIN:
+                raise UnsafeError(f"{self.what} shares its containers so often that listing them would not end; refused")
+        if isinstance(node, ArrayRef):
+            self.found.append(Stored(path, node.shape, (node,)))
+        elif type(node) is tuple and len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef):
+            self.found.append(Stored(path, node[1].shape, (node[1],), str(node[0])))
+        elif isinstance(node, (dict, list, tuple, Opaque)) and id(node) not in self.above:
+            if len(self.above) >= MAX_DEPTH:
+                raise CorruptError(f"{self.what} nests more than {MAX_DEPTH} containers at {short(path, 80)}")
+            again = again or id(node) in self.seen
+            self.seen.add(id(node))
+            self.above.add(id(node))
+            for key, child in _children(node):
+                self.visit(child, (*path, key), again)
+            self.above.discard(id(node))
+
+
+def _children(node: object) -> Any:
+    if isinstance(node, dict):
+        return ((str(key) if isinstance(key, Text) else key, child) for key, child in node.items())
+    if isinstance(node, Opaque):
+        state = node.state.items() if isinstance(node.state, dict) else enumerate(node.items)
+        return [("args", node.args), *state, *node.pairs]
+    return enumerate(node)  # type: ignore[arg-type]
+
+
+def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
+    """The slices of cut tensors put together; each stands where its first slice stood."""
+    told = tree.get(BIG) if isinstance(tree, dict) else None
+    if not isinstance(told, dict):
+        return found
+    at_top = {stored.path[0]: stored for stored in found if len(stored.path) == 1}
+    whole: dict[str, Stored] = {}
+    taken: set[str] = set()
+    for name, facts in told.items():
+        shape = facts.get("OriginShape") if isinstance(facts, dict) else None
+        slices = facts.get("slices") if isinstance(facts, dict) else None
+        if not _is_shape(shape) or not isinstance(slices, (list, tuple)) or not slices:
+            raise CorruptError(f"{what}: {BIG} does not say how {short(name, 60)} was cut")
+        parts = [at_top.get(part) if isinstance(part, str) else None for part in slices]
+        lost = [part for part, stored in zip(slices, parts, strict=True) if stored is None]
+        if lost:
+            raise CorruptError(f"{what}: {name!r} was cut into {len(slices)} slices, {short(lost[0], 60)} is not there")
+        pieces = tuple(stored.pieces[0] for stored in parts if stored is not None)
+        total, wanted = sum(int(np.prod(ref.shape)) for ref in pieces), int(np.prod(shape, dtype=object))
+        if total != wanted or len({ref.dtype for ref in pieces}) > 1:
+            raise CorruptError(
+                f"{what}: the {len(pieces)} slices of {name!r} hold {total:,} elements, its shape {tuple(shape)} has "
+                f"{wanted:,}; the file is damaged"
+            )
+        whole[str(slices[0])] = Stored((str(name),), tuple(shape), pieces)
+        taken |= set(map(str, slices))
+    return [
+        whole.get(stored.path[0], stored) if len(stored.path) == 1 else stored
+        for stored in found
+        if not (len(stored.path) == 1 and stored.path[0] in taken) or stored.path[0] in whole
+    ]
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, (list, tuple)) and all(type(n) is int and n >= 0 for n in shape)
+
+
+class _Prune:
+    def __init__(self, view: memoryview, what: str, arrays: bool) -> None:
+        self.view, self.what, self.arrays = view, what, arrays
+        self.done: dict[int, object] = {}
+
+    def visit(self, node: object, depth: int) -> object:
+        if isinstance(node, ArrayRef):
+            return self._array(node) if self.arrays else _GONE
+        if type(node) is tuple and len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef):
+            return (str(node[0]), self._array(node[1])) if self.arrays else _GONE
+        if isinstance(node, Span):
+            return plain(self.view, node) if node.stop - node.start <= SMALL else node
+        if isinstance(node, Text):
+            return str(node) or bytes(self.view[node.span.start : node.span.stop]).decode("utf-8", "surrogatepass")
+        if not isinstance(node, (dict, list, tuple)):
+            return node
+        if id(node) in self.done:
+            return self.done[id(node)]
+        if depth > MAX_DEPTH:
+            raise CorruptError(f"{self.what} nests more than {MAX_DEPTH} containers")
+        self.done[id(node)] = _GONE  # while it is open: what holds itself is cut there
+        if isinstance(node, dict):
+            pairs = [(self.visit(key, depth + 1), self.visit(child, depth + 1)) for key, child in node.items()]
+            kept: Any = {key: child for key, child in pairs if child is not _GONE}
+        else:
+            items = [self.visit(child, depth + 1) for child in node]
+            kept = [child for child in items if child is not _GONE]
+            kept = tuple(kept) if isinstance(node, tuple) else kept
+        self.done[id(node)] = _GONE if len(node) and not len(kept) else kept
+        return self.done[id(node)]
+
+    def _array(self, ref: ArrayRef) -> object:
+        if ref.dtype is None or ref.span.stop - ref.span.start > SMALL:
+            return ref
+        flat = np.frombuffer(plain(self.view, ref.span), ref.dtype)
+        return flat.reshape(ref.shape, order="F" if ref.fortran else "C")
