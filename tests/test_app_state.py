@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 import shutil
 import threading
 import time
@@ -469,17 +470,33 @@ def test_a_cancelled_look_reads_no_further(tmp_path):
 # ---- views and server ----------------------------------------------------------------------------------------------
 
 
+class Page:
+    """Stands for a page's thread: runs what the jobs hand over when asked to, as an event loop does."""
+
+    def __init__(self):
+        self._handed: queue.Queue = queue.Queue()
+        self.schedule = self._handed.put
+
+    def until(self, true):
+        deadline = time.monotonic() + WAIT
+        while not true():
+            self._handed.get(timeout=max(deadline - time.monotonic(), 0.01))()
+
+
 def test_the_workbench_shows_a_checkpoint_without_a_server(root):
-    state = WorkbenchState(Jail(root), Registry())
-    workbench = Workbench(state)
+    page = Page()
+    state = WorkbenchState(Jail(root), Registry(), page.schedule)
+    workbench = Workbench(state, page.schedule)
     state.show("llama", tensor="lm_head.weight", tab="tensors")
-    assert state.wait(WAIT) and workbench.tensors.detail.job.wait(WAIT)
-    table = workbench.tensors.table
-    position = list(state.ckpt).index("lm_head.weight")
-    assert table.value.index[table.selection[0]] == position
+    page.until(lambda: state.status != "opening")
+    assert state.status == "open", state.error
+    job, table = workbench.tensors.detail.job, workbench.tensors.table
+    page.until(lambda: job.status == "done")
+    assert table.value.index[table.selection[0]] == list(state.ckpt).index("lm_head.weight")
     state.pattern = "self_attn"
     assert len(table.value) == sum("self_attn" in key for key in state.ckpt) and table.selection == []
-    assert workbench.tensors.detail.job.status == "done"
+    assert job.status == "done"
+    page.until(lambda: workbench.picker.job.status == "done")
     assert pn.panel(workbench).get_root() is not None
     workbench.close()
 

@@ -12,8 +12,6 @@ from workbench.errors import UsageError
 
 __all__ = ["serve"]
 
-THREADS = 4  #: threads that answer events, so that one session's sort does not hold up another
-
 
 def serve(
     root: str | os.PathLike[str],
@@ -62,7 +60,7 @@ def start(
 
     from workbench.app.page import create_app
 
-    pn.config.nthreads = THREADS
+    pn.config.nthreads = None  # widgets of one session are not made for two threads; what takes long is a job
     _check_port(address, port)
     server = pn.serve(
         {"/": lambda: create_app(root)},
