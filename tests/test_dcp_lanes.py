@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pickle
+import pickletools
 import random
 import resource
 import struct
@@ -307,7 +309,7 @@ def spliced(data: bytes, at: int, extra: bytes, drop: int = 0) -> bytes:
 
 def test_opcodes_that_take_a_part_of_a_run_are_left_to_the_slow_decoder():
     data = pickled(metadata(random.Random(2), tensors=1, chunks=20, dims=2, blobs=0))
-    plain = b"".join((data[:2], data[11:]))  # one frame; without its header
+    plain = unframed(data)
     at = plain.index(b"e", plain.rindex(b"ChunkStorageMetadata") + 20 * 40)
     while plain[at : at + 3] != b"eub":
         at = plain.index(b"e", at + 1)
@@ -318,19 +320,111 @@ def test_opcodes_that_take_a_part_of_a_run_are_left_to_the_slow_decoder():
     assert fast(spliced(plain, at, b"\x86")) is None
 
 
-def test_reference_to_what_comes_later_is_refused():
-    data = pickled(metadata(random.Random(2), tensors=2, chunks=20, dims=2, share="f"))
-    found = pickle_lanes.read(data, what="x", allow=dcp_metadata.ByClass(), run=3, irregular=1.0)
-    [(one, value)] = [
-        (one, value) for one in found.records for key, value in one.state.items() if key == "relative_path" and value.kind == "ref"
-    ]
-    target = int(one.columns[value.column][4])
-    old = b"j" + struct.pack("<I", target)
-    at = data.index(old, data.index(old) + 10)
-    later = spliced(data, at, b"j" + struct.pack("<I", target + 100_000), 5)
+def unframed(data: bytes) -> bytes:
+    """The same pickle of one frame without its header, so that bytes can be put in."""
+    assert struct.unpack_from("<Q", data, 3)[0] == len(data) - 11
+    return data[:2] + data[11:]
+
+
+@pytest.mark.parametrize("chunks", range(4, 14))
+def test_chunks_that_are_a_dict_or_a_set_are_left_to_the_slow_decoder(chunks):
+    data = unframed(pickled(metadata(random.Random(2), tensors=1, chunks=chunks, dims=0, blobs=0)))
+    assert judge(data) == "equal"
+    start, stop = data.index(b"]\x94(") + 0, data.index(b"eub")
+    for opening, closing in ((b"}", b"u"), (b"}", b"Nu"), (b"\x8f", b"\x90"), (b"(", b"t"), (b"]", b"e0")):
+        made = data[:start] + opening + data[start + 1 : stop] + closing + data[stop + 1 :]
+        assert judge(made) == "none"
+
+
+@pytest.mark.parametrize("chunks", range(14, 18))
+def test_key_stored_twice_keeps_its_first_place_and_its_last_value(chunks):
+    """Of a run behind the second use, only the first record is that value; the others come last."""
+    data = unframed(pickled(metadata(random.Random(2), tensors=1, chunks=chunks, dims=2, blobs=0)))
+    names = [(op.name, arg, pos) for op, arg, pos in pickletools.genops(data)]
+    at = next(i for i, (_, arg, _) in enumerate(names) if arg == "MetadataIndex")
+    made = next(i for i in range(at, len(names)) if names[i][0] == "NEWOBJ")
+    key = b"j" + struct.pack("<I", sum(name == "MEMOIZE" for name, _, _ in names[:made]))  # the first index
+    ends = [pos for name, _, pos in names[at:] if name == "BUILD"]
+    first, second, third = ends[1] + 1, ends[3] + 1, ends[4] + 1
+    pair = spliced(data[first:second], 5, b"\x95" + bytes(8))  # an empty frame: a record, but no lane
+    twice = data[:first] + pair + key + data[third:]
+    assert len(slow(twice).file) == chunks - 1
+    assert judge(twice) == "equal"
+
+
+def test_one_list_of_two_tensors_equals_or_is_left():
+    made = metadata(random.Random(2), tensors=3, chunks=9, dims=1)
+    first, second, *_ = made.state_dict_metadata.values()
+    second.chunks = first.chunks
+    check(pickled(made), taken=False)
+
+
+def test_runs_do_not_show_where_other_things_stand():
+    """The planner's paths, the version, the save id are handed on as decoded: not with a stand-in for records."""
+    made = metadata(random.Random(2), tensors=3, chunks=9, dims=1)
+    entry = made.state_dict_metadata["model.layers.0.weight"]
+    assert fast(pickled(made)) is not None
+    assert fast(pickled(dataclasses.replace(made, planner_data={"a": (entry,)}))) is None
+    assert fast(pickled(dataclasses.replace(made, version=[entry]))) is None
+    assert fast(pickled(dataclasses.replace(made, storage_meta=StorageMeta(save_id=[entry])))) is None
+
+
+def test_list_that_holds_itself_is_left_to_the_slow_decoder():
+    made = metadata(random.Random(2), tensors=3, chunks=9, dims=1)
+    endless: list = []
+    endless.append(endless)
+    for info in made.storage_data.values():
+        info.transform_descriptors = endless
+    assert fast(pickled(made)) is None
+    for info in made.storage_data.values():
+        info.transform_descriptors = []
+        info.transform_descriptors.append(info.transform_descriptors)
+    assert fast(pickled(made)) is None
+
+
+def test_stream_cut_short_anywhere_ends():
+    data = pickled(metadata(random.Random(2), tensors=2, chunks=20, dims=1))
+    for stop in range(len(data) - 1, 100, -7):
+        assert fast(data[:stop]) is None
+
+
+@pytest.mark.parametrize("key", ["relative_path", "length"])
+def test_reference_to_what_comes_later_is_refused(key):
+    """The last text of the stream is one that would do; but at that point it does not exist yet."""
+    made = metadata(random.Random(2), tensors=2, chunks=20, dims=2, share="f")
+    text = "__1_0.distcp" if key == "relative_path" else key
+    data = pickled(dataclasses.replace(made, version=text.encode().decode()))
+    ops = [(op.name, arg, pos) for op, arg, pos in pickletools.genops(data)]
+    memo = {}
+    for before, (name, _, _) in itertools.pairwise(ops):
+        if name == "MEMOIZE":
+            memo[len(memo)] = before[1]
+    last = max(memo)
+    assert memo[last] == text and fast(data) is not None
+    first = min(index for index, held in memo.items() if held == text)
+    places = [pos for name, arg, pos in ops if name == "LONG_BINGET" and arg == first]
+    assert len(places) > 5
+    later = spliced(data, places[5], b"j" + struct.pack("<I", last), 5)
     assert fast(later) is None
     with pytest.raises(WorkbenchError):
         slow(later)
+
+
+def test_item_set_or_appended_without_a_mark_takes_one_record_not_the_run():
+    made = metadata(random.Random(2), tensors=1, chunks=20, dims=2, blobs=0)
+    made.storage_meta.save_id = "y" * 400  # so that the last record is no longer near the end, where there are no lanes
+    data = unframed(pickled(made))
+    assert judge(data) == "equal"
+    stop = data.rindex(b"u\x8c\x0cstorage_meta")
+    second = data.index(b"ub", data.index(b"ub", data.index(b"storage_data")) + 2) + 2  # the first pair ends
+    for closing in (b"s", b"ss"):
+        made = data[:second] + b"u" + data[second:stop] + closing + data[stop + 1 :]
+        assert judge(made) == "none"
+    stop = data.index(b"eub")
+    second = data.index(b"ub", data.index(b"ChunkStorageMetadata")) + 2
+    for closing in (b"a", b"aa"):
+        made = data[:second] + b"e" + data[second:stop] + closing + data[stop + 1 :]
+        assert judge(made) == "none"
 
 
 def test_every_sample_equals_the_slow_decoder():

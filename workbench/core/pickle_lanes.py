@@ -18,6 +18,7 @@ Opcodes as in CPython 3.11 (``Modules/_pickle.c``); protocol 4 and later.
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core import unpickle
-from workbench.core.lane_templates import MARGIN, REF, Bytes, Ints, Template, Unlike, Value, derive, match, position_type, token
+from workbench.core.lane_templates import MARGIN, REF, WIDTH, Bytes, Ints, Template, Unlike, Value, derive, match, position_type, token
 from workbench.core.stubs import Inert
 
 __all__ = ["Lanes", "Places", "Records", "Run", "Unlike", "read"]
@@ -227,7 +228,6 @@ class _Walk:
         self.data, self.chain = data, chain
         self.pieces: list[tuple[int, ...]] = []
         self.runs: list[tuple[int, int, int]] = []
-        self.stop = 0
 
     def follow(self) -> None:
         data, size = self.data, len(self.data)
@@ -236,7 +236,9 @@ class _Walk:
         height = floor = 0
         outer: list[tuple[int, int]] = []  # stack heights below the open marks, and how deep opcodes may reach there
         index = 0
+        moved: float = math.inf  # memo indices from here on are others in the rest
         runs = self.chain.runs
+        ahead: float
         ahead, after, first, stop = runs[0]
         while True:
             if pos >= ahead:
@@ -246,6 +248,7 @@ class _Walk:
                     if kept < pos:
                         self.pieces.append((kept, pos))
                     self.runs.append((first, stop, memo))
+                    moved = min(moved, memo)
                     self.pieces.append((first, stop, memo, height % 2))
                     memo += int(self.chain.memo[stop] - self.chain.memo[first])
                     height += 2 - (stop - first) % 2
@@ -257,17 +260,27 @@ class _Walk:
                         ahead = int(self.chain.starts[first])
                         continue
                 index += 1
-                ahead, after, first, stop = runs[index] if index < len(runs) else (size + 1, size + 1, 0, 0)
+                ahead, after, first, stop = runs[index] if index < len(runs) else (math.inf, 0, 0, 0)
                 continue
-            op, end = token(data, pos)
-            if end > size:
-                raise Unlike("cut short")
-            effect = _EFFECT[op]
-            if effect is not None:
+            op = data[pos]  # IndexError: cut short
+            width = WIDTH[op]
+            end = pos + 1 + width if width >= 0 else token(data, pos)[1]
+            if (effect := _EFFECT[op]) is not None:
                 need, change = effect
                 if height - need < floor:
                     raise Unlike("takes a part of a run")
                 height += change
+                memo += op == 0x94
+            elif op == 0x68 or op == 0x6A:
+                target = data[pos + 1] if width == 1 else int.from_bytes(data[pos + 1 : end], "little")
+                if target >= memo:
+                    raise Unlike("refers to what was never stored")
+                height += 1
+                if target >= moved:
+                    if kept < pos:
+                        self.pieces.append((kept, pos))
+                    self.pieces.append((target,))
+                    kept = end
             elif op == 0x28:
                 outer.append((height, floor))
                 height = floor = 0
@@ -279,16 +292,6 @@ class _Walk:
                     height += 1
                 elif height <= floor:
                     raise Unlike("adds to a run")
-            elif op == 0x68 or op == 0x6A:
-                target = int.from_bytes(data[pos + 1 : end], "little")
-                if target >= memo:
-                    raise Unlike("refers to what was never stored")
-                height += 1
-                if self.runs and target >= self.runs[0][2]:
-                    if kept < pos:
-                        self.pieces.append((kept, pos))
-                    self.pieces.append((target,))
-                    kept = end
             elif op == 0x95:
                 if int.from_bytes(data[pos + 1 : end], "little") > size - end:
                     raise Unlike("a frame longer than the data")
@@ -297,15 +300,11 @@ class _Walk:
                 kept = end
             elif op == 0x2E:
                 break
-            if op == 0x94:
-                memo += 1
             pos = end
         if height - 1 < floor:
             raise Unlike("ends on a run")
         if kept < pos:
             self.pieces.append((kept, pos))
-        self.stop = pos
-        self.count = memo
 
 
 # opcode → (values it takes off, change of the height); those that take all since the mark → whether they push

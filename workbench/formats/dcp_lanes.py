@@ -11,6 +11,7 @@ of the ordinary raises (`Unlike`, or what the same fault raises there), and the 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -36,6 +37,8 @@ def decode(data: bytes | memoryview, *, what: str, run: int = RUN, irregular: fl
     Args:
         run, irregular: as `core.pickle_lanes.read`.
     """
+    collecting = gc.isenabled()
+    gc.disable()  # as in `unpickle`: a hundred thousand tensors are a million objects, and no garbage
     try:
         lanes = read(data, what=what, allow=dcp.ByClass(), run=run, irregular=irregular)
         columns = Columns(lanes)
@@ -44,6 +47,9 @@ def decode(data: bytes | memoryview, *, what: str, run: int = RUN, irregular: fl
         return found if columns.whole() and _plain(root, found.paths) else None
     except (Unlike, WorkbenchError, *dcp.FAULTS):
         return None  # no verdict: the slow decoder finds the same fault, or none, and says which
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _plain(root: Mapping[str, Any], paths: Mapping[Any, Any] | None) -> bool:
@@ -73,6 +79,7 @@ class Columns:
         self.seen = 0
         self.read: set[tuple[int, int]] = set()  # texts that were decoded
         self.memo = dict(lanes.memo)
+        self.inside = False
 
     def chunks(self, lists: list[Any], ndim: Ints, dims: int) -> tuple[Ints, Ints, Ints]:
         """As `dcp_metadata.Objects.chunks`."""
@@ -176,8 +183,12 @@ class Columns:
             return [self._object(one, row, part) for part in value.parts]
         if value.kind == "call":
             return tuple(self._object(one, row, part) for part in self.size(value))
-        if value.kind == REF:
-            return self.targets(one.columns[value.column][row : row + 1])[1][0]
+        if value.kind == REF and not self.inside:  # a list's element; it may be that list
+            self.inside = True
+            try:
+                return self.targets(one.columns[value.column][row : row + 1])[1][0]
+            finally:
+                self.inside = False
         raise Unlike(f"shares a {value.kind}")
 
     def size(self, value: Value) -> list[Value]:
