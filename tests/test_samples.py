@@ -44,9 +44,9 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def test_all_samples_together_stay_below_25_mb():
+def test_all_samples_together_stay_below_40_mb():
     sizes = {p: p.stat().st_size for p in ROOT.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert sum(sizes.values()) <= 25_000_000, sorted(sizes.items(), key=lambda item: -item[1])[:5]
+    assert sum(sizes.values()) <= 40_000_000, sorted(sizes.items(), key=lambda item: -item[1])[:5]
 
 
 def test_each_checkpoint_has_a_line_on_its_origin_and_the_reverse():

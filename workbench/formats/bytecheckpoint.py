@@ -342,7 +342,7 @@ def _join(place: Place, parts: list[Part]) -> Catalog:
         if part.user:
             flats |= flatten.tables(part.user, f"part {part.name or 'model'!r}")
     made = [_unflat(place, part, flats, notes) for part in parts]
-    facts = {"step": None, "notes": notes, "mesh": _mesh(place, parts, notes)}
+    facts: dict[str, Any] = {"step": None, "notes": notes, "mesh": _mesh(place, parts, notes)}
     merged = merge("bytecheckpoint", [(_prefix(p), p.folder, p.catalog) for p in made], facts)
     fqns, roles = naming.resolve(merged.keys, {"paths": _paths(made)})
     views = merged.views

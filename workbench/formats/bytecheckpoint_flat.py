@@ -98,7 +98,7 @@ def tables(user: Mapping[str, Any], what: str) -> dict[str, Flat]:
         row = [part.get(key) for part in parts]  # type: ignore[union-attr]
         if type(key) is not str or not all(isinstance(value, (list, tuple)) for value in row):
             raise CorruptError(f"{what}: the dictionaries of the flat parameter {short(key, 80)} are incomplete")
-        out[clean(key)] = _table(key, *row, what=what)  # type: ignore[misc]
+        out[clean(key)] = _table(key, *row, what=what)
     return out
 
 
@@ -116,6 +116,8 @@ def unflatten(place: Place, catalog: Catalog, flats: Mapping[str, Flat], *, stat
     chosen = _flat_tensors(catalog, flats, state)
     if not chosen:
         return Unflattened(catalog, {}, [])
+    catalog.check()  # what is cut below must be whole: afterwards a range says nothing about the item it came from
+    _check_one_piece(catalog, chosen)
     builder = CatalogBuilder(catalog.format, place, files={name: i for i, name in enumerate(catalog.files)})
     others = np.array([t for t in range(len(catalog)) if t not in chosen], np.int64)
     _carry(builder, catalog.take(others))
@@ -181,12 +183,20 @@ def _flat_tensors(catalog: Catalog, flats: Mapping[str, Flat], state: bool) -> d
                 "the parts are from different saves"
             )
         found[t] = flat, leaf
-    if found:
-        rows = np.flatnonzero(np.isin(catalog.tensor, list(found)))
-        steps = None if catalog.strides is None else catalog.strides[rows, 0]
-        if steps is not None and ((steps != 1) & (catalog.sizes[rows, 0] > 1)).any():
-            raise CorruptError("a range of a flat parameter is not stored in one piece")
     return found
+
+
+def _check_one_piece(catalog: Catalog, chosen: Mapping[int, Any]) -> None:
+    if catalog.strides is None:
+        return
+    rows = np.flatnonzero(np.isin(catalog.tensor, list(chosen)))
+    apart = rows[(catalog.strides[rows, 0] != 1) & (catalog.sizes[rows, 0] > 1)]
+    if len(apart):
+        row = int(apart[0])
+        raise CorruptError(
+            f"tensor {catalog.keys[catalog.tensor[row]]!r}: its range from {int(catalog.offsets[row, 0]):,} is stored "
+            f"with a stride of {int(catalog.strides[row, 0])}, which no flat parameter has"
+        )
 
 
 def _carry(builder: CatalogBuilder, catalog: Catalog) -> None:
@@ -226,6 +236,8 @@ def _cut(
     stored = catalog.tensor[rows], catalog.offsets[rows, :1], catalog.sizes[rows, :1]
     segment, at = box.group_join(np.array(owner, np.int64), begin, volume, *stored)
     row = rows[at]
+    # the others are not declared, and a block is no wider than what is
+    width = int(np.array([len(s) for s in shapes], np.int64)[segment].max(initial=1))
     low_, extent = box.intersect(begin[segment], volume[segment], catalog.offsets[row, :1], catalog.sizes[row, :1])
     first = (low_ - begin[segment])[:, 0]  # in the parameter's own elements
     into = (low_ - catalog.offsets[row, :1])[:, 0]  # in the stored range's
@@ -240,8 +252,8 @@ def _cut(
     start = catalog.start[row] + inner + (into[index] + flat_at - first[index]) * item
     builder.block(
         ids[segment[index]],
-        offsets,
-        sizes,
+        offsets[:, :width],
+        sizes[:, :width],
         catalog.file[row],
         start,
         start + box.volume(sizes) * item,

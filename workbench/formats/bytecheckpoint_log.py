@@ -2,12 +2,12 @@
 
 ::
 
-    [2026-11-21 07:51:12][INFO][save_state_dict.py:144][save_state_dict][pid:12529] - [Rank = 0] Finish planning.
-    └ local time, 1 s ──┘      └ source ────────────┘                   └ process ┘   └ rank, or none      Time cost: 0.02 s
+    [2026-11-21 07:51:12][INFO][save_state_dict.py:144][save_state_dict][pid:9] - [Rank = 0] Finish planning.
+    └ local time, 1 s ──┘      └ source ────────────┘                   └ process  └ rank, or none   Time cost: 0.02 s
 
     object "save_log"   {"files": […], "lines": 15,
-                         "saves":     [{"rank": 0, "step": 3, "begin": …, "end": …, "seconds": 12.26, "path": …}],
-                         "durations": [{"save": 0, "rank": 0, "phase": "planning", "part": "model", "seconds": 0.02, …}]}
+                         "saves":     [{"rank": 0, "step": 3, "begin": …, "end": …, "seconds": 12.2, "path": …}],
+                         "durations": [{"save": 0, "rank": 0, "phase": "planning", "part": "model", "seconds": 1, …}]}
 
 A line without a rank belongs to the rank that its process named in another line. Model and optimizer write the same
 lines, in this order: ``part`` is told where a save has a phase once for each, and ``None`` elsewhere.

@@ -158,7 +158,8 @@ def _closed(data: bytes, at: int) -> bytes | None:
     while data[pos] == FRAME:
         size = int.from_bytes(data[pos + 1 : pos + 9], "little")
         if pos + 9 + size > at:
-            return b"".join((data[: pos + 1], (at + 3 - pos - 9).to_bytes(8, "little"), data[pos + 9 : at], b"ub."))
+            view = memoryview(data)
+            return b"".join((view[: pos + 1], (at + 3 - pos - 9).to_bytes(8, "little"), view[pos + 9 : at], b"ub."))
         pos += 9 + size
     return None
 
