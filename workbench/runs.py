@@ -27,7 +27,8 @@ from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchErro
 
 __all__ = ["Found", "discover", "pick", "step_of"]
 
-TRACKERS = ("latest_checkpointed_iteration.txt", "latest")  #: Megatron's; DeepSpeed's
+#: Megatron's; DeepSpeed's, and that of what its ds_to_universal.py made
+TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
 TRACKER_LIMIT = 4096  #: bytes of a tracker; real ones hold one number or name
 FILES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors")  #: single-file checkpoints
 BESIDE = (".pt", ".pth", ".ckpt")  #: those that lie beside a folder's weights without being part of them
@@ -36,7 +37,7 @@ PARTS = re.compile(
     r"training_args\.bin|scheduler(_\d+)?\.(bin|pt)|sampler(_\d+)?\.bin|scaler\.pt|rng_state.*\.pth|optimizer.*\.(bin|pt)"
 )
 #: Formats whose subfolders belong to them.
-CLOSED = {"dcp", "hf_trainer", "accelerate", "lightning", "bytecheckpoint", "vescale"}
+CLOSED = {"megatron_dist", "megatron_legacy", "dcp", "hf_trainer", "accelerate", "lightning", "bytecheckpoint", "vescale", "deepspeed", "deepspeed_universal"}
 MAX_NAMED = 3
 
 _STEP = re.compile(
@@ -44,6 +45,8 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(r"(?:^|[^a-z])epoch[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata")
+_ZERO_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_(mp_rank_\d+_?\w+_states\.pt)")
+_MP_RANK = re.compile(r"mp_rank_\d{2,4}(?:_\d{3,4}){0,2}")
 _PART = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})\.(?:safetensors|bin)")
 
 
@@ -307,7 +310,39 @@ def _parts(place: Place) -> str:
     return ""
 
 
+def _deepspeed(place: Place) -> str:
+    """Ranks between those whose files are there; how many there should be is for the reader to say."""
+    ranks: dict[str, set[int]] = {}
+    for name in place.files:
+        if match := _ZERO_RANK.fullmatch(name):
+            ranks.setdefault(match[2], set()).add(int(match[1]))
+    for kind, there in ranks.items():
+        if len(there) <= max(there):
+            return f"{max(there) + 1 - len(there)} of {max(there) + 1} files zero_pp_rank_N_{kind} are missing"
+    known = any(name.endswith("model_states.pt") for name in place.files)
+    return "" if known else "no model_states file"
+
+
+def _megatron_dist(place: Place) -> str:
+    absent = [name for name in ("metadata.json", ".metadata") if name not in place.files]
+    return f"{' and '.join(absent)} missing" if absent else ""
+
+
+def _megatron_legacy(place: Place) -> str:
+    """Ranks that the folders' own numbers say are missing; a whole stage at the end cannot be seen by names."""
+    names = [name for name in place.folders if _MP_RANK.fullmatch(name) and place.exists(f"{name}/model_optim_rng.pt")]
+    ranks = {tuple(map(int, name.split("_")[2:])) for name in names}
+    if len({len(rank) for rank in ranks}) != 1:
+        return "mp_rank folders of two runs"
+    total = 1
+    for axis in zip(*ranks, strict=True):
+        total *= max(axis) + 1
+    return f"{total - len(ranks)} of {total} mp_rank folders are missing" if len(ranks) < total else ""
+
+
 _COMPLETE: Mapping[str, Callable[[Place], str]] = {
+    "megatron_dist": _megatron_dist,
+    "megatron_legacy": _megatron_legacy,
     "dcp": _dcp,
     "bytecheckpoint": _parts,
     "vescale": _parts,
@@ -316,4 +351,6 @@ _COMPLETE: Mapping[str, Callable[[Place], str]] = {
     "hf_trainer": _hf_trainer,
     "accelerate": _accelerate,
     "lightning": _lightning,
+    "deepspeed": _deepspeed,
+    "deepspeed_universal": lambda place: "" if place.exists("zero/optimizer_state.pt") else "no optimizer_state.pt",
 }

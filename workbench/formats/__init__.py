@@ -52,6 +52,13 @@ FORMATS: dict[str, Format] = {
     for row in (
         Format("hf_trainer", "Hugging Face Trainer checkpoint-N", "trainer_state.json", "transformers 5.23"),
         Format("accelerate", "accelerate save_state", "pytorch_model_fsdp_0/, optimizer_0/", "accelerate 1.15"),
+        Format(
+            "deepspeed_universal", "DeepSpeed universal", "zero/NAME/fp32.pt", "deepspeed 0.19"
+        ),
+        Format(
+            "deepspeed", "DeepSpeed ZeRO 0 – 3, pipeline, MoE", "mp_rank_00_model_states.pt, …optim_states.pt",
+            "deepspeed 0.3.15 – 0.19",
+        ),
         Format("lightning", "Lightning checkpoint", "*.ckpt file, or folder with meta.pt", "lightning 2.6"),
         Format(
             "bytecheckpoint", "ByteCheckpoint", "model/, optimizer/, extra_state/", "bytecheckpoint 0.0.2 – 0.0.3"

@@ -1,0 +1,322 @@
+"""DeepSpeed checkpoints: ZeRO 0 to 3, pipelines, mixture of experts; one folder a step.
+
+::
+
+    run/  latest                     "global_step4": the tracker, written last
+          zero_to_fp32.py            a copy of DeepSpeed's script; never run
+          global_step4/              files by rank, see deepspeed_names.py
+
+Keys, all ranks merged:
+
+* ``module.<name>``: the weights as the model has them (bf16), buffers, frozen parameters. Stage 3 stores no such
+  weights but for the parameters that it never partitions.
+* ``fp32.<name>`` (role ``master``), ``exp_avg.<name>``, ``exp_avg_sq.<name>`` …: every parameter's share of the flat
+  partitions, shaped by ``param_shapes``.
+* ``optim.group0.step``: of a flat group, one copy a rank; seen for each parameter as the view ``step.<name>``.
+* ``client.<path>``: tensors of the caller's own state. ``optimizer.<path>``: of an optimizer without ZeRO.
+* ``….mp_rank_01.<name>``: a piece of a parameter of which no file says how it was cut (deepspeed_merge.py).
+
+Read from deepspeed 0.19.8; the files of ZeRO since 0.3.15, which added ``param_shapes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+from workbench import naming
+from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import Catalog
+from workbench.core.lazymap import LazyMap
+from workbench.core.place import Place
+from workbench.errors import IncompleteError
+from workbench.formats import parts
+from workbench.formats.deepspeed_files import Decoder, tensors
+from workbench.formats.deepspeed_merge import Dims, unify, with_views
+from workbench.formats.deepspeed_model import OWN, Model, add_model, add_tensors, put
+from workbench.formats.deepspeed_names import Folder, is_deepspeed, listed, sort_files
+from workbench.formats.deepspeed_zero import Partitions, add_partitions, read_partitions
+
+__all__ = ["FolderReader", "detect", "read_catalog", "read_objects"]
+
+#: Entries of model_states that are no state of their own: tensors, or what the catalog already says.
+_HIDDEN = {"module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params", "buffer_names"}
+
+
+def detect(place: Place) -> bool:
+    """Whether the folder holds files that DeepSpeed names."""
+    return place.file is None and is_deepspeed(place.files)
+
+
+def read_catalog(place: Place) -> Catalog:
+    """Columns of everything stored.
+
+    Raises:
+        IncompleteError: no model_states, or most of the optimizer files are missing.
+        CorruptError: ``param_shapes`` that do not add up to the partitions, or files of different saves.
+    """
+    reader = FolderReader(place, "deepspeed")
+    reader.read_optimizer()
+    reader.read_model()
+    return reader.finish()
+
+
+def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
+    """The first model_states by its entries (config, scheduler, client state), and ``optim_states`` of the first rank,
+    without tensors; decoded on first access.
+    """
+    told = catalog.meta.get("objects", {})
+
+    @cache
+    def whole(file: str) -> Mapping[str, Any]:
+        found = parts.rest(place, file)
+        return found if isinstance(found, Mapping) else {}
+
+    makers = {name: partial(_entry, whole, told["model"], name) for name in told.get("names", ())}
+    if told.get("optim"):
+        makers["optim_states"] = partial(whole, told["optim"])
+    return LazyMap(makers)
+
+
+def _entry(whole: Any, file: str, name: str) -> Any:
+    return whole(file).get(name)
+
+
+@dataclass
+class FolderReader:
+    """Collects one folder's files into a catalog; the universal layout adds its own to the builder."""
+
+    place: Place
+    format: str
+    folder: Folder = field(init=False)
+    builder: CatalogBuilder = field(init=False)
+    models: dict[int, Model] = field(default_factory=dict)
+    zero: dict[int, Partitions] = field(default_factory=dict)
+    names: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
+    steps: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder = sort_files(self.place.files)
+        self.builder = CatalogBuilder(self.format, self.place)
+        self.mps = self.folder.mp_ranks()
+        self.several = len(self.mps) > 1 or any(tp for _, tp in self.folder.layers)
+
+    def read_optimizer(self) -> None:
+        """Decode the optimizer files of ZeRO: they say the stage and the number of ranks."""
+        for mp in self.mps:
+            found = read_partitions(self.place, self.folder, mp)
+            if found is not None:
+                self.zero[mp] = found
+
+    def read_model(self) -> None:
+        """Declare every tensor of the folder's files."""
+        for mp in self.mps:
+            self._model(mp)
+        self._layers()
+        for mp, found in self.zero.items():
+            self._partitions(mp, found)
+        self._unpartitioned()
+
+    def key(self, mp: int, state: str, name: str) -> str:
+        """A stored key, and what it will be known as once the ranks are merged."""
+        key = f"{state}.mp_rank_{mp:02d}.{name}" if self.several else f"{state}.{name}"
+        self.names.setdefault((state, name), {})[mp] = key
+        return key
+
+    def finish(self) -> Catalog:
+        """The catalog under unified names, with views and facts."""
+        facts = self._facts()
+        catalog = self.builder.build(facts, named=True)
+        if self.several:
+            catalog, notes = unify(catalog, self.names, self._dims(), self._info(), self._mp_of_file(catalog))
+            facts["notes"] += notes
+        shared = {alias: owner for model in self.models.values() for alias, owner in model.shared.items()}
+        views = dict(self.steps)
+        for state, name in self.names:
+            for alias in (alias for alias, owner in shared.items() if owner == name):
+                at = catalog.index.get(f"{state}.{name}")
+                if at is not None:
+                    views[f"{state}.{alias}"] = f"{state}.{name}", alias, (catalog.roles or [])[at]
+        return with_views(replace(catalog, meta=facts), views)
+
+    # ---- files -----------------------------------------------------------------------------------------------------
+
+    def _model(self, mp: int) -> None:
+        zero = self.zero.get(mp)
+        stage3 = zero.first.stage3 if zero else not any(dp is None for m, dp in self.folder.models if m == mp)
+        key = partial(self.key, mp)
+        dp = len(zero.shards) if zero else 0
+        model = add_model(self.builder, self.place, self.folder, mp, stage3, dp, key, not self.several)
+        self.models[mp] = model
+        self.notes += model.notes
+
+    def _layers(self) -> None:
+        """Pipeline layers under their global number, experts under the names that their files have."""
+        decoder = Decoder(self.place)
+        for (layer, tp), file in sorted(self.folder.layers.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
+            states = decoder.read(file)
+            add_tensors(self.builder, states, f"{layer}.", partial(self.key, tp or 0, "module"))
+        for (_, _, mp), file in sorted(self.folder.experts.items()):
+            add_tensors(self.builder, decoder.read(file), "", partial(self.key, mp, "module"))
+
+    def _partitions(self, mp: int, found: Partitions) -> None:
+        for shard in found.shards:
+            if shard is not None:
+                self.builder.file(shard.file, metadata=True)
+        shapes = self.models[mp].shapes
+        if shapes is None:
+            raise IncompleteError(
+                f"{self.models[mp].file!r} has no param_shapes, so nothing tells which parameter lies where in the "
+                "optimizer files: they are of another save, or of a DeepSpeed before 0.3.15"
+            )
+        config = self.models[mp].facts.get("ds_config")
+        data_first = isinstance(config, Mapping) and config.get("use_data_before_expert_parallelism") is True
+        keys, notes = add_partitions(
+            self.builder, found, shapes, partial(self.key, mp), rank=not self.several, data_first=data_first
+        )
+        self.notes += notes
+        self._scalars(mp, found, [list(group) for group in shapes])
+        if found.extra:
+            self.notes.append(
+                f"{len(found.extra)} files are of ranks that this save did not have ({len(found.shards)} ranks), left "
+                f"from another one: {found.extra[0]!r}"
+            )
+        if len(found.steps) > 1:
+            self.notes.append(f"ranks of mp_rank {mp:02d} say different steps: {listed(sorted(found.steps))}")
+
+    def _scalars(self, mp: int, found: Partitions, groups: list[list[str]]) -> None:
+        """``step`` and other tensors that are no partition: one a group and rank."""
+        label = f"mp_rank_{mp:02d}." if self.several else ""
+        for rank, shard in enumerate(found.shards):
+            for (group, state), at in shard.scalars.items() if shard is not None else ():
+                whole = len(at.shape) == 0 or at.shape == (1,)
+                key = f"optim.{label}group{group}.{state}" + ("" if whole else f".rank{rank}")
+                role = naming.STATES.get(state, "other")
+                put(self.builder, key, at, fqn=None, role=role, rank=-1 if self.several else rank)
+                if state == "step" and whole and len(groups) == found.first.groups:
+                    for name in groups[group]:
+                        self.steps.setdefault(f"step.{name}", (key, name, "step"))
+
+    def _unpartitioned(self) -> None:
+        """Optimizers without ZeRO: in model_states, or a file an expert-parallel rank."""
+        for mp, model in self.models.items():
+            groups = (model.facts.get("optimizer") or {}).get("param_groups") if model.optimizer else None
+            joined = self._join(model, groups)
+            for path, at in model.optimizer:
+                number = path[1] if len(path) == 3 and path[0] == "state" else None
+                fqn = joined.get(number) if type(number) is int else None
+                role = naming.STATES.get(str(path[-1]), "other")
+                put(self.builder, self.key(mp, "optimizer", ".".join(map(str, path))), at, fqn=fqn, role=role, rank=-1)
+            if model.optimizer and not joined:
+                self.notes.append(naming.uncertain("optimizer", len({path[:2] for path, _ in model.optimizer})))
+        for (ep, mp), file in sorted(self.folder.expert_optims.items()):
+            self.builder.file(file, metadata=True)
+            self.notes.append(f"{file!r}: an optimizer of experts without ZeRO is listed by its own numbers")
+            states = Decoder(self.place).read(file)
+            for path, ref in tensors(states.tree):
+                key = ".".join(["optim", f"expp_rank_{ep}", f"mp_rank_{mp:02d}", *map(str, path)])
+                role = naming.STATES.get(str(path[-1]), "other")
+                put(self.builder, key, states.locate(ref, key), fqn=None, role=role)
+
+    def _join(self, model: Model, groups: object) -> dict[int, str]:
+        if not isinstance(groups, (list, tuple)):
+            return {}
+        shapes = {}
+        for path, at in model.optimizer:
+            if len(path) == 3 and path[0] == "state" and type(path[1]) is int and naming.STATES.get(path[2]) != "step":
+                shapes[path[1]] = at.shape
+        params = {name: shape for name, shape in model.params.items() if name not in model.shared}
+        return naming.join_param_groups(groups, shapes, list(params), params, ordered=True) or {}
+
+    # ---- facts -----------------------------------------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, Any]:
+        first = self.models[min(self.models)] if self.models else None
+        told = first.facts if first is not None else {}
+        step = told.get("global_steps")
+        facts: dict[str, Any] = {
+            "step": step if type(step) is int else None,
+            "world_size": self._world(told),
+            "notes": self.notes,
+            "mesh": self._mesh(told),
+            "version": told.get("ds_version") if isinstance(told.get("ds_version"), str) else None,
+        }
+        lost = [(mp, zero.lost) for mp, zero in self.zero.items() if zero.lost]
+        if lost:
+            mp, ranks = lost[0]
+            facts["incomplete"] = (
+                f"{len(ranks)} of {len(self.zero[mp].shards)} optimizer files of mp_rank {mp:02d} are missing, of "
+                f"data-parallel ranks {listed(ranks)}; copy them here, or open with partial=True to read the rest"
+            )
+        degree = self._degree(told)
+        absent = [mp for mp in range(degree or 0) if mp not in self.models]
+        if absent:
+            facts["incomplete"] = (
+                f"files of model-parallel ranks {listed(absent)} of {degree} are missing; copy them here, or open with "
+                "partial=True to read the rest"
+            )
+        if first is not None:
+            names = [name for name in told if name not in _HIDDEN and (name not in OWN or told[name] is not None)]
+            optim = self.zero[min(self.zero)].first.file if self.zero else None
+            facts["objects"] = {"model": first.file, "names": names, "optim": optim}
+        return facts
+
+    def _degree(self, told: Mapping[Any, Any]) -> int | None:
+        """How many model-parallel ranks there should be, where the files say."""
+        dims = told.get("checkpoint_parallel_dimensions")
+        if isinstance(dims, Mapping):
+            pp, tp = dims.get("pp_degree"), dims.get("tp_degree")
+            if type(pp) is int and type(tp) is int and 0 < pp * tp <= 1 << 16:
+                return pp * tp
+        size = told.get("mp_world_size")
+        return size if type(size) is int and 0 < size <= 1 << 16 else None
+
+    def _world(self, told: Mapping[Any, Any]) -> int | None:
+        dp = told.get("dp_world_size")
+        return dp * len(self.models) if type(dp) is int and self.models else None
+
+    def _dims(self) -> Dims:
+        told = self.models[min(self.models)].facts if self.models else {}
+        dims = told.get("checkpoint_parallel_dimensions")
+        if isinstance(dims, Mapping) and type(dims.get("tp_degree")) is int and dims["tp_degree"] > 0:
+            return Dims(dims.get("pp_degree"), dims["tp_degree"], "checkpoint_parallel_dimensions in model_states")
+        if self.folder.layers:
+            tp = len({tp for _, tp in self.folder.layers})
+            return Dims(len(self.mps) // tp, tp, "names of the layer files")
+        if told.get("mp_world_size") == len(self.mps):
+            return Dims(1, len(self.mps), "mp_world_size in model_states")
+        return Dims(None, None, "")
+
+    def _info(self) -> Any:
+        for model in self.models.values():
+            if model.facts.get("universal_checkpoint_info") is not None:
+                return model.facts["universal_checkpoint_info"]
+        return next((zero.first.info for zero in self.zero.values() if zero.first.info is not None), None)
+
+    def _mp_of_file(self, catalog: Catalog) -> list[int]:
+        where = {file: mp for (mp, _), file in self.folder.models.items()}
+        where |= {file: mp for mp, zero in self.zero.items() for file in zero.files}
+        where |= {file: tp or 0 for (_, tp), file in self.folder.layers.items()}
+        where |= {file: mp for (_, _, mp), file in self.folder.experts.items()}
+        return [where.get(file, -1) for file in catalog.files]
+
+    def _mesh(self, told: Mapping[Any, Any]) -> dict[str, Any]:
+        dims = self._dims()
+        counts = {len(zero.shards) for zero in self.zero.values()}
+        axes: dict[str, int] = {"dp": counts.pop()} if len(counts) == 1 else {}
+        if not axes and type(told.get("dp_world_size")) is int:
+            axes["dp"] = told["dp_world_size"]
+        known = dims.tp is not None and dims.pp is not None
+        axes |= {"pp": dims.pp, "tp": dims.tp} if known else {}  # type: ignore[dict-item]
+        ranks: dict[str, dict[str, int]] = {}
+        for mp, zero in self.zero.items():
+            for dp, shard in enumerate(zero.shards):
+                if shard is not None:
+                    place = {"pp": mp // dims.tp, "tp": mp % dims.tp} if dims.tp else {"mp": mp}
+                    ranks[shard.file] = {"dp": dp, **place}
+        unknown = [] if known else ["pp", "tp"]
+        source = "; ".join(filter(None, ["partition_count in optim_states" if self.zero else "", dims.source]))
+        return {"axes": axes, "ranks": ranks, "unknown": [*unknown, "sp"], "source": source}

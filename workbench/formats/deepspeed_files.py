@@ -1,0 +1,167 @@
+"""One file of a DeepSpeed checkpoint: its tree, and where the tensors in it lie.
+
+::
+
+    bf16_zero_pp_rank_0_…_optim_states.pt       torch.save zip
+      data.pkl   {"optimizer_state_dict": …}    decoded; tensors stay references
+      data/6     131,945 × f32                  located: bytes start to stop of the file
+
+Every rank writes the same structure: of 512 stage-3 ``model_states`` all but the first have the bytes of the first
+``data.pkl`` (device names apart), which proves that what was decoded once holds for all of them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from workbench import formats
+from workbench.core import unpickle, ziparchive
+from workbench.core.dtypes import DType, by_name
+from workbench.core.place import Place
+from workbench.core.stubs import StorageRef, TensorRef
+from workbench.errors import CorruptError, MissingFileError, TruncatedError
+
+__all__ = ["Decoder", "Located", "States", "tensors"]
+
+_DEVICE = re.compile(rb"X\x06\x00\x00\x00cuda:[0-9]")  #: where a storage lived: local ranks differ in it alone
+_SAME_DEVICE = b"X\x06\x00\x00\x00cuda:0"
+MAX_DEPTH = 60
+
+
+class Located(NamedTuple):
+    """A tensor in a file: payload ``[start, stop)`` bytes, first element ``inner`` bytes into it, element strides."""
+
+    file: str
+    start: int
+    stop: int
+    inner: int
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    big: bool
+
+
+class States:
+    """A decoded file. ``tree`` is shared by files whose pickles are the same."""
+
+    def __init__(self, file: str, tree: Any, storages: Any, big: bool, same: bool) -> None:
+        self.file, self.tree, self.same = file, tree, same
+        self._storages, self._big = storages, big
+
+    def locate(self, ref: TensorRef, what: str) -> Located:
+        """Where a tensor's bytes are.
+
+        Raises:
+            CorruptError: its storage is absent, of another size, or shorter than the tensor.
+        """
+        dtype = by_name(ref.dtype)
+        if not isinstance(ref.storage, StorageRef):
+            raise CorruptError(f"{self.file!r}: {what} has no storage")
+        start, stop = self._storages(ref.storage)
+        last = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True))
+        end = (ref.storage_offset + last) * dtype.itemsize
+        if last and end > stop - start:
+            raise CorruptError(
+                f"{self.file!r}: {what} ends at byte {end:,} of a storage of {stop - start:,} at byte {start:,}; "
+                "the file is damaged"
+            )
+        inner = ref.storage_offset * dtype.itemsize if last else 0
+        return Located(self.file, start, stop, inner, dtype, ref.shape, ref.stride, self._big and dtype.itemsize > 1)
+
+
+class Decoder:
+    """Decodes files of one kind; remembers the last pickle, for the next rank's is mostly the same."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._seen: tuple[bytes, Any] | None = None
+
+    def read(self, file: str, *, any_tree: bool = False) -> States:
+        """One file's tree, a dict unless ``any_tree`` allows others.
+
+        Raises:
+            MissingFileError, TruncatedError, CorruptError: absent, cut short, damaged, or no dict of DeepSpeed's.
+        """
+        what = repr(file)
+        view = _view(self.place, file)
+        if view[:4] != b"PK\x03\x04":
+            return self._legacy(file, any_tree)
+        archive = ziparchive.read_directory(view, what=what)
+        record = archive.find("data.pkl")
+        if record is None:
+            raise CorruptError(f"{what} is a zip archive without data.pkl, so not of torch.save")
+        pickled = archive.read(record)
+        plain = _DEVICE.sub(_SAME_DEVICE, pickled)
+        same = self._seen is not None and self._seen[0] == plain
+        if same:
+            assert self._seen is not None
+            tree = self._seen[1]
+        else:
+            tree = unpickle.loads(pickled, what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+            self._seen = plain, tree
+        return States(file, tree if any_tree else _mapping(tree, what), _Storages(archive, what), archive.byteorder == "big", same)
+
+    def _legacy(self, file: str, any_tree: bool) -> States:
+        """Files from before torch 1.6, or no file of torch at all; their reader says so."""
+        if self.place.stat(file).size == 0:
+            raise TruncatedError(f"file {file!r} is empty; the save was interrupted, use an earlier one")
+        reader: Any = formats.reader("torch_save")
+        loaded = reader.load_tree(self.place, file)
+        storages = {key: loaded.storages[key] for key in loaded.storages}
+        tree = loaded.tree if any_tree else _mapping(loaded.tree, repr(file))
+        return States(file, tree, lambda ref: storages[ref.key], loaded.big, False)
+
+
+def tensors(node: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], TensorRef]]:
+    """Every tensor in plain containers, with the keys and positions that lead to it."""
+    if isinstance(node, TensorRef):
+        yield path, node
+    elif len(path) > MAX_DEPTH:
+        raise CorruptError(f"more than {MAX_DEPTH} containers within each other at {path[:3]!r} …")
+    elif isinstance(node, Mapping):
+        for key, child in node.items():
+            yield from tensors(child, (*path, key))
+    elif isinstance(node, (list, tuple)):
+        for position, child in enumerate(node):
+            yield from tensors(child, (*path, position))
+
+
+class _Storages:
+    """Byte ranges of an archive's storages, each found when it is asked for."""
+
+    def __init__(self, archive: ziparchive.Archive, what: str) -> None:
+        self.archive, self.what = archive, what
+
+    def __call__(self, ref: StorageRef) -> tuple[int, int]:
+        record = self.archive.find(f"data/{ref.key}")
+        if record is None:
+            raise CorruptError(f"{self.what}: data.pkl names storage {ref.key[:40]!r}, but there is no such record")
+        start, stop = self.archive.payload(record)
+        size = ref.numel * (by_name(ref.dtype).itemsize if ref.dtype else 1)
+        if size != stop - start:
+            raise CorruptError(
+                f"{self.what}: storage {ref.key[:40]!r} should have {size:,} bytes, its record at byte {start:,} has "
+                f"{stop - start:,}; the file is damaged"
+            )
+        return start, stop
+
+
+def _mapping(tree: object, what: str) -> Mapping[Any, Any]:
+    if not isinstance(tree, Mapping):
+        raise CorruptError(f"{what} holds a {type(tree).__name__}, not the dict that DeepSpeed writes")
+    return tree
+
+
+def _view(place: Place, file: str) -> memoryview:
+    try:
+        fd = os.open(place.resolve(file), os.O_RDONLY)
+    except PermissionError:
+        raise MissingFileError(f"no permission to read {file!r}; ask its owner for `chmod a+r`") from None
+    try:
+        return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b"")
+    finally:
+        os.close(fd)
