@@ -1,0 +1,43 @@
+"""Every notebook runs from its own folder, shows what its story promises, and is stored without outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+#: What must be among the outputs of a notebook that was run.
+PROMISES = {
+    "01_open_and_look": [
+        "dcp_fsdp2", "model.layers.2.mlp.up_proj.weight", "exp_avg_sq", "standard deviation", "(3, 3, (0.9, 0.95))",
+        "-0.0240",
+    ],
+}  # fmt: skip
+
+
+def test_there_are_notebooks_and_each_has_promises():
+    assert {path.stem for path in NOTEBOOKS} == set(PROMISES)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert not cell.get("outputs") and not cell.get("execution_count"), "run nbstripout before committing"
+
+
+@pytest.mark.notebook
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter_client's own event loop handling
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_what_it_promises(path):
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(path.parent)}}).execute()
+    shown = "\n".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
+    for promise in PROMISES[path.stem]:
+        assert promise in shown, promise
+    errors = [o for cell in notebook.cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
+    assert not errors, errors
