@@ -43,7 +43,8 @@ class Lease:
     """A session's hold on an open checkpoint; releasing it twice does nothing."""
 
     def __init__(self, registry: Registry, entry: Entry, checkpoint: Checkpoint) -> None:
-        self._registry, self._entry = registry, entry
+        self._registry = registry
+        self._entry: Entry | None = entry
         self.checkpoint = checkpoint
 
     def release(self) -> None:

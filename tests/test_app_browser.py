@@ -1,0 +1,344 @@
+"""The dashboard in a real Chromium that reaches nothing but loopback.
+
+::
+
+    served ──► the server in a thread of this process (so that the registry can be looked at), on ROOT:
+               llama/ (Hugging Face), run/step-2, run/step-4 (DCP), names/ (hostile), broken/, changing/, huge/ (sparse)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from workbench.app.registry import shared
+from workbench.app.serve import start
+
+pytestmark = pytest.mark.browser
+
+REPO = Path(__file__).resolve().parents[1]
+WAIT = 20_000  # ms
+EVIL = '<img src=x onerror="window.pwned=1">'
+NAMES = [f"{EVIL}.weight", "\x1b[31mred\x1b[0m", "abc\u202etxt.exe", "[click](javascript:window.pwned=2)", "<%= 1+1 %>"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, samples):
+    root = tmp_path_factory.mktemp("served") / "ckpts"
+    shutil.copytree(samples / "hf_llama_bf16_sharded", root / "llama")
+    shutil.copytree(samples / "titan_run", root / "run")
+    for name in ("names", "broken", "changing", "huge", "[x](javascript:window.pwned=3) <b>bold<b>"):
+        (root / name).mkdir()
+    save_file({name: torch.ones(3, 3) for name in NAMES}, root / "names" / "model.safetensors")
+    save_file({"w": torch.ones(2)}, root / "[x](javascript:window.pwned=3) <b>bold<b>" / "model.safetensors")
+    save_file({"w": torch.ones(50, 50)}, root / "changing" / "model.safetensors")
+    whole = (root / "changing" / "model.safetensors").read_bytes()
+    (root / "broken" / "model.safetensors").write_bytes(whole[:-100])
+    _sparse(root / "huge" / "model.safetensors", 300_000_000)
+    outside = root.parent / "outside"
+    shutil.copytree(root / "llama", outside)
+    (root / "link").symlink_to(outside)
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(root):
+    """URL of a running server; sessions of closed pages are dropped after some seconds."""
+    ready, server = threading.Event(), []
+
+    def run():
+        asyncio.set_event_loop(asyncio.new_event_loop())
+        times = {"unused_session_lifetime_milliseconds": 2000, "check_unused_sessions_milliseconds": 500}
+        server.append(start(root, 0, **times))
+        server[0].start()
+        ready.set()
+        server[0].io_loop.start()
+        server[0].stop()
+        server[0].io_loop.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield f"http://127.0.0.1:{server[0].port}/"
+    server[0].io_loop.add_callback(server[0].io_loop.stop)
+    thread.join(20)
+
+
+@pytest.fixture
+def quiet(page):
+    """A page that must have asked nobody outside and said no error when the test is over."""
+    page.set_default_timeout(WAIT)
+    yield page
+    assert page.external == []
+    assert page.console_errors == []
+    assert page.evaluate("window.pwned") is None
+
+
+def test_pick_a_checkpoint_and_read_true_numbers(quiet, served, root):
+    page = quiet
+    page.goto(served)
+    page.get_by_text("Nothing is open yet").wait_for()
+    page.locator(".ckpt b", has_text=re.compile("^llama$")).click()
+    facts = page.locator(".facts").first
+    facts.wait_for()
+    tensors = {k: v for file in (root / "llama").glob("*.safetensors") for k, v in load_file(file).items()}
+    words = facts.inner_text()
+    assert f"{sum(t.numel() for t in tensors.values()):,}" in words
+    assert f"{len(tensors):,} in {len(tensors):,} chunks" in words
+    assert "safetensors" in words
+    page.locator("canvas").first.wait_for()
+    assert parse_qs(urlsplit(page.url).query)["ckpt"] == ["llama"]
+
+
+def test_filter_sort_select_and_see_the_tensor(quiet, served, samples):
+    page = quiet
+    page.goto(f"{served}?ckpt=run/step-4")
+    page.get_by_role("tab", name="Tensors").click()
+    truth = load_file(samples / "truth" / "titan_run" / "step-4.safetensors")
+    wanted = [key for key in truth if re.search(r"layers\.1.*exp_avg$", key)]
+    box = page.get_by_label("Filter names")
+    box.fill(r"layers\.1.*exp_avg$")
+    box.press("Enter")
+    page.get_by_text(f"{len(wanted)} of ").wait_for()
+    page.locator('.tabulator-col[tabulator-field="nbytes"] .tabulator-col-sorter').click()
+    page.wait_for_timeout(500)
+    cell = page.locator('.tabulator-cell[tabulator-field="name"] span').nth(1)
+    name = cell.inner_text()
+    assert name in wanted
+    cell.click()
+    page.locator("h2.selected", has_text=re.compile(f"^{re.escape(name)}$")).wait_for()
+    page.locator(".stats").wait_for()
+    tensor = truth[name].float()
+    words = page.locator(".stats").inner_text().replace("−", "-")
+    assert f"{tensor.min().item():.5g}" in words and f"{tensor.max().item():.5g}" in words
+    worst = page.locator(".worst td.n").first.inner_text().replace("−", "-")
+    assert float(worst) == pytest.approx(tensor.flatten()[tensor.abs().argmax()].item(), rel=1e-4)
+    for heading in ("Histogram", "Heat map", "Worst elements", "Chunks"):
+        assert page.locator("h3", has_text=heading).count() == 1
+    assert page.locator("canvas").count() >= 2
+    query = parse_qs(urlsplit(page.url).query)
+    assert query["tensor"] == [name] and query["tab"] == ["tensors"] and query["q"] == [r"layers\.1.*exp_avg$"]
+
+
+def test_a_deep_link_restores_the_selection_and_back_leads_back(quiet, served):
+    page, key = quiet, "model.layers.1.mlp.down_proj.weight"
+    page.goto(f"{served}?ckpt=llama&tensor={key}&tab=tensors&q={quote('mlp|norm')}")
+    page.locator("h2.selected", has_text=key).wait_for()
+    page.locator(".stats").wait_for()
+    assert page.get_by_label("Filter names").input_value() == "mlp|norm"
+    assert page.get_by_role("tab", name="Tensors").get_attribute("aria-selected") == "true"
+    marked = page.locator('.tabulator-selected [tabulator-field="name"]')
+    marked.wait_for()
+    assert marked.inner_text() == key
+    page.goto(f"{served}?ckpt=llama&tensor=gone&tab=tensors")
+    page.get_by_text("'gone', which this checkpoint lacks").wait_for()
+
+
+def test_an_invalid_pattern_is_a_sentence(quiet, served):
+    page = quiet
+    page.goto(f"{served}?ckpt=llama&tab=tensors")
+    box = page.get_by_label("Filter names")
+    box.fill("layers[")
+    box.press("Enter")
+    page.get_by_text("no regular expression: unterminated character set (character 7)").wait_for()
+    assert page.locator('.tabulator-cell[tabulator-field="name"]').count() == 10
+    box.fill("layers")
+    box.press("Enter")
+    page.get_by_text(re.compile(r"\d+ of \d+ tensors")).wait_for()
+
+
+@pytest.mark.parametrize(
+    "path, words",
+    {
+        "broken": "truncated",
+        "../outside": "climbs out",
+        "link": "leaves ROOT",
+    }.items(),
+)
+def test_what_cannot_or_may_not_be_opened_is_a_sentence(quiet, served, path, words):
+    page = quiet
+    page.goto(f"{served}?ckpt={quote(path)}")
+    page.locator(".said.error", has_text=words).wait_for()
+    assert "Traceback" not in page.content()
+    assert page.get_by_role("tab").count() == 0
+
+
+def test_the_list_names_nothing_outside_root(quiet, served):
+    page = quiet
+    page.goto(served)
+    page.locator(".ckpt").first.wait_for()
+    names = page.locator(".ckpt b").all_inner_texts()
+    assert "llama" in names and not {"link", "outside"} & set(names)
+    page.get_by_label("Find a checkpoint").press_sequentially("STEP-4")
+    page.wait_for_function("document.querySelectorAll('*').length > 0")
+    page.locator(".ckpt b", has_text="llama").wait_for(state="detached")
+    assert page.locator(".ckpt b").all_inner_texts() == ["run/step-4"]
+
+
+def test_hostile_names_are_shown_and_obeyed_nowhere(quiet, served):
+    page = quiet
+    page.goto(f"{served}?ckpt=names&tab=tensors&tensor={quote(NAMES[0])}")
+    page.locator("h2.selected", has_text=EVIL).wait_for()
+    cells = page.locator('.tabulator-cell[tabulator-field="name"]')
+    cells.first.wait_for()
+    shown = set(cells.all_inner_texts())
+    assert {f"{EVIL}.weight", r"\x1b[31mred\x1b[0m", r"abc\u202etxt.exe", NAMES[3], NAMES[4]} <= shown
+    assert (
+        set(page.locator('.tabulator-cell[tabulator-field="name"] span').evaluate_all("e => e.map(x => x.title)"))
+        == shown
+    )
+    cells.first.hover()
+    page.get_by_role("tab", name="Overview").click()
+    chart = page.locator(".bk-events").nth(2)  # of modules: its bars are these names
+    chart.wait_for()
+    box = chart.bounding_box()
+    chart.hover(position={"x": box["width"] * 0.6, "y": box["height"] * 0.5})
+    page.locator(".bk-tooltip-row-value, .bk-Tooltip").first.wait_for()
+    page.goto(f"{served}?ckpt={quote('[x](javascript:window.pwned=3) <b>bold<b>')}")
+    page.locator("h2", has_text="<b>bold<b>").wait_for()
+    page.goto(f"{served}?ckpt={quote(EVIL)}")
+    page.locator(".said.error", has_text="does not exist").wait_for()
+    assert page.locator("a[href^='javascript']").count() == 0
+    assert page.locator("img[src='x']").count() == 0
+
+
+def test_a_file_that_changes_under_an_open_page_is_a_sentence(quiet, served, root):
+    page = quiet
+    page.goto(f"{served}?ckpt=changing&tab=tensors")
+    page.locator('.tabulator-cell[tabulator-field="name"]').first.wait_for()
+    save_file({"w": torch.zeros(60, 60)}, root / "changing" / "model.safetensors")
+    page.locator('.tabulator-cell[tabulator-field="name"]').first.click()
+    page.locator(".said.error", has_text="open it again").wait_for()
+
+
+def test_long_reads_show_progress_can_be_cancelled_and_leave_the_server_awake(quiet, served):
+    page = quiet
+    page.goto(f"{served}?ckpt=huge&tab=tensors&tensor=w")
+    page.get_by_text(re.compile(r"reading, [1-9]\d?%")).wait_for()
+    began = time.monotonic()
+    with urllib.request.urlopen(f"{served}liveness", timeout=10) as reply:
+        assert json.load(reply)["/liveness"] is True
+    assert time.monotonic() - began < 2
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("Cancelled.").wait_for()
+    page.wait_for_timeout(300)
+    assert page.locator(".stats").count() == 0
+
+
+def test_two_sessions_share_a_checkpoint_and_closing_both_releases_it(browser, quiet, served, root):
+    page, path = quiet, root / "run" / "step-2"
+    other = browser.new_page()
+    for session in (page, other):
+        session.goto(f"{served}?ckpt=run/step-2")
+        session.locator(".facts").first.wait_for(timeout=WAIT)
+    assert shared._entries[path.resolve()].holders == 2
+    other.close()
+    page.locator(".ckpt b", has_text=re.compile("^llama$")).click()  # the one turns elsewhere, the other has left
+    page.locator("h2", has_text="llama").wait_for()
+    deadline = time.monotonic() + 30
+    while path.resolve() in shared._entries and time.monotonic() < deadline:
+        page.wait_for_timeout(200)
+    assert path.resolve() not in shared._entries
+
+
+def test_narrow_and_dark(quiet, served):
+    page = quiet
+    page.set_viewport_size({"width": 800, "height": 900})
+    page.goto(served)
+    page.locator(".ckpt b", has_text=re.compile("^llama$")).click()
+    page.locator(".facts").first.wait_for()
+    page.locator(".MuiDrawer-root .ckpt").first.wait_for(state="hidden")  # the list makes room for what it opened
+    page.get_by_label("Toggle theme").click()
+    page.wait_for_timeout(500)
+    lightness = "e => Math.max(...getComputedStyle(e).color.match(/\\d+/g).slice(0, 3).map(Number))"
+    assert page.locator(".facts span").first.evaluate(lightness) > 200
+    page.get_by_role("tab", name="Tensors").click()
+    name = page.locator('.tabulator-cell[tabulator-field="name"]').first
+    name.wait_for()
+    assert name.evaluate(lightness) > 200
+    assert name.bounding_box()["width"] >= 240
+    assert page.evaluate("document.documentElement.scrollWidth") <= 800
+
+
+def test_panel_serve_works_even_when_the_session_expires_before_the_websocket_opens(quiet, root, free_port):
+    """With 1 ms of life every page's session is made twice; the second must not ask a CDN for its style sheets."""
+    port = free_port()
+    flags = ["--unused-session-lifetime", "1", "--check-unused-sessions", "50", "--liveness"]
+    command = ["-m", "panel", "serve", "workbench/app", "--port", str(port), *flags, "--args", str(root)]
+    url = f"http://localhost:{port}/"
+    with _process(command, f"{url}liveness"):
+        for _ in range(2):
+            quiet.goto(f"{url}app?ckpt=llama&tab=tensors&tensor=lm_head.weight")
+            quiet.locator(".stats").wait_for()
+            assert quiet.external == []
+
+
+def test_workbench_serve_prints_its_address_and_ends_on_an_interrupt(quiet, root, free_port):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    with _process(["-m", "workbench", "serve", str(root), "--port", str(port)], f"{url}liveness") as process:
+        for host in ("127.0.0.1", "localhost"):
+            quiet.goto(f"http://{host}:{port}/?ckpt=llama")
+            quiet.locator(".facts").first.wait_for()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 0 and url in out and "Traceback" not in err
+
+
+class _process:
+    """A Python subprocess in the repository's root that answers at a URL; ended, and its output kept, on exit."""
+
+    def __init__(self, arguments, url):
+        self._url = url
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("BOKEH_", "PANEL_"))}
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=REPO,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self):
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(self._url, timeout=5).close()
+                return self._process
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self._process.kill()
+                    pytest.fail(f"no answer at {self._url}: {self._process.communicate()[1][-2000:]}")
+                time.sleep(0.1)
+
+    def __exit__(self, *_):
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.communicate(timeout=20)
+
+
+def _sparse(path: Path, elements: int) -> None:
+    """A safetensors file of one bfloat16 tensor of zeros that takes no room on the disk."""
+    header = json.dumps(
+        {"w": {"dtype": "BF16", "shape": [elements // 1000, 1000], "data_offsets": [0, 2 * elements]}}
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * elements)
