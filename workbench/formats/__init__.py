@@ -63,6 +63,7 @@ FORMATS: dict[str, Format] = {
         Format(
             "bytecheckpoint", "ByteCheckpoint", "model/, optimizer/, extra_state/", "bytecheckpoint 0.0.2 – 0.0.3"
         ),
+        Format("vescale", "veScale (legacy)", "model/, optimizer/pp_R/", "veScale 2024, legacy/vescale"),
         Format("dcp", "PyTorch distributed checkpoint", ".metadata, __R_N.distcp", "torch 2.1 – 2.13"),
         Format("safetensors", "safetensors", "*.safetensors, *.index.json", "safetensors 0.8, peft 0.21"),
         Format("torch_save", "torch.save", "zip, legacy or tar file", "torch 0.1 – 2.13"),
