@@ -30,14 +30,20 @@ __all__ = ["Found", "discover", "pick", "step_of"]
 #: Megatron's; DeepSpeed's, and that of what its ds_to_universal.py made
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
 TRACKER_LIMIT = 4096  #: bytes of a tracker; real ones hold one number or name
-FILES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors")  #: single-file checkpoints
+#: Single-file checkpoints.
+FILES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors", ".pdparams", ".pdopt", ".pdckpt")
 BESIDE = (".pt", ".pth", ".ckpt")  #: those that lie beside a folder's weights without being part of them
 #: Not a checkpoint of their own: parts of one that lies in the same folder.
 PARTS = re.compile(
     r"training_args\.bin|scheduler(_\d+)?\.(bin|pt)|sampler(_\d+)?\.bin|scaler\.pt|rng_state.*\.pth|optimizer.*\.(bin|pt)"
+    r"|(scheduler|scaler)\.pdparams"
 )
 #: Formats whose subfolders belong to them.
-CLOSED = {"megatron_dist", "megatron_legacy", "dcp", "hf_trainer", "accelerate", "lightning", "bytecheckpoint", "vescale", "deepspeed", "deepspeed_universal"}
+CLOSED = {
+    "megatron_dist", "megatron_legacy", "dcp", "hf_trainer", "accelerate", "lightning", "bytecheckpoint", "vescale",
+    "deepspeed", "deepspeed_universal", "paddlenlp", "paddle_dist",
+}  # fmt: skip
+STATE = "trainer_state.json"  #: of Hugging Face's trainer and of PaddleNLP's
 MAX_NAMED = 3
 
 _STEP = re.compile(
@@ -188,7 +194,7 @@ def _found(place: Place, path: str, format: str, named: str) -> Found:
     nbytes, mtime = _size(place)
     try:
         why = _COMPLETE.get(format, _nothing)(place)
-        step = _stored_step(place) if format == "hf_trainer" else None
+        step = _stored_step(place) if format in ("hf_trainer", "paddlenlp") and STATE in place.files else None
     except WorkbenchError as error:
         why, step = str(error), None
     return Found(path, format, step_of(named) if step is None else step, nbytes, mtime, not why, why)
@@ -212,7 +218,7 @@ def _quietly(place: Place, folder: str) -> list[Any]:
 
 
 def _stored_step(place: Place) -> int | None:
-    state = place.read_json("trainer_state.json")
+    state = place.read_json(STATE)
     step = state.get("global_step") if isinstance(state, dict) else None
     return step if type(step) is int else None
 
@@ -340,7 +346,27 @@ def _megatron_legacy(place: Place) -> str:
     return f"{total - len(ranks)} of {total} mp_rank folders are missing" if len(ranks) < total else ""
 
 
+def _paddle_dist(place: Place) -> str:
+    if any(re.fullmatch(r"\d+\.metadata", name) for name in place.files) or "model_state" in place.folders:
+        return ""
+    return "N.metadata is missing"
+
+
+def _paddlenlp(place: Place) -> str:
+    """Unified: the files of every index. Legacy and fleet name no list; opening checks the grid of ranks."""
+    for name in place.files:
+        if name.endswith(".safetensors.index.json"):
+            document = place.read_json(name)
+            weights = document.get("weight_map") if isinstance(document, dict) else None
+            named = set(map(str, weights.values())) if isinstance(weights, dict) else set()
+            if lost := sorted(file for file in named if not place.exists(file)):
+                return f"{len(lost)} files of {name!r} are missing, first {lost[0]!r}"
+    return ""
+
+
 _COMPLETE: Mapping[str, Callable[[Place], str]] = {
+    "paddle_dist": _paddle_dist,
+    "paddlenlp": _paddlenlp,
     "megatron_dist": _megatron_dist,
     "megatron_legacy": _megatron_legacy,
     "dcp": _dcp,

@@ -50,8 +50,14 @@ class Format:
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
+        Format(
+            "paddlenlp", "PaddleNLP checkpoint-N, fleet", "model_state*.pdparams, mp_TT_sharding_SS_pp_PP/",
+            "paddlenlp 3.0.0b4",
+        ),  # fmt: skip
         Format("hf_trainer", "Hugging Face Trainer checkpoint-N", "trainer_state.json", "transformers 5.23"),
         Format("accelerate", "accelerate save_state", "pytorch_model_fsdp_0/, optimizer_0/", "accelerate 1.15"),
+        Format("megatron_dist", "Megatron-core torch_dist", "metadata.json, .metadata, common.pt", "megatron-core 0.16 – 0.20"),
+        Format("megatron_legacy", "Megatron-LM mp_rank folders", "mp_rank_TT[_PPP][_EEE]/", "megatron-core 0.16"),
         Format(
             "deepspeed_universal", "DeepSpeed universal", "zero/NAME/fp32.pt", "deepspeed 0.19"
         ),
@@ -65,6 +71,8 @@ FORMATS: dict[str, Format] = {
         ),
         Format("vescale", "veScale (legacy)", "model/, optimizer/pp_R/", "veScale 2024, legacy/vescale"),
         Format("dcp", "PyTorch distributed checkpoint", ".metadata, __R_N.distcp", "torch 2.1 – 2.13"),
+        Format("paddle_dist", "paddle.distributed", "N.metadata, R_N.distcp or .safetensors", "paddlepaddle 3.3"),
+        Format("paddle_save", "paddle.save", ".pdparams, .pdopt, …", "paddlepaddle 3.3"),
         Format("safetensors", "safetensors", "*.safetensors, *.index.json", "safetensors 0.8, peft 0.21"),
         Format("torch_save", "torch.save", "zip, legacy or tar file", "torch 0.1 – 2.13"),
     )

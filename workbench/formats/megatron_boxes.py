@@ -130,9 +130,10 @@ def views(catalog: Catalog, run: Run) -> list[Catalog]:
     return [replace(view, objects=ObjectTable(), views=None) for view in found if len(view)]
 
 
-def renamed(catalog: Catalog, tensors: Sequence[int], keys: Sequence[str], fqns: Sequence[str | None]) -> Catalog:
-    """Some tensors of a catalog under other names."""
-    return replace(catalog.take(np.array(tensors, np.int64)), keys=list(keys), fqns=list(fqns))
+def renamed(catalog: Catalog, rows: Sequence[tuple[int, str, str]]) -> Catalog:
+    """Some tensors of a catalog under other names, as ``(position, key, fqn)``."""
+    narrow = catalog.take(np.array([tensor for tensor, _, _ in rows], np.int64))
+    return replace(narrow, keys=[key for _, key, _ in rows], fqns=[fqn for _, _, fqn in rows])
 
 
 def expert_names(key: str, expert: int) -> tuple[str, str]:
@@ -150,7 +151,7 @@ def _respelled(catalog: Catalog, known: set[str]) -> Catalog:
             key = _with_fqn(catalog.keys[tensor], fqn, other)
             if key not in known:
                 rows.append((tensor, key, other))
-    return renamed(catalog, *([row[k] for row in rows] for k in range(3)))
+    return renamed(catalog, rows)
 
 
 def _qkv(catalog: Catalog, run: Run, known: set[str]) -> Catalog:
@@ -185,14 +186,12 @@ def _expert_views(catalog: Catalog, known: set[str]) -> list[Catalog]:
     if len(narrow):
         roles = np.repeat(np.array(narrow.roles, object), narrow.shape[:, 0]).tolist()
         for spelling in (0, 1):
-            names = [
+            names: list[str | None] = [
                 expert_names(str(fqn), e)[spelling]
                 for fqn, n in zip(narrow.fqns or (), narrow.shape[:, 0].tolist(), strict=True)
                 for e in range(n)
             ]
-            cut = unstack(
-                narrow, np.ones(len(narrow), bool), lambda key, e, spelling=spelling: expert_names(key, e)[spelling]
-            )
+            cut = unstack(narrow, np.ones(len(narrow), bool), _SPELLINGS[spelling])
             found.append(replace(cut, fqns=names, roles=roles))
     groups: dict[tuple[str, str], dict[int, int]] = {}
     for tensor, fqn in enumerate(fqns):
@@ -214,8 +213,19 @@ def _expert_views(catalog: Catalog, known: set[str]) -> list[Catalog]:
             name = expert_names(stack, e)[1]
             singles.append((t, _with_fqn(key, stack, name), name))
     if targets:
-        found += [compose(catalog, targets), renamed(catalog, *([row[k] for row in singles] for k in range(3)))]
+        found += [compose(catalog, targets), renamed(catalog, singles)]
     return found
+
+
+def _sequential(key: str, expert: int) -> str:
+    return expert_names(key, expert)[0]
+
+
+def _grouped(key: str, expert: int) -> str:
+    return expert_names(key, expert)[1]
+
+
+_SPELLINGS = (_sequential, _grouped)
 
 
 def _with_fqn(key: str, fqn: str, other: str) -> str:
@@ -237,7 +247,7 @@ def _trimmed(catalog: Catalog) -> Catalog:
     """Without the padding that no tensor uses any more."""
     dims = max(1, int(catalog.ndim.max(initial=0)))
     assert catalog.strides is not None
-    columns = {name: np.ascontiguousarray(getattr(catalog, name)[:, :dims]) for name in ("shape", "offsets", "sizes")}
+    wide = ("shape", "offsets", "sizes")
+    columns: dict[str, Any] = {name: np.ascontiguousarray(getattr(catalog, name)[:, :dims]) for name in wide}
     inner = catalog.inner if catalog.inner is not None and catalog.inner.any() else None
     return replace(catalog, **columns, strides=np.ascontiguousarray(catalog.strides[:, :dims]), inner=inner)
-

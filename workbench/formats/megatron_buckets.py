@@ -6,7 +6,7 @@
                                        │          │                                            │
         TP × PP group, TP fastest ─────┘          └ buffer: model chunk, then dtype            └ gradient bucket
 
-    │ output_layer │ ░ │ final_layernorm │ ░ │ layers.3.mlp.linear_fc2 │ …        one chunk a parameter, hole and DP rank
+    │ output_layer │ ░ │ final_layernorm │ ░ │ layers.3.mlp.linear_fc2 │ …        a chunk a parameter, hole and DP rank
 
 No name is in the file. Parameters lie in reverse model order, each on a multiple of 64 elements; the model's order
 follows from how Megatron registers its modules. A candidate order counts only if every bucket is filled to the
@@ -105,7 +105,7 @@ def named_buckets(place: Place, catalog: Catalog, run: Run, notes: list[str]) ->
         for buffer, states in sorted(by_buffer.items()):
             dtype = dtypes[chain, group, buffer]
             nth, seen[dtype] = seen[dtype], seen[dtype] + 1
-            layout_ = _fit(catalog, model, group, nth, dtype, bool(chain), states)
+            layout_ = _fit(catalog, model, group, nth, dtype, states)
             if layout_ is None:
                 lost.append(f"{chain}dp_group_idx_{group}.gbuf_idx_{buffer}")
                 continue
@@ -145,7 +145,7 @@ class _Model:
         self.dtype = {catalog.keys[t]: catalog.dtype_of(t).torch_name for t in params}
         self._made: dict[Any, list[Param] | None] = {}
 
-    def candidates(self, group: int, nth: int, dtype: str, chained: bool) -> Iterator[list[Param]]:
+    def candidates(self, group: int, nth: int, dtype: str) -> Iterator[list[Param]]:
         """Orders that a buffer may have, the likeliest first: dense or expert, local or Transformer Engine modules."""
         if nth >= len(self.stages):
             return
@@ -196,7 +196,9 @@ class _Model:
         if last and not first and not expert and "output_layer.weight" not in self.shapes:
             key = "embedding.word_embeddings.weight"  # tied: the last stage optimizes a copy of its own
             if self.dtype.get(key) == dtype:
-                copy = self._one("output_layer.weight", key, self.shapes[key], tp_rank, self.tp, None, "output_layer.weight")
+                copy = self._one(
+                    "output_layer.weight", key, self.shapes[key], tp_rank, self.tp, None, "output_layer.weight"
+                )
                 found += [copy] if copy else []
         return sorted(found, key=lambda param: layout.model_order(param.name))[::-1]
 
@@ -242,7 +244,7 @@ class _Model:
 
 
 def _fit(
-    catalog: Catalog, model: _Model, group: int, nth: int, dtype: str, chained: bool, states: Mapping[str, Any]
+    catalog: Catalog, model: _Model, group: int, nth: int, dtype: str, states: Mapping[str, Any]
 ) -> tuple[list[Param], list[tuple[int, int]]] | None:
     """The first candidate order that fills the buckets of every state, with each parameter's bucket and start."""
     buckets = [sorted(tensors) for tensors in states.values()]
@@ -253,7 +255,7 @@ def _fit(
     if any(int(catalog.shape[table[k], 0]) != sizes[k] for table in tables for k in table):
         return None
     edges = [_edges(catalog, tables[0][k]) for k in buckets[0]]
-    for params in model.candidates(group, nth, dtype, chained):
+    for params in model.candidates(group, nth, dtype):
         places = layout.fill_buckets([param.numel for param in params], sizes)
         if places is None:
             continue
@@ -291,9 +293,7 @@ class _Cutter:
         for param, (bucket, start) in zip(params, places, strict=True):
             tensor = buckets[bucket]
             key = f"optimizer.state.{state}.{param.target}"
-            target = self.builder.tensor(
-                key, self.catalog.dtype_of(tensor), param.shape, fqn=param.target, role=role
-            )
+            target = self.builder.tensor(key, self.catalog.dtype_of(tensor), param.shape, fqn=param.target, role=role)
             at = start
             for sizes, offsets in param.parts:
                 numel = int(np.prod(sizes, dtype=np.int64))
@@ -338,4 +338,3 @@ class _Cutter:
 
 def _padded(rows: Sequence[tuple[int, ...]], dims: int, fill: int) -> Array:
     return np.array([(*row, *([fill] * (dims - len(row)))) for row in rows], np.int64).reshape(len(rows), dims)
-

@@ -189,9 +189,7 @@ def _names(keys: list[str]) -> tuple[list[str | None], list[str]]:
     return fqns, roles
 
 
-def _facts(
-    place: Place, base: Catalog, common: Mapping[str, Any], run: Run, notes: list[str]
-) -> dict[str, Any]:
+def _facts(place: Place, base: Catalog, common: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
     step = common.get("iteration")
     source = f"args in {COMMON if COMMON in place.files else COMMON_OBJECT}"
     facts: dict[str, Any] = {
@@ -210,8 +208,7 @@ def _facts(
     if "integrity.json" in place.files:
         document = place.read_json("integrity.json")
         files = document.get("files") if isinstance(document, dict) else None
-        known = isinstance(files, dict) and isinstance(document.get("algorithm"), str)
-        if known:
+        if isinstance(files, dict) and isinstance(document.get("algorithm"), str):
             facts["integrity"] = {"file": "integrity.json", "algorithm": document["algorithm"], "files": len(files)}
         else:
             notes.append("integrity.json is not what Megatron writes: no algorithm or no files in it")
@@ -278,7 +275,7 @@ def _steps(
     alone = builder.build(named=True)
     owners = [f for f, role in zip(main.fqns or (), main.roles or (), strict=True) if role == "exp_avg" and f]
     owners += [other for fqn in owners if (other := layout.respelled(fqn)) is not None]
-    view = boxes.renamed(alone, [0] * len(owners), [f"optimizer.state.step.{fqn}" for fqn in owners], owners)
+    view = boxes.renamed(alone, [(0, f"optimizer.state.step.{fqn}", fqn) for fqn in owners])
     return boxes.concat([main, alone]), view
 
 
@@ -335,9 +332,7 @@ def _grid_makers(
         by_layer: dict[int, dict[tuple[int, ...], str]] = {}
         for at, key in cells.items():
             by_layer.setdefault(at[0], {})[at[1:]] = key
-        return {
-            _layer_key(name, layer): partial(_cells, stored, shape[1:], part) for layer, part in by_layer.items()
-        }
+        return {_layer_key(name, layer): partial(_cells, stored, shape[1:], part) for layer, part in by_layer.items()}
     return {name: partial(_cells, stored, shape, cells)}
 
 

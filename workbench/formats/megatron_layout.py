@@ -251,7 +251,7 @@ def local_pieces(
 
 
 def qkv_rows(run: Run, rows: int) -> list[tuple[str, int, int, int]] | None:
-    """Boxes of a fused QKV's rows as ``(side, first row, count, first row in q, k or v)``; by group: queries, key, value.
+    """Boxes of a fused QKV's rows as ``(side, first row, count, first row in q, k or v)``, group after group.
 
     ``None`` where ``args`` do not tell the geometry, or it is not that of these rows.
     """
@@ -295,7 +295,8 @@ _ORDER = {
         ("embedding", "decoder", "encoder", "mtp", "output_layer"),
         ("word_embeddings", "position_embeddings", "tokentype_embeddings"),
         ("enorm", "hnorm", "eh_proj", "transformer_layer", "layers", "final_layernorm"),
-        ("input_layernorm", "self_attention", "pre_cross_attn_layernorm", "cross_attention", "pre_mlp_layernorm", "mlp"),
+        ("input_layernorm", "self_attention", "pre_cross_attn_layernorm", "cross_attention", "pre_mlp_layernorm",
+         "mlp"),
         ("linear_proj", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
          "linear_kv_up_proj", "linear_qkv", "linear_q", "linear_kv", "q_layernorm", "k_layernorm", "kv_layernorm"),
         ("router", "experts", "shared_experts", "linear_fc1", "linear_fc2", "gate_weight"),
@@ -348,7 +349,7 @@ def flat_layout(numels: Iterable[int], alone: Iterable[bool], bucket: int | None
 
 
 def fill_buckets(numels: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Bucket and start of each parameter (in buffer order), given the buckets' unpadded sizes; ``None``: they do not fit."""
+    """Bucket and start of each parameter (in buffer order) in buckets of these unpadded sizes, ``None``: no fit."""
     found: list[tuple[int, int]] = []
     bucket = at = 0
     for numel in numels:
@@ -370,7 +371,9 @@ def assign(
     Megatron deals the model's parameters to groups by weight decay (none for biases and vectors), by expert
     parallelism and by a learning rate of their own for embedding and output; inside a group the model's order stays.
     """
-    flags = [(bool(g.get("is_expert_parallel")), g.get("wd_mult", 1.0) == 0, bool(g.get("is_decoupled_lr"))) for g in groups]
+    flags = [
+        (bool(g.get("is_expert_parallel")), g.get("wd_mult", 1.0) == 0, bool(g.get("is_decoupled_lr"))) for g in groups
+    ]
     if len(set(flags)) != len(flags):
         return None
     by_decay = len({flag[1] for flag in flags}) > 1 or flags[0][1]

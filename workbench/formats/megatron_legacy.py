@@ -51,7 +51,9 @@ FILE, FLAT = "model_optim_rng.pt", "distrib_optim.pt"
 AXES = ("tp", "pp", "ep")
 _FOLDER = re.compile(r"mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?")
 _CHUNK = re.compile(r"model(\d*)")
-_EXPERT = re.compile(r"(.+\.mlp\.experts\.local_experts\.)(\d+)(\..+)|(.+\.mlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)()", re.S)
+_EXPERT = re.compile(
+    r"(.+\.mlp\.experts\.local_experts\.)(\d+)(\..+)|(.+\.mlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)()", re.S
+)
 _BUFFER = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|.*_extra_state)", re.S)
 _EMPTY = np.empty(0, np.int64)
 MAX_NAMED = 4
@@ -156,7 +158,9 @@ def _parts(place: Place, notes: list[str]) -> list[Part]:
         loaded = reader.load_tree(place, f"{folder}/{FILE}")
         if not isinstance(loaded.tree, Mapping) or not any(_CHUNK.fullmatch(str(key)) for key in loaded.tree):
             raise CorruptError(f"{folder + '/' + FILE!r} holds no model: it is not what Megatron writes")
-        part = Part(folder, (0, 0, 0), loaded.tree, Run.of(loaded.tree.get("args")), {FILE: loaded.storages}, loaded.big)
+        part = Part(
+            folder, (0, 0, 0), loaded.tree, Run.of(loaded.tree.get("args")), {FILE: loaded.storages}, loaded.big
+        )
         if place.exists(f"{folder}/{FLAT}"):
             flat = reader.load_tree(place, f"{folder}/{FLAT}")
             part.flat, part.storages[FLAT] = flat.tree, flat.storages
@@ -237,7 +241,8 @@ def _absent(parts: Sequence[Part], run: Run, notes: list[str]) -> list[Part]:
         lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(there, (t, p, None))]
         lost += [(0, p, e) for p, e in product(range(sizes[1]), range(sizes[2])) if not _has(there, (None, p, e))]
     else:
-        lost = [at for at in product(*map(range, sizes)) if at not in there]
+        grid = product(range(sizes[0]), range(sizes[1]), range(sizes[2]))
+        lost = [at for at in grid if at not in there]
     alone = [at for at in lost if not _has(there, (None, at[1], None))]
     if alone:
         shown = ", ".join(_named(at) for at in alone[:MAX_NAMED])
@@ -313,7 +318,9 @@ class _Merger:
 
     def learn(self, part: Part, states: Held, offsets: Mapping[tuple[int, int], int]) -> None:
         """Keep what a rank's fp32 copies record of TP."""
-        copies = {name: by_state["fp32_param"][0] for name, by_state in states.named.items() if "fp32_param" in by_state}
+        copies = {
+            name: by_state["fp32_param"][0] for name, by_state in states.named.items() if "fp32_param" in by_state
+        }
         if not any("tensor_model_parallel" in copy.attrs for copy in copies.values()):
             return
         for (chunk, name), ref in copies.items():
@@ -456,15 +463,15 @@ def _tell(notes: list[str], held: Sequence[Held], merger: _Merger, parts: Sequen
 def _facts(parts: Sequence[Part], run: Run, notes: list[str], place: Place) -> dict[str, Any]:
     there = [part for part in parts if not part.absent]
     step = there[0].tree.get("iteration")
-    mesh = run.mesh if run.args else {"axes": {}, "unknown": list(layout.AXES)}
-    used = [axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in there)]
+    mesh: dict[str, Any] = run.mesh if run.args else {"axes": {}, "unknown": list(layout.AXES)}
+    used = [
+        axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in there)
+    ]
     folders = {
         part.folder: {axis: part.coordinates[k] for k, axis in enumerate(AXES) if axis in used or axis == "tp"}
         for part in there
     }
-    others = sorted(
-        {name for part in there for name in _listed(place, part.folder) if name not in (FILE, FLAT)}
-    )
+    others = sorted({name for part in there for name in _listed(place, part.folder) if name not in (FILE, FLAT)})
     if others:
         notes.append(f"files that are not read: {', '.join(map(repr, others[:MAX_NAMED]))}")
     facts: dict[str, Any] = {
@@ -476,14 +483,24 @@ def _facts(parts: Sequence[Part], run: Run, notes: list[str], place: Place) -> d
         "objects": {
             part.folder: [
                 name
-                for name in part.tree
+                for name, node in part.tree.items()
                 if type(name) is str and not _CHUNK.fullmatch(name) and (part is there[0] or name != "args")
+                if _says(node)
             ]
             for part in there
         },
     }
     facts |= {name: n for name in ("consumed_train_samples",) if (n := run.number(name)) is not None}
     return facts
+
+
+def _says(node: Any, depth: int = 0) -> bool:
+    """Whether anything but tensors is in a tree."""
+    if isinstance(node, TensorRef):
+        return False
+    if isinstance(node, (dict, list, tuple)) and node and depth < 32:
+        return any(_says(child, depth + 1) for child in (node.values() if isinstance(node, dict) else node))
+    return True
 
 
 def _listed(place: Place, folder: str) -> list[str]:
@@ -498,4 +515,3 @@ def _volume(sizes: Sequence[int]) -> int:
     for size in sizes:
         total *= size
     return total
-

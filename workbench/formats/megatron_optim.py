@@ -78,9 +78,7 @@ def held_states(
 # ---- groups --------------------------------------------------------------------------------------------------------
 
 
-def _by_groups(
-    held: Held, stored: Mapping[Any, Any], path: str, params: Mapping[Name, TensorRef], run: Run
-) -> None:
+def _by_groups(held: Held, stored: Mapping[Any, Any], path: str, params: Mapping[Name, TensorRef], run: Run) -> None:
     inner = stored.get("optimizer")
     base, where = (inner, f"{path}.optimizer") if isinstance(inner, Mapping) else (stored, path)
     state, groups = base.get("state"), base.get("param_groups")
@@ -89,12 +87,12 @@ def _by_groups(
         state = {}
     if not state and not masters:
         return
-    dealt = None
+    dealt = found = None
     if isinstance(groups, list) and groups and all(isinstance(group, Mapping) for group in groups):
         flat = {_joined(name): ref.shape for name, ref in params.items()}
+        names = {_joined(name): name for name in params}
         dealt = layout.assign(groups, flat, run.known("ep") > 1)
-    names = {_joined(name): name for name in params}
-    found = None if dealt is None else _verified(dealt, groups, state, masters, params, names)
+        found = None if dealt is None else _verified(dealt, groups, state, masters, params, names)
     if found is None:
         _unnamed(held, path, {"state": state, "fp32_from_fp16_params": masters or []}, where)
         held.reasons.append(f"{path}: its tensors are numbered, and Megatron's order of parameters does not fit them")
