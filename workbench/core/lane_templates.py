@@ -9,7 +9,8 @@ A pickler writes every record of a class by the same opcodes; numbers, strings a
 `derive` runs one record through a symbolic pickle machine, which tells the fields from the structure; `match` reads
 the records at many positions together, one lane each: a literal must be equal byte for byte, a field must be one of its
 opcodes, and moves the lane's pointer on by its own width. A lane that matches *is* that sequence of opcodes, whatever
-wrote it. Opcodes as in CPython 3.11 (``Modules/_pickle.c``), protocol 4 and later; the memo is counted, so only MEMOIZE fills it.
+wrote it. Opcodes as in CPython 3.11 (``Modules/_pickle.c``), protocol 4 and later; the memo is counted, so only
+MEMOIZE fills it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ for _op, _width in COUNTED.items():
 
 INT, REF, TEXT = "int", "ref", "text"
 FIELDS = {b"K"[0]: INT, b"M"[0]: INT, b"J"[0]: INT, 0x8A: INT, b"h"[0]: REF, b"j"[0]: REF, 0x8C: TEXT, b"X"[0]: TEXT}
-_STEP = {kind: np.array([WIDTH[op] + 1 if FIELDS.get(op) == kind and op != 0x8A else 0 for op in range(256)]) for kind in (INT, REF)}
+_STEP = {
+    kind: np.array([WIDTH[op] + 1 if FIELDS.get(op) == kind and op != 0x8A else 0 for op in range(256)])
+    for kind in (INT, REF)
+}
 _MASK = np.array([(1 << 8 * WIDTH[op]) - 1 if FIELDS.get(op) in (INT, REF) and op != 0x8A else 0 for op in range(256)])
 
 
@@ -56,11 +60,12 @@ class Unlike(Exception):
 
 @dataclass(eq=False)
 class Value:
-    """What a field's opcodes make: ``kind`` is ``int``, ``ref``, ``text``, ``const``, ``tuple``, ``list``, ``dict``, ``call`` or ``object``.
+    """What opcodes make of a record.
 
-    ``column`` numbers the template's columns of an int, ref or text (text: where its bytes start and stop). ``parts`` are a
-    tuple's or list's elements, a dict's keys and values in turn, a call's (callable, arguments), an object's (class, state).
-    ``at`` is the count of memoised objects before the token.
+    ``kind`` is ``int``, ``ref``, ``text``, ``const``, ``tuple``, ``list``, ``dict``, ``call`` or ``object``.
+    ``column`` numbers the template's columns of an int, ref or text (text: where its bytes start, the next one:
+    where they stop). ``parts`` are a tuple's or list's elements, a dict's keys and values in turn, a call's (callable,
+    arguments), an object's (class, state). ``at`` is the count of memoised objects before the token.
     """
 
     kind: str
@@ -76,8 +81,8 @@ class Value:
 class Template:
     """The steps to match, what they make, and which objects enter the memo.
 
-    ``steps`` are bytes (literal) or a field's kind. ``slots[i]`` is the i-th object that a lane memoises. ``literals`` are the
-    memo indices that the literal references name.
+    ``steps`` are bytes (literal) or a field's kind. ``slots[i]`` is the i-th object that a lane memoises. ``literals``
+    are the memo indices of literal references, each with the least count of objects memoised by the lane before it.
     """
 
     steps: tuple[bytes | str, ...]
@@ -88,7 +93,7 @@ class Template:
 
 
 def token(data: bytes | memoryview, pos: int) -> tuple[int, int]:
-    """Opcode at ``pos`` and the position after its argument. Raises IndexError at the end, `Unlike` for other opcodes."""
+    """Opcode at ``pos`` and the position after its argument. Raises IndexError at the end, `Unlike` for others."""
     op = data[pos]
     if (width := WIDTH[op]) >= 0:
         return op, pos + 1 + width
@@ -116,7 +121,7 @@ def derive(data: bytes | memoryview, pos: int) -> Template:
     literals: dict[int, int] = {}
     run = b""
     for start, end, made in spans:
-        if made is None or made.kind == REF and made.token in machine.structural:
+        if made is None or (made.kind == REF and made.token in machine.structural):
             run += bytes(data[start:end])
             if made is not None:
                 literals[made.number] = min(made.at, literals.get(made.number, made.at))
@@ -135,7 +140,7 @@ def _literal(run: bytes) -> list[bytes]:
 
 
 class _Machine:
-    """A pickle machine whose values are symbols. It may not reach below its own stack nor change what it did not make."""
+    """A pickle machine of symbols. It may not reach below its own stack nor change what it did not make."""
 
     def __init__(self) -> None:
         self.stack: list[Value] = []

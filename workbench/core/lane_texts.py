@@ -71,7 +71,7 @@ def _speak(rows: _Rows, todo: Ints, speaker: Ints) -> None:
     for _ in range(ROUNDS):
         if not len(todo):
             return
-        bits = max(10, min(22, int(len(todo)).bit_length() + 1))
+        bits = max(10, min(22, len(todo).bit_length() + 1))
         odd = random.integers(1 << 62, 1 << 63, rows.width // 8, np.uint64) * np.uint64(2) + np.uint64(1)
         slots = np.empty(len(todo), np.uint32)
         for block in range(0, len(todo), BLOCK):

@@ -6,11 +6,11 @@
                │     └────── a run ────────┘ └─ gap ─┘
     80 04      head  ▒                        e u b  head  ▒          …   tail .      the rest: ▒ stands for a run
 
-Where records start is guessed from their first bytes, and every guess is proved: from byte 0 on, one opcode is followed
-after the other, and a run is taken only where an opcode really starts, each record of it is the exact sequence of opcodes
-of its template, and each ends where the next begins. A record makes one object out of nothing, so leaving it
+Where records start is guessed from their first bytes, and every guess is proved: from byte 0 on, one opcode is
+followed after the other, and a run is taken only where an opcode really starts, each record of it is the exact sequence
+of opcodes of its template, and each ends where the next begins. A record makes one object out of nothing, so leaving it
 out and putting a mark in its place changes nothing else, once memo indices are counted anew. The rest is decoded by
-`unpickle.loads` under all its rules. Whatever does not fit raises `Unlike`: then the whole pickle has to be decoded.
+`unpickle` under all its rules. Whatever does not fit raises `Unlike`: then the whole pickle has to be decoded.
 
 Opcodes as in CPython 3.11 (``Modules/_pickle.c``); protocol 4 and later.
 """
@@ -20,25 +20,23 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
 from workbench.core import unpickle
-from workbench.core.lane_templates import MARGIN, REF, WIDTH, Bytes, Ints, Template, Unlike, Value, derive, match, position_type, token
+from workbench.core.lane_search import Chain, Records, search
+from workbench.core.lane_templates import MARGIN, REF, WIDTH, Ints, Unlike, token
 from workbench.core.stubs import Inert
 
 __all__ = ["Lanes", "Places", "Records", "Run", "Unlike", "read"]
 
 RUN = 8  # records; shorter runs stay where they are
-RARE = 64  # templates tried for one class without much success before the remaining records are left to the rest
-KINDS = 32  # classes tried, of each width of reference
 DEPTH = 100  # open marks around a record
 PINNED = 100_000  # records put back because the rest refers into them
 IRREGULAR = 0.2  # of the bytes: more than that and lanes are not worth their while
-SIGNATURE = b")\x81\x94}\x94("  # an object without arguments, memoised, and the dict of its state
 
 
 class Run(Inert):
@@ -53,31 +51,12 @@ class Run(Inert):
 
 
 @dataclass(eq=False)
-class Records:
-    """The records of one template. ``lane`` are their numbers, rising; ``columns`` the fields, ``(n,)`` each.
-
-    ``kind`` is the class as the rest decodes it; ``keys`` maps the state's keys to what they hold.
-    """
-
-    template: Template
-    lane: Ints
-    columns: list[Ints]
-    kind: Any = None
-    state: Mapping[Any, Value] = field(default_factory=dict)
-
-    def keep(self, good: np.ndarray[Any, np.dtype[np.bool_]]) -> Records:
-        if good.all():
-            return self
-        return Records(self.template, self.lane[good], [column[good] for column in self.columns])
-
-
-@dataclass(eq=False)
 class Lanes:
     """A pickle cut in two.
 
     Attributes:
-        value: the decoded rest; in place of each run, up to four `Run` that number its records, as many modulo 2: of several
-            records, the first is at an even place after the mark, and a `Run` of its last record follows.
+        value: the decoded rest; in place of each run, up to four `Run` that number its records. They are as many,
+            modulo 2. One of several records stands at an even place after the mark, one of a single record follows it.
         records: by template; the records that were put back into the rest are left out.
         cut: how many records there are in all.
         base: ``(lanes,)`` number of objects memoised before each record.
@@ -108,8 +87,8 @@ def read(
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) < 2 * MARGIN or buffer[0] != 0x80 or buffer[1] not in (4, 5):
         raise Unlike("no pickle of protocol 4")
-    starts, ends, owner, records = _match_all(data, buffer, run)
-    chain = _Chain(starts, ends, np.array([len(one.template.slots) for one in records], starts.dtype)[owner], run)
+    starts, ends, owner, records = search(data, buffer, run)
+    chain = Chain(starts, ends, np.array([len(one.template.slots) for one in records], starts.dtype)[owner], run)
     if not chain.runs or sum(stop - start for start, stop, *_ in chain.runs) < (1 - irregular) * len(data):
         raise Unlike("most of it is no run of records")
     walk = _Walk(data, chain)
@@ -119,8 +98,9 @@ def read(
     records = [one for one in (one.keep(used[one.lane]) for one in records) if len(one.lane)]
     wanted = sorted(_wanted(records, places))
     rest, runs = _rest(data, walk, chain, places, wanted)
-    value, _ = unpickle.load_prefix(rest, 0, what=what, allow=allow, persistent_load=runs.__getitem__)  # type: ignore[arg-type]
-    root, objects = value  # type: ignore[misc]
+    marks = cast(Callable[[object], object], runs.__getitem__)
+    value, _ = unpickle.load_prefix(rest, 0, what=what, allow=allow, persistent_load=marks)
+    root, objects = cast(tuple[Any, tuple[Any, ...]], value)
     memo = dict(zip(wanted, objects, strict=True))
     for one in records:
         held = one.template.value.parts
@@ -129,102 +109,14 @@ def read(
     return Lanes(data, root, records, int(used.sum()), places.base, memo, places)
 
 
-def _match_all(data: bytes | memoryview, buffer: Bytes, run: int) -> tuple[Ints, Ints, Ints, list[Records]]:
-    """Every record anywhere that some template reads: start, end, number of its template; rising by start."""
-    records: list[Records] = []
-    found: list[tuple[Ints, Ints, Ints]] = []
-    for left in _candidates(buffer, run):
-        poor = 0
-        total = len(left)
-        while len(left) > total // 1000 and poor < RARE:
-            sample = int(left[(poor * 7919) % len(left)])
-            poor += 1
-            try:
-                template = derive(data, sample)
-            except (Unlike, IndexError):
-                continue
-            index, ends, columns = match(buffer, template, left)
-            if len(index):
-                poor -= len(index) > total // 50
-                found.append((left[index], ends, np.full(len(index), len(records), np.int16)))
-                records.append(Records(template, left[index], columns))
-                rest = np.ones(len(left), np.bool_)
-                rest[index] = False
-                left = left[rest]
-    if not found:
-        raise Unlike("no records")
-    starts, ends, owner = (np.concatenate(part) for part in zip(*found, strict=True))
-    order = np.argsort(starts, kind="stable")
-    number = np.empty(len(order), starts.dtype)
-    number[order] = np.arange(len(order))
-    for position, one in enumerate(records):
-        one.lane = number[owner == position]
-    return starts[order], ends[order], owner[order], records
-
-
-def _candidates(buffer: Bytes, run: int) -> Iterator[Ints]:
-    """Where records may start, for each class that many may be of."""
-    found = [_references(buffer, at) for at in _find(buffer, SIGNATURE)]
-    place, short, long, low, wide = (np.concatenate(part) for part in zip(*found, strict=True))
-    both = np.flatnonzero(short & long)  # an argument byte of a j may be an h: it is a j if others are of that class
-    short[both[np.isin(wide[both], np.unique(wide[long & ~short]))]] = False
-    for width, chosen, number in ((2, short, low), (5, long & ~short, wide)):
-        kinds, counts = np.unique(number[chosen], return_counts=True)
-        for kind in kinds[np.argsort(-counts, kind="stable")][:KINDS].tolist():
-            places = place[chosen & (number == kind)]
-            if len(places) >= run:
-                yield places - width
-
-
-def _references(buffer: Bytes, at: Ints) -> tuple[Ints, Any, Any, Bytes, Any]:
-    """What may stand before each signature: its place; is there an ``h``, a ``j``; and the numbers of these."""
-    wide = np.zeros(len(at), np.uint32)
-    for byte in range(4):
-        wide |= buffer[at - 4 + byte].astype(np.uint32) << np.uint32(8 * byte)
-    small = at.astype(position_type(buffer))
-    return small, buffer[at - 2] == b"h"[0], buffer[at - 5] == b"j"[0], buffer[at - 1], wide
-
-
-def _find(buffer: Bytes, pattern: bytes) -> Iterator[Ints]:
-    """Positions of a short pattern, some at a time: its first two bytes, or its second and third, lie in an aligned pair."""
-    pairs = buffer[: len(buffer) & ~1].view("<u2")
-    first, second = (int.from_bytes(pattern[i : i + 2], "little") for i in (0, 1))
-    for block in range(0, len(pairs), 1 << 18):
-        part = pairs[block : block + (1 << 18)]
-        even = (np.flatnonzero(part == first) + block) * 2
-        odd = (np.flatnonzero(part == second) + block) * 2 - 1
-        at = np.concatenate([even, odd])
-        at.sort()
-        at = at[(at >= 5) & (at < len(buffer) - len(pattern))]
-        for shift, byte in enumerate(pattern):
-            at = at[buffer[at + shift] == byte]
-        yield at
-
-
-class _Chain:
-    """All records by position, and the runs of those that touch: (start, stop, first record, record after the last)."""
-
-    def __init__(self, starts: Ints, ends: Ints, memo: Ints, run: int) -> None:
-        self.starts, self.ends = starts, ends
-        self.memo = np.zeros(len(memo) + 1, starts.dtype)  # objects memoised by all records before each
-        np.cumsum(memo, out=self.memo[1:])
-        breaks = np.flatnonzero(ends[:-1] != starts[1:]) + 1
-        first, stop = np.concatenate([[0], breaks]), np.concatenate([breaks, [len(starts)]])
-        long = stop - first >= max(run, 3)
-        first, stop = first[long], stop[long]
-        self.runs: list[tuple[int, int, int, int]] = list(
-            zip(starts[first].tolist(), ends[stop - 1].tolist(), first.tolist(), stop.tolist(), strict=True)
-        )
-
-
 class _Walk:
     """Follows the opcodes from byte 0 to STOP, over the runs, and lists what the rest consists of.
 
-    ``pieces`` are (start, stop) of bytes to keep, a memo index to refer to, or a run as (first, stop, memo index, whether
-    the values since the last mark are odd in number).
+    ``pieces`` are (start, stop) of bytes to keep, a memo index to refer to, or a run as (first, stop, memo index,
+    whether the values since the last mark are odd in number).
     """
 
-    def __init__(self, data: bytes | memoryview, chain: _Chain) -> None:
+    def __init__(self, data: bytes | memoryview, chain: Chain) -> None:
         self.data, self.chain = data, chain
         self.pieces: list[tuple[int, ...]] = []
         self.runs: list[tuple[int, int, int]] = []
@@ -310,7 +202,7 @@ class _Walk:
 # opcode → (values it takes off, change of the height); those that take all since the mark → whether they push
 _EFFECT: list[tuple[int, int] | None] = [(0, 1)] * 256
 for _ops, _pair in (
-    (b"\x85", (1, 0)), (b"\x86R\x81\x93", (2, -1)), (b"\x87\x92", (3, -2)), (b"ab", (2, -1)), (b"s", (3, -2)), (b"\x94", (1, 0)),
+    (b"\x85\x94", (1, 0)), (b"\x86R\x81\x93ab", (2, -1)), (b"\x87\x92s", (3, -2)),
 ):  # fmt: skip
     for _op in _ops:
         _EFFECT[_op] = _pair
@@ -325,7 +217,7 @@ class Places:
     ``base`` is the number of objects memoised before each record that a run holds.
     """
 
-    def __init__(self, walk: _Walk, chain: _Chain) -> None:
+    def __init__(self, walk: _Walk, chain: Chain) -> None:
         self.first, self.stop, self.memo = (np.array(part, np.int64) for part in zip(*walk.runs, strict=True))
         self.base = chain.memo[:-1].copy()
         for first, stop, memo in walk.runs:
@@ -349,7 +241,7 @@ class Places:
 
 
 def _used(
-    data: bytes | memoryview, walk: _Walk, chain: _Chain, owner: Ints, records: list[Records], places: Places
+    data: bytes | memoryview, walk: _Walk, chain: Chain, owner: Ints, records: list[Records], places: Places
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which records to cut: those of the runs, but for the few that something outside of the lanes refers to."""
     used = np.zeros(len(owner), np.bool_)
@@ -371,7 +263,7 @@ def _used(
     return used
 
 
-def _refs(data: bytes | memoryview, chain: _Chain, lane: int) -> Iterator[tuple[int, int, int]]:
+def _refs(data: bytes | memoryview, chain: Chain, lane: int) -> Iterator[tuple[int, int, int]]:
     pos, stop = int(chain.starts[lane]), int(chain.ends[lane])
     while pos < stop:
         op, end = token(data, pos)
@@ -400,7 +292,7 @@ def _wanted(records: list[Records], places: Places) -> set[int]:
 
 
 def _rest(
-    data: bytes | memoryview, walk: _Walk, chain: _Chain, places: Places, wanted: list[int]
+    data: bytes | memoryview, walk: _Walk, chain: Chain, places: Places, wanted: list[int]
 ) -> tuple[bytes, list[Run]]:
     """The pickle without the runs, of the pair (its value, the wanted objects); and what stands for each run."""
     out = bytearray(data[:2])

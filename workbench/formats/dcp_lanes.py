@@ -2,11 +2,12 @@
 
 ::
 
-    state_dict_metadata  {fqn → … chunks [chunk, Run 1…511, chunk, …]}       Run: records in `core.pickle_lanes`, by number
-    storage_data         {index → info, Run 513 → Run 514, …}                in turn a MetadataIndex and a _StorageInfo
+    state_dict_metadata  {fqn → … chunks [chunk, Run 1…511, chunk, …]}    Run: records of `core.pickle_lanes`, by number
+    storage_data         {index → info, Run 513…800 → Run 801, …}         in turn a MetadataIndex and a _StorageInfo
 
-`Columns` answers what `dcp_metadata.assemble` asks, as `dcp_metadata.Objects` does for a pickle decoded whole. Anything out
-of the ordinary raises (`Unlike`, or what the same fault raises there), and the pickle is decoded whole to find the truth.
+`Columns` answers what `dcp_metadata.assemble` asks, as `dcp_metadata.Objects` does for a pickle decoded whole. Anything
+out of the ordinary raises (`Unlike`, or what the same fault raises there), and the pickle is decoded whole to find the
+truth.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TARGETS = 300_000  # objects that records share: each is made as a Python object
 NO_BOX = -1
 
 
-def decode(data: bytes | memoryview, *, what: str, run: int = RUN, irregular: float = IRREGULAR) -> dcp.DcpMetadata | None:
+def decode(
+    data: bytes | memoryview, *, what: str, run: int = RUN, irregular: float = IRREGULAR
+) -> dcp.DcpMetadata | None:
     """What `dcp_metadata.decode` returns, or None where the whole pickle must be decoded to know it.
 
     Args:
@@ -100,8 +103,10 @@ class Columns:
     def items(self, storage: Mapping[Any, Any], rows_of: Mapping[Any, int], dims: int) -> dcp.Items:
         """As `dcp_metadata.Objects.items`."""
         for key, value in storage.items():
-            more = type(key) is Run and key.stop - key.first > 1  # then the value is the last record of that run
-            if type(value) is Run and value.stop - value.first > 1 or more and not (type(value) is Run and value.first == key.stop):
+            many = type(key) is Run and key.stop - key.first > 1
+            if type(value) is Run and value.stop - value.first > 1:
+                raise Unlike("a run across keys and values")
+            if many and not (type(value) is Run and value.first == key.stop):  # the last record of the same run
                 raise Unlike("a run across keys and values")
         _, order, objects = _flatten([[part for pair in storage.items() for part in pair]])
         self._count(order)
@@ -226,14 +231,14 @@ class _Part:
             value = one.state.get(name)
             if value is not None and value.kind == INT:
                 out[at] = one.columns[value.column][rows]
-            elif default is not None and (value is None or value.kind == "const" and value.constant is None):
+            elif default is not None and (value is None or (value.kind == "const" and value.constant is None)):
                 out[at] = default
             else:
                 raise Unlike(f"no number {name!r}")
-        for at, state in zip(self.odd.tolist(), self.states, strict=True):
-            if mine is None or mine[at]:
+        for place, state in zip(self.odd.tolist(), self.states, strict=True):
+            if mine is None or mine[place]:
                 found = state[name] if default is None else state.get(name)
-                out[at] = np.fromiter([default if default is not None and found is None else found], np.int64)[0]
+                out[place] = np.fromiter([default if default is not None and found is None else found], np.int64)[0]
         return out
 
     def texts(self, name: str) -> tuple[Ints, list[Any]]:
@@ -250,8 +255,8 @@ class _Part:
                 raise Unlike(f"{name!r} is no text")
             known = np.array([number.setdefault(text, len(number)) for text in values], np.int64)
             out[at] = known[codes][rows]
-        for at, state in zip(self.odd.tolist(), self.states, strict=True):
-            out[at] = number.setdefault(state[name], len(number))
+        for place, state in zip(self.odd.tolist(), self.states, strict=True):
+            out[place] = number.setdefault(state[name], len(number))
         used = np.zeros(len(number), np.bool_)
         used[out] = True
         if not used.all():
@@ -270,7 +275,9 @@ class _Part:
                 continue
             if value.kind == REF:
                 codes, tuples = self.columns.targets(one.columns[value.column][rows])
-                if any(type(box) is not tuple or len(box) > dims or any(type(n) is not int for n in box) for box in tuples):
+                if any(
+                    type(box) is not tuple or len(box) > dims or any(type(n) is not int for n in box) for box in tuples
+                ):
                     raise Unlike(f"{name!r} is no tuple of numbers")
                 table = np.full((len(tuples), dims), fill, np.int64)
                 for row, box in enumerate(tuples):
@@ -284,13 +291,13 @@ class _Part:
             size[at] = len(parts)
             for axis, part in enumerate(parts):
                 out[at, axis] = one.columns[part.column][rows]
-        for at, state in zip(self.odd.tolist(), self.states, strict=True):
-            if mine is None or mine[at]:
+        for place, state in zip(self.odd.tolist(), self.states, strict=True):
+            if mine is None or mine[place]:
                 box = np.fromiter(iter(state[name]), np.int64)
                 if len(state[name]) != len(box) or len(box) > dims:
                     raise Unlike(f"{name!r} has more dimensions than any tensor")
-                size[at] = len(box)
-                out[at, : len(box)] = box
+                size[place] = len(box)
+                out[place, : len(box)] = box
         if (size == NO_BOX if mine is None else (size == NO_BOX) & mine).any():
             raise Unlike(f"no {name!r}")
         return size, out
@@ -302,7 +309,7 @@ class _Part:
         name, columns = "transform_descriptors", self.columns
         for position, one, at, rows in self.templates:
             value = one.state.get(name)
-            if value is None or value.kind == "const" and not value.constant:
+            if value is None or (value.kind == "const" and not value.constant):
                 continue
             first = len(kinds)
             if value.kind == REF:
@@ -318,8 +325,8 @@ class _Part:
             else:
                 raise Unlike("descriptors of several transforms")
             out[at] = first + codes[rows]
-        for at, state in zip(self.odd.tolist(), self.states, strict=True):
-            out[at] = len(kinds)
+        for place, state in zip(self.odd.tolist(), self.states, strict=True):
+            out[place] = len(kinds)
             kinds.append(state.get(name))
         if any(kind is not None and not (type(kind) is list and all(type(n) is str for n in kind)) for kind in kinds):
             raise Unlike("descriptors that are no list of texts")
@@ -347,7 +354,9 @@ def _flatten(lists: Iterable[Any]) -> tuple[Ints, Ints, list[Any]]:
                 objects.append(one)
                 count += 1
         counts.append(count)
-    first, stop = (np.array(part, np.int64) for part in zip(*pieces, strict=True)) if pieces else (np.empty(0, np.int64),) * 2
+    first, stop = (
+        (np.array(part, np.int64) for part in zip(*pieces, strict=True)) if pieces else (np.empty(0, np.int64),) * 2
+    )
     length = stop - first
     ends = np.cumsum(length)
     order = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - ends + length, length)

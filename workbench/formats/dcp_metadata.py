@@ -31,7 +31,19 @@ from workbench.core.catalog import OPAQUE, TORCH_ZIP, ZSTD_TORCH_ZIP
 from workbench.core.dtypes import by_name
 from workbench.errors import CorruptError
 
-__all__ = ["FAULTS", "ROOTS", "ByClass", "DcpMetadata", "Held", "Items", "Objects", "assemble", "codecs", "decode", "state_of"]
+__all__ = [
+    "FAULTS",
+    "ROOTS",
+    "ByClass",
+    "DcpMetadata",
+    "Held",
+    "Items",
+    "Objects",
+    "assemble",
+    "codecs",
+    "decode",
+    "state_of",
+]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROOTS = ("Metadata", "MCoreMetadata")
@@ -80,8 +92,8 @@ class DcpMetadata:
 class Items:
     """The stored items as columns, ``(M,)`` each; ``hint``, ``ndim`` and ``at`` count only where ``owner`` is a tensor.
 
-    ``owner`` is a tensor's row, ``-2 - position`` of a bytes item, or ``-1`` for a name that is neither. ``hint`` is the chunk's
-    place in its tensor or ``-1``, ``at`` its offset, ``(M, dims)``.
+    ``owner`` is a tensor's row, ``-2 - position`` of a bytes item, or ``-1`` for a name that is neither. ``hint`` is
+    the chunk's place in its tensor or ``-1``, ``at`` its offset, ``(M, dims)``.
     """
 
     owner: Ints
@@ -92,7 +104,7 @@ class Items:
     file: Ints
     start: Ints
     length: Ints
-    codec: Ints
+    codec: Any
     transforms: list[str]
 
 
@@ -130,7 +142,7 @@ def decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:
         ) from None
 
 
-class Held(list):  # type: ignore[type-arg]
+class Held(list[Any]):
     """Stand-in that keeps the state BUILD hands it as its only element: no Python call per object.
 
     A million chunks make three million of these, so ``__setstate__`` is ``list.append`` itself.
@@ -301,7 +313,7 @@ def _ints(infos: list[dict[str, Any]], name: str) -> Ints:
     return np.fromiter(map(itemgetter(name), infos), np.int64, len(infos))
 
 
-def codecs(infos: Sequence[Mapping[str, Any]]) -> tuple[Ints, list[str]]:
+def codecs(infos: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], list[str]]:
     """Codec of each item, and the names of the transforms that we do not know."""
     codec = np.full(len(infos), TORCH_ZIP, np.uint8)
     unknown: dict[str, None] = {}
@@ -327,4 +339,3 @@ def _save_id(meta: Any) -> str | None:
     state = meta[0] if isinstance(meta, Held) and meta else {}
     found = state.get("save_id") if isinstance(state, Mapping) else None
     return str(found) if found is not None else None
-
