@@ -16,9 +16,8 @@ Names are not in the file. Source: paddlepaddle 3.3.1 ``phi/core/framework/dense
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import DType, by_name, nbytes_of
@@ -47,7 +46,12 @@ class Tensor:
 
 def looks_like(head: bytes) -> bool:
     """Whether a file that begins with ``head`` (21 bytes or more) can be of this layout, without level of detail."""
-    return len(head) > 20 and not any(head[:16]) and 2 <= int.from_bytes(head[16:20], "little") <= MAX_DESC and head[20] == 8
+    return (
+        len(head) > 20
+        and not any(head[:16])
+        and 2 <= int.from_bytes(head[16:20], "little") <= MAX_DESC
+        and head[20] == 8
+    )
 
 
 def parse(view: memoryview, what: str) -> list[Tensor]:
@@ -83,7 +87,7 @@ def _tensor(view: memoryview, at: int, what: str) -> Tensor:
     if code not in DTYPES:
         raise UnsupportedFormatError(f"{what}, byte {at:,}: element type {code} is not in paddle's table")
     dtype = by_name(DTYPES[code])
-    numel = int(np.prod(shape, dtype=object)) if shape else 1
+    numel = math.prod(shape)
     if numel > MAX_ELEMENTS:
         raise CorruptError(f"{what}, byte {at:,}: a tensor of shape {shape} has more elements than any machine")
     start = at + length

@@ -31,7 +31,7 @@ from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 
-__all__ = ["resolve", "split_state", "static_table", "step_facts"]
+__all__ = ["master_of", "resolve", "split_state", "static_table", "step_facts"]
 
 #: paddle's accumulators (``optimizer/*.py``) and the role they have here.
 STATES = {
@@ -47,18 +47,26 @@ FORMULA = "t = log(beta_pow) / log(beta) - 1"
 BETA1, BETA2 = (0.9,), (0.999, 0.95, 0.98, 0.99)  #: tried in this order; the first is paddle's default
 
 _STATE = re.compile(
-    r"(?P<base>.+?)(?:_fp32_master_\d+)?[_./](?P<state>" + "|".join(sorted(STATES, key=len, reverse=True)) + r")_\d+"
-    r"(?:@(?P<scale>" + "|".join(SCALES) + r"))?", re.DOTALL,
+    r"(?P<base>.+?)(?:_fp32_master_\d+)?[_./](?P<state>(?P<kind>" + "|".join(sorted(STATES, key=len, reverse=True))
+    + r")_\d+(?:@(?P<scale>" + "|".join(SCALES) + r"))?)", re.DOTALL,
 )  # fmt: skip
 _MASTER_LEAF = re.compile(r"(.+)\.w_\d+", re.DOTALL)
 
 
-def split_state(name: str) -> tuple[str, str] | None:
-    """The parameter's name, static or structured, and the role of one of an optimizer's tensors; else ``None``."""
+def split_state(name: str) -> tuple[str, str, str] | None:
+    """Of an optimizer's tensor: the parameter's name, static or structured; the role; the state as spelled
+    (``moment1_0``). ``None`` for any other name.
+    """
     match = _STATE.fullmatch(name)
     if match is None:
         return None
-    return match["base"], SCALES[match["scale"]] if match["scale"] else STATES[match["state"]]
+    return match["base"], SCALES[match["scale"]] if match["scale"] else STATES[match["kind"]], match["state"]
+
+
+def master_of(name: str) -> str:
+    """The parameter of a master weight as paddle 3.3 calls it (``fc.weight.w_0``); the name itself for any other."""
+    match = _MASTER_LEAF.fullmatch(name)
+    return match[1] if match else name
 
 
 def static_table(pairs: Iterable[tuple[str | None, str | None]]) -> dict[str, str]:
@@ -95,14 +103,14 @@ def resolve(
         if key in master:
             named[key] = joined.get(leaf[key], leaf[key] if leaf[key] in known else None), "master"
         elif key in states:
-            base, role = states[key]
+            base, role, _ = states[key]
             named[key] = joined.get(base, base if base in known else None), role
         else:
             fqn, role = named[key]
             if role == "param" and (_is_buffer(statics.get(key)) or leaf[key].rpartition(".")[2] in BUFFER_LEAVES):
                 named[key] = fqn, "buffer"
-            elif (base := _MASTER_LEAF.fullmatch(leaf[key])) and base[1] in known:
-                named[key] = base[1], "master"
+            elif (base := master_of(leaf[key])) != leaf[key] and base in known:
+                named[key] = base, "master"
     return [named[key][0] for key in keys], [named[key][1] for key in keys]
 
 

@@ -20,6 +20,7 @@ Source: paddlepaddle 3.3.1 ``framework/io.py`` and ``io_utils.py``, numpy 2.4, C
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import re
@@ -111,14 +112,16 @@ class ArrayRef(Inert):
         if plain is None or type(data) is list:
             self._set(refused="it holds Python objects or records")
             return
-        numel = int(np.prod(shape, dtype=object)) if shape else 1
+        numel = math.prod(shape)
         if numel > cat.MAX_ELEMENTS:
             raise ValueError(f"a numpy array's shape {short(shape)} is too large")
         wanted = numel * plain.itemsize
         if isinstance(data, Span):
             stored = data.stop - data.start
             if not (wanted <= stored <= 2 * wanted if data.text else wanted == stored):
-                raise ValueError(f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {wanted:,}")
+                raise ValueError(
+                    f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {wanted:,}"
+                )
             self._set(dtype=plain, shape=shape, fortran=fortran, span=data, refused="")
         elif not wanted and not data:
             self._set(dtype=plain, shape=shape, refused="")
@@ -218,7 +221,7 @@ def thin(view: memoryview, what: str) -> tuple[bytes, list[Span | Text]]:
     def cut(start: int, stop: int, span: Span | Text | None) -> int:
         if stop > end:
             raise TruncatedError(
-                f"file {what} ends at byte {end:,}, within the {stop - start:,} bytes from byte {start:,}; it is cut short"
+                f"file {what} ends at byte {end:,}, within {stop - start:,} bytes from byte {start:,}; it is cut short"
             )
         pieces.append(bytes(view[kept:at]))
         if span is not None:
@@ -241,13 +244,15 @@ def thin(view: memoryview, what: str) -> tuple[bytes, list[Span | Text]]:
             if op in b"CB\x8e\x96":
                 at = kept = cut(start, stop, Span(start, stop))
             elif op == 0x58 and (stop - start <= 2 or _LATIN1.match(view[stop : stop + 20])):
-                at = kept = cut(start, stop, _text(view, start, stop))
+                at = kept = cut(start, stop, _text(view, start, stop, what))
             else:
                 at = stop
         elif op == 0x95:
             at = kept = cut(at, at + 9, None)
         elif op in b"PQ":
-            raise CorruptError(f"{what}, byte {at:,}: a persistent id, which paddle does not write; it is another format")
+            raise CorruptError(
+                f"{what}, byte {at:,}: a persistent id, which paddle does not write; it is another format"
+            )
         elif op in _OTHER:
             at += 1 + _OTHER[op]
         elif TUPLE[op]:
@@ -267,8 +272,11 @@ def _line(view: memoryview, at: int, what: str) -> int:
     raise TruncatedError(f"file {what} ends at byte {len(view):,} within a line; it is cut short")
 
 
-def _text(view: memoryview, start: int, stop: int) -> Text:
-    value = bytes(view[start:stop]).decode("utf-8", "surrogatepass") if stop - start < INLINE else ""
+def _text(view: memoryview, start: int, stop: int, what: str) -> Text:
+    try:
+        value = bytes(view[start:stop]).decode("utf-8", "surrogatepass") if stop - start < INLINE else ""
+    except UnicodeDecodeError as error:
+        raise CorruptError(f"{what}, byte {start + error.start:,}: a text that is not UTF-8; the file is damaged") from None
     made = Text(value)
     made.span = Span(start, stop, text=True)
     return made

@@ -47,7 +47,7 @@ _TORCH = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"  # torch.save's legacy magic numbe
 
 
 def detect(place: Place) -> bool:
-    """A file by its name (``.pd…``) and beginning, or by paddle's name table; a folder of one model and its optimizer."""
+    """A file by its name (``.pd…``) and beginning, or by paddle's name table; a folder of one model."""
     if place.file is None:
         return bool(_folder(place))
     try:
@@ -80,7 +80,7 @@ def read_catalog(place: Place) -> Catalog:
         builder.file(file, metadata=True)
         view = mapped(place, file)
         if paddle_binary.looks_like(bytes(view[:32])):
-            found |= {key: (file, None) for key in _add_binary(builder, file, view, notes)}
+            found |= dict.fromkeys(_add_binary(builder, file, view, notes), (file, None))
             continue
         loaded = load(place, file)
         table = {**paddle_names.static_table(paddle_tree.names_of(loaded).items()), **table}

@@ -14,6 +14,7 @@ Source: paddlepaddle 3.3.1 ``framework/io.py`` (``_build_saved_state_dict``, ``_
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,9 @@ def names_of(loaded: Loaded) -> dict[str, str]:
     table = loaded.tree.get(TABLE) if isinstance(loaded.tree, dict) else None
     if not isinstance(table, dict):
         return {}
-    return {str(static): str(name) for name, static in table.items() if isinstance(static, str) and isinstance(name, str)}
+    return {
+        str(static): str(name) for name, static in table.items() if isinstance(static, str) and isinstance(name, str)
+    }
 
 
 def declare(
@@ -95,7 +98,7 @@ def declare(
         return True
     at = 0
     for ref in stored.pieces:
-        size = int(np.prod(ref.shape))
+        size = math.prod(ref.shape)
         _, offsets, sizes, flat = box.flat_ranges(np.array([stored.shape]), np.array([at]), np.array([at + size]))
         builder.block(
             np.full(len(flat), tensor), offsets, sizes, builder.file(file), ref.span.start, ref.span.stop,
@@ -106,7 +109,7 @@ def declare(
 
 
 def rest(loaded: Loaded, what: str, *, arrays: bool = False) -> object:
-    """The tree without its tensors (or, with ``arrays``, with small ones as numpy arrays); ``None`` if nothing is left."""
+    """The tree without its tensors (with ``arrays``, small ones as numpy arrays); ``None`` if nothing is left."""
     kept = _Prune(loaded.view, what, arrays).visit(loaded.tree, 0)
     return None if kept is _GONE else kept
 
@@ -127,7 +130,9 @@ class _Walk:
         if again:  # the first visits are bounded by the file's size, these are not
             self.again += 1
             if self.again > MAX_AGAIN:
-                raise UnsafeError(f"{self.what} shares its containers so often that listing them would not end; refused")
+                raise UnsafeError(
+                    f"{self.what} shares its containers so often that listing them would not end; refused"
+                )
         if isinstance(node, ArrayRef):
             self.found.append(Stored(path, node.shape, (node,)))
         elif type(node) is tuple and len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef):
@@ -161,7 +166,7 @@ def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
     whole: dict[str, Stored] = {}
     taken: set[str] = set()
     for name, facts in told.items():
-        shape = facts.get("OriginShape") if isinstance(facts, dict) else None
+        shape: Any = facts.get("OriginShape") if isinstance(facts, dict) else None
         slices = facts.get("slices") if isinstance(facts, dict) else None
         if not _is_shape(shape) or not isinstance(slices, (list, tuple)) or not slices:
             raise CorruptError(f"{what}: {BIG} does not say how {short(name, 60)} was cut")
@@ -170,7 +175,7 @@ def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
         if lost:
             raise CorruptError(f"{what}: {name!r} was cut into {len(slices)} slices, {short(lost[0], 60)} is not there")
         pieces = tuple(stored.pieces[0] for stored in parts if stored is not None)
-        total, wanted = sum(int(np.prod(ref.shape)) for ref in pieces), int(np.prod(shape, dtype=object))
+        total, wanted = sum(math.prod(ref.shape) for ref in pieces), math.prod(shape)
         if total != wanted or len({ref.dtype for ref in pieces}) > 1:
             raise CorruptError(
                 f"{what}: the {len(pieces)} slices of {name!r} hold {total:,} elements, its shape {tuple(shape)} has "

@@ -1,0 +1,408 @@
+"""``paddle.distributed.save_state_dict``: shards of every rank, and one pickle that says what they are.
+
+::
+
+    0.metadata       pickle of Metadata
+                       state_dict_metadata  {key → [LocalTensorMetadata(global_offset, local_shape, dtype, global_shape,
+                                                                        is_flattened, flattened_range)]}
+                       storage_metadata     {LocalTensorIndex(tensor_key, global_offset, local_shape, flattened_range,
+                                                              replica_id) → file}
+                       flat_mapping         flat key → path
+    0_0.distcp       rank 0: a paddle.save dict of its shards under their bare keys │ 0_0.safetensors
+    1_0.distcp
+
+    flattened_range [a, b) counts in the row-major flattening of local_shape, whose box sits at global_offset:
+
+        global (4, 6), local (4, 3) at (0, 3), range [4, 9):     . . . | . . .
+                                                                 . . . | . a a
+                                                                 . . . | b b b
+                                                                 . . . | . . .
+
+Every distinct shard is stored once, on the rank with the fewest so far; with ``save_replicas=True`` by all that have
+it. Metadata is written only where there is none, so a second save into one folder leaves the first one's metadata
+beside the second one's data (paddle loads that without a word): every shard is compared with what its file holds.
+
+Neither step nor world size nor mesh are stored; ranks are those of the files' names. PaddleFormers puts such folders
+into ``model_state/``, ``optimizer_state/``, ``master_weight/`` and ``ema_state/``; their names stand before the keys.
+Classes are told by name, as their module moved (``distributed.checkpoint`` to ``distributed.flex_checkpoint.dcp``).
+Source: paddlepaddle 3.3.1 ``distributed/flex_checkpoint/dcp``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from workbench.core import box, unpickle
+from workbench.core.build import CatalogBuilder, merge
+from workbench.core.catalog import RAW, Catalog
+from workbench.core.dtypes import DType, by_name, nbytes_of
+from workbench.core.lazymap import LazyMap
+from workbench.core.place import Place, stat_or_absent
+from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsupportedFormatError
+from workbench.formats import paddle_names, paddle_tree, safetensors_header
+from workbench.formats.dcp_metadata import FAULTS, Held, state_of
+from workbench.formats.paddle_pickle import load
+
+__all__ = ["detect", "read_catalog", "read_objects"]
+
+CLASSES = ("Metadata", "LocalTensorMetadata", "LocalTensorIndex")
+PARTS = ("model_state", "optimizer_state", "master_weight", "ema_state")  #: PaddleFormers
+MAX_NAMED = 4
+_METADATA = re.compile(r"(\d+)\.metadata")
+_DATA = re.compile(r"(\d+)_(\d+)\.(distcp|safetensors)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard as a data file holds it."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    codec: int = RAW
+    strides: tuple[int, ...] | None = None
+
+
+def detect(place: Place) -> bool:
+    """A folder with ``N.metadata`` or ``R_N.distcp``, or with PaddleFormers' folders of them."""
+    if place.file is not None:
+        return False
+    return _is_save(place) or bool(_parts(place))
+
+
+def read_catalog(place: Place) -> Catalog:
+    """Columns of every tensor.
+
+    Raises:
+        IncompleteError: data files without metadata: the save was interrupted.
+        CorruptError: metadata that contradicts itself, or is of another save than the data beside it.
+        UnsafeError: a bomb, or metadata that names a file outside the folder.
+    """
+    if _is_save(place):
+        return _read(place)
+    found = [(f"{name}.", name, _read(place.sub(name))) for name in _parts(place)]
+    notes = [f"{name}: {note}" for _, name, part in found for note in part.meta["notes"]]
+    merged = merge("paddle_dist", found, {"step": None, "world_size": None, "notes": notes, "mesh": _mesh()})
+    return _parts_named(merged, [(name, part) for _, name, part in found])
+
+
+def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
+    """What the powers of beta say about the step (``beta_pow``); the format stores tensors only."""
+    if not any(role in ("beta1_pow", "beta2_pow") for role in catalog.roles or []):
+        return {}
+    return LazyMap({"beta_pow": lambda: paddle_names.step_facts(place, catalog)})
+
+
+# ---- which files ---------------------------------------------------------------------------------------------------
+
+
+def _is_save(place: Place) -> bool:
+    return any(
+        _METADATA.fullmatch(name) or (_DATA.fullmatch(name) and name.endswith(".distcp")) for name in place.files
+    )
+
+
+def _parts(place: Place) -> list[str]:
+    return [name for name in PARTS if name in place.folders and _is_save(place.sub(name))]
+
+
+def _chosen(place: Place, notes: list[str]) -> str:
+    """The metadata of the highest id, as paddle chooses; matched whole (paddle's ``endswith`` takes 10 for 0)."""
+    ids = sorted(int(match[1]) for name in place.files if (match := _METADATA.fullmatch(name)))
+    if not ids:
+        raise IncompleteError(
+            f"{place.path!r} has .distcp files but no N.metadata: the save was interrupted before it was written; use "
+            "an earlier step"
+        )
+    if len(ids) > 1:
+        notes.append(
+            f"{len(ids)} saves lie in the folder ({', '.join(map(str, ids[:MAX_NAMED]))} …); {ids[-1]} is read"
+        )
+    return next(name for name in place.files if (match := _METADATA.fullmatch(name)) and int(match[1]) == ids[-1])
+
+
+# ---- metadata ------------------------------------------------------------------------------------------------------
+
+
+class _ByClass(Mapping[tuple[str, str], object]):
+    """(module, name) → stand-in class, for the class names above in any module; made anew for each load."""
+
+    def __init__(self) -> None:
+        self._made = {name: type(name, (Held,), {"__slots__": ()}) for name in CLASSES}
+
+    def __getitem__(self, key: tuple[str, str]) -> object:
+        return self._made[key[1]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return (("*", name) for name in self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """Rows of the storage table, and the tensors that they are of.
+
+    Attributes:
+        tensors: key → (global shape, dtype as paddle calls it).
+        rows: (key, global offset, local shape, flat range or ``None``, file).
+        lost: shards that no file is named for.
+        inferred: tensors without a stored global shape.
+        paths: flat key → path.
+    """
+
+    tensors: dict[str, tuple[tuple[int, ...], str]]
+    rows: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, int] | None, str]]
+    lost: int
+    inferred: int
+    paths: dict[str, tuple[Any, ...]]
+
+
+def _decode(data: bytes, what: str) -> _Metadata:
+    if not data:
+        raise IncompleteError(f"{what} is empty; the save was interrupted, use an earlier step")
+    found = unpickle.loads_with_globals(data, what=what, allow=_ByClass())
+    root = state_of(found.value, ("Metadata",), what, found.globals)
+    try:
+        return _columns(root)
+    except FAULTS as error:
+        raise CorruptError(
+            f"{what} is not laid out as paddle's metadata ({type(error).__name__}: {str(error)[:120]})"
+        ) from None
+
+
+def _columns(root: Mapping[str, Any]) -> _Metadata:
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+    shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # older indices have no local shape
+    inferred = 0
+    listed: set[tuple[Any, ...]] = set()
+    for key, shards in root["state_dict_metadata"].items():
+        states = [shard[0] for shard in (shards if isinstance(shards, list) else [shards])]
+        whole = next((state["global_shape"] for state in states if state.get("global_shape") is not None), None)
+        if whole is None:  # older releases: the furthest end of the shards
+            inferred += 1
+            ends = [[a + b for a, b in zip(s["global_offset"], s["local_shape"], strict=True)] for s in states]
+            whole = tuple(max(axis) for axis in zip(*ends, strict=True))
+        tensors[_text(key)] = _ints(whole), str(states[0].get("dtype", ""))
+        for state in states:
+            offset, flat = _ints(state["global_offset"]), _range(state)
+            shapes[key, offset, flat] = _ints(state["local_shape"])
+            listed.add((key, offset, flat))
+    rows = []
+    for index, file in root["storage_metadata"].items():
+        state = index[0]
+        key, offset, flat = _text(state["tensor_key"]), _ints(state["global_offset"]), _range(state)
+        local = state.get("local_shape")
+        shape = shapes[key, offset, flat] if local is None else _ints(local)
+        rows.append((key, offset, shape, flat, _text(file)))
+        listed.discard((key, offset, flat))
+    mapping = root.get("flat_mapping")
+    paths = (
+        {k: tuple(v) for k, v in mapping.items() if isinstance(v, (tuple, list))} if isinstance(mapping, dict) else {}
+    )
+    return _Metadata(tensors, rows, len(listed), inferred, paths)
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    if any(type(n) is not int or not 0 <= n < 1 << 62 for n in values):
+        raise ValueError("an offset or a size that is none")
+    return tuple(values)
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError("a name that is no text")
+    return value
+
+
+def _range(state: Mapping[str, Any]) -> tuple[int, int] | None:
+    found = state.get("flattened_range")
+    if found is None or not state.get("is_flattened", True):
+        return None
+    start, stop = (found.start, found.stop) if isinstance(found, slice) else found
+    return _ints((start, stop))[0], stop
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+def _read(place: Place) -> Catalog:
+    notes: list[str] = []
+    name = _chosen(place, notes)
+    meta = _decode(place.read(name), repr(name))
+    builder = CatalogBuilder("paddle_dist", place)
+    builder.file(name, metadata=True)
+    held = {file: _held(builder, place, file, notes) for file in dict.fromkeys(row[-1] for row in meta.rows)}
+    _stale(meta, held, name, notes)
+    dtypes: dict[str, DType] = {}
+    for row in meta.rows:
+        key, there = row[0], held[row[-1]]
+        if key not in meta.tensors:
+            raise CorruptError(f"{name!r}: storage_metadata names {key!r}, which state_dict_metadata does not have")
+        if there is not None:
+            dtypes[key] = _checked(name, row, there[key], meta.tensors[key][1])
+    dtypes |= {key: _dtype(told, name, key) for key, (_, told) in meta.tensors.items() if key not in dtypes}
+    _chunks(builder, meta, held, dtypes)
+    _tell(meta, notes, name)
+    catalog = builder.build({"step": None, "world_size": None, "notes": notes, "mesh": _mesh()})
+    fqns, roles = paddle_names.resolve(catalog.keys, meta.paths, {}, {})
+    return replace(catalog, fqns=fqns, roles=roles)
+
+
+def _held(builder: CatalogBuilder, place: Place, file: str, notes: list[str]) -> dict[str, Shard] | None:
+    """The shards of one data file by key; ``None`` for one that is absent or cut off."""
+    stat = stat_or_absent(place, file)
+    builder.file(file, metadata=stat.size >= 0)
+    if stat.size < 0:
+        return None
+    try:
+        if file.endswith(".safetensors"):
+            header = safetensors_header.parse(place, file, cut=True)
+            return {
+                entry.name: Shard(_bf16(entry.dtype), entry.shape, entry.start, entry.stop) for entry in header.entries
+            }
+        loaded = load(place, file)
+    except TruncatedError as error:
+        notes.append(f"{error}: its shards are lost")
+        return None
+    found = {}
+    for stored in paddle_tree.tensors(loaded, repr(file)):
+        ref = stored.pieces[0]
+        if len(stored.pieces) > 1:
+            raise UnsupportedFormatError(f"{file!r}: shard {stored.key!r} is cut into slices (pickle protocol 2)")
+        found[stored.key] = Shard(
+            ref.element(), stored.shape, ref.span.start, ref.span.stop, ref.codec(), ref.strides()
+        )
+    return found
+
+
+def _bf16(dtype: DType) -> DType:
+    """numpy has no bfloat16: paddle stores its bits as ``uint16``, in pickles and in some safetensors files."""
+    return by_name("bfloat16") if dtype.name == "uint16" else dtype
+
+
+def _stale(meta: _Metadata, held: Mapping[str, Any], name: str, notes: list[str]) -> None:
+    """Names that only one of metadata and data knows."""
+    wanted: dict[str, set[str]] = {}
+    for key, *_, file in meta.rows:
+        wanted.setdefault(file, set()).add(key)
+    for file, keys in wanted.items():
+        if held[file] is None:
+            continue
+        gone, new = sorted(keys - set(held[file])), sorted(set(held[file]) - keys)
+        if gone:
+            extra = f" and holds {len(new)} that are not in it, first {new[0]!r}" if new else ""
+            raise CorruptError(
+                f"{name!r} is not the metadata of {file!r}: the file lacks {len(gone)} of its tensors, first "
+                f"{gone[0]!r}{extra}; two saves were written into one folder, and paddle kept the metadata of the first"
+            )
+        if new:
+            notes.append(
+                f"{file!r} holds {len(new)} tensors that {name!r} does not have, first {new[0]!r}: two saves may have "
+                "been written into one folder; what is listed has the shapes that the metadata says"
+            )
+
+
+def _checked(name: str, row: tuple[Any, ...], there: Shard, told: str) -> DType:
+    """The shard's type, once shape and type in the file are what the metadata says."""
+    key, offset, local, flat, file = row
+    if flat is not None and not 0 <= flat[0] <= flat[1] <= _numel(local):
+        raise CorruptError(
+            f"{name!r}: {key!r} at {offset}: range {list(flat)} is not inside a shard of shape {list(local)}"
+        )
+    wanted = local if flat is None else (flat[1] - flat[0],)
+    # a flat range may be stored in any shape of as many elements, a scalar with an axis or without
+    loose = flat is not None or _numel(wanted) == 1
+    if there.shape != wanted and not (loose and _numel(there.shape) == _numel(wanted)):
+        raise CorruptError(
+            f"{name!r} says that {key!r} at {offset} has shape {list(wanted)}, {file!r} holds {list(there.shape)}: "
+            "they are of different saves; two were written into one folder, and paddle kept the metadata of the first"
+        )
+    dtype = _dtype(told, name, key) if told else there.dtype
+    if dtype != there.dtype and not (
+        "float8" in dtype.name and there.dtype.name in ("int8", "uint8")
+    ):  # pickled as int8
+        raise CorruptError(
+            f"{name!r} says that {key!r} is {dtype}, {file!r} holds {there.dtype}: they are from different saves"
+        )
+    return dtype
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return math.prod(shape)
+
+
+def _dtype(told: str, name: str, key: str) -> DType:
+    try:
+        return _bf16(by_name(told.removeprefix("paddle.")))
+    except UnsupportedFormatError as error:
+        raise UnsupportedFormatError(f"{name!r}: tensor {key!r}: {error}") from None
+
+
+def _chunks(
+    builder: CatalogBuilder, meta: _Metadata, held: Mapping[str, dict[str, Shard] | None], dtypes: Mapping[str, DType]
+) -> None:
+    """Rows of all shards; those of an absent or cut file lie beyond its end, where opening it will miss them."""
+    position = {key: builder.tensor(key, dtypes[key], shape) for key, (shape, _) in meta.tensors.items()}
+    ends = {file: max(stat_or_absent(builder.place, file).size, 0) for file in held}
+    ranks = {file: int(match[1]) if (match := _DATA.fullmatch(file)) else -1 for file in held}
+    for key, offset, local, flat, file in meta.rows:
+        there = (held[file] or {}).get(key)
+        if there is None:
+            there = Shard(dtypes[key], local, ends[file], ends[file] + max(1, nbytes_of(dtypes[key], _numel(local))))
+        where = file, there.start, there.stop
+        if flat is None:
+            builder.chunk(key, offset, local, *where, codec=there.codec, rank=ranks[file], strides=there.strides)
+            continue
+        shape, base = local or (1,), offset or (0,)
+        _, offsets, sizes, at = box.flat_ranges(np.array([shape]), np.array([flat[0]]), np.array([flat[1]]))
+        builder.block(
+            np.full(len(at), position[key]), offsets + np.array(base), sizes, builder.file(file), *where[1:],
+            codec=there.codec, rank=ranks[file], inner=(at - flat[0]) * dtypes[key].itemsize,
+        )  # fmt: skip
+
+
+def _tell(meta: _Metadata, notes: list[str], name: str) -> None:
+    if meta.lost:
+        notes.append(f"{meta.lost} shards of {name!r} are stored in no file: their elements are holes")
+    if meta.inferred:
+        notes.append(
+            f"{meta.inferred} tensors have no global shape in {name!r} (older paddle): it is the end of their shards"
+        )
+
+
+def _mesh() -> dict[str, Any]:
+    return {
+        "axes": {}, "ranks": {}, "unknown": ["dp", "pp", "sharding", "sep", "cp", "mp"],
+        "source": "paddle.distributed stores no mesh; ranks are those of the files' names",
+    }  # fmt: skip
+
+
+def _parts_named(merged: Catalog, found: list[tuple[str, Catalog]]) -> Catalog:
+    """Names across PaddleFormers' folders: optimizer and masters are joined to the model's parameters."""
+    fqns: list[str | None] = []
+    roles: list[str] = []
+    for name, part in found:
+        for key, role in zip(part.keys, part.roles or [], strict=True):
+            state = paddle_names.split_state(key)
+            if name == "master_weight":
+                fqns.append(paddle_names.master_of(key))
+                roles.append("master")
+            elif state is not None:
+                fqns.append(state[0])
+                roles.append(state[1])
+            elif name == "optimizer_state" and (base := paddle_names.master_of(key)) != key:
+                fqns.append(base)
+                roles.append("master")
+            else:
+                fqns.append(key)
+                roles.append("ema" if name == "ema_state" else role)
+    return replace(merged, fqns=fqns, roles=roles)

@@ -1,0 +1,161 @@
+"""PaddleNLP's unified checkpoint: safetensors of whole (TP-merged) tensors, in three groups of files.
+
+::
+
+    model-00001-of-00004.safetensors           "llama.norm.weight"                  weights; bfloat16 as U16
+    optimizer-00001-of-00008.safetensors       "llama.norm.weight/moment1_0"        file number ≠ global rank
+    master_weights-00001-of-00008.safetensors  "llama.norm.weight"                  float32
+    *.safetensors.index.json                   weight_map; optimizer's: master_weights, ckpt_quant_stage …
+
+    ckpt_quant_stage O1:   moment1 int8 + "…/moment1_0@scales";  moment2 uint8 of 1/(√v + ε), @min_scales, @max_scales
+                     O2:   both in 4 bits of one int8 under moment2's key; moment1's is gone
+
+The index is written before quantising: scales are in no weight_map, and under O2 some of its names are in no file.
+Keys of master weights get ``master_weights/`` in front. numpy wrote the files and has no bfloat16: ``U16`` is it.
+Source: PaddleNLP 3.0.0b4 ``trainer/unified_checkpoint``, ``quantization/unified_checkpoint_quantization.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.core.build import CatalogBuilder
+from workbench.core.dtypes import by_name
+from workbench.core.place import Place
+from workbench.errors import CorruptError, IncompleteError, MissingFileError
+from workbench.formats import paddle_names, safetensors_header
+from workbench.formats.safetensors_header import Entry
+
+__all__ = ["INDEX", "groups", "read"]
+
+INDEX = ".safetensors.index.json"
+GROUPS = {"model": "", "peft_model": "", "optimizer": "", "master_weights": "master_weights/"}  #: stem → key prefix
+MAX_NAMED = 3
+_FILE = re.compile(r"(model|peft_model|optimizer|master_weights)(?:-(\d+)-of-(\d+))?\.safetensors")
+
+
+def groups(place: Place) -> dict[str, list[str]]:
+    """Files of each group that is there."""
+    found: dict[str, list[str]] = {}
+    for name in place.files:
+        if match := _FILE.fullmatch(name):
+            found.setdefault(match[1], []).append(name)
+        elif name.endswith(INDEX) and name.removesuffix(INDEX) in GROUPS:
+            found.setdefault(name.removesuffix(INDEX), [])
+    return found
+
+
+def read(builder: CatalogBuilder, place: Place, notes: list[str]) -> None:
+    """Declare every tensor of the three groups.
+
+    Raises:
+        IncompleteError, MissingFileError: files that an index, or the others' names, call for.
+        CorruptError: an index and its files contradict each other.
+    """
+    present = groups(place)
+    for stem, files in present.items():
+        index = f"{stem}{INDEX}"
+        facts = _index(place, index) if index in place.files else {}
+        if facts:
+            builder.file(index, metadata=True)
+        weights = facts.get("weight_map", {})
+        _all_there(place, index, stem, files, weights)
+        there: dict[str, str] = {}
+        for file in sorted({*files, *weights.values()}):
+            builder.file(file, metadata=True)
+            for entry in safetensors_header.parse(place, file, cut=True).entries:
+                if entry.name in there:
+                    raise CorruptError(
+                        f"tensor {entry.name!r} is in {there[entry.name]!r} and in {file!r}; which is meant?"
+                    )
+                there[entry.name] = file
+                _declare(builder, stem, file, entry)
+        _compare(index, stem, facts, weights, there, notes)
+        if stem == "optimizer" and facts.get("master_weights") is True and "master_weights" not in present:
+            notes.append(
+                "the optimizer's index says that there are master weights, and no file of them is there: saved with "
+                "skip_save_model_weight, the model's files hold them"
+            )
+    if "optimizer" not in present:
+        notes.append("no optimizer state: a resume from here starts the optimizer anew")
+
+
+def _index(place: Place, name: str) -> dict[str, Any]:
+    document = place.read_json(name)
+    weights = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
+        raise CorruptError(f"index {name!r} has no weight_map of tensor names to file names")
+    return dict(document)
+
+
+def _all_there(place: Place, index: str, stem: str, files: list[str], weights: Mapping[str, str]) -> None:
+    for file in sorted(set(weights.values())):
+        try:
+            place.resolve(file)
+        except MissingFileError:
+            held = [name for name, where in weights.items() if where == file]
+            raise MissingFileError(
+                f"index {index!r} names the file {file!r}, which is absent; it holds {len(held):,} of {len(weights):,} "
+                f"tensors, {held[0]!r} first: restore it, or use an earlier step"
+            ) from None
+    counts = {int(match[3]) for file in files if (match := _FILE.fullmatch(file)) and match[3]}
+    if len(counts) > 1:
+        raise CorruptError(
+            f"files {stem!r} are numbered as of {', '.join(map(str, sorted(counts)))}: jobs of different sizes "
+            "wrote into one folder; remove the older ones"
+        )
+    if counts and not weights:
+        numbers = {int(match[2]) for file in files if (match := _FILE.fullmatch(file)) and match[2]}
+        count = counts.pop()
+        lost = [number for number in range(1, count + 1) if number not in numbers] if count <= 1 << 20 else []
+        if lost:
+            raise IncompleteError(
+                f"{len(lost)} of {count} files {stem!r} are missing, first {stem}-{lost[0]:05d}-of-{count:05d}, "
+                f"and no {index!r} says what they held: the save was interrupted; use an earlier step"
+            )
+
+
+def _declare(builder: CatalogBuilder, stem: str, file: str, entry: Entry) -> None:
+    dtype = by_name("bfloat16") if entry.dtype.name == "uint16" else entry.dtype
+    key = GROUPS[stem] + entry.name
+    state = paddle_names.split_state(entry.name) if stem == "optimizer" else None
+    if state is not None:
+        fqn, role = state[0], state[1]
+    elif stem == "optimizer":
+        fqn, role = None, "other"
+    elif stem == "master_weights":
+        fqn, role = entry.name, "master"
+    else:
+        (fqn,), (role,) = paddle_names.resolve([entry.name], {entry.name: (entry.name,)}, {}, {})
+    builder.tensor(key, dtype, entry.shape, fqn=fqn, role=role)
+    builder.chunk(key, (0,) * len(entry.shape), entry.shape, file, entry.start, entry.stop)
+
+
+def _compare(
+    index: str,
+    stem: str,
+    facts: Mapping[str, Any],
+    weights: Mapping[str, str],
+    there: Mapping[str, str],
+    notes: list[str],
+) -> None:
+    stage = facts.get("ckpt_quant_stage")
+    quantised = stem == "optimizer" and isinstance(stage, str) and stage != "O0"
+    elsewhere = [name for name, file in weights.items() if there.get(name) not in (file, None)]
+    gone = [name for name in weights if name not in there]
+    if elsewhere or (gone and not quantised):
+        name = (elsewhere or gone)[0]
+        found = f"it is in {there[name]!r}" if name in there else "no file of the group holds it"
+        raise CorruptError(f"index {index!r} puts {name!r} into {weights[name]!r}, which lacks it; {found}")
+    extra = [name for name in there if name not in weights and "@" not in name]
+    if weights and extra:
+        notes.append(f"{len(extra)} tensors are in no {index!r}: {', '.join(map(repr, extra[:MAX_NAMED]))}")
+    if quantised:
+        scales = sum("@" in name for name in there)
+        notes.append(
+            f"the optimizer is quantised ({stage}), {scales} scales beside it: moment1 is int8 of its scale, "
+            "moment2 not the second moment but uint8 of 1/(sqrt(v) + eps) between two scales"
+            + (f"; {len(gone)} of the index's names were merged into others" if gone else "")
+        )
