@@ -426,6 +426,23 @@ def test_metadata_in_pieces_is_what_it_is_whole(tmp_path, monkeypatch):
     same_bits(wb.open(tmp_path, cache=False)[name][48:64], torch.arange(1024.0).view(16, 64), name)
 
 
+@pytest.mark.parametrize("part", ["model", "optimizer"])
+def test_real_metadata_in_pieces_is_what_it_is_whole(part):
+    folders = [HERE, *((Path(OUTSIDE) / "bytecheckpoint" / n for n in ("ddp_w4", "fsdp2_w4")) if OUTSIDE else ())]
+    cut = 0
+    for folder in folders:
+        data = (folder / STEP / part / ".metadata").read_bytes()
+        whole, pieces = metadata.decode(data, what="whole"), metadata._in_pieces(data, "pieces", irregular=0.9)
+        if whole.user:  # the model part of a flat save: its dictionaries come after the section
+            assert pieces is None
+        elif pieces is not None:
+            cut += 1
+            assert (pieces.layout == whole.layout).all() and pieces.dcp.objects == whole.dcp.objects
+            assert (pieces.dcp.start == whole.dcp.start).all() and (pieces.layouts.sizes == whole.layouts.sizes).all()
+            assert pieces.dcp.keys == whole.dcp.keys and pieces.dcp.paths == whole.dcp.paths
+    assert cut or (part == "model" and not OUTSIDE)
+
+
 def test_pieces_that_do_not_fit_are_decoded_whole(tmp_path):
     """Fuzz: a changed byte in the section either fails, or means the same in both decoders."""
     files.write_synthetic(tmp_path / "model", tensors=12, ranks=64)

@@ -29,6 +29,7 @@ import numpy as np
 
 from workbench.core import unpickle
 from workbench.core.dtypes import by_name
+from workbench.core.pickle_lanes import IRREGULAR
 from workbench.core.stubs import TensorRef
 from workbench.errors import CorruptError
 from workbench.formats import dcp_metadata as dcp
@@ -127,11 +128,12 @@ def _place(index: Any) -> tuple[Any, ...]:
 # ---- huge metadata -------------------------------------------------------------------------------------------------
 
 
-def _in_pieces(data: bytes, what: str) -> ByteMetadata | None:
+def _in_pieces(data: bytes, what: str, irregular: float = IRREGULAR) -> ByteMetadata | None:
     """What `decode` returns, or None where the pickle must be decoded whole to know it.
 
     The stream is cut at `SECTION`: before it is DCP's own metadata, closed by three opcodes and read as columns
     (dcp_lanes.py); the section is a row of references and bytes; after it comes next to nothing.
+    ``irregular`` is `core.pickle_lanes.read`'s.
     """
     from workbench.formats import dcp_lanes
 
@@ -144,7 +146,7 @@ def _in_pieces(data: bytes, what: str) -> ByteMetadata | None:
         return None
     refs, number, distinct, end = section
     tail = TAIL.fullmatch(data, end)
-    meta = dcp_lanes.decode(head, what=what) if tail else None
+    meta = dcp_lanes.decode(head, what=what, irregular=irregular) if tail else None
     # The keys are the very objects of storage_data: as many references, and rising, name them in the same order.
     if tail is None or meta is None or len(meta.start) != len(refs) or (refs[1:] <= refs[:-1]).any():
         return None
