@@ -59,7 +59,14 @@ def read_catalog(place: Place) -> Catalog:
     """
     reader = FolderReader(place, "deepspeed")
     reader.read_optimizer()
+    if not reader.zero and reader.folder.models and all(dp is not None for _, dp in reader.folder.models):
+        raise IncompleteError(
+            f"{place.path!r} is of ZeRO stage 3, which keeps the weights in the optimizer files, and none is there; "
+            "copy the …optim_states.pt here"
+        )
     reader.read_model()
+    if not reader.zero and any(model.shapes for model in reader.models.values()):
+        reader.notes.append("no optimizer file is there: the module's weights alone")
     return reader.finish()
 
 
@@ -121,7 +128,7 @@ class FolderReader:
         self._unpartitioned()
 
     def key(self, mp: int, state: str, name: str) -> str:
-        """A stored key, and what it will be known as once the ranks are merged."""
+        """A stored key, and remember what it will be known as once the ranks are merged."""
         key = f"{state}.mp_rank_{mp:02d}.{name}" if self.several else f"{state}.{name}"
         self.names.setdefault((state, name), {})[mp] = key
         return key
@@ -174,10 +181,9 @@ class FolderReader:
             )
         config = self.models[mp].facts.get("ds_config")
         data_first = isinstance(config, Mapping) and config.get("use_data_before_expert_parallelism") is True
-        keys, notes = add_partitions(
+        self.notes += add_partitions(
             self.builder, found, shapes, partial(self.key, mp), rank=not self.several, data_first=data_first
         )
-        self.notes += notes
         self._scalars(mp, found, [list(group) for group in shapes])
         if found.extra:
             self.notes.append(
@@ -190,13 +196,15 @@ class FolderReader:
     def _scalars(self, mp: int, found: Partitions, groups: list[list[str]]) -> None:
         """``step`` and other tensors that are no partition: one a group and rank."""
         label = f"mp_rank_{mp:02d}." if self.several else ""
+        seen: set[str] = set()
         for rank, shard in enumerate(found.shards):
             for (group, state), at in shard.scalars.items() if shard is not None else ():
                 whole = len(at.shape) == 0 or at.shape == (1,)
                 key = f"optim.{label}group{group}.{state}" + ("" if whole else f".rank{rank}")
                 role = naming.STATES.get(state, "other")
                 put(self.builder, key, at, fqn=None, role=role, rank=-1 if self.several else rank)
-                if state == "step" and whole and len(groups) == found.first.groups:
+                if state == "step" and whole and len(groups) == found.first.groups and key not in seen:
+                    seen.add(key)
                     for name in groups[group]:
                         self.steps.setdefault(f"step.{name}", (key, name, "step"))
 

@@ -103,7 +103,8 @@ class Decoder:
         else:
             tree = unpickle.loads(pickled, what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
             self._seen = plain, tree
-        return States(file, tree if any_tree else _mapping(tree, what), _Storages(archive, what), archive.byteorder == "big", same)
+        tree = tree if any_tree else _mapping(tree, what)
+        return States(file, tree, _Storages(archive, what), archive.byteorder == "big", same)
 
     def _legacy(self, file: str, any_tree: bool) -> States:
         """Files from before torch 1.6, or no file of torch at all; their reader says so."""

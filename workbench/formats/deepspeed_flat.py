@@ -1,6 +1,6 @@
 """Which elements of which parameter every rank's flat partition holds: arithmetic only.
 
-Stages 1 and 2 lay a group's parameters end to end and deal the line out in equal parts; a parameter may cross ranks::
+Stages 1 and 2 lay a group's parameters end to end and deal the line out in equal parts; some cross ranks::
 
     line     a a a a a b b b c c c c c · ·       · pads the line to a multiple of 2 × ranks
     rank     0─────────── 1───────────           P elements each; the last one's file may lack its padding

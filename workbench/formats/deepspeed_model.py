@@ -101,13 +101,13 @@ def add_model(
             odd += _differences(model, states)
         if not states.same or not wanted:
             wanted = [*_module(model, states, key, stage3), *_client(states), *_fragments(states)]
-        label = "" if len(files) == 1 and len(folder.mp_ranks()) == 1 else file.removesuffix("_model_states.pt")
+        label = "" if len(files) == 1 and len(folder.mp_ranks()) == 1 else file.removesuffix("_model_states.pt") + "."
         for kind, name, ref, fqn, role in wanted:
             at = states.locate(ref, f"tensor {name!r}")
             if kind == "frozen":
                 frozen.setdefault(name, {})[r or 0] = at
                 continue
-            stored = key("module", name) if kind == "module" else ".".join(["client", *([label] if label else []), name])
+            stored = key("module", name) if kind == "module" else f"client.{label}{name}"
             put(builder, stored, at, fqn=fqn, role=role, rank=(r or 0) if rank else -1)
     if model is None:
         raise IncompleteError(f"no model_states file of mp_rank {mp:02d} belongs to the {dp} ranks of the optimizer's")
@@ -128,10 +128,10 @@ def add_tensors(builder: CatalogBuilder, states: States, prefix: str, key: Calla
 def put(builder: CatalogBuilder, key: str, at: Located, *, fqn: str | None, role: str, rank: int = -1) -> None:
     """One whole tensor at its place."""
     builder.tensor(key, at.dtype, at.shape, fqn=fqn, role=role)
-    codec = cat.RAW_BE if at.big else cat.RAW
-    strides = at.stride if 0 not in at.shape else None
-    origin = (0,) * len(at.shape)
-    builder.chunk(key, origin, at.shape, at.file, at.start, at.stop, codec=codec, rank=rank, inner=at.inner, strides=strides)  # fmt: skip
+    builder.chunk(
+        key, (0,) * len(at.shape), at.shape, at.file, at.start, at.stop, codec=cat.RAW_BE if at.big else cat.RAW,
+        rank=rank, inner=at.inner, strides=at.stride if 0 not in at.shape else None,
+    )  # fmt: skip
 
 
 def _head(states: States, mp: int) -> Model:
@@ -234,10 +234,15 @@ def _frozen(
         if name not in shapes:
             raise CorruptError(f"{model.file!r}: frozen parameter {name!r} has a fragment but no shape")
     if dp:
-        _pieces(builder, model, {name: parts for name, parts in found.items() if shapes[name] != ()}, shapes, dp, key, rank)
+        _pieces(builder, model, found, shapes, dp, key, rank)
     for name, parts in found.items():
         at = parts[min(parts)]
-        if name not in model.keys and at.shape == shapes[name]:
+        if name not in model.keys:
+            if at.shape != shapes[name]:
+                raise CorruptError(
+                    f"{at.file!r}: frozen parameter {name!r} has the shape {at.shape}, of frozen_param_shapes "
+                    f"{shapes[name]}"
+                )
             model.keys[name] = key("module", name)
             put(builder, model.keys[name], at, fqn=name, role="param", rank=min(parts) if rank else -1)
 
@@ -271,8 +276,9 @@ def _pieces(
                 table[column][row, r] = value
     start = np.minimum(piece[:, None] * np.arange(dp), numel[:, None])
     stop = np.minimum(start + piece[:, None], numel[:, None])
-    param, r = np.nonzero(there & (stop > start))
-    ranges = flat.Ranges(param, r, param, np.zeros(len(param), np.int64), start[param, r], stop[param, r])
+    param, owner = np.nonzero(there & (stop > start))
+    zero = np.zeros(len(param), np.int64)
+    ranges = flat.Ranges(param, owner, param, zero, start[param, owner], stop[param, owner])
     size = np.array([found[name][min(found[name])].dtype.itemsize for name in names], np.int64)
     big = np.array([found[name][min(found[name])].big for name in names])
     for made in flat.boxes(ranges, [shapes[name] for name in names]):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from workbench.errors import CorruptError
 
@@ -123,7 +124,7 @@ def listed(numbers: Sequence[int], limit: int = 8) -> str:
     return text if len(numbers) <= limit else f"{text}, … ({len(numbers):,} in all)"
 
 
-def _put(table: dict, rank: object, name: str) -> None:  # type: ignore[type-arg]
+def _put(table: dict[Any, str], rank: object, name: str) -> None:
     if rank in table:
         raise CorruptError(
             f"{table[rank]!r} and {name!r} are the same rank's, so two saves lie in one folder; "

@@ -147,7 +147,7 @@ def _located(states: States, ref: TensorRef, what: str) -> Located:
 
 
 def _counts(states: States, told: object, groups: int) -> list[int]:
-    counts = list(told) if isinstance(told, (list, tuple)) else [told] * groups
+    counts: list[Any] = list(told) if isinstance(told, (list, tuple)) else [told] * groups
     if told is None or len(counts) != groups or any(type(n) is not int or not 0 < n <= MAX_RANKS for n in counts):
         raise CorruptError(f"{states.file!r}: partition_count is {told!r:.80} for {groups} groups")
     return counts

@@ -94,7 +94,7 @@ def read_partitions(place: Place, folder: Folder, mp: int) -> Partitions | None:
 
 def add_partitions(
     builder: CatalogBuilder, parts: Partitions, shapes: Sequence[Shapes], key: Any, *, rank: bool, data_first: bool
-) -> tuple[dict[str, dict[str, str]], list[str]]:
+) -> list[str]:
     """Declare every parameter's flat states and where their boxes lie.
 
     Args:
@@ -104,7 +104,7 @@ def add_partitions(
         data_first: ``use_data_before_expert_parallelism`` of the config.
 
     Returns:
-        keys by state and name, and notes.
+        notes.
 
     Raises:
         CorruptError: ``param_shapes`` does not add up to the partitions; with the numbers.
@@ -114,7 +114,7 @@ def add_partitions(
     if first.stage3:
         names = [name for group in shapes for name in group]
         adder.stage3(names, [group[name] for group in shapes for name in group])
-        return adder.keys, adder.notes
+        return adder.notes
     if len(shapes) != first.groups:
         raise CorruptError(
             f"param_shapes has {len(shapes)} groups, {first.file!r} has {first.groups}; the model and optimizer files "
@@ -140,7 +140,7 @@ def add_partitions(
                 break
             adder.line(group, [str(name) for name in renamed], list(named.values()), np.array(ranks))
     _compare_order(parts, shapes, adder.notes)
-    return adder.keys, adder.notes
+    return adder.notes
 
 
 class _Adder:
