@@ -663,6 +663,11 @@ def test_metadata_that_is_none(copy):
     refused(errors.CorruptError, copy / STEP, "instead of checkpoint metadata")
 
 
+def test_a_folder_without_parts_is_none(copy):
+    with pytest.raises(errors.NotACheckpointError, match="open one global_step_N folder"):
+        wb.open(copy, format="bytecheckpoint", cache=False)
+
+
 def test_strangers_are_not_taken_for_it(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/.metadata").write_bytes(pickle.dumps({"a": 1}))

@@ -160,6 +160,11 @@ def refused(kind, path, *words):
         assert word in message, message
 
 
+def test_a_folder_without_parts_is_none(tmp_path):
+    with pytest.raises(errors.NotACheckpointError, match="neither a model/ nor"):
+        wb.open(tmp_path, format="vescale", cache=False)
+
+
 def test_a_missing_stage_is_named(run):
     folder = run[0]
     (folder / "optimizer/pp_1").rename(folder / "optimizer/pp_3")

@@ -40,7 +40,7 @@ from workbench.core.dtypes import ALL
 from workbench.core.lazymap import LazyMap
 from workbench.core.objects import archive_objects, decode_archive
 from workbench.core.place import Place, stat_or_absent
-from workbench.errors import CorruptError, IncompleteError, OpenError, WorkbenchError
+from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, OpenError, WorkbenchError
 from workbench.formats import bytecheckpoint_flat as flatten
 from workbench.formats import bytecheckpoint_log as log
 from workbench.formats import bytecheckpoint_metadata as metadata
@@ -91,7 +91,7 @@ def read_catalog(place: Place) -> Catalog:
     """Columns of the parts that are there.
 
     Raises:
-        IncompleteError: a part without metadata: the save was interrupted.
+        IncompleteError: a part without metadata: the save was interrupted. NotACheckpointError: no part at all.
         CorruptError: metadata that contradicts itself, or parts of different saves.
         UnsafeError: metadata that names a file outside the folder.
     """
@@ -99,6 +99,11 @@ def read_catalog(place: Place) -> Catalog:
         return _join(place, [_read_part(place, place, _alone(place), "")])
     _check_committed(place)
     found = [part for part in PARTS if place.exists(f"{part}/{METADATA}")]
+    if not found:
+        raise NotACheckpointError(
+            f"{place.path!r} has neither model/{METADATA} nor optimizer/{METADATA}; of a run, "
+            "open one global_step_N folder"
+        )
     return _join(place, [_read_part(place, place.sub(part), part, part) for part in found])
 
 

@@ -37,7 +37,7 @@ from workbench.core.build import merge
 from workbench.core.catalog import Catalog
 from workbench.core.objects import archive_objects
 from workbench.core.place import Place
-from workbench.errors import IncompleteError, WorkbenchError
+from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
 
 __all__ = ["detect", "read_catalog", "read_objects"]
 
@@ -80,6 +80,8 @@ def read_catalog(place: Place) -> Catalog:
         parts.append((f"{MODEL}.", MODEL, _part(place, MODEL, notes)))
     else:
         notes.append("no model is in the folder, only an optimizer")
+    if not parts and not stages:
+        raise NotACheckpointError(f"{place.path!r} has neither a {MODEL}/ nor an {OPTIMIZER}/pp_R/ folder with data")
     found = {stage: _part(place, f"{OPTIMIZER}/{name}", notes) for stage, name in stages.items()}
     keys = [key for catalog in found.values() for key in (*catalog.keys, *catalog.objects.keys)]
     shared = {key for key, count in Counter(keys).items() if count > 1}
