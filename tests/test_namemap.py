@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from megatron_files import Model, write_dist, write_legacy
 from safetensors.torch import save_file
 
 import workbench as wb
@@ -41,7 +42,7 @@ def hf_weights(experts: int = 0) -> dict[str, torch.Tensor]:
 
 
 def megatron_weights(hf: dict[str, torch.Tensor], spelling: str, pad: int = 3) -> dict[str, torch.Tensor]:
-    """The same model as Megatron names and fuses it (megatron-core 0.16: grouped QKV, [gate; up], padded vocabulary)."""
+    """The same model in Megatron (megatron-core 0.16: grouped QKV, [gate; up], padded vocabulary)."""
     padded = torch.zeros(pad, HIDDEN)
     found = {
         "embedding.word_embeddings.weight": torch.cat([hf["model.embed_tokens.weight"], padded]),
@@ -167,3 +168,52 @@ def test_links_of_every_tensor_tile_it():
         for link in found:
             count[tuple(slice(a, a + n) for a, n in zip(link.offsets, link.sizes, strict=True))] += 1
         assert (count == 1).all(), name
+
+
+@pytest.mark.parametrize("layout", ["legacy tp2 pp2", "torch_dist tp2"])
+@pytest.mark.parametrize("te", [False, True])
+def test_a_megatron_run_beside_its_hugging_face_export(tmp_path, layout, te):
+    """The same weights as Megatron's ranks hold them and as Llama is exported: equal to the last bit, none copied."""
+    model = Model(te=te)
+    hf = saved(tmp_path / "hf", exported(model), {"model_type": "llama"})
+    if layout.startswith("legacy"):
+        run = wb.open(write_legacy(tmp_path / "run", model, tp=2, pp=2))
+    else:
+        run = wb.open(write_dist(tmp_path / "run", model, tp=2, optimizer="float16"))
+    found = name_map(run, hf)
+    assert not found.only_b
+    aligned = found.apply()
+    assert list(aligned) == list(hf)
+    for key in hf:
+        assert torch.equal(aligned[key].torch(), hf[key].torch()), key
+    assert set(found.only_a) == {key for key in run if run[key].role != "param"}
+
+
+def exported(model):
+    """Hugging Face's weights of a Megatron model, by dense cutting (megatron-core's ``[q … q k v]`` a group)."""
+    each, kv = model.heads // model.groups, model.kv
+    names = {"embedding.word_embeddings.weight": "model.embed_tokens.weight", "output_layer.weight": "lm_head.weight"}
+    names |= {"decoder.final_layernorm.weight": "model.norm.weight"}
+    found = {}
+    for name, weight in model.params.items():
+        if name in names:
+            # the export drops the rows that only pad the vocabulary to a multiple
+            found[names[name]] = weight[: model.vocab - 3] if "norm" not in name else weight
+            continue
+        _, _, n, rest = name.split(".", 3)
+        p = f"model.layers.{n}"
+        leaf = rest.rsplit(".", 1)[1]
+        if rest.startswith("self_attention.linear_qkv.") and "norm" not in rest:
+            parts = weight.reshape(model.groups, each + 2, kv, *weight.shape[1:])
+            for side, part in (("q", parts[:, :each]), ("k", parts[:, each]), ("v", parts[:, each + 1])):
+                found[f"{p}.self_attn.{side}_proj.{leaf}"] = part.reshape(-1, *weight.shape[1:])
+        elif rest == "mlp.linear_fc1.weight":
+            found[f"{p}.mlp.gate_proj.weight"], found[f"{p}.mlp.up_proj.weight"] = weight.chunk(2)
+        elif rest == "mlp.linear_fc2.weight":
+            found[f"{p}.mlp.down_proj.weight"] = weight
+        elif rest.startswith("self_attention.linear_proj."):
+            found[f"{p}.self_attn.o_proj.{leaf}"] = weight
+        else:
+            first = rest in ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")
+            found[f"{p}.{'input' if first else 'post_attention'}_layernorm.weight"] = weight
+    return found
