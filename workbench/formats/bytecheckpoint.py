@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,44 +34,26 @@ import numpy as np
 
 from workbench import formats, naming
 from workbench.core.build import merge
-from workbench.core.build import row_major as row_major_of
-from workbench.core.catalog import OPAQUE, RAW, Catalog, ObjectTable
-from workbench.core.dtypes import ALL
+from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.objects import archive_objects, decode_archive
-from workbench.core.place import Place, stat_or_absent
-from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, OpenError, WorkbenchError
+from workbench.core.place import Place
+from workbench.errors import IncompleteError, NotACheckpointError, OpenError, WorkbenchError
 from workbench.formats import bytecheckpoint_flat as flatten
 from workbench.formats import bytecheckpoint_log as log
-from workbench.formats import bytecheckpoint_metadata as metadata
+from workbench.formats.bytecheckpoint_part import METADATA, NAMED, Part, ranks_of, read_part
 
 __all__ = ["detect", "read_catalog", "read_objects"]
 
-Array = np.ndarray[Any, Any]
 PARTS = ("model", "optimizer")
 EXTRA = "extra_state"
-METADATA = ".metadata"
 MARK = b"bytecheckpoint."  #: the module of the pickle's first global, in its first bytes
 AXES = ["dp", "tp", "pp", "cp", "ep"]
-_DATA = re.compile(r"__(\d{1,9})_(\d{1,9})\.distcp")
 _EXTRA = re.compile(r"extra_state_rank_(\d{1,9})\.pt")
 _STEP = re.compile(r"global_step_(\d{1,18})")
 _NUMBERED = re.compile(r"optimizer\.state\.(\d{1,18})\.([^.]+)")
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf")
 LOGS_TRIED = 4  #: files whose beginnings must show a line of ByteCheckpoint's for the others to be read
-NAMED = 8  #: ranks or files that a note names
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One part's catalog, the paths of its keys, and what its metadata says beside."""
-
-    name: str
-    folder: str
-    catalog: Catalog
-    paths: Mapping[str, tuple[Any, ...]]
-    version: str | None
-    user: Mapping[str, Any]
 
 
 def detect(place: Place) -> bool:
@@ -83,7 +65,7 @@ def detect(place: Place) -> bool:
     found = [part for part in PARTS if part in place.folders]
     if any(_is_ours(place, f"{part}/{METADATA}") for part in found):
         return True
-    interrupted = [part for part in found if not place.exists(f"{part}/{METADATA}") and _ranks(place.sub(part))]
+    interrupted = [part for part in found if not place.exists(f"{part}/{METADATA}") and ranks_of(place.sub(part))]
     return bool(interrupted) and (EXTRA in place.folders or _STEP.fullmatch(place.name) is not None)
 
 
@@ -96,7 +78,7 @@ def read_catalog(place: Place) -> Catalog:
         UnsafeError: metadata that names a file outside the folder.
     """
     if METADATA in place.files:
-        return _join(place, [_read_part(place, place, _alone(place), "")])
+        return _join(place, [read_part(place, place, _alone(place), "")])
     _check_committed(place)
     found = [part for part in PARTS if place.exists(f"{part}/{METADATA}")]
     if not found:
@@ -104,7 +86,7 @@ def read_catalog(place: Place) -> Catalog:
             f"{place.path!r} has neither model/{METADATA} nor optimizer/{METADATA}; of a run, "
             "open one global_step_N folder"
         )
-    return _join(place, [_read_part(place, place.sub(part), part, part) for part in found])
+    return _join(place, [read_part(place, place.sub(part), part, part) for part in found])
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
@@ -135,15 +117,6 @@ def _alone(place: Place) -> str:
     return place.name if place.name in PARTS else ""
 
 
-def _ranks(place: Place) -> dict[int, list[str]]:
-    """The data files of a part by the rank that their names tell."""
-    found: dict[int, list[str]] = {}
-    for name in place.files:
-        if match := _DATA.fullmatch(name):
-            found.setdefault(int(match[1]), []).append(name)
-    return found
-
-
 def _extra_files(place: Place) -> list[tuple[int, str]]:
     return sorted((int(m[1]), m[0]) for name in place.sub(EXTRA).files if (m := _EXTRA.fullmatch(name)))
 
@@ -153,7 +126,7 @@ def _check_committed(place: Place) -> None:
         if part not in place.folders or place.exists(f"{part}/{METADATA}"):
             continue
         inner = place.sub(part)
-        if not _ranks(inner) and ".metadata.tmp" not in inner.files:
+        if not ranks_of(inner) and ".metadata.tmp" not in inner.files:
             continue
         leftover = " (a half-written .metadata.tmp is there)" if ".metadata.tmp" in inner.files else ""
         others = [other for other in PARTS if other != part and place.exists(f"{other}/{METADATA}")]
@@ -177,163 +150,6 @@ def _logs(place: Place) -> list[tuple[Place, list[str]]]:
 
 def _extra(place: Place, name: str) -> Any:
     return decode_archive(np.frombuffer(place.read(name), np.uint8), what=repr(name))
-
-
-# ---- one part ------------------------------------------------------------------------------------------------------
-
-
-def _read_part(root: Place, place: Place, name: str, folder: str) -> Part:
-    what = repr(f"{folder}/{METADATA}" if folder else METADATA)
-    data = place.read(METADATA)
-    if not data:
-        raise IncompleteError(f"{root.path!r}: {what} is empty; the save was interrupted, use an earlier step")
-    found = metadata.decode(data, what=what)
-    del data
-    catalog = _catalog(place, found, folder)
-    return Part(name, folder, catalog, dict(found.dcp.paths or {}), found.version, found.user)
-
-
-def _catalog(place: Place, found: metadata.ByteMetadata, folder: str) -> Catalog:
-    meta = found.dcp
-    stored = np.flatnonzero(meta.item >= 0)
-    item, owner = meta.item[stored], np.repeat(np.arange(len(meta.keys)), np.diff(meta.row_ptr))[stored]
-    offsets, sizes = meta.offsets[stored], meta.sizes[stored]
-    dtype, inner, strides, codec, notes = _lay_out(found, item, owner, offsets, sizes)
-    ranks = np.array([_rank(name) for name in meta.files] or [-1], np.int32)
-    stats = [stat_or_absent(place, name) for name in meta.files]
-    position = np.array([p for _, p in meta.objects], np.int64)
-    where = f"{folder!r}: " if folder else ""
-    lost = len(meta.item) - len(stored)
-    if lost:
-        notes.append(f"{lost:,} chunks of the metadata have no stored item: their elements are holes")
-    if meta.orphans:
-        notes.append(f"{meta.orphans:,} stored items belong to no tensor of the metadata")
-    return Catalog(
-        format="bytecheckpoint",
-        keys=meta.keys,
-        dtype=dtype,
-        ndim=meta.ndim.astype(np.uint8),
-        shape=meta.shape,
-        row_ptr=np.searchsorted(owner, np.arange(len(meta.keys) + 1)).astype(np.int64),
-        offsets=offsets,
-        sizes=sizes,
-        file=meta.file[item],
-        start=meta.start[item],
-        stop=meta.start[item] + meta.length[item],
-        codec=codec,
-        rank=ranks[meta.file[item]] if meta.files else np.empty(0, np.int32),
-        replica=np.zeros(len(stored), np.int16),
-        inner=inner,
-        strides=strides,
-        files=meta.files,
-        file_stats=stats,
-        metadata_files=[METADATA],
-        objects=ObjectTable(
-            [key for key, _ in meta.objects],
-            meta.file[position],
-            meta.start[position],
-            meta.start[position] + meta.length[position],
-            np.full(len(position), RAW, np.uint8),
-        ),
-        meta={"notes": [where + note for note in [*notes, *_odd_files(place, meta, stats)]]},
-    )
-
-
-def _rank(file: str) -> int:
-    match = _DATA.fullmatch(file)
-    return int(match[1]) if match else -1
-
-
-def _lay_out(
-    found: metadata.ByteMetadata, item: Array, owner: Array, offsets: Array, sizes: Array
-) -> tuple[Array, Array | None, Array | None, Array, list[str]]:
-    """How each chunk lies in its bytes: the tensors' dtypes, ``inner``, ``strides``, ``codec``, and notes.
-
-    Raises:
-        CorruptError: an inner tensor of another shape than its chunk; chunks of one tensor with different dtypes.
-    """
-    meta, layouts = found.dcp, found.layouts
-    number = found.layout[item]
-    dtype = meta.dtype.astype(np.uint8)
-    codec = np.full(len(item), RAW, np.uint8)
-    known = np.flatnonzero(number >= 0)
-    notes: list[str] = []
-    if len(known) < len(item):  # then the length must say that nothing else is possible
-        bare = np.flatnonzero(number < 0)
-        need = np.prod(sizes[bare], axis=1) * np.array([d.bits for d in ALL], np.int64)[dtype[owner[bare]]] // 8
-        _first(meta, owner, offsets, bare[meta.length[item[bare]] != need], "has no layout in all_tensor_metadata")
-        notes.append(f"{len(bare):,} chunks have no layout in all_tensor_metadata; by their length they are row-major")
-    if not len(known):
-        return dtype, None, None, codec, notes
-    number, rows = number[known], known
-    dims = max(sizes.shape[1], layouts.sizes.shape[1])
-    mine = np.pad(sizes[rows], ((0, 0), (0, dims - sizes.shape[1])), constant_values=1)
-    theirs = np.pad(layouts.sizes, ((0, 0), (0, dims - layouts.sizes.shape[1])), constant_values=1)
-    same = (mine == theirs[number]).all(axis=1) & (meta.ndim[owner[rows]] == layouts.ndim[number])
-    _first(meta, owner, offsets, rows[~same], "is stored as a tensor of another shape than the metadata gives it")
-
-    told = np.full(len(meta.keys), -1, np.int64)
-    told[owner[rows]] = layouts.dtype[number]
-    mixed = rows[told[owner[rows]] != layouts.dtype[number]]
-    _first(meta, owner, offsets, mixed, "has another dtype than its other chunks")
-    changed = np.flatnonzero((told >= 0) & (told != dtype))
-    if len(changed):
-        first = int(changed[0])
-        notes.append(
-            f"{len(changed):,} tensors are stored in another dtype than their properties say, first "
-            f"{meta.keys[first]!r} in {ALL[told[first]]} instead of {ALL[dtype[first]]}; the bytes count"
-        )
-        dtype[changed] = told[changed]
-    codec[rows[layouts.odd[number]]] = OPAQUE
-    if layouts.odd.any():
-        notes.append("some tensors are lazily conjugated or negated: their bytes are not their values and are not read")
-
-    inner = None
-    if layouts.start.any():
-        inner = np.zeros(len(item), np.int64)
-        inner[rows] = layouts.start[number]
-    plain = row_major_of(layouts.sizes)
-    steps = np.where(layouts.sizes > 1, layouts.strides, plain)  # an axis of one element may have any stride
-    steps[(layouts.sizes == 0).any(axis=1)] = plain[(layouts.sizes == 0).any(axis=1)]
-    strides = None
-    if (steps != plain).any():
-        strides = row_major_of(sizes)
-        strides[rows] = steps[number][:, : sizes.shape[1]]
-    return dtype, inner, strides, codec, notes
-
-
-def _first(meta: Any, owner: Array, offsets: Array, bad: Array, text: str) -> None:
-    if len(bad):
-        row = int(bad[0])
-        tensor = int(owner[row])
-        where = tuple(offsets[row, : int(meta.ndim[tensor])].tolist())
-        who = f"tensor {meta.keys[tensor]!r}: its chunk at {where}"
-        raise CorruptError(f"{who} {text}; the .metadata contradicts itself")
-
-
-def _odd_files(place: Place, meta: Any, stats: list[Any]) -> list[str]:
-    """Sentences on files that the metadata does not account for: they are from another save."""
-    notes = []
-    end = np.zeros(len(meta.files), np.int64)
-    np.maximum.at(end, meta.file, meta.start + meta.length)
-    longer = [(n, s.size - e) for n, s, e in zip(meta.files, stats, end.tolist(), strict=True) if s.size > e]
-    if longer:
-        name, more = longer[0]
-        notes.append(
-            f"{len(longer)} files are longer than the metadata says, first {name!r} by {more:,} bytes: another save "
-            "may have written into the folder"
-        )
-    known = set(meta.files)
-    stray = [name for name, stat in place.files.items() if _DATA.fullmatch(name) and name not in known and stat.size]
-    if stray:
-        notes.append(f"{len(stray)} data files are not of this save, first {stray[0]!r}; they are not read")
-    if ".metadata.tmp" in place.files:
-        notes.append(".metadata.tmp is left over: a later save into this folder was interrupted")
-    ranks = sorted(_ranks(place))
-    absent = sorted(set(range(ranks[-1] + 1)) - set(ranks)) if ranks and ranks[-1] < 1 << 20 else []
-    if absent:
-        notes.append(f"no data file of ranks {absent[:NAMED]} is there, though every rank writes one")
-    return notes
 
 
 # ---- the whole -----------------------------------------------------------------------------------------------------
@@ -459,7 +275,7 @@ def _step(place: Place, notes: list[str]) -> int | None:
 
 def _mesh(place: Place, parts: list[Part], notes: list[str]) -> dict[str, Any]:
     """What file names tell of the job: the ranks that wrote. Nothing tells how they were arranged."""
-    wrote = {p.name or "part": set(_ranks(place.sub(p.folder) if p.folder else place)) for p in parts}
+    wrote = {p.name or "part": set(ranks_of(place.sub(p.folder) if p.folder else place)) for p in parts}
     if EXTRA in place.folders and (ranks := {rank for rank, _ in _extra_files(place)}):
         wrote[EXTRA] = ranks
     sets = list(wrote.values())
