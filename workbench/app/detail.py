@@ -23,10 +23,10 @@ __all__ = ["Detail", "statistics", "worst_table"]
 CHUNKS: dict[str, tuple[str, str, int | None]] = {
     "offsets": ("Offsets", "text", 150),
     "sizes": ("Sizes", "text", 150),
+    "rank": ("Rank", "count", 70),
     "file": ("File", "text", None),
     "start": ("From byte", "count", 130),
     "stop": ("To byte", "count", 130),
-    "rank": ("Rank", "count", 70),
     "replica": ("Copy", "count", 70),
     "codec": ("Stored as", "text", 120),
 }
@@ -192,10 +192,10 @@ def _chunks(tensor: LazyTensor) -> pn.widgets.Tabulator:
         {
             "offsets": [str(list(box)) for box in chunks["offsets"]],
             "sizes": [str(list(box)) for box in chunks["sizes"]],
+            "rank": chunks["rank"].astype("Float64").to_numpy(float, na_value=np.nan),
             "file": [safe(name) for name in chunks["file"]],
             "start": chunks["start"],
             "stop": chunks["stop"],
-            "rank": chunks["rank"].astype("Float64").to_numpy(float, na_value=np.nan),
             "replica": chunks["replica"].astype("int64"),
             "codec": chunks["codec"].astype("str"),
         }

@@ -29,15 +29,20 @@ class Overview(pn.viewable.Viewer):
         super().__init__(**params)
         self._state = state
         self._body = pn.Column(sizing_mode="stretch_width")
-        state.param.watch(self._draw, "ckpt")
+        self._drawn: Checkpoint | None = None
+        state.param.watch(self._draw, ["ckpt", "tab"])
         self._draw()
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
 
     def _draw(self, *_: Any) -> None:
+        """When it is looked at, and once a checkpoint: charts cost more than the rest of the page."""
         ckpt = self._state.ckpt
-        self._body[:] = [] if ckpt is None else self._parts(ckpt)
+        if ckpt is None:
+            self._body[:], self._drawn = [], None
+        elif self._state.tab == "overview" and ckpt is not self._drawn:
+            self._body[:], self._drawn = self._parts(ckpt), ckpt
 
     def _parts(self, ckpt: Checkpoint) -> list[Any]:
         tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in facts(ckpt))
@@ -59,7 +64,8 @@ class Overview(pn.viewable.Viewer):
 def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
     """What the checkpoint is, as pairs of label and HTML; the words are those of its text repr."""
     told = [(name, html(value)) for name, value in shared.heading(ckpt) if name not in ("files", "objects")]
-    sizes = [max(stat.size, 0) for stat in ckpt.catalog.file_stats]
+    used = np.unique(ckpt.catalog.file).tolist()
+    sizes = [max(ckpt.catalog.file_stats[file].size, 0) for file in used]
     return [
         ("format", html(ckpt.format)),
         *told,
