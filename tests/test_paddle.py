@@ -9,6 +9,8 @@ import json
 import math
 import os
 import pickle
+import random
+import shutil
 import struct
 import sys
 import tracemalloc
@@ -16,6 +18,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -161,12 +164,11 @@ class DistSave:
 
     def shard(
         self, key: str, whole: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...], file: str,
-        flat_range: tuple[int, int] | slice | None = None, **more: Any,
+        flat_range: tuple[int, int] | None = None, **more: Any,
     ) -> None:  # fmt: skip
         local = whole[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
         if flat_range is not None:
-            start, stop = (flat_range.start, flat_range.stop) if isinstance(flat_range, slice) else flat_range
-            local = local.reshape(-1)[start:stop]
+            local = local.reshape(-1)[slice(*flat_range)]
         self.files.setdefault(file, {})[key] = np.ascontiguousarray(local)
         dtype = "bfloat16" if whole.dtype == np.uint16 else str(whole.dtype)
         told = {"is_flattened": flat_range is not None, "flattened_range": flat_range}
@@ -184,7 +186,7 @@ class DistSave:
         return self.folder
 
 
-# ---- what paddle wrote -------------------------------------------------------------------------------------------------
+# ---- what paddle wrote -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["paddle_save", "paddle_dist"])
@@ -222,7 +224,7 @@ def _check_by_meaning(ckpt: wb.Checkpoint, truth: Mapping[str, torch.Tensor]) ->
     check_catalog(ckpt.catalog)
     check_frames(ckpt)
     check_objects(ckpt)
-    chance = __import__("random").Random(0)
+    chance = random.Random(0)
     for key, want in truth.items():
         group, name = key.split(".", 1)
         tensor = ckpt.param(name, role=ROLES[group])
@@ -305,14 +307,12 @@ def test_fleet_folders_without_a_configuration_stay_apart_by_rank(outside: Path)
                 same_bits(piece.torch(), want, piece.key)
                 assert piece.fqn == name
                 assert ckpt.tensors.set_index("key").loc[piece.key, "replicas"] == copies
-    with pytest.raises(TensorNotFoundError, match="2 tensors of role 'param'.*@tp00"):
+    with pytest.raises(TensorNotFoundError, match=r"2 tensors of role 'param'.*@tp00"):
         ckpt.param("lm_head.weight")
     assert any("39 parameters are kept apart" in note for note in ckpt.notes)
 
 
 def test_fleet_folders_beside_a_configuration_are_merged_where_it_tells(outside: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(outside / "c_paddlenlp" / "fleet_rank_dirs", tmp_path / "f")
     config = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, "num_attention_heads": 4}
     (tmp_path / "f" / "config.json").write_text(json.dumps(config))
@@ -323,7 +323,7 @@ def test_fleet_folders_beside_a_configuration_are_merged_where_it_tells(outside:
             same_bits(ckpt.param(name, role="param" if group == "fp32" else "exp_avg").torch(), want, key)
 
 
-# ---- pickles -----------------------------------------------------------------------------------------------------------
+# ---- pickles ---------------------------------------------------------------------------------------------------------
 
 DTYPES = ("float32", "float64", "float16", "uint16", "int8", "uint8", "bool", "int64", "complex64", ">f4", ">i8")
 
@@ -333,7 +333,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     data = draw(st.binary(min_size=math.prod(shape) * dtype.itemsize, max_size=math.prod(shape) * dtype.itemsize))
-    array = np.frombuffer(data, np.uint8).copy() & 1 if dtype == bool else np.frombuffer(data, dtype).copy()
+    array = np.frombuffer(data, np.uint8).copy() & 1 if dtype.kind == "b" else np.frombuffer(data, dtype).copy()
     array = array.astype(dtype).reshape(shape)
     return np.asfortranarray(array) if draw(st.booleans()) else array
 
@@ -514,7 +514,7 @@ def test_powers_that_disagree_tell_no_step(tmp_path: Path) -> None:
     assert reset.step is None
 
 
-# ---- paddle's C++ layout -----------------------------------------------------------------------------------------------
+# ---- paddle's C++ layout ---------------------------------------------------------------------------------------------
 
 
 def binary(array: np.ndarray, code: int, lod: bytes = b"", packed: bool = False) -> bytes:
@@ -549,7 +549,7 @@ def test_the_binary_layout(tmp_path: Path) -> None:
         wb.open(tmp_path / "odd")
 
 
-# ---- bad pickles -------------------------------------------------------------------------------------------------------
+# ---- bad pickles -----------------------------------------------------------------------------------------------------
 
 
 def test_cut_files_say_where(tmp_path: Path) -> None:
@@ -623,7 +623,9 @@ def test_a_shape_that_its_bytes_do_not_fill(tmp_path: Path) -> None:
 
 def test_objects_arrays_and_records_are_left_out_with_a_note(tmp_path: Path) -> None:
     record = np.zeros(2, [("a", "i4"), ("b", "f8")])
-    ckpt = wb.open(save(tmp_path / "x.pdparams", flat({"w": numbers(2), "o": np.array([{}, []]), "r": record})))
+    ckpt = wb.open(
+        save(tmp_path / "x.pdparams", flat({"w": numbers(2), "o": np.array([None, {}], object), "r": record}))
+    )
     assert list(ckpt) == ["w"] and sum("Python objects or records" in note for note in ckpt.notes) == 2
 
 
@@ -637,7 +639,7 @@ def test_strangers_are_not_taken_for_paddle(tmp_path: Path) -> None:
     assert wb.formats.detect(Place(save(tmp_path / "e.any", flat({"w": numbers(2)})))) == "paddle_save"
 
 
-# ---- paddle.distributed ------------------------------------------------------------------------------------------------
+# ---- paddle.distributed ----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -654,7 +656,7 @@ def test_flattened_ranges_land_where_numpy_puts_them(
     for half in range(2):
         offset = tuple(half * local[axis] if at == axis else 0 for at in range(len(local)))
         cuts = sorted({0, numel, *data.draw(st.lists(st.integers(0, numel), max_size=3))})
-        for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        for start, stop in pairwise(cuts):
             out.shard("w", whole, offset, tuple(local), f"{rank}_0.distcp", (start, stop))
             rank += 1
     ckpt = wb.open(out.write(), cache=False)
@@ -670,7 +672,7 @@ def test_replicas_old_modules_and_absent_fields(tmp_path: Path, metadata: types.
     for copy, rank in enumerate((0, 2)):
         out.shard("w", whole, (0, 0), (3, 4), f"{rank}_0.distcp", replica_id=copy, global_shape=None)
         out.shard("w", whole, (3, 0), (3, 4), f"{rank + 1}_0.distcp", replica_id=copy, global_shape=None)
-    out.shard("h", bf16, (0,), (5,), "1_0.distcp", slice(0, 5))
+    out.shard("h", bf16, (0,), (5,), "1_0.distcp", (0, 5))
     for shards in out.tensors.values():
         for shard in shards:
             if shard.flattened_range is None:
@@ -678,11 +680,12 @@ def test_replicas_old_modules_and_absent_fields(tmp_path: Path, metadata: types.
     for index in out.storage:
         if index.flattened_range is None:
             object.__delattr__(index, "is_flattened")
+    out.tensors["h"][0].flattened_range = slice(0, 5)
     ckpt = wb.open(out.write())
     same(ckpt["w"], whole)
     same(ckpt["h"], bf16)
     assert ckpt.tensors.set_index("key")["replicas"].to_dict() == {"w": 2, "h": 1}
-    assert [c.rank for c in ckpt["w"].chunks] == [0, 2, 1, 3]
+    assert ckpt["w"].chunks["rank"].tolist() == [0, 2, 1, 3]
     assert any("no global shape" in note for note in ckpt.notes)
     raw = bytearray((tmp_path / "2_0.distcp").read_bytes())
     raw[raw.find(whole[:3].tobytes()) + 1] ^= 1
@@ -716,7 +719,7 @@ def test_stale_metadata_names_both_files(tmp_path: Path, metadata: types.SimpleN
     ):
         wb.open(tmp_path)
     save(tmp_path / "0_0.distcp", flat({"w": numbers(4, 4, dtype="float64"), "gone": numbers(2)}))
-    with pytest.raises(CorruptError, match="'w' is float32, '0_0.distcp' holds float64"):
+    with pytest.raises(CorruptError, match=r"'w' is float32, '0_0.distcp' holds float64"):
         wb.open(tmp_path)
     save(tmp_path / "0_0.distcp", flat({"w": numbers(4, 4), "gone": numbers(2), "new": numbers(3)}))
     ckpt = wb.open(tmp_path)
@@ -739,15 +742,15 @@ def test_missing_and_cut_data_files(tmp_path: Path, metadata: types.SimpleNamesp
     out = DistSave(metadata, tmp_path)
     out.shard("w", whole, (0, 0), (2, 6), "0_0.distcp")
     out.shard("w", whole, (2, 0), (2, 6), "1_0.distcp")
-    out.shard("f", whole, (0, 0), (4, 6), "1_0.distcp", (5, 11))
+    out.shard("f", whole, (0, 0), (4, 6), "1_0.distcp", (0, 24))
     out.shard("v", whole, (0, 0), (4, 6), "0_0.distcp")
     out.write()
     data = (tmp_path / "1_0.distcp").read_bytes()
     (tmp_path / "1_0.distcp").write_bytes(data[: len(data) // 2])
-    with pytest.raises(TruncatedError, match="'1_0.distcp'"):
+    with pytest.raises(TruncatedError, match=r"'1_0.distcp'"):
         wb.open(tmp_path)
     (tmp_path / "1_0.distcp").unlink()
-    with pytest.raises(MissingFileError, match="'1_0.distcp' is missing"):
+    with pytest.raises(MissingFileError, match=r"'1_0.distcp' is missing"):
         wb.open(tmp_path)
     rest = wb.open(tmp_path, partial=True)
     same(rest["v"], whole)
@@ -762,10 +765,10 @@ def test_bad_metadata(tmp_path: Path, metadata: types.SimpleNamespace) -> None:
     out = DistSave(metadata, tmp_path)
     out.shard("w", numbers(4), (0,), (4,), "0_0.distcp")
     out.write(None)
-    with pytest.raises(IncompleteError, match="no N.metadata: the save was interrupted"):
+    with pytest.raises(IncompleteError, match=r"no N.metadata: the save was interrupted"):
         wb.open(tmp_path)
     (tmp_path / "0.metadata").write_bytes(b"")
-    with pytest.raises(IncompleteError, match="'0.metadata' is empty"):
+    with pytest.raises(IncompleteError, match=r"'0.metadata' is empty"):
         wb.open(tmp_path)
     save(tmp_path / "0.metadata", {"not": "metadata"})
     with pytest.raises(CorruptError, match="instead of checkpoint metadata"):
@@ -812,7 +815,7 @@ def test_parts_of_paddleformers(tmp_path: Path, metadata: types.SimpleNamespace)
         same(ckpt.param("fc.weight", role=role), numbers(4, 3, seed=seed))
 
 
-# ---- PaddleNLP -----------------------------------------------------------------------------------------------------------
+# ---- PaddleNLP -------------------------------------------------------------------------------------------------------
 
 CONFIG = {
     "hidden_size": 8,
@@ -932,13 +935,13 @@ def test_incomplete_and_mixed_grids(tmp_path: Path) -> None:
         wb.open(folder)
     folder = write_legacy(tmp_path / "c", MERGED)
     save(folder / "model_state.tp02.pdparams", flat({"w": numbers(2)}))
-    with pytest.raises(CorruptError, match="'model_state.tp02.pdparams' is of tp rank 2, but the degree of tp is 2"):
+    with pytest.raises(CorruptError, match=r"'model_state.tp02.pdparams' is of tp rank 2, but the degree of tp is 2"):
         wb.open(folder)
     folder = write_legacy(tmp_path / "d", MERGED, flat_ranks=2)
     short = folder / "optimizer.tp01_shard01.pdopt"
     cut = {key: value[1] for key, value in pickle.loads(short.read_bytes()).items()}
     save(short, {key: Pair("m", value[: max(1, value.size - 3)].copy()) for key, value in cut.items()})
-    with pytest.raises(CorruptError, match="slices of 2 sharding ranks hold .* elements, the piece of shape .* has"):
+    with pytest.raises(CorruptError, match=r"slices of 2 sharding ranks hold .* elements, the piece of shape .* has"):
         wb.open(folder)
 
 
@@ -956,8 +959,6 @@ def test_fleet_ranks_of_two_steps_are_told(tmp_path: Path) -> None:
     assert good.step == 5 and list(good) == ["w@tp00", "w@tp01", "w/moment1_0@tp00", "w/moment1_0@tp01"]
     mixed = wb.open(fleet(tmp_path / "b", steps=lambda rank: 5 + rank))
     assert any("different steps" in note and "mp_01_sharding_00_pp_00" in note for note in mixed.notes)
-    import shutil
-
     shutil.copytree(tmp_path / "a" / "mp_01_sharding_00_pp_00", tmp_path / "a" / "mp_01_sharding_01_pp_00")
     with pytest.raises(IncompleteError, match="1 of 4 model files are missing, first of pp 0, sharding 1, tp 0"):
         wb.open(tmp_path / "a")
@@ -968,7 +969,7 @@ def unified(folder: Path, **optimizer: Any) -> Path:
     folder.mkdir(exist_ok=True)
     bits = torch.arange(6, dtype=torch.int32).to(torch.uint16).reshape(2, 3)
     groups = {
-        "model": [{"a.weight": bits}, {"b.weight": bits + 0}],
+        "model": [{"a.weight": bits}, {"b.weight": bits.clone()}],
         "optimizer": [{f"{n}.weight/moment1_0": torch.full((2, 3), 2.0) for n in "ab"}],
         "master_weights": [{f"{n}.weight": torch.full((2, 3), 3.0) for n in "ab"}],
     }
@@ -995,7 +996,7 @@ def test_unified_groups_and_their_faults(tmp_path: Path) -> None:
     found = wb.discover(tmp_path)
     assert found["format"].tolist() == ["paddlenlp"] and found["step"].tolist() == [8] and found["complete"].all()
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(MissingFileError, match="'model-00002-of-00002.safetensors', which is absent; it holds 1 of 2"):
+    with pytest.raises(MissingFileError, match=r"'model-00002-of-00002.safetensors', which is absent; it holds 1 of 2"):
         wb.open(tmp_path)
     assert not wb.discover(tmp_path)["complete"].any()
     (tmp_path / "model.safetensors.index.json").unlink()
@@ -1018,7 +1019,7 @@ def test_a_quantised_optimizer_may_lack_what_its_index_lists(tmp_path: Path) -> 
     index = folder / "optimizer.safetensors.index.json"
     index.write_text(index.read_text().replace("O2", "O0"))
     with pytest.raises(
-        CorruptError, match="puts 'a.weight/moment1_0' into 'optimizer-00001-of-00001.safetensors', which lacks it"
+        CorruptError, match=r"puts 'a.weight/moment1_0' into 'optimizer-00001-of-00001.safetensors', which lacks it"
     ):
         wb.open(folder)
 
@@ -1035,8 +1036,6 @@ def test_masters_under_the_models_names_are_told(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_opens_its_newest_step(samples: Path, tmp_path: Path) -> None:
-    import shutil
-
     for step in (10, 30):
         shutil.copytree(samples / "paddlenlp_legacy", tmp_path / f"checkpoint-{step}")
     state = tmp_path / "checkpoint-10" / "trainer_state.json"
@@ -1051,5 +1050,5 @@ def test_the_text_codec_has_a_name_and_checks_its_bytes(tmp_path: Path) -> None:
     raw = path.read_bytes()
     at = raw.index(b"\xc3\x88" * 300)
     path.write_bytes(raw[:at] + b"\xc4" + raw[at + 1 :])  # a character beyond latin-1
-    with pytest.raises(CorruptError, match="'w': item at byte .* is no text of one character a byte"):
+    with pytest.raises(CorruptError, match=r"'w': item at byte .* is no text of one character a byte"):
         wb.open(path)["w"].numpy()
