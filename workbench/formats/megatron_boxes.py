@@ -126,7 +126,7 @@ def concat(parts: Sequence[Catalog]) -> Catalog:
 def views(catalog: Catalog, run: Run) -> list[Catalog]:
     """Catalogs of the other readings of a catalog's tensors: norms' other spellings, q, k, v, experts."""
     known = set(catalog.keys)
-    found = [_respelled(catalog, known), _qkv(catalog, run, known), *_expert_views(catalog, known)]
+    found = [_respelled(catalog, known), _qkv(catalog, run, known), *_expert_views(catalog, run, known)]
     return [replace(view, objects=ObjectTable(), views=None) for view in found if len(view)]
 
 
@@ -138,9 +138,8 @@ def renamed(catalog: Catalog, rows: Sequence[tuple[int, str, str]]) -> Catalog:
 
 def expert_names(key: str, expert: int) -> tuple[str, str]:
     """An expert's names in SequentialMLP and TEGroupedMLP, from the key of the stack."""
-    match = _STACKED_EXPERTS.fullmatch(key)
-    assert match is not None, key
-    return f"{match[1]}local_experts.{expert}.{match[2]}", f"{match[1]}{match[2]}{expert}"
+    head, _, leaf = key.rpartition(".experts.")
+    return f"{head}.local_experts.{expert}.{leaf}", f"{head}.{leaf}{expert}"
 
 
 def _respelled(catalog: Catalog, known: set[str]) -> Catalog:
@@ -177,23 +176,25 @@ def _qkv(catalog: Catalog, run: Run, known: set[str]) -> Catalog:
     return compose(narrow, targets)
 
 
-def _expert_views(catalog: Catalog, known: set[str]) -> list[Catalog]:
-    """Single experts of stacks, and stacks of single experts."""
+def _expert_views(catalog: Catalog, run: Run, known: set[str]) -> list[Catalog]:
+    """Single experts of stacks under the names that they have in the run's own modules, and stacks of single experts.
+
+    A million chunks of experts are shown once, not in every spelling.
+    """
+    spelled = _grouped if run.args.get("moe_grouped_gemm") else _sequential
     fqns = catalog.fqns or []
     stacks = [t for t, fqn in enumerate(fqns) if fqn is not None and _STACKED_EXPERTS.fullmatch(fqn)]
     found: list[Catalog] = []
     narrow = catalog.take(np.array([t for t in stacks if catalog.ndim[t] >= 2], np.int64))
     if len(narrow):
         roles = np.repeat(np.array(narrow.roles, object), narrow.shape[:, 0]).tolist()
-        for spelling in (0, 1):
-            names: list[str | None] = [
-                expert_names(str(fqn), e)[spelling]
-                for fqn, n in zip(narrow.fqns or (), narrow.shape[:, 0].tolist(), strict=True)
-                for e in range(n)
-            ]
-            cut = unstack(narrow, np.ones(len(narrow), bool), _SPELLINGS[spelling])
-            found.append(replace(cut, fqns=names, roles=roles))
-    groups: dict[tuple[str, str], dict[int, int]] = {}
+        cut = unstack(narrow, np.ones(len(narrow), bool), spelled)
+        names: list[str | None] = []
+        for fqn, key, n in zip(narrow.fqns or (), narrow.keys, narrow.shape[:, 0].tolist(), strict=True):
+            prefix = len(key) - len(str(fqn))
+            names += [name[prefix:] for name in cut.keys[len(names) : len(names) + n]]
+        found.append(replace(cut, fqns=names, roles=roles))
+    groups: dict[tuple[str, str], dict[int, int]] = {}  # (key, fqn) of a stack that is not stored → its experts
     for tensor, fqn in enumerate(fqns):
         match = _ONE_EXPERT.fullmatch(fqn) if fqn is not None and "local_experts" in fqn else None
         if match is not None and catalog.ndim[tensor]:
@@ -225,9 +226,6 @@ def _grouped(key: str, expert: int) -> str:
     return expert_names(key, expert)[1]
 
 
-_SPELLINGS = (_sequential, _grouped)
-
-
 def _with_fqn(key: str, fqn: str, other: str) -> str:
     """``optimizer.state.exp_avg.FQN`` → ``optimizer.state.exp_avg.OTHER``."""
     return key.removesuffix(fqn) + other
@@ -235,8 +233,11 @@ def _with_fqn(key: str, fqn: str, other: str) -> str:
 
 def _shifted(columns: Array, cut: Array, fill: int) -> Array:
     """Rows without their first column where ``cut``."""
-    moved = np.concatenate([columns[:, 1:], np.full((len(columns), 1), fill, np.int64)], axis=1)
-    return np.where(cut[:, None], moved, columns)
+    moved = np.empty_like(columns)
+    moved[:, :-1], moved[:, -1] = columns[:, 1:], fill
+    kept = np.flatnonzero(~cut)
+    moved[kept] = columns[kept]
+    return moved
 
 
 def _widened(columns: Array, dims: int, fill: int) -> Array:

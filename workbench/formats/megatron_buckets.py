@@ -22,7 +22,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +45,9 @@ _BUCKET = re.compile(
     r"((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d{1,9})\.gbuf_idx_(\d{1,9})\.dtype_\((.+?), .+?\)"
     r"\.bucket_idx_(\d{1,9})\.(\w+)"
 )
+_LAYER = re.compile(r"\.\d+\.")
 _STACK = re.compile(r".+\.mlp\.experts\.experts\..+")
+MAX_EXPERTS = 1 << 16
 _PART = np.arange(len(CODECS))
 _PART[TORCH_ZIP], _PART[ZSTD_TORCH_ZIP] = TORCH_PART, ZSTD_TORCH_PART
 _ITEM = np.array([dtype.bits // 8 for dtype in ALL], np.int64)
@@ -57,18 +61,29 @@ class Named:
     buckets: Array
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A parameter of one rank: its local name and shape, and the boxes of the listed tensor that it holds.
+class Part(NamedTuple):
+    """A run of a flattened local tensor that is a box of the listed one."""
 
-    ``parts`` are ``(sizes, offsets)``: consecutive runs of the flattened local tensor, each a box of ``target``.
+    numel: int
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+class Param(NamedTuple):
+    """A parameter of one rank.
+
+    Attributes:
+        name: in the rank's own model, but for the layer's number.
+        target, shape: the listed tensor that it is a part of.
+        numel: elements that the rank holds.
+        parts: they, in order.
     """
 
     name: str
-    numel: int
     target: str
     shape: tuple[int, ...]
-    parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    numel: int
+    parts: tuple[Part, ...]
 
 
 def named_buckets(place: Place, catalog: Catalog, run: Run, notes: list[str]) -> Named | None:
@@ -143,7 +158,13 @@ class _Model:
         params = [t for t, role in enumerate(catalog.roles or ()) if role == "param"]
         self.shapes = {catalog.keys[t]: catalog.shape_of(t) for t in params}
         self.dtype = {catalog.keys[t]: catalog.dtype_of(t).torch_name for t in params}
+        self.by_layer: dict[int | None, list[str]] = defaultdict(list)
+        for key in self.shapes:
+            self.by_layer[layout.layer_of(key)].append(key)
+        self._has_experts = any(map(layout.is_expert, self.shapes))
+        self._order = cache(layout.model_order)
         self._made: dict[Any, list[Param] | None] = {}
+        self._cuts: dict[Any, tuple[int, tuple[Part, ...]] | None] = {}
 
     def candidates(self, group: int, nth: int, dtype: str) -> Iterator[list[Param]]:
         """Orders that a buffer may have, the likeliest first: dense or expert, local or Transformer Engine modules."""
@@ -157,10 +178,6 @@ class _Model:
                     found = self._params(group, nth, dtype, expert, plain, together)
                     if found:
                         yield found
-
-    @property
-    def _has_experts(self) -> bool:
-        return any(map(layout.is_expert, self.shapes))
 
     def _params(
         self, group: int, nth: int, dtype: str, expert: bool, plain: bool, together: bool
@@ -182,47 +199,49 @@ class _Model:
         before = sum(sum(chunk) for chunk in self.stages[:nth]) + sum(self.stages[nth][:stage])
         layers = range(before, before + self.stages[nth][stage])
         first, last = stage == nth == 0, stage == self.pp - 1 and nth == len(self.stages) - 1
+        ends = [key for key in self.by_layer[None] if (first if key.startswith("embedding.") else last)]
         found: list[Param] = []
-        for key, shape in self.shapes.items():
-            layer = layout.layer_of(key)
-            here = layer in layers if layer is not None else (first if key.startswith("embedding.") else last)
+        for key in [*(key for layer in layers for key in self.by_layer[layer]), *ends]:
             apart = self.ep > 1 and layout.is_expert(key)
-            if not here or apart != expert or self.dtype[key] != dtype:
+            if apart != expert or self.dtype[key] != dtype:
                 continue
-            made = self._cut(key, shape, tp_rank, ep_rank, plain, together)
+            made = self._locals(key, tp_rank, ep_rank, plain, together)
             if made is None:
                 return None
             found += made
-        if last and not first and not expert and "output_layer.weight" not in self.shapes:
-            key = "embedding.word_embeddings.weight"  # tied: the last stage optimizes a copy of its own
-            if self.dtype.get(key) == dtype:
-                copy = self._one(
-                    "output_layer.weight", key, self.shapes[key], tp_rank, self.tp, None, "output_layer.weight"
-                )
-                found += [copy] if copy else []
-        return sorted(found, key=lambda param: layout.model_order(param.name))[::-1]
+        key = "embedding.word_embeddings.weight"
+        if last and not first and not expert and "output_layer.weight" not in self.shapes and key in self.shapes:
+            cut = self._cut(key, self.shapes[key], tp_rank, self.tp)  # tied: the last stage optimizes a copy of its own
+            if cut is not None and self.dtype[key] == dtype:
+                found.append(Param("output_layer.weight", "output_layer.weight", self.shapes[key], *cut))
+        return sorted(found, key=lambda param: self._order(param.name))[::-1]
 
-    def _cut(
-        self, key: str, shape: tuple[int, ...], tp_rank: int, ep_rank: int, plain: bool, together: bool
-    ) -> list[Param] | None:
-        name = key
-        if plain and (other := layout.respelled(key)) is not None and "layer_norm_" in key:
-            name = other
+    def _locals(self, key: str, tp_rank: int, ep_rank: int, plain: bool, together: bool) -> list[Param] | None:
+        """What a rank holds of a listed tensor: itself, or its experts of a stack."""
+        shape = self.shapes[key]
         world = self.etp if layout.is_expert(key) else self.tp
-        rank = tp_rank
         if _STACK.fullmatch(key) is None:
-            one = self._one(name, key, shape, rank, world, None)
-            return None if one is None else [one]
+            cut = self._cut(key, shape, tp_rank, world)
+            name = (layout.respelled(key) or key) if plain and "layer_norm_" in key else key
+            return None if cut is None else [Param(name, key, shape, *cut)]
+        cut = self._cut(key, shape[1:], tp_rank, world)
+        if cut is None or shape[0] > MAX_EXPERTS:
+            return None
         each = shape[0] // self.ep
-        ones = [
-            self._one(expert_names(key, e)[together], key, shape[1:], rank, world, ep_rank * each + e)
-            for e in range(each)
-        ]
-        return None if any(one is None for one in ones) else [one for one in ones if one is not None]
+        found = []
+        for e in range(each):
+            parts = tuple(Part(part.numel, (1, *part.sizes), (ep_rank * each + e, *part.offsets)) for part in cut[1])
+            found.append(Param(expert_names(key, e)[together], key, shape, cut[0], parts))
+        return found
 
-    def _one(
-        self, name: str, key: str, shape: tuple[int, ...], rank: int, world: int, expert: int | None, target: str = ""
-    ) -> Param | None:
+    def _cut(self, key: str, shape: tuple[int, ...], rank: int, world: int) -> tuple[int, tuple[Part, ...]] | None:
+        """Elements and boxes of a rank's part; layers of one model are cut alike."""
+        kind = (_LAYER.sub(".", key), shape, rank, world)
+        if kind not in self._cuts:
+            self._cuts[kind] = self._cut_one(key, shape, rank, world)
+        return self._cuts[kind]
+
+    def _cut_one(self, key: str, shape: tuple[int, ...], rank: int, world: int) -> tuple[int, tuple[Part, ...]] | None:
         gated = layout.is_gated(key, self.shapes)
         split = layout.split_by_rule(key, bool(self.run.args.get("swiglu")) if gated is None else gated)
         if split is None:
@@ -236,11 +255,7 @@ class _Model:
         else:
             local = (*shape[: split.dim], shape[split.dim] // world, *shape[split.dim + 1 :])
         _, pieces = layout.local_pieces(local, split, rank, world)
-        lead = () if expert is None else (expert,)
-        ones = () if expert is None else (1,)
-        parts = tuple(((*ones, *sizes), (*lead, *at)) for _, sizes, at in pieces)
-        whole = self.shapes[key]
-        return Param(name, int(np.prod(local, dtype=np.int64)), target or key, whole, parts)
+        return prod(local), tuple(Part(prod(sizes), sizes, at) for _, sizes, at in pieces)
 
 
 def _fit(
@@ -295,8 +310,7 @@ class _Cutter:
             key = f"optimizer.state.{state}.{param.target}"
             target = self.builder.tensor(key, self.catalog.dtype_of(tensor), param.shape, fqn=param.target, role=role)
             at = start
-            for sizes, offsets in param.parts:
-                numel = int(np.prod(sizes, dtype=np.int64))
+            for numel, sizes, offsets in param.parts:
                 self.runs.append((tensor, at, at + numel, target))
                 self.sizes.append(sizes)
                 self.offsets.append(offsets)

@@ -50,6 +50,7 @@ __all__ = ["detect", "read_catalog", "read_objects"]
 COMMON = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
 MARKER = "metadata.json"
+MAX_LAYERS = 1 << 16  #: layers of a stack; more are no model's
 MAX_GRID = 1 << 20  #: cells of an object grid that are looked for one by one
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _STACK = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(?!\d+\.)(.+)", re.S)
@@ -82,6 +83,7 @@ def read_catalog(place: Place) -> Catalog:
     """
     backend = _backend(place)
     base = formats.reader("dcp").read_catalog(place)
+    base.check()  # what follows multiplies and repeats by its numbers
     base = replace(base, format="megatron_dist", metadata_files=[*base.metadata_files, MARKER])
     notes: list[str] = list(base.meta.get("notes", []))
     common, step = _common(place, base, notes, backend)
@@ -96,6 +98,7 @@ def read_catalog(place: Place) -> Catalog:
     fqns, roles = _names(base.keys)
     base = replace(base, fqns=fqns, roles=roles)
     stacked = np.array([_STACK.fullmatch(key) is not None for key in base.keys], bool) & (base.ndim > 0)
+    stacked &= base.shape[:, 0] <= MAX_LAYERS
     main = boxes.unstack(base, stacked, _layer_key) if stacked.any() else base
     fqns, roles = _names(main.keys)
     main = replace(main, fqns=fqns, roles=roles)

@@ -37,6 +37,7 @@ AXES = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
 }
+MAX_STAGES = 1 << 16  #: stages, and layers; more are no model's
 MAX_RANKS = 4096  #: ranks whose coordinates are listed
 
 
@@ -111,7 +112,7 @@ def stage_layers(run: Run) -> list[list[int]] | None:
     Raises nothing: ``None`` where ``args`` do not say or contradict themselves.
     """
     pp, vp, layers = run.size("pp"), run.known("vpp"), run.number("num_layers")
-    if pp is None or layers is None:
+    if pp is None or layers is None or pp * vp > MAX_STAGES or layers > MAX_STAGES:
         return None
     if run.args.get("pipeline_model_parallel_layout") is not None:
         return _custom(run.args["pipeline_model_parallel_layout"], pp, layers)
@@ -258,7 +259,14 @@ def qkv_rows(run: Run, rows: int) -> list[tuple[str, int, int, int]] | None:
     heads = run.number("num_attention_heads")
     groups = run.number("num_query_groups") if run.args.get("group_query_attention") else heads
     width = run.number("kv_channels")
-    if not heads or not groups or not width or heads % groups or rows != (heads + 2 * groups) * width:
+    if (
+        not heads
+        or not groups
+        or not width
+        or heads % groups
+        or groups > MAX_STAGES
+        or rows != (heads + 2 * groups) * width
+    ):
         return None
     each = heads // groups
     found = []

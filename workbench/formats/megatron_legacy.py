@@ -57,6 +57,7 @@ _EXPERT = re.compile(
 _BUFFER = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|.*_extra_state)", re.S)
 _EMPTY = np.empty(0, np.int64)
 MAX_NAMED = 4
+MAX_RANKS = 1 << 20
 
 
 @dataclass(eq=False)
@@ -236,6 +237,9 @@ def _absent(parts: Sequence[Part], run: Run, notes: list[str]) -> list[Part]:
         raise CorruptError(
             f"{beyond.folder!r} lies beyond the run's sizes ({told}): it is left from another run; move it away"
         )
+    if sizes[0] * sizes[1] * sizes[2] > MAX_RANKS:
+        told = " × ".join(f"{axis} {size:,}" for axis, size in zip(AXES, sizes, strict=True))
+        raise CorruptError(f"args say that the run had {told} model-parallel ranks, which no run has")
     if sizes[2] > 1 and run.size("etp") not in (None, sizes[0]):
         # ranks of experts and of tensors do not form a grid then: each must only occur
         lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(there, (t, p, None))]
