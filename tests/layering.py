@@ -41,6 +41,9 @@ SHARED_DECODERS = {
     "workbench.formats.dcp_metadata",
     "workbench.formats.dcp_lanes",
     "workbench.formats.safetensors_header",
+    "workbench.formats.paddle_names",
+    "workbench.formats.paddle_pickle",  # paddle's pickles, which its three formats hold
+    "workbench.formats.paddle_tree",
     "workbench.formats.parts",  # joins what the registry read, for layouts of several formats
 }
 

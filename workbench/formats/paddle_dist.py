@@ -212,8 +212,9 @@ def _columns(root: Mapping[str, Any]) -> _Metadata:
 
 
 def _ints(values: Any) -> tuple[int, ...]:
-    if any(type(n) is not int or not 0 <= n < 1 << 62 for n in values):
-        raise ValueError("an offset or a size that is none")
+    for n in values:
+        if type(n) is not int or not 0 <= n < 1 << 62:
+            raise ValueError("an offset or a size that is none")
     return tuple(values)
 
 

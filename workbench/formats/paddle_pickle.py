@@ -26,6 +26,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -64,10 +65,16 @@ class Span(Inert):
     text: bool
 
     def __init__(self, start: int, stop: int, text: bool = False) -> None:
-        self._set(start=start, stop=stop, text=text)
+        set_ = object.__setattr__  # this constructor is hot: twice a tensor
+        set_(self, "start", start)
+        set_(self, "stop", stop)
+        set_(self, "text", text)
 
     def __repr__(self) -> str:
         return f"<bytes {self.start} to {self.stop}>"
+
+
+_EMPTY = Span(0, 0)
 
 
 class Text(str):
@@ -95,7 +102,7 @@ class ArrayRef(Inert):
     refused: str
 
     def __init__(self) -> None:
-        self._set(dtype=None, shape=(), fortran=False, span=Span(0, 0), refused="it was never given its data")
+        self._set(dtype=None, shape=(), fortran=False, span=_EMPTY, refused="it was never given its data")
 
     def __setstate__(self, state: object) -> None:
         if type(state) is not tuple or len(state) != 5:
@@ -136,8 +143,7 @@ class ArrayRef(Inert):
         """
         if self.dtype is None:
             raise UnsupportedFormatError(self.refused)
-        name = self.dtype.newbyteorder("=").name if self.dtype.kind in "biufc" else str(self.dtype)
-        return by_name("bfloat16" if name == "uint16" else name)
+        return _element(self.dtype)
 
     def codec(self) -> int:
         """How the span holds the elements."""
@@ -276,7 +282,9 @@ def _text(view: memoryview, start: int, stop: int, what: str) -> Text:
     try:
         value = bytes(view[start:stop]).decode("utf-8", "surrogatepass") if stop - start < INLINE else ""
     except UnicodeDecodeError as error:
-        raise CorruptError(f"{what}, byte {start + error.start:,}: a text that is not UTF-8; the file is damaged") from None
+        raise CorruptError(
+            f"{what}, byte {start + error.start:,}: a text that is not UTF-8; the file is damaged"
+        ) from None
     made = Text(value)
     made.span = Span(start, stop, text=True)
     return made
@@ -332,6 +340,12 @@ def _stand_ins(view: memoryview, evaluated: set[str]) -> dict[tuple[str, str], o
         functions[module, "eval"] = evaluate
         functions[module, "bytes"], functions[module, "bytearray"] = to_bytes, to_bytearray
     return {key: Call(".".join(key), function) for key, function in functions.items()}
+
+
+@lru_cache(256)
+def _element(dtype: np.dtype[Any]) -> DType:
+    name = dtype.newbyteorder("=").name if dtype.kind in "biufc" else str(dtype)
+    return by_name("bfloat16" if name == "uint16" else name)
 
 
 def _untold(dtype: NumpyDType) -> NumpyDType:
