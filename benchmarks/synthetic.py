@@ -81,7 +81,7 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
         layer += 1
     state, storage = {}, {}
     opened = ExitStack()
-    files = [opened.enter_context(open(folder / "dcp" / f"__{r}_0.distcp", "wb")) for r in range(ranks)]
+    files = [opened.enter_context((folder / "dcp" / f"__{r}_0.distcp").open("wb")) for r in range(ranks)]
     shard: dict[str, torch.Tensor] = {}
     count = 0
     for name, shape in shapes.items():

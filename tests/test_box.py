@@ -68,9 +68,9 @@ def test_join_of_coordinates_too_large_for_one_number_line():
     group = np.arange(600, dtype=np.int64)
     low = np.stack([group * 0 + huge, group * 0], axis=1)
     size = np.full_like(low, 2)
-    i, j = box.group_join(group, low, size, group, low + [[1, 1]], size)
+    i, j = box.group_join(group, low, size, group, low + np.array([1, 1]), size)
     assert (i == group).all() and (j == group).all()
-    i, j = box.group_join(group, low, size, group, low + [[2, 0]], size)
+    i, j = box.group_join(group, low, size, group, low + np.array([2, 0]), size)
     assert len(i) == len(j) == 0
 
 

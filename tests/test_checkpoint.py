@@ -40,7 +40,7 @@ def test_selections_narrow_and_share_everything_else(samples):
 
 def test_unknown_names_suggest_close_ones(samples):
     ckpt = wb.open(samples / "dcp_fsdp2")
-    with pytest.raises(wb.errors.TensorNotFoundError, match="did you mean 'model.lm_head.weight'"):
+    with pytest.raises(wb.errors.TensorNotFoundError, match=r"did you mean 'model\.lm_head\.weight'"):
         ckpt["model.lm_haed.weight"]
     with pytest.raises(wb.errors.TensorNotFoundError, match="stored are exp_avg, exp_avg_sq, param, step"):
         ckpt.param("lm_head.weight", role="momentum")

@@ -28,7 +28,7 @@ def lazy(folder, catalog, io="mmap", key="t"):
 
 
 def stored(folder, dense, chunks, *, dtype="int32", order=None, big=False, skip=()):
-    """Write each chunk of a dense array to its own place of one file, as described by ``order`` (axis order in memory)."""
+    """Write each chunk of a dense array to its own place of one file; ``order`` is the axes' order in memory."""
     builder = CatalogBuilder("test", Place(folder))
     builder.tensor("t", by_name(dtype), dense.shape)
     blob = b"\xff" * 3  # nothing is aligned
@@ -148,7 +148,7 @@ def test_overlapping_chunks_read_where_they_agree_and_raise_where_not(tmp_path):
         builder.chunk(key, (2,), (4,), "f", second, second + 4)
     catalog = builder.build()
     assert lazy(tmp_path, catalog, key="same").numpy().tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(errors.CorruptError, match="'other'.*overlaps"):
+    with pytest.raises(errors.CorruptError, match=r"'other'.*overlaps"):
         lazy(tmp_path, catalog, key="other").numpy()
 
 

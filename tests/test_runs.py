@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from workbench.core.place import Place
+from workbench.errors import IncompleteError, NotACheckpointError
 from workbench.runs import Found, pick, step_of
 from workbench.runs import discover as find
-from workbench.errors import IncompleteError, NotACheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # no_dist=True asks for it
 

@@ -3,9 +3,9 @@
 An atom is a weight nobody fuses further, under its Hugging Face name without the leading ``model.``. A link says which
 box of a stored tensor is which box of an atom; two checkpoints meet in the atoms, whatever each of them fuses::
 
-    Megatron                                              atoms                         Hugging Face
-    decoder.layers.3.self_attention.linear_qkv.weight  ──▶ layers.3.self_attn.q_proj  ◀── model.layers.3.self_attn.q_proj
-      group 0 │ q q k v │ group 1 │ q q k v │          ──▶ layers.3.self_attn.k_proj  ◀── …
+    Megatron                                              atoms                        Hugging Face
+    decoder.layers.3.self_attention.linear_qkv.weight ──▶ layers.3.self_attn.q_proj  ◀── model.layers.3.self_attn.q_proj
+      group 0 │ q q k v │ group 1 │ q q k v │         ──▶ layers.3.self_attn.k_proj  ◀── …
     decoder.layers.3.mlp.linear_fc1.weight [gate; up]  ──▶ layers.3.mlp.gate_proj     ◀──
     decoder.layers.3.mlp.experts.local_experts.5.…     ──▶ layers.3.mlp.experts.5.w1  ◀── mlp.experts.gate_up_proj[5]
 
@@ -25,7 +25,7 @@ __all__ = ["Geometry", "Link", "geometry", "links"]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Attention and vocabulary sizes, ``None`` where no file says: head count, query groups, rows a head, vocabulary."""
+    """Heads, query groups, rows a head and vocabulary; ``None`` where no file says."""
 
     heads: int | None = None
     groups: int | None = None

@@ -132,7 +132,7 @@ def worker(rank: int, out_name: str, port: int) -> None:
     save(out, "many_files", state, lambda p: FileSystemWriter(p, single_file_per_rank=False, thread_count=2))
     save(out, "zstd", state, lambda p: FileSystemWriter(p, _extensions=[ZStandard()]))
     save(out, "no_collectives", state, use_collectives=False)
-    weights = {k: v for k, v in state["model"].items()}
+    weights = dict(state["model"])
     save(out, "safetensors_format", dict(weights),
          lambda p: FileSystemWriter(p, serialization_format=SerializationFormat.SAFETENSORS))  # fmt: skip
     save(out, "hf_sharded", dict(weights), lambda p: HuggingFaceStorageWriter(p, save_distributed=True))

@@ -202,7 +202,7 @@ class Catalog:
         Raises:
             CorruptError: a shape, box, range or index that cannot be; the message names the first tensor.
         """
-        tensors, dims = self.shape.shape
+        tensors = len(self.shape)
         if len(self.index) != tensors:
             twice = next(key for position, key in enumerate(self.keys) if self.index[key] != position)
             raise CorruptError(f"tensor {twice!r} is named twice; which one is meant cannot be known")
@@ -218,7 +218,9 @@ class Catalog:
         owner = self.tensor
         whole = self.shape[owner]
         out = (self.offsets < 0) | (self.sizes < 0) | (self.sizes > whole) | (self.offsets > whole - self.sizes)
-        self._first_bad(_any(out), "has a chunk outside its shape {shape}: offsets {offsets}, sizes {sizes}", chunk=True)
+        self._first_bad(
+            _any(out), "has a chunk outside its shape {shape}: offsets {offsets}, sizes {sizes}", chunk=True
+        )
         odd = (self.start < 0) | (self.stop < self.start)
         self._first_bad(odd, "has a chunk of bytes {start:,} to {stop:,}", chunk=True)
         alien = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(CODECS))

@@ -51,24 +51,24 @@ FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
         Format(
-            "paddlenlp", "PaddleNLP checkpoint-N, fleet", "model_state*.pdparams, mp_TT_sharding_SS_pp_PP/",
+            "paddlenlp",
+            "PaddleNLP checkpoint-N, fleet",
+            "model_state*.pdparams, mp_TT_sharding_SS_pp_PP/",
             "paddlenlp 3.0.0b4",
-        ),  # fmt: skip
+        ),
         Format("hf_trainer", "Hugging Face Trainer checkpoint-N", "trainer_state.json", "transformers 5.23"),
         Format("accelerate", "accelerate save_state", "pytorch_model_fsdp_0/, optimizer_0/", "accelerate 1.15"),
-        Format("megatron_dist", "Megatron-core torch_dist", "metadata.json, .metadata, common.pt", "megatron-core 0.16 – 0.20"),
+        Format("megatron_dist", "Megatron-core torch_dist", "metadata.json, common.pt", "megatron-core 0.16 – 0.20"),
         Format("megatron_legacy", "Megatron-LM mp_rank folders", "mp_rank_TT[_PPP][_EEE]/", "megatron-core 0.16"),
+        Format("deepspeed_universal", "DeepSpeed universal", "zero/NAME/fp32.pt", "deepspeed 0.19"),
         Format(
-            "deepspeed_universal", "DeepSpeed universal", "zero/NAME/fp32.pt", "deepspeed 0.19"
-        ),
-        Format(
-            "deepspeed", "DeepSpeed ZeRO 0 – 3, pipeline, MoE", "mp_rank_00_model_states.pt, …optim_states.pt",
+            "deepspeed",
+            "DeepSpeed ZeRO 0 – 3, pipeline, MoE",
+            "mp_rank_00_model_states.pt, …optim_states.pt",
             "deepspeed 0.3.15 – 0.19",
         ),
         Format("lightning", "Lightning checkpoint", "*.ckpt file, or folder with meta.pt", "lightning 2.6"),
-        Format(
-            "bytecheckpoint", "ByteCheckpoint", "model/, optimizer/, extra_state/", "bytecheckpoint 0.0.2 – 0.0.3"
-        ),
+        Format("bytecheckpoint", "ByteCheckpoint", "model/, optimizer/, extra_state/", "bytecheckpoint 0.0.2 – 0.0.3"),
         Format("vescale", "veScale (legacy)", "model/, optimizer/pp_R/", "veScale 2024, legacy/vescale"),
         Format("dcp", "PyTorch distributed checkpoint", ".metadata, __R_N.distcp", "torch 2.1 – 2.13"),
         Format("paddle_dist", "paddle.distributed", "N.metadata, R_N.distcp or .safetensors", "paddlepaddle 3.3"),
