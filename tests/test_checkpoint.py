@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,14 @@ def test_a_run_folder_opens_its_newest_complete_step_and_says_so(samples):
     ckpt = wb.open(samples / "titan_run")
     assert ckpt.step == 4 and any("step-4" in note for note in ckpt.notes)
     assert wb.open(samples / "titan_run" / "step-2").notes == []
+
+
+def test_a_tracker_says_that_a_folder_is_a_run_whatever_else_lies_there(samples, tmp_path):
+    shutil.copytree(samples / "titan_run" / "step-2", tmp_path / "step-2")
+    (tmp_path / "latest").write_text("step-2")
+    save_file({"a": torch.ones(1)}, tmp_path / "beside.safetensors")
+    ckpt = wb.open(tmp_path)
+    assert ckpt.format == "dcp" and ckpt.step == 2 and "a" not in ckpt
 
 
 def test_selections_narrow_and_share_everything_else(samples):

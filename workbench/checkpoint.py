@@ -310,7 +310,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
 def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
     """The checkpoint itself, or the step of a run folder with the reason why that one."""
-    if format is not None or formats.detect(place) is not None:
+    tracked = any(name in place.files for name in runs.TRACKERS)  # then what else lies there is not the checkpoint
+    if format is not None or (formats.detect(place) is not None and not tracked):
         return place, None
     picked = runs.pick(place)
     if picked is None:
