@@ -275,6 +275,16 @@ def test_narrow_and_dark(quiet, served):
     assert page.evaluate("document.documentElement.scrollWidth") <= 800
 
 
+def test_what_is_ready_before_the_page_has_loaded_is_not_lost(quiet, served):
+    """Panel 1.9.4 drops changes between handing out the document and its first paint; ours wait for it."""
+    quiet.set_viewport_size({"width": 800, "height": 900})
+    for _ in range(2):
+        quiet.goto(f"{served}?ckpt=llama")
+        quiet.locator(".facts").first.wait_for()
+        quiet.locator(".MuiDrawer-root .ckpt").first.wait_for(state="hidden")  # said by the browser while it loads
+        assert quiet.locator(".MuiDrawer-root .MuiBackdrop-root:visible").count() == 0
+
+
 def test_panel_serve_works_even_when_the_session_expires_before_the_websocket_opens(quiet, root, free_port):
     """With 1 ms of life every page's session is made twice; the second must not ask a CDN for its style sheets."""
     port = free_port()
