@@ -11,6 +11,7 @@ import os
 import pickle
 from argparse import Namespace
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,14 @@ HIDDEN, FFN, PER = 64, 16, 40_000
 
 
 def write_torch_dist(
-    folder: str | Path, *, layers: int = 64, experts: int = 256, tp: int = 5, buckets: bool = False, pp: int = 1, dp: int = 8
+    folder: str | Path,
+    *,
+    layers: int = 64,
+    experts: int = 256,
+    tp: int = 5,
+    buckets: bool = False,
+    pp: int = 1,
+    dp: int = 8,
 ) -> int:
     """Write the folder; returns the chunks (layers · experts · tp · 3 · 4 and a few, without ``buckets``)."""
     import torch
@@ -38,7 +46,9 @@ def write_torch_dist(
     storage: dict[Any, Any] = {}
     ends: dict[int, int] = {}
 
-    def tensor(key: str, shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...], tuple[int, ...], int]], half: bool) -> None:
+    def tensor(
+        key: str, shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...], tuple[int, ...], int]], half: bool
+    ) -> None:
         metas = []
         for k, (at, sizes, rank) in enumerate(chunks):
             metas.append(ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)))
@@ -75,8 +85,13 @@ def write_torch_dist(
         for g in range(tp * pp):
             edges = sorted({*range(0, numel + 1, proj), *range(0, numel, shard)})
             for what in ("param", "exp_avg", "exp_avg_sq"):
-                key = f"optimizer.distributed.dp_group_idx_{g}.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.{what}"
-                tensor(key, (numel,), [((a,), (b - a,), g * dp + a // shard) for a, b in zip(edges, edges[1:], strict=False)], False)
+                buffer = f"optimizer.distributed.dp_group_idx_{g}.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)"
+                tensor(
+                    f"{buffer}.bucket_idx_0.{what}",
+                    (numel,),
+                    [((a,), (b - a,), g * dp + a // shard) for a, b in pairwise(edges)],
+                    False,
+                )
     torch.save({"args": Namespace(**args), "iteration": 7}, folder / "common.pt")
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "common_backend": "torch"}')
     with open(folder / ".metadata", "wb") as handle:

@@ -136,7 +136,7 @@ class Held:
 def held(
     model: Model, stages: list[list[list[int]]], tp: int, pp: int, ep: int, at: tuple[int, int, int]
 ) -> list[list[Held]]:
-    """What the rank at ``(tp, pp, ep)`` holds, by model chunk, in its model's order. ``stages[chunk][stage]``: layers."""
+    """What the rank at ``(tp, pp, ep)`` holds, by model chunk; ``stages[chunk][stage]`` lists layers."""
     t, p, e = at
     found = []
     for chunk, by_stage in enumerate(stages):

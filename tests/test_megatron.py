@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from reader_suite import check_catalog, check_frames, check_objects, check_slice
 from safetensors.torch import load_file
 
 import workbench as wb
+from workbench import formats
+from workbench.core.place import Place
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_layout import Run, Split
 
@@ -560,6 +563,37 @@ def test_a_run_opens_the_step_of_its_tracker(tmp_path):
     (tmp_path / "iter_0000030").mkdir()
     (tmp_path / "iter_0000030/__0_0.distcp").write_bytes(b"PK")
     assert "'iter_0000030'" in wb.open(tmp_path).notes[0]
+
+
+# ---- scale ---------------------------------------------------------------------------------------------------------
+
+
+def cpu(make) -> float:
+    """Seconds of CPU of the quickest of three runs."""
+    seen = []
+    for _ in range(3):
+        start = time.process_time()
+        make()
+        seen.append(time.process_time() - start)
+    return min(seen)
+
+
+@pytest.mark.parametrize("buckets", [False, True])
+def test_catalogs_are_built_in_time_linear_in_their_chunks(tmp_path, monkeypatch, buckets):
+    monkeypatch.syspath_prepend(str(HERE / "benchmarks"))
+    from synthetic_megatron import write_torch_dist
+
+    counts, seconds = [], []
+    for layers in (48, 256):
+        how = (
+            {"layers": layers, "experts": 0, "pp": 2, "buckets": True} if buckets else {"layers": layers, "experts": 4}
+        )
+        counts.append(write_torch_dist(tmp_path / str(layers), tp=4, **how))
+        place = Place(tmp_path / str(layers))
+        seconds.append(cpu(lambda place=place: formats.reader("megatron_dist").read_catalog(place)))
+    assert counts[1] > 5 * counts[0]
+    per_chunk = [s / n for s, n in zip(seconds, counts, strict=True)]
+    assert per_chunk[1] < 2 * per_chunk[0], (counts, seconds)
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from workbench import naming
 from workbench.core import box
 from workbench.core.build import CatalogBuilder, row_major
 from workbench.core.catalog import CODECS, TORCH_PART, TORCH_ZIP, ZSTD_TORCH_PART, ZSTD_TORCH_ZIP, Catalog
-from workbench.core.dtypes import ALL
+from workbench.core.dtypes import ALL, DType
 from workbench.core.place import Place
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_boxes import expert_names
@@ -124,9 +124,8 @@ def named_buckets(place: Place, catalog: Catalog, run: Run, notes: list[str]) ->
             if layout_ is None:
                 lost.append(f"{chain}dp_group_idx_{group}.gbuf_idx_{buffer}")
                 continue
-            for state, tensors in states.items():
-                used += tensors.values()
-                cutter.add(state, tensors, *layout_)
+            used += [tensor for tensors in states.values() for tensor in tensors.values()]
+            cutter.add(states, *layout_)
     if lost:
         notes.append(
             f"{len(lost)} buffers of the optimizer stay without names, first {lost[0]!r}: Megatron's order of "
@@ -296,32 +295,45 @@ class _Cutter:
         self.builder = CatalogBuilder(
             catalog.format, place, files={name: position for position, name in enumerate(catalog.files)}
         )
-        self.runs: list[tuple[int, int, int, int]] = []  # bucket, start, stop, target
+        self.ids: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)  # (state, dtype) → parameter → tensor
+        self.runs: list[Array] = []  # (N, 4): bucket, start, stop, target
         self.sizes: list[tuple[int, ...]] = []
         self.offsets: list[tuple[int, ...]] = []
+        self.of: list[Array] = []  # which of `sizes` and `offsets` a run has: those of all states are the same
 
     def add(
-        self, state: str, buckets: Mapping[int, int], params: Sequence[Param], places: Sequence[tuple[int, int]]
+        self, states: Mapping[str, Mapping[int, int]], params: Sequence[Param], places: Sequence[tuple[int, int]]
     ) -> None:
-        """One state of one buffer."""
-        role = "master" if state == "param" else naming.STATES.get(state, "other")
-        for param, (bucket, start) in zip(params, places, strict=True):
-            tensor = buckets[bucket]
-            key = f"optimizer.state.{state}.{param.target}"
-            target = self.builder.tensor(key, self.catalog.dtype_of(tensor), param.shape, fqn=param.target, role=role)
-            at = start
+        """All states of one buffer."""
+        rows: list[tuple[int, int, int, int]] = []
+        begin = len(self.sizes)
+        for position, (param, (bucket, at)) in enumerate(zip(params, places, strict=True)):
             for numel, sizes, offsets in param.parts:
-                self.runs.append((tensor, at, at + numel, target))
+                rows.append((bucket, at, at + numel, position))
                 self.sizes.append(sizes)
                 self.offsets.append(offsets)
                 at += numel
+        table = np.array(rows, np.int64)
+        for state, buckets in states.items():
+            tensors = np.array([buckets[bucket] for bucket in range(len(buckets))], np.int64)
+            targets = np.array(self._targets(state, params, self.catalog.dtype_of(buckets[0])), np.int64)
+            self.runs.append(np.stack([tensors[table[:, 0]], table[:, 1], table[:, 2], targets[table[:, 3]]], axis=1))
+            self.of.append(np.arange(begin, len(self.sizes)))
+
+    def _targets(self, state: str, params: Sequence[Param], dtype: DType) -> list[int]:
+        role = "master" if state == "param" else naming.STATES.get(state, "other")
+        known = self.ids[state, dtype.code]
+        for _, name, shape, *_ in params:
+            if name not in known:
+                known[name] = self.builder.tensor(f"optimizer.state.{state}.{name}", dtype, shape, fqn=name, role=role)
+        return [known[param.target] for param in params]
 
     def build(self) -> Catalog:
         """The catalog of the named tensors, replicas numbered by rank."""
         c = self.catalog
-        runs = np.array(self.runs, np.int64).reshape(-1, 4)
+        runs, of = np.concatenate(self.runs), np.concatenate(self.of)
         dims = max([1, *map(len, self.sizes)])
-        shapes, base = _padded(self.sizes, dims, 1), _padded(self.offsets, dims, 0)
+        shapes, base = _padded(self.sizes, dims, 1)[of], _padded(self.offsets, dims, 0)[of]
         tensors = box.distinct(runs[:, 0])
         rows = np.concatenate([np.arange(c.row_ptr[t], c.row_ptr[t + 1]) for t in tensors.tolist()])
         start, stop = c.offsets[rows, 0], c.offsets[rows, 0] + c.sizes[rows, 0]
