@@ -321,7 +321,7 @@ def test_damaged_bytes_give_the_slow_decoders_answer_or_none(kind):
     for _ in range(FUZZ // 6):
         data = pickled(metadata(rng, **how), 4)
         seen[judge(damage(data, rng))] += 1
-    assert seen["none"] > FUZZ // 60 and seen["equal"] > FUZZ // 200  # both happen
+    assert seen["none"] and seen["equal"]  # both happen
 
 
 def spliced(data: bytes, at: int, extra: bytes, drop: int = 0) -> bytes:
