@@ -32,7 +32,7 @@ from workbench.app.serve import start
 pytestmark = pytest.mark.browser
 
 REPO = Path(__file__).resolve().parents[1]
-WAIT = 20_000  # ms
+WAIT = 45_000  # ms; a machine with other work on its cores is slow, not wrong
 EVIL = '<img src=x onerror="window.pwned=1">'
 NAMES = [f"{EVIL}.weight", "\x1b[31mred\x1b[0m", "abc\u202etxt.exe", "[click](javascript:window.pwned=2)", "<%= 1+1 %>"]
 
@@ -185,8 +185,7 @@ def test_the_list_names_nothing_outside_root(quiet, served):
     names = page.locator(".ckpt b").all_inner_texts()
     assert "llama" in names and not {"link", "outside"} & set(names)
     page.get_by_label("Find a checkpoint").press_sequentially("STEP-4")
-    page.wait_for_function("document.querySelectorAll('*').length > 0")
-    page.locator(".ckpt b", has_text="llama").wait_for(state="detached")
+    page.locator(".ckpt b", has_text="run/step-2").wait_for(state="detached")
     assert page.locator(".ckpt b").all_inner_texts() == ["run/step-4"]
 
 
