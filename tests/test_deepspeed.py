@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -347,6 +348,18 @@ def test_tensor_parallel_ranks_are_merged_by_the_stored_patterns(tmp_path):
     same_bits(ckpt.param("0.qkv.weight", "step").torch(), torch.tensor(4.0), "step")
 
 
+def test_tensor_parallel_ranks_of_stage_3(tmp_path):
+    truth = like.full(WHOLE)
+    dims = {"checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 2}, "mp_world_size": 2}
+    for rank in range(2):
+        mine = {s: {n: tp_piece(n, t, 2, rank) for n, t in row.items()} for s, row in truth.items()}
+        shapes = {n: tuple(t.shape) for n, t in mine["fp32"].items()}
+        like.save_zero3(tmp_path, [list(WHOLE)], shapes, mine, 3, tp=rank, universal_checkpoint_info=INFO, **dims)
+    ckpt = wb.open(tmp_path, cache=False)
+    check_states(ckpt, meanings(truth))
+    assert ckpt["exp_avg.0.norm.weight"].replicas == 2 and not ckpt.notes
+
+
 def test_tensor_parallel_ranks_without_patterns_stay_apart(tmp_path):
     truth = like.full(WHOLE)
     save_tp(tmp_path, truth, 2, 2)
@@ -583,7 +596,7 @@ def test_no_param_shapes_no_module_no_optimizer(zero1):
         (lambda o: o.update(partition_count=[10**9, 10**9]), ["partition_count"]),
         (lambda o: o.update(partition_count=None), ["partition_count"]),
         (lambda o: o.update(group_paddings=["x", 1]), ["group_paddings"]),
-        (lambda o: o.update(single_partition_of_fp32_groups="x"), ["no list of tensors"]),
+        (lambda o: o.update(single_partition_of_fp32_groups="x"), ["no list of flat tensors"]),
         (lambda o: o.update(base_optimizer_state=[[], []]), []),
     ],
 )
@@ -641,6 +654,77 @@ def test_nothing_of_deepspeed_is_imported_or_needed(zero1):
 
     wb.open(zero1, cache=False)
     assert not [name for name in sys.modules if name.split(".")[0] == "deepspeed"]
+
+
+ODD = [
+    None, 5, -1, 2**70, 1.5, "x", "", [], {}, (), True, b"y", [[1]], {"a": 1}, torch.ones(3), torch.ones(2, 2), (1, 2),
+    torch.Size((5,)), {0: []}, [torch.ones(4)], [None],
+]  # fmt: skip
+
+
+def places(value):
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(value[key])
+
+
+def test_odd_values_anywhere_end_in_our_errors_or_open(tmp_path):
+    """Files with one entry replaced, dropped or renamed: whatever opens can be listed, what fails says why."""
+    truth, whole = like.full(SHAPES), like.full(WHOLE)
+    like.save_zero12(tmp_path / "1", NAMES, SHAPES, truth, 2, pads=2, order=NAMES)
+    like.save_zero3(tmp_path / "3", NAMES, SHAPES, truth, 2, frozen={"f": torch.ones(3)}, shared_params={"h": "odd"})
+    save_tp(tmp_path / "tp", whole, 2, 1, universal_checkpoint_info=INFO)
+    save_universal(tmp_path / "u", truth, flat_tensors=True)
+    like.save(like.model_states(NAMES, SHAPES, {}, 2), tmp_path / "u" / MODEL_3.format(0))
+    files = sorted(tmp_path.rglob("*states.pt"))
+    chance, outcomes = random.Random(0), Counter()
+    for _ in range(150):
+        file = chance.choice(files)
+        whole_file = file.read_bytes()
+
+        def change(content):
+            owner, key = chance.choice(list(places(content)))
+            kind = chance.randrange(8)
+            if kind == 0 and isinstance(owner, dict):
+                del owner[key]
+            elif kind == 1 and isinstance(owner, dict):
+                owner[chance.choice([5, None, ("a",), "zz"])] = owner.pop(key)
+            else:
+                owner[key] = chance.choice(ODD)
+
+        edit(file, change)
+        try:
+            ckpt = wb.open(tmp_path / file.relative_to(tmp_path).parts[0], cache=False)
+            assert len(ckpt.tensors) == len(ckpt) and repr(ckpt) and ckpt.mesh["axes"] is not None
+            assert len(dict(ckpt.objects)) == len(ckpt.objects)
+            outcomes["opened"] += 1
+        except errors.OpenError as error:
+            assert "\n" not in str(error) and len(str(error)) < 600
+            outcomes[type(error).__name__] += 1
+        file.write_bytes(whole_file)
+    assert outcomes["opened"] > 30 and outcomes["CorruptError"] > 10, outcomes
+
+
+def test_flipped_bits_outside_the_payloads(zero3):
+    truth = like.full(SHAPES)
+    file = zero3 / OPTIM_3.format(1)
+    whole_file = file.read_bytes()
+    catalog = wb.open(zero3, cache=False).catalog
+    rows = [r for r in range(catalog.chunks) if catalog.files[catalog.file[r]] == file.name]
+    payload = {at for r in rows for at in range(int(catalog.start[r]), int(catalog.stop[r]))}
+    outside = [at for at in range(len(whole_file)) if at not in payload]
+    chance, refusals = random.Random(1), 0
+    for at in chance.sample(outside, 150):
+        broken = bytearray(whole_file)
+        broken[at] ^= 1 << chance.randrange(8)
+        file.write_bytes(broken)
+        try:
+            got = wb.open(zero3, cache=False)["fp32.wte.weight"].torch()
+        except errors.OpenError:
+            refusals += 1
+            continue
+        same_bits(got, truth["fp32"]["wte.weight"], f"flip at {at}")
+    assert refusals > 30
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------------

@@ -155,9 +155,10 @@ def join_param_groups(
     Returns:
         the ids that are certain, or ``None`` when none is.
     """
-    groups = [list(group.get("params") or ()) for group in param_groups]
+    told = [group.get("params") for group in param_groups]
+    groups = [list(numbers) if isinstance(numbers, (list, tuple)) else [] for numbers in told]
     ids = [number for group in groups for number in group]
-    if not ids or len(set(ids)) != len(ids) or any(type(number) is not int for number in ids):
+    if not ids or any(type(number) is not int for number in ids) or len(set(ids)) != len(ids):
         return None
     if all(_named(group) for group in param_groups):
         named = [str(name) for group in param_groups for name in group["param_names"]]

@@ -33,7 +33,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.errors import IncompleteError
 from workbench.formats import parts
-from workbench.formats.deepspeed_files import Decoder, tensors
+from workbench.formats.deepspeed_files import Decoder, items, tensors
 from workbench.formats.deepspeed_merge import Dims, unify, with_views
 from workbench.formats.deepspeed_model import OWN, Model, add_model, add_tensors, put
 from workbench.formats.deepspeed_names import Folder, is_deepspeed, listed, sort_files
@@ -230,14 +230,14 @@ class FolderReader:
                 put(self.builder, key, states.locate(ref, key), fqn=None, role=role)
 
     def _join(self, model: Model, groups: object) -> dict[int, str]:
-        if not isinstance(groups, (list, tuple)):
+        if not all(isinstance(group, Mapping) for group in items(groups)):
             return {}
         shapes = {}
         for path, at in model.optimizer:
             if len(path) == 3 and path[0] == "state" and type(path[1]) is int and naming.STATES.get(path[2]) != "step":
                 shapes[path[1]] = at.shape
         params = {name: shape for name, shape in model.params.items() if name not in model.shared}
-        return naming.join_param_groups(groups, shapes, list(params), params, ordered=True) or {}
+        return naming.join_param_groups(items(groups), shapes, list(params), params, ordered=True) or {}
 
     # ---- facts -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench import formats
@@ -25,7 +25,7 @@ from workbench.core.place import Place
 from workbench.core.stubs import StorageRef, TensorRef
 from workbench.errors import CorruptError, MissingFileError, TruncatedError
 
-__all__ = ["Decoder", "Located", "States", "tensors"]
+__all__ = ["Decoder", "Located", "States", "items", "tensors"]
 
 _DEVICE = re.compile(rb"X\x06\x00\x00\x00cuda:[0-9]")  #: where a storage lived: local ranks differ in it alone
 _SAME_DEVICE = b"X\x06\x00\x00\x00cuda:0"
@@ -115,6 +115,11 @@ class Decoder:
         storages = {key: loaded.storages[key] for key in loaded.storages}
         tree = loaded.tree if any_tree else _mapping(loaded.tree, repr(file))
         return States(file, tree, lambda ref: storages[ref.key], loaded.big, False)
+
+
+def items(value: object) -> Sequence[Any]:
+    """A list's or tuple's items; none of anything else that a damaged file may have in its place."""
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def tensors(node: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], TensorRef]]:

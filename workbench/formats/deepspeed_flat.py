@@ -5,7 +5,7 @@ Stages 1 and 2 lay a group's parameters end to end and deal the line out in equa
     line     a a a a a b b b c c c c c · ·       · pads the line to a multiple of 2 × ranks
     rank     0─────────── 1───────────           P elements each; the last one's file may lack its padding
 
-Stage 3 deals out every parameter by itself, ``ceil(numel / ranks)`` elements each, and lays a rank's pieces end to end::
+Stage 3 deals out every parameter by itself, ``ceil(numel / ranks)`` elements each; a rank lays its pieces end to end::
 
     a 5 of 2 ranks   rank 0  a a a │ b b │ …     rank 1  a a · │ b · │ …
 

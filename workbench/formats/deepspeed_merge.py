@@ -26,6 +26,7 @@ from workbench.core.build import merge
 from workbench.core.catalog import Catalog
 from workbench.core.rebox import Piece, Target, compose
 from workbench.core.stubs import Opaque
+from workbench.formats.deepspeed_files import items
 
 __all__ = ["Dims", "unify", "with_views"]
 
@@ -168,9 +169,9 @@ class _Rules:
         widths = self._widths(name, shapes)
         if widths is not None:
             axis, table = widths
-        elif any(len(shape) <= axis for shape in shapes):
+        if any(len(shape) <= axis for shape in shapes):
             return None
-        else:
+        if widths is None:
             parts = 2 if self._any("parameter_with_2_sub_params_cat_dim_0", name) else 1
             if any(shape[axis] % parts for shape in shapes):
                 return None
@@ -191,21 +192,23 @@ class _Rules:
     def _widths(self, name: str, shapes: list[tuple[int, ...]]) -> tuple[int, list[list[int]]] | None:
         """Parameters fused of several: axis, and the width of each on each rank."""
         assert self.info is not None
-        for spec in self.info.get("parameter_with_sub_params") or ():
+        for spec in items(self.info.get("parameter_with_sub_params")):
             spec = spec.state if isinstance(spec, Opaque) else spec
             if not isinstance(spec, Mapping) or not (pattern := _match(spec.get("patterns"), name)):
                 continue
             axis, shape = spec.get("partition_dim"), spec.get("shape")
             if type(axis) is not int or not isinstance(shape, (list, tuple)) or not 0 <= axis < len(shape):
                 return 0, []
-            told = (self.info.get("sub_param_shard_widths") or {}).get(pattern)
-            if told is not None:
-                return axis, [list(row) for row in told]
+            told = self.info.get("sub_param_shard_widths")
+            if isinstance(told, Mapping) and pattern in told:
+                table = [list(items(row)) for row in items(told[pattern])]
+                fits = all(len(row) == len(shapes) and all(type(n) is int and n >= 0 for n in row) for row in table)
+                return axis, table if fits else []
             total = sum(s[axis] if axis < len(s) else 0 for s in shapes)
             sizes = shape[axis]
             if type(sizes) is int:
                 sizes = (total // sizes,) * sizes if 0 < sizes <= 64 and total % sizes == 0 else ()
-            return axis, [[size // len(shapes)] * len(shapes) for size in sizes if type(size) is int]
+            return axis, [[size // len(shapes)] * len(shapes) for size in items(sizes) if type(size) is int]
         return None
 
     def _any(self, kind: str, name: str) -> bool:
@@ -214,7 +217,7 @@ class _Rules:
 
 
 def _match(patterns: object, name: str) -> str | None:
-    for pattern in patterns if isinstance(patterns, (list, tuple)) else ():
+    for pattern in items(patterns):
         plain = type(pattern) is str and len(pattern) <= MAX_PATTERN and _PLAIN.fullmatch(pattern)
         if plain and sum(map(pattern.count, "+*")) <= 3 and re.match(pattern, name):
             return str(pattern)

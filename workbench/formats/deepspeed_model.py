@@ -28,7 +28,7 @@ from workbench.core.place import Place
 from workbench.core.stubs import TensorRef
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats import deepspeed_flat as flat
-from workbench.formats.deepspeed_files import Decoder, Located, States, tensors
+from workbench.formats.deepspeed_files import Decoder, Located, States, items, tensors
 from workbench.formats.deepspeed_names import Folder, listed
 
 __all__ = ["Model", "add_model", "add_tensors", "put"]
@@ -180,7 +180,7 @@ def _module(model: Model, states: States, key: Key, stage3: bool) -> Iterator[_W
     if not isinstance(module, Mapping):
         return  # pipelines write None here, and a file a layer
     named = {str(name): ref for name, ref in module.items() if isinstance(ref, TensorRef)}
-    buffers = {str(name) for name in states.tree.get("buffer_names") or ()}
+    buffers = {str(name) for name in items(states.tree.get("buffer_names"))}
     shapes = {name: shape for group in model.shapes or () for name, shape in group.items()}
     seen: dict[tuple[Any, ...], str] = {}
     for name, (fqn, role) in _meaning(named, buffers).items():

@@ -20,7 +20,7 @@ from typing import Any
 
 from workbench.core.stubs import Opaque, TensorRef
 from workbench.errors import CorruptError, UnsupportedFormatError
-from workbench.formats.deepspeed_files import Located, States
+from workbench.formats.deepspeed_files import Located, States, items
 
 __all__ = ["MASTER", "Shard", "read_shard"]
 
@@ -82,9 +82,9 @@ def read_shard(states: States) -> Shard:
         raise CorruptError(f"{states.file!r} has no optimizer_state_dict, so it is no ZeRO optimizer file")
     stage = _number(whole.get("zero_stage"))
     stage3 = stage == 3 or (stage is None and _FLAT[3] in whole)
-    parts = whole.get(_FLAT[3 if stage3 else 1])
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, TensorRef) for part in parts):
-        raise CorruptError(f"{states.file!r} has no list of tensors {_FLAT[3 if stage3 else 1]!r}")
+    parts = items(whole.get(_FLAT[3 if stage3 else 1]))
+    if not parts or not all(isinstance(part, TensorRef) and len(part.shape) == 1 for part in parts):
+        raise CorruptError(f"{states.file!r} has no list of flat tensors {_FLAT[3 if stage3 else 1]!r}")
     shard = Shard(states.file, stage3)
     shard.flat[MASTER] = [_located(states, part, f"{MASTER} of group {g}") for g, part in enumerate(parts)]
     shard.counts = _counts(states, whole.get("partition_count"), len(parts))
@@ -94,7 +94,9 @@ def read_shard(states: States) -> Shard:
     if not stage3:
         shard.paddings = _numbers(states, whole.get("group_paddings"), len(parts), "group_paddings")
         aligned = whole.get("param_alignment_paddings")
-        if isinstance(aligned, (list, tuple)) and len(aligned) == len(parts):
+        if aligned is not None and len(items(aligned)) != len(parts):
+            raise CorruptError(f"{states.file!r}: param_alignment_paddings is {aligned!r:.80} for {len(parts)} groups")
+        if aligned is not None:
             shard.aligned = [_numbers(states, row, None, "param_alignment_paddings") or [] for row in aligned]
         mappings = whole.get("param_slice_mappings")
         if isinstance(mappings, (list, tuple)) and all(isinstance(m, Mapping) for m in mappings):
@@ -111,8 +113,7 @@ def _states(states: States, shard: Shard, base: object) -> None:
     elif isinstance(base, Mapping):
         state = base.get("state")
         found = state if isinstance(state, Mapping) else {}
-        told = base.get("param_groups")
-        groups = told if isinstance(told, (list, tuple)) else ()
+        groups = items(base.get("param_groups"))
     else:
         return
     shard.steps = [s for g in groups if isinstance(g, Mapping) and type(s := g.get("step")) is int]
@@ -135,8 +136,8 @@ def _states(states: States, shard: Shard, base: object) -> None:
 
 def _idents(groups: Sequence[Any], count: int) -> list[Any]:
     """The optimizer's id of each flat group: its only parameter; by position where that is not so."""
-    idents = [i for g in groups if isinstance(g, Mapping) for i in (g.get("params") or ())]
-    return idents if len(idents) == count else list(range(count))
+    idents = [i for g in groups if isinstance(g, Mapping) for i in items(g.get("params"))]
+    return idents if len(idents) == count and all(type(i) is int for i in idents) else list(range(count))
 
 
 def _located(states: States, ref: TensorRef, what: str) -> Located:
@@ -154,8 +155,7 @@ def _counts(states: States, told: object, groups: int) -> list[int]:
 
 
 def _refuse_uneven(states: States, whole: Mapping[Any, Any], counts: list[int]) -> None:
-    groups = whole.get("ds_zero_partition_groups")
-    for group in groups if isinstance(groups, (list, tuple)) else ():
+    for group in items(whole.get("ds_zero_partition_groups")):
         count = group.get("partition_count") if isinstance(group, Mapping) else None
         if count is not None and count != counts[0]:
             raise UnsupportedFormatError(
