@@ -44,6 +44,7 @@ class Model:
     vocab: int = 44
     experts: int = 0
     tied: bool = False
+    grouped: bool = False
     te: bool = False
     seed: int = 0
     params: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class Model:
             if self.experts:
                 shapes |= {x + "pre_mlp_layernorm.weight": (h,), m + "router.weight": (self.experts, h)}
                 for e in range(self.experts):
-                    expert = f"{m}experts.local_experts.{e}."
+                    expert = f"{m}experts.local_experts.{e}."  # for `grouped`, the name in the file is another
                     shapes |= {
                         expert + "linear_fc1.weight": (2 * self.ffn, h),
                         expert + "linear_fc2.weight": (h, self.ffn),
@@ -86,7 +87,7 @@ class Model:
             "num_layers": self.layers, "hidden_size": self.hidden, "num_attention_heads": self.heads,
             "num_query_groups": self.groups, "group_query_attention": True, "kv_channels": self.kv, "swiglu": True,
             "untie_embeddings_and_output_weights": not self.tied, "num_experts": self.experts or None,
-            "moe_grouped_gemm": False, "transformer_impl": "transformer_engine" if self.te else "local",
+            "moe_grouped_gemm": self.grouped, "transformer_impl": "transformer_engine" if self.te else "local",
             "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 1,
             "virtual_pipeline_model_parallel_size": None, "context_parallel_size": 1, "data_parallel_size": 1,
             "world_size": 1, "rank": 0, "vocab_size": self.vocab - 3, "padded_vocab_size": self.vocab,
@@ -120,7 +121,7 @@ def cut(name: str, tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     return torch.cat(parts, dim).contiguous()
 
 
-@dataclass
+@dataclass(eq=False)
 class Held:
     """A parameter as one rank holds it."""
 
@@ -157,12 +158,24 @@ def held(
                 if number // each != e:
                     continue
                 local = local.replace(f"local_experts.{number}.", f"local_experts.{number % each}.")
+                if model.grouped:
+                    local = local.replace(f"local_experts.{number % each}.", "") + str(number % each)
             states = {k: cut(name, v, t, tp) for k, v in model.states[source].items()}
             shared = model.tied and pp > 1 and name.startswith(("embedding", "output"))
             param = cut(name, model.params[source], t, tp)
             mine.append(Held(name, local, chunk, param, states, expert, shared))
+        if model.grouped:  # TEGroupedMLP registers all of fc1, then all of fc2
+            mine = sorted(mine, key=lambda h, mine=mine: _place(h, mine))
         found.append(mine)
     return found
+
+
+def _place(h: Held, mine: list[Held]) -> tuple[int, int, int]:
+    if not h.expert:
+        return mine.index(h), 0, 0
+    module = h.local.partition(".linear_fc")[0]
+    first = min(k for k, other in enumerate(mine) if other.local.startswith(module))
+    return first, int("linear_fc2" in h.local), int(h.local.rpartition("weight")[2])
 
 
 def _layer(name: str) -> int | None:
@@ -236,7 +249,8 @@ def write_legacy(
     stages = stages or [even(model.layers, pp)]
     told = {
         "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "expert_model_parallel_size": ep,
-        "data_parallel_size": dp, "world_size": tp * pp * dp, "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
+        "data_parallel_size": dp, "world_size": tp * pp * dp,
+        "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
         "use_distributed_optimizer": optimizer == "flat",
     }  # fmt: skip
     for t in range(tp):
@@ -374,11 +388,11 @@ OLD_MARKER = {
 NEW_MARKER = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 
 
-def sharded_key(name: str, layered: bool) -> tuple[str, int | None, int | None]:
+def sharded_key(name: str, layered: bool, te: bool = False) -> tuple[str, int | None, int | None]:
     """Megatron's key for a global name, with the layer and expert that it stacks."""
     layer = expert = None
     key = name.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")
-    if ".experts." not in name:
+    if not te:  # gpt_layer_specs.py maps the names of local modules, with experts or without
         key = key.replace(".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_")
     if ".local_experts." in key:
         head, _, rest = key.partition("local_experts.")
@@ -395,7 +409,7 @@ def put_tensor(
 ) -> None:
     """One rank's tensor as chunks; [gate; up] apart, stacked by layer and expert."""
     name = h.name if h.name in model.params else "embedding.word_embeddings.weight"
-    key, layer, expert = sharded_key(name, layered)
+    key, layer, expert = sharded_key(name, layered, model.te)
     parallel, dim, stride = cut_of(name)
     full = model.params[name].shape
     lead, stack = [], []
@@ -420,7 +434,8 @@ def write_dist(
     stages = stages or [even(model.layers, pp)]
     told = {
         "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "expert_model_parallel_size": ep,
-        "data_parallel_size": dp, "world_size": tp * pp * dp, "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
+        "data_parallel_size": dp, "world_size": tp * pp * dp,
+        "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
     }  # fmt: skip
     saver = Saver(root)
     for p in range(pp):

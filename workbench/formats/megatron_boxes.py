@@ -28,12 +28,19 @@ from workbench.core.rebox import Piece, Target, compose
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_layout import Run
 
-__all__ = ["concat", "expert_names", "renamed", "unstack", "views"]
+__all__ = ["concat", "cuttable", "expert_names", "renamed", "unstack", "views"]
 
 Array = np.ndarray[Any, Any]
+MAX_DEPTH = 1 << 16  #: layers or experts of a stack; more are no model's
+MAX_LOST = 4096  #: … for which no chunk is there
+MAX_PARTS = 1 << 22  #: tensors and chunks that cutting may add to those that are stored
 _QKV = re.compile(r"(.+\.self_attention\.linear_)qkv(\.(?:weight|bias))", re.S)
-_STACKED_EXPERTS = re.compile(r"(.+\.mlp\.experts\.)experts\.(linear_fc[12]\.(?:weight|bias))", re.S)
-_ONE_EXPERT = re.compile(r"(.+\.mlp\.experts\.)local_experts\.(\d+)\.(linear_fc[12]\.(?:weight|bias))", re.S)
+_STACKED_EXPERTS = re.compile(r"(.+\.mlp\.experts\.)experts\.linear_fc[12]\.(?:weight|bias)", re.S)
+_ONE_EXPERT = re.compile(
+    r"(.+\.mlp\.experts\.)(?:local_experts\.(\d{1,6})\.(linear_fc[12]\.(?:weight|bias))|"
+    r"(linear_fc[12]\.(?:weight|bias))(\d{1,6}))",
+    re.S,
+)
 _ITEM = np.array([dtype.bits // 8 for dtype in ALL], np.int64)
 _PART = np.arange(len(cat.CODECS), dtype=np.uint8)
 _PART[cat.TORCH_ZIP], _PART[cat.ZSTD_TORCH_ZIP] = cat.TORCH_PART, cat.ZSTD_TORCH_PART
@@ -88,6 +95,21 @@ def unstack(catalog: Catalog, stacked: Array, name: Callable[[str, int], str]) -
         **{column: getattr(catalog, column)[row] for column in ("file", "start", "stop", "rank", "replica")},
     )
     return _trimmed(result)
+
+
+def cuttable(catalog: Catalog, wanted: Array) -> Array:
+    """Which of the wanted stacks :func:`unstack` can cut: those with chunks for their depth, and no bomb together.
+
+    Args:
+        wanted: ``(T,) bool``.
+    """
+    wanted = wanted & (catalog.ndim > 0)
+    depth = catalog.shape[:, 0]
+    reach = np.bincount(catalog.tensor, catalog.sizes[:, 0], minlength=len(catalog))
+    found = wanted & (depth <= MAX_DEPTH) & (depth <= reach + MAX_LOST)
+    if max(depth[found].sum(), reach[found].sum()) > catalog.chunks + MAX_PARTS:
+        return np.zeros(len(catalog), bool)
+    return np.asarray(found)
 
 
 def concat(parts: Sequence[Catalog]) -> Catalog:
@@ -186,6 +208,7 @@ def _expert_views(catalog: Catalog, run: Run, known: set[str]) -> list[Catalog]:
     stacks = [t for t, fqn in enumerate(fqns) if fqn is not None and _STACKED_EXPERTS.fullmatch(fqn)]
     found: list[Catalog] = []
     narrow = catalog.take(np.array([t for t in stacks if catalog.ndim[t] >= 2], np.int64))
+    narrow = narrow.take(np.flatnonzero(cuttable(narrow, np.ones(len(narrow), bool))))
     if len(narrow):
         roles = np.repeat(np.array(narrow.roles, object), narrow.shape[:, 0]).tolist()
         cut = unstack(narrow, np.ones(len(narrow), bool), spelled)
@@ -196,10 +219,11 @@ def _expert_views(catalog: Catalog, run: Run, known: set[str]) -> list[Catalog]:
         found.append(replace(cut, fqns=names, roles=roles))
     groups: dict[tuple[str, str], dict[int, int]] = {}  # (key, fqn) of a stack that is not stored → its experts
     for tensor, fqn in enumerate(fqns):
-        match = _ONE_EXPERT.fullmatch(fqn) if fqn is not None and "local_experts" in fqn else None
+        match = _ONE_EXPERT.fullmatch(fqn) if fqn is not None and ".experts." in fqn else None
         if match is not None and catalog.ndim[tensor]:
-            stack = f"{match[1]}experts.{match[3]}"
-            groups.setdefault((_with_fqn(catalog.keys[tensor], str(fqn), stack), stack), {})[int(match[2])] = tensor
+            stack = f"{match[1]}experts.{match[3] or match[4]}"
+            expert = int(match[2] or match[5])
+            groups.setdefault((_with_fqn(catalog.keys[tensor], str(fqn), stack), stack), {})[expert] = tensor
     targets, singles = [], []
     for (key, stack), members in groups.items():
         shapes = {catalog.shape_of(t) for t in members.values()}
@@ -211,7 +235,7 @@ def _expert_views(catalog: Catalog, run: Run, known: set[str]) -> list[Catalog]:
         role = (catalog.roles or [])[next(iter(members.values()))]
         targets.append(Target(key, (len(members), *shape), pieces, stack, role))
         for e, t in members.items():
-            name = expert_names(stack, e)[1]
+            name = next(name for name in expert_names(stack, e) if name != fqns[t])
             singles.append((t, _with_fqn(key, stack, name), name))
     if targets:
         found += [compose(catalog, targets), renamed(catalog, singles)]

@@ -50,7 +50,6 @@ __all__ = ["detect", "read_catalog", "read_objects"]
 COMMON = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
 MARKER = "metadata.json"
-MAX_LAYERS = 1 << 16  #: layers of a stack; more are no model's
 MAX_GRID = 1 << 20  #: cells of an object grid that are looked for one by one
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _STACK = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(?!\d+\.)(.+)", re.S)
@@ -97,10 +96,10 @@ def read_catalog(place: Place) -> Catalog:
     run = Run.of(common.get("args"))
     fqns, roles = _names(base.keys)
     base = replace(base, fqns=fqns, roles=roles)
-    stacked = np.array([_STACK.fullmatch(key) is not None for key in base.keys], bool) & (base.ndim > 0)
-    stacked &= base.shape[:, 0] <= MAX_LAYERS
+    stacked = boxes.cuttable(base, np.array([_STACK.fullmatch(key) is not None for key in base.keys], bool))
     main = boxes.unstack(base, stacked, _layer_key) if stacked.any() else base
     fqns, roles = _names(main.keys)
+    _unflattened(main, fqns, roles, notes)
     main = replace(main, fqns=fqns, roles=roles)
     found = named_buckets(place, main, run, notes)
     shown = [base.take(np.flatnonzero(stacked))]
@@ -190,6 +189,27 @@ def _names(keys: list[str]) -> tuple[list[str | None], list[str]]:
     for position, fqn, role in zip(model, *naming.resolve(names, {"paths": {n: (n,) for n in names}}), strict=True):
         fqns[position], roles[position] = fqn, role
     return fqns, roles
+
+
+def _unflattened(catalog: Catalog, fqns: list[str | None], roles: list[str], notes: list[str]) -> None:
+    """Take the meaning from optimizer tensors of another shape than their parameter's: their layout is not known."""
+    shapes = {
+        fqn: catalog.shape_of(t) for t, (fqn, role) in enumerate(zip(fqns, roles, strict=True)) if role == "param"
+    }
+    odd = [
+        t
+        for t, (fqn, role) in enumerate(zip(fqns, roles, strict=True))
+        if role not in ("param", "step", "other") and shapes.get(fqn, catalog.shape_of(t)) != catalog.shape_of(t)
+    ]
+    if odd:
+        t = odd[0]
+        notes.append(
+            f"{len(odd)} optimizer tensors have another shape than their parameter, first {catalog.keys[t]!r} "
+            f"{catalog.shape_of(t)} and {shapes[fqns[t]]}: flattened by TP rank (megatron-core < 0.14); they stay as "
+            "they are stored and belong to no parameter"
+        )
+    for t in odd:
+        fqns[t], roles[t] = None, "other"
 
 
 def _facts(place: Place, base: Catalog, common: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:

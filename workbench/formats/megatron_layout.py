@@ -17,13 +17,15 @@ Read from megatron-core 0.16.1 (``core/transformer/transformer_block.py``, ``tra
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.core.stubs import TensorRef, short
+
 __all__ = [
     "Run", "Split", "assign", "bucket_size", "fill_buckets", "flat_layout", "is_expert", "is_gated", "layer_of",
-    "local_pieces", "model_order", "qkv_rows", "respelled", "split_by_rule", "stage_layers", "with_layer",
+    "local_pieces", "model_order", "qkv_rows", "respelled", "split_by_rule", "stage_layers", "tensors", "with_layer",
 ]  # fmt: skip
 
 ALIGN = 64  #: elements; ``pad_param_start``
@@ -161,7 +163,7 @@ def _custom(stored: Any, pp: int, layers: int) -> list[list[int]] | None:
 
 
 _LAYER = re.compile(
-    r"((?:language_model\.)?(?:decoder|encoder|transformer)\.layers\.)(\d+)(\..+)", re.S
+    r"((?:language_model\.)?(?:decoder|encoder|transformer)\.layers\.)(\d{1,9})(\..+)", re.S
 )  # a multi-token-prediction layer is numbered in its own right
 
 
@@ -321,8 +323,27 @@ def model_order(name: str) -> tuple[tuple[int, str, int], ...]:
     for part in name.split("."):
         found = _NUMBERED.match(part)
         word, number = (found[1], found[2]) if found else (part, "")
-        key.append((_ORDER.get(word, 99), word, int(number or -1)))
+        key.append((_ORDER.get(word, 99), word, int(number[:18] or -1)))
     return tuple(key)
+
+
+# ---- trees ---------------------------------------------------------------------------------------------------------
+
+
+def tensors(tree: Any, path: str = "") -> Iterator[tuple[str, TensorRef]]:
+    """Tensors of a decoded tree by dotted path; a container that comes again is not entered again."""
+    seen: set[int] = set()
+    stack = [(path, tree)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, TensorRef):
+            yield path, node
+        elif isinstance(node, (dict, list, tuple)) and id(node) not in seen:
+            seen.add(id(node))
+            pairs = list(node.items() if isinstance(node, dict) else enumerate(node))
+            # names are joined only where they are words: a key may be anything that a pickle can make
+            named = [(key if type(key) in (str, int) else short(key, 60), child) for key, child in pairs[::-1]]
+            stack += [(f"{path}.{key}" if path else str(key), child) for key, child in named]
 
 
 # ---- the flat buffers of the distributed optimizer -----------------------------------------------------------------
@@ -397,8 +418,9 @@ def assign(
             return None
     found = [dealt[flag] for flag in flags]
     stored = [group.get("params") for group in groups]
-    if any(not isinstance(ids, list) or len(ids) != len(names) for ids, names in zip(stored, found, strict=True)):
-        return None
+    for ids, names in zip(stored, found, strict=True):
+        if not isinstance(ids, list) or len(ids) != len(names) or any(type(number) is not int for number in ids):
+            return None
     return found
 
 

@@ -24,7 +24,7 @@ Read from megatron-core 0.16.1 (``training/checkpointing.py``, ``core/optimizer`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -50,9 +50,10 @@ __all__ = ["detect", "read_catalog", "read_objects"]
 FILE, FLAT = "model_optim_rng.pt", "distrib_optim.pt"
 AXES = ("tp", "pp", "ep")
 _FOLDER = re.compile(r"mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?")
-_CHUNK = re.compile(r"model(\d*)")
+_CHUNK = re.compile(r"model(\d{0,4})")
 _EXPERT = re.compile(
-    r"(.+\.mlp\.experts\.local_experts\.)(\d+)(\..+)|(.+\.mlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)()", re.S
+    r"(.+\.mlp\.experts\.local_experts\.)(\d{1,6})(\..+)|(.+\.mlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d{1,6})()",
+    re.S,
 )
 _BUFFER = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|.*_extra_state)", re.S)
 _EMPTY = np.empty(0, np.int64)
@@ -195,15 +196,7 @@ def _coordinates(name: tuple[int, ...], run: Run) -> tuple[int, int, int]:
 def _chunks(tree: Mapping[str, Any]) -> list[dict[str, TensorRef]]:
     """Tensors of each model chunk by local name."""
     found = sorted((int(m[1] or 0), key) for key in tree if type(key) is str and (m := _CHUNK.fullmatch(key)))
-    return [dict(_tensors(tree[key], "")) for _, key in found]
-
-
-def _tensors(node: Any, path: str, depth: int = 0) -> Iterator[tuple[str, TensorRef]]:
-    if isinstance(node, TensorRef):
-        yield path, node
-    elif isinstance(node, (dict, list, tuple)) and depth < 32:
-        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _tensors(child, f"{path}.{key}" if path else str(key), depth + 1)
+    return [dict(layout.tensors(tree[key])) for _, key in found]
 
 
 def _same_save(parts: Sequence[Part]) -> None:
@@ -248,11 +241,11 @@ def _absent(parts: Sequence[Part], run: Run, notes: list[str]) -> list[Part]:
         grid = product(range(sizes[0]), range(sizes[1]), range(sizes[2]))
         lost = [at for at in grid if at not in there]
     alone = [at for at in lost if not _has(there, (None, at[1], None))]
-    if alone:
-        shown = ", ".join(_named(at) for at in alone[:MAX_NAMED])
+    if alone or len(lost) > len(parts):
+        shown = ", ".join(_named(at) for at in (alone or lost)[:MAX_NAMED])
         raise IncompleteError(
-            f"{len(lost)} of {sizes[0] * sizes[1] * sizes[2]} ranks are missing, and nothing tells what is in "
-            f"{shown}{' …' if len(alone) > MAX_NAMED else ''}; restore their mp_rank folders"
+            f"{len(lost):,} of {sizes[0] * sizes[1] * sizes[2]:,} ranks are missing, among them {shown}"
+            f"{' …' if len(alone or lost) > MAX_NAMED else ''}; restore their mp_rank folders"
         )
     found = []
     width = next(iter(parts)).folder.count("_") - 1
@@ -331,7 +324,9 @@ class _Merger:
             # a copy without the attributes is of a parameter without them: every rank holds it whole
             dim, stride = ref.attrs.get("partition_dim", -1), ref.attrs.get("partition_stride", 1)
             if type(dim) is int and type(stride) is int:
-                parallel = ref.attrs.get("tensor_model_parallel") is True and 0 <= dim < len(ref.shape) and stride >= 1
+                parallel = (
+                    ref.attrs.get("tensor_model_parallel") is True and 0 <= dim < len(ref.shape) and 1 <= stride <= 64
+                )
                 split = Split(dim, stride) if parallel else Split(None)
                 key = self._global(part, chunk, name, offsets)
                 if self.recorded.setdefault(key, split) != split:
@@ -364,7 +359,7 @@ class _Merger:
             return
         for name, node in part.tree.items():
             if name != "optimizer" and not _CHUNK.fullmatch(str(name)):
-                for path, ref in _tensors(node, str(name)):
+                for path, ref in layout.tensors(node, str(name)):
                     self._place(part, FILE, f"{part.folder}/{path}", ref, Split(None), None, "other")
 
     def _global(self, part: Part, chunk: int, name: str, offsets: Mapping[tuple[int, int], int]) -> str:
@@ -498,13 +493,18 @@ def _facts(parts: Sequence[Part], run: Run, notes: list[str], place: Place) -> d
     return facts
 
 
-def _says(node: Any, depth: int = 0) -> bool:
+def _says(tree: Any) -> bool:
     """Whether anything but tensors is in a tree."""
-    if isinstance(node, TensorRef):
-        return False
-    if isinstance(node, (dict, list, tuple)) and node and depth < 32:
-        return any(_says(child, depth + 1) for child in (node.values() if isinstance(node, dict) else node))
-    return True
+    seen: set[int] = set()
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, (dict, list, tuple, TensorRef)) or (not isinstance(node, TensorRef) and not node):
+            return True
+        if not isinstance(node, TensorRef) and id(node) not in seen:
+            seen.add(id(node))
+            stack += node.values() if isinstance(node, dict) else node
+    return False
 
 
 def _listed(place: Place, folder: str) -> list[str]:

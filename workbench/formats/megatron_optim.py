@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.catalog import row_major
-from workbench.core.stubs import TensorRef
+from workbench.core.stubs import TensorRef, short
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_layout import Run
 
@@ -80,7 +80,7 @@ def held_states(
 
 def _by_groups(held: Held, stored: Mapping[Any, Any], path: str, params: Mapping[Name, TensorRef], run: Run) -> None:
     inner = stored.get("optimizer")
-    base, where = (inner, f"{path}.optimizer") if isinstance(inner, Mapping) else (stored, path)
+    base = inner if isinstance(inner, Mapping) else stored
     state, groups = base.get("state"), base.get("param_groups")
     masters = stored.get("fp32_from_fp16_params")
     if not isinstance(state, Mapping):
@@ -94,7 +94,7 @@ def _by_groups(held: Held, stored: Mapping[Any, Any], path: str, params: Mapping
         dealt = layout.assign(groups, flat, run.known("ep") > 1)
         found = None if dealt is None else _verified(dealt, groups, state, masters, params, names)
     if found is None:
-        _unnamed(held, path, {"state": state, "fp32_from_fp16_params": masters or []}, where)
+        _unnamed(held, path, {"state": state, "fp32_from_fp16_params": masters or []})
         held.reasons.append(f"{path}: its tensors are numbered, and Megatron's order of parameters does not fit them")
         return
     for name, states in found.items():
@@ -152,14 +152,14 @@ def _by_buffers(
         for kind, states in stored[buffer].items() if isinstance(stored[buffer], Mapping) else ():
             dtype = getattr(kind[0], "name", "") if isinstance(kind, tuple) and kind else ""
             chunk, nth[dtype] = nth[dtype], nth[dtype] + 1
-            here = f"{path}{buffer}.{kind}"
+            here = f"{path}{buffer}.{short(kind, 80)}"
             flat = {k: v for k, v in states.items() if isinstance(v, TensorRef)} if isinstance(states, Mapping) else {}
             lengths = {ref.shape for ref in flat.values()}
             fit = None
             if len(lengths) == 1 and len(next(iter(lengths))) == 1 and stored.get("buckets_coalesced") is True:
                 fit = _fit(params, chunk, dtype, next(iter(lengths))[0], run, stage, experts_apart, here)
             if not isinstance(fit, dict):
-                _unnamed(held, here, states, here)
+                _unnamed(held, here, states)
                 told = fit or "its buckets are not coalesced (before February 2024), their order is not known"
                 held.reasons.append(f"{FLAT_FILE} {here}: {told}; it stays without names")
                 continue
@@ -197,13 +197,9 @@ def _fit(
     return f"it has {length:,} elements, the model's parameters in Megatron's order would take {near:,}"
 
 
-def _unnamed(held: Held, path: str, node: Any, where: str, depth: int = 0) -> None:
-    if isinstance(node, TensorRef):
-        file = FLAT_FILE if not path.startswith("optimizer") else MODEL_FILE
-        held.unnamed[path] = node, file
-    elif isinstance(node, (dict, list, tuple)) and depth < 8:
-        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
-            _unnamed(held, f"{path}.{key}", child, where, depth + 1)
+def _unnamed(held: Held, path: str, node: Any) -> None:
+    file = MODEL_FILE if path.startswith("optimizer") else FLAT_FILE
+    held.unnamed |= {key: (ref, file) for key, ref in layout.tensors(node, path)}
 
 
 def _numel(shape: Sequence[int]) -> int:
