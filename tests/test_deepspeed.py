@@ -172,6 +172,14 @@ def test_prefixes_and_paddings(tmp_path, prefix, pads, align):
     check_states(wb.open(tmp_path, cache=False), meanings(truth))
 
 
+def test_a_group_that_pads_every_rank(tmp_path):
+    """Seven elements in parts of eight: no rank shows the part's length, the paddings do."""
+    shapes = {"w": (7,)}
+    truth = like.full(shapes)
+    like.save_zero12(tmp_path, [["w"]], shapes, truth, 5, style="elastic", align=8)
+    check_states(wb.open(tmp_path, cache=False), meanings(truth))
+
+
 def test_round_robin_gradients_follow_param_shapes_and_say_so(tmp_path):
     """deepspeed 0.19.8 writes param_slice_mappings in the order before the shuffle; ds_to_universal believes it."""
     truth = like.full(SHAPES)
