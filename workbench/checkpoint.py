@@ -310,8 +310,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
 def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
     """The checkpoint itself, or the step of a run folder with the reason why that one."""
-    tracked = any(name in place.files for name in runs.TRACKERS)  # then what else lies there is not the checkpoint
-    if format is not None or (formats.detect(place) is not None and not tracked):
+    found = format or formats.detect(place)
+    # loose files beside a tracker are not the checkpoint; a layout that brings its own tracker is
+    loose = found in ("safetensors", "torch_save") and any(name in place.files for name in runs.TRACKERS)
+    if format is not None or (found is not None and not loose):
         return place, None
     picked = runs.pick(place)
     if picked is None:
