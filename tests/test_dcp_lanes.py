@@ -421,7 +421,7 @@ def test_list_that_holds_itself_is_left_to_the_slow_decoder():
 
 def test_stream_cut_short_anywhere_ends():
     data = pickled(metadata(random.Random(2), tensors=2, chunks=20, dims=1))
-    for stop in range(len(data) - 1, 100, -7):
+    for stop in range(len(data) - 1, 100, -41):
         assert fast(data[:stop]) is None
 
 
