@@ -132,9 +132,7 @@ def page(browser: Browser) -> Iterator[Page]:
             route.abort()
 
     context.route("**/*", guard)
-    context.route_web_socket(
-        lambda url: not is_loopback(url), lambda ws: (page.external.append(ws.url), ws.close())
-    )
+    context.route_web_socket(lambda url: not is_loopback(url), lambda ws: (page.external.append(ws.url), ws.close()))
     page.on("console", lambda m: page.console_errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: page.console_errors.append(str(error)))
     yield page

@@ -428,7 +428,7 @@ def put_tensor(
 def write_dist(
     root: Path, model: Model, *, tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 2,
     stages: list[list[list[int]]] | None = None, optimizer: str = "fully", layered: bool = False, common: str = "file",
-    bucket_size: int | None = None, args: dict[str, Any] | None = None, edit: Any = None,
+    bucket_size: int | None = None, args: dict[str, Any] | None = None, edit: Any = None, order: Any = list,
 ) -> Path:  # fmt: skip
     """A ``torch_dist`` folder; optimizer ``float16``, ``fully``, ``dp`` (buckets) or ``none``."""
     stages = stages or [even(model.layers, pp)]
@@ -451,7 +451,7 @@ def write_dist(
                 if optimizer == "dp":
                     kinds = [(False, "chained_0." if ep > 1 else ""), (True, "chained_1.")][: 1 + (ep > 1)]
                     for expert, chain in kinds:
-                        mine = [[h for h in chunk if ep == 1 or h.expert == expert] for chunk in chunks]
+                        mine = [order([h for h in chunk if ep == 1 or h.expert == expert]) for chunk in chunks]
                         group = t + tp * (e + ep * p) if expert else t + tp * p
                         if expert or e == 0:
                             put_buckets(

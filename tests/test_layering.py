@@ -65,9 +65,7 @@ def test_the_tree_was_read():
 
 
 def test_imports_run_one_way():
-    broken = [
-        f"{i.source}:{i.line} imports {i.target}: {why}" for i in IMPORTS if (why := layering.forbidden(i))
-    ]
+    broken = [f"{i.source}:{i.line} imports {i.target}: {why}" for i in IMPORTS if (why := layering.forbidden(i))]
     assert not broken, "\n".join(broken)
 
 
@@ -83,9 +81,7 @@ def test_light_rooms_import_nothing_heavy_when_they_are_imported():
 
 def test_import_workbench_loads_nothing_heavy():
     code = f"import sys, workbench; print(sorted({HEAVY!r} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
     assert done.stdout.strip() == "[]"
 
 

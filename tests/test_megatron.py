@@ -611,6 +611,17 @@ def test_buckets_that_do_not_fit_stay_as_they_are(tmp_path):
     assert len(left) == 6 and all(ckpt[key].fqn is None and ckpt[key].role == "other" for key in left)
 
 
+def test_buckets_in_another_order_are_not_named_by_their_length(tmp_path):
+    def turned(params):
+        return sorted(params, key=lambda h: -h.param.numel())
+
+    model = Model(hidden=64, ffn=32, kv=16, vocab=64)  # no holes: every order fills the bucket
+    write_dist(tmp_path / "it", model, tp=2, optimizer="dp", order=turned)
+    ckpt = wb.open(tmp_path / "it")
+    assert any("stay without names" in note for note in ckpt.notes), ckpt.notes
+    assert not [key for key in ckpt if ckpt[key].role in ("master", "exp_avg")]
+
+
 def test_a_lost_optimizer_group_is_a_hole_with_a_name(tmp_path):
     def drop(saver):
         for key in [k for k in saver.shapes if "dp_group_idx_1." in k]:

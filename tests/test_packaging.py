@@ -25,9 +25,7 @@ TARGETS = ["demo", "test", "test-all", "lint", "bench", "notebooks", "help"]
 
 
 def _pins() -> dict[str, Version]:
-    lines = [
-        line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-    ]
+    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()]
     pairs = [line.split("==") for line in lines if line]
     return {canonicalize_name(name): Version(version) for name, version in pairs}
 

@@ -13,9 +13,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
 ROW = re.compile(r"^\| `([^`]+)` \| (.+) \| (?:`([^`]+)`|itself) \|$", re.MULTILINE)
-README = {
-    name: (origin, truth) for name, origin, truth in ROW.findall((ROOT / "README.md").read_text("utf-8"))
-}
+README = {name: (origin, truth) for name, origin, truth in ROW.findall((ROOT / "README.md").read_text("utf-8"))}
 NOT_CHECKPOINTS = {"make", "truth"}
 # state that differs by rank and has no gathered value, so its truth file cannot hold it
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
@@ -26,9 +24,7 @@ def _on_disk() -> set[str]:
     names = set()
     for entry in ROOT.iterdir():
         if entry.is_dir() and entry.name not in NOT_CHECKPOINTS:
-            names |= (
-                {f"{entry.name}/{e.name}" for e in entry.iterdir()} if entry.name in RUNS else {entry.name}
-            )
+            names |= {f"{entry.name}/{e.name}" for e in entry.iterdir()} if entry.name in RUNS else {entry.name}
     return names
 
 
@@ -39,9 +35,7 @@ def _truth(name: str) -> dict[str, torch.Tensor]:
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(
-        a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
-    )
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 
 def test_all_samples_together_stay_below_40_mb():
@@ -151,12 +145,6 @@ def _tensors(value: object, path: str = ""):
     if isinstance(value, torch.Tensor):
         yield path, value
         return
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for name, item in items:
         yield from _tensors(item, f"{path}.{name}" if path else str(name))

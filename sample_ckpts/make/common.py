@@ -139,9 +139,7 @@ def spawn(worker: Callable[[], None], world_size: int) -> None:
 
 
 def _rank_main(rank: int, world_size: int, port: int, worker: Callable[[], None]) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size)
-    )
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")

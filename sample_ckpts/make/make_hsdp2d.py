@@ -46,9 +46,7 @@ def two_d_worker() -> None:
     )
     _shard(model, mesh["dp"])
     # the two ranks of a tensor-parallel pair must see the same tokens
-    _train_and_save(
-        model, VOCAB_ODD, "dcp_tp2_fsdp2_vocab515", seed=mesh["dp"].get_local_rank(), thread_count=1
-    )
+    _train_and_save(model, VOCAB_ODD, "dcp_tp2_fsdp2_vocab515", seed=mesh["dp"].get_local_rank(), thread_count=1)
 
 
 def _shard(model: TinyLlama, mesh) -> None:

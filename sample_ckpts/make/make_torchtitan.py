@@ -42,8 +42,7 @@ def worker() -> None:
 def _save(model, optimizer, scheduler, step: int) -> None:
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     loaders = [
-        {f"dp_rank_{r}": pickle.dumps({"sample_idx": 4 * step, "rank": r})}
-        for r in range(dist.get_world_size())
+        {f"dp_rank_{r}": pickle.dumps({"sample_idx": 4 * step, "rank": r})} for r in range(dist.get_world_size())
     ]
     state = {
         **get_model_state_dict(model),
