@@ -3,6 +3,10 @@
 A program prints nothing; what lies between ``with timed():`` is measured in it: wall seconds, CPU seconds (user and
 system, all threads) and the peak of anonymous memory above the start of the block. Programs of one table take turns,
 so that a busy minute of the machine hurts all of them alike; the best round counts.
+
+``settle(folder, nbytes)`` touches and frees so much memory and brings a folder's files into the page cache. Virtual
+machines need it: memory that was free for some seconds goes back to the host, and the first touch afterwards costs
+up to ten times a copy, for whichever program comes to it first.
 """
 
 from __future__ import annotations
@@ -22,6 +26,17 @@ import json, os, resource, sys, threading, time
 def _anon():
     with open('/proc/self/status') as f:
         return next(int(line.split()[1]) for line in f if line.startswith('RssAnon')) / 1024
+def settle(folder, nbytes):
+    import mmap
+    with mmap.mmap(-1, nbytes) as block:
+        block.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, nbytes, 4096):
+            block[at] = 1
+    buffer = bytearray(1 << 20)
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), 'rb', buffering=0) as f:
+            while f.readinto(buffer):
+                pass
 class timed:
     def __enter__(self):
         self.base = self.peak = _anon()
@@ -45,6 +60,7 @@ class timed:
 def run(code: str) -> dict[str, float]:
     """One round of one program."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # as installed: not compiled at each start
     done = subprocess.run([sys.executable, "-c", PREAMBLE + code], env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"benchmark program failed:\n{code}\n{done.stderr[-3000:]}")

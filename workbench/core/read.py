@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import box
+from workbench.core import box, memory
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
 from workbench.core.select import Selection
@@ -32,7 +32,7 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     dtype, ndim = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
     offsets, sizes = _padded(selection, catalog.shape.shape[1])
     shape = tuple(1 if isinstance(axis, int) else len(axis) for axis in selection.axes)
-    out = np.empty(shape, dtype.raw)
+    out = memory.empty(shape, dtype.raw)
     if out.size:
         plan = plan_reads(catalog, np.array([tensor]), offsets, sizes, replica=replica)
         if int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0]):

@@ -127,6 +127,7 @@ class SourcePool:
         self._place, self._files, self._stats = place, files, stats
         self._kind = MmapSource if io == "mmap" else PreadSource
         self._open: OrderedDict[int, Source] = OrderedDict()
+        self._paths: dict[int, str] = {}
         self._lock = threading.Lock()
 
     @property
@@ -154,12 +155,22 @@ class SourcePool:
         return source
 
     def check(self, file: int) -> None:
-        """Raise :class:`ChangedError` unless the file is as it was."""
+        """Raise :class:`ChangedError` unless the file is as it was.
+
+        Whether its path stays inside the checkpoint was checked when it was first used; to compare size and time,
+        one call to the file system is enough.
+        """
         name, known = self._files[file], self._stats[file]
-        now = self._place.stat(name)
-        if now.size != known.size:
-            raise _changed(name, known.size, now.size)
-        if now.mtime_ns != known.mtime_ns:
+        path = self._paths.get(file)
+        if path is None:
+            path = self._paths[file] = self._place.resolve(name)
+        try:
+            now = os.stat(path)
+        except OSError as error:
+            raise MissingFileError(f"file {name!r} is gone ({error.strerror}); open the checkpoint again") from None
+        if now.st_size != known.size:
+            raise _changed(name, known.size, now.st_size)
+        if now.st_mtime_ns != known.mtime_ns:
             raise ChangedError(f"file {name!r} was rewritten after the checkpoint was opened; open it again")
 
     def private(self, file: int, start: int, stop: int) -> np.ndarray[Any, Any] | None:
