@@ -31,7 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from workbench.core import pickle_lanes
-from workbench.core.lane_templates import Unlike, derive, match
+from workbench.core.lane_match import match
+from workbench.core.lane_templates import Unlike, derive
 from workbench.core.lane_texts import distinct
 from workbench.errors import WorkbenchError
 from workbench.formats import dcp_lanes, dcp_metadata

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.lane_templates import Bytes, Ints, Template, Unlike, Value, derive, match, position_type
+from workbench.core.lane_match import Bytes, Ints, match, position_type
+from workbench.core.lane_templates import Template, Unlike, Value, derive
 
 __all__ = ["Chain", "Records", "search"]
 

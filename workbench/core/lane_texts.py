@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.lane_templates import MARGIN, Bytes, Ints
+from workbench.core.lane_match import MARGIN, Bytes, Ints
 
 __all__ = ["distinct"]
 

@@ -27,8 +27,9 @@ from typing import Any, cast
 import numpy as np
 
 from workbench.core import unpickle
+from workbench.core.lane_match import MARGIN, Ints
 from workbench.core.lane_search import Chain, Records, search
-from workbench.core.lane_templates import MARGIN, REF, WIDTH, Ints, Unlike, token
+from workbench.core.lane_templates import REF, WIDTH, Unlike, token
 from workbench.core.stubs import Inert
 
 __all__ = ["Lanes", "Places", "Records", "Run", "Unlike", "read"]

@@ -19,7 +19,8 @@ from typing import Any, cast
 import numpy as np
 
 from workbench.core import unpickle
-from workbench.core.lane_templates import INT, REF, TEXT, Bytes, Unlike, Value
+from workbench.core.lane_match import Bytes
+from workbench.core.lane_templates import INT, REF, TEXT, Unlike, Value
 from workbench.core.lane_texts import distinct
 from workbench.core.pickle_lanes import IRREGULAR, RUN, Lanes, Records, Run, read
 from workbench.errors import WorkbenchError
