@@ -22,8 +22,10 @@ from safetensors.torch import load_file
 import workbench as wb
 from workbench import formats
 from workbench.core.place import Place
+from workbench.formats import megatron_flat as flat_buffers
 from workbench.formats import megatron_layout as layout
-from workbench.formats.megatron_layout import Run, Split
+from workbench.formats.megatron_args import Run
+from workbench.formats.megatron_layout import Split
 
 HERE = Path(__file__).resolve().parents[1]
 SAMPLES = os.environ.get("WORKBENCH_SAMPLES")
@@ -725,11 +727,11 @@ def test_buffers_are_laid_out_as_megatron_does(params, bucket, dp):
     base = [sum(n for _, _, n in done[:b]) for b in range(len(done))]
     want = [base[b] + start - done[b][0] for _, b, start in placed]
     numels, alone = [n for n, _ in params[::-1]], [shared for _, shared in params[::-1]]
-    starts, total = layout.flat_layout(numels, alone, bucket)
+    starts, total = flat_buffers.flat_layout(numels, alone, bucket)
     assert starts == want and total == sum(n for _, _, n in done)
-    fit = layout.fill_buckets(numels, [n for _, _, n in done])
+    fit = flat_buffers.fill_buckets(numels, [n for _, _, n in done])
     assert fit == [(b, start - done[b][0]) for _, b, start in placed]
-    assert layout.fill_buckets(numels, [n + 1 for _, _, n in done]) is None
+    assert flat_buffers.fill_buckets(numels, [n + 1 for _, _, n in done]) is None
 
 
 def offset_in_megatron(layers, pp, vp, p, v, first, last, embedding, loss):

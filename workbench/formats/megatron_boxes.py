@@ -26,7 +26,7 @@ from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import ALL
 from workbench.core.rebox import Piece, Target, compose
 from workbench.formats import megatron_layout as layout
-from workbench.formats.megatron_layout import Run
+from workbench.formats.megatron_args import Run
 
 __all__ = ["concat", "cuttable", "expert_names", "renamed", "unstack", "views"]
 

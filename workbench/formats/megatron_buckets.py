@@ -33,7 +33,8 @@ from workbench.core.catalog import CODECS, TORCH_PART, TORCH_ZIP, ZSTD_TORCH_PAR
 from workbench.core.dtypes import ALL, DType
 from workbench.core.place import Place
 from workbench.formats import megatron_layout as layout
-from workbench.formats.megatron_layout import Run
+from workbench.formats.megatron_args import Run
+from workbench.formats.megatron_flat import fill_buckets
 from workbench.formats.megatron_model import Model, Param
 
 __all__ = ["Named", "named_buckets"]
@@ -130,7 +131,7 @@ def _fit(
         return None
     edges = [_edges(catalog, tables[0][k]) for k in buckets[0]]
     for params in model.candidates(group, nth, dtype):
-        places = layout.fill_buckets([param.numel for param in params], sizes)
+        places = fill_buckets([param.numel for param in params], sizes)
         if places is None:
             continue
         if all(

@@ -42,8 +42,8 @@ from workbench.core.stubs import StorageRef, TensorRef
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsupportedFormatError, WorkbenchError
 from workbench.formats import megatron_boxes as boxes
 from workbench.formats import megatron_layout as layout
+from workbench.formats.megatron_args import Run
 from workbench.formats.megatron_buckets import named_buckets
-from workbench.formats.megatron_layout import Run
 
 __all__ = ["detect", "read_catalog", "read_objects"]
 

@@ -1,5 +1,5 @@
-"""Facts of Megatron that no file spells out: which layers a stage holds, how TP cuts a weight, where a flat buffer
-keeps a parameter. Pure functions over names, numbers and the stored ``args``.
+"""Facts of Megatron that no file spells out: which layers a stage holds, how TP cuts a weight, in which order modules
+register what they hold. Pure functions over names, numbers and the stored ``args``.
 
 ::
 
@@ -7,91 +7,26 @@ keeps a parameter. Pure functions over names, numbers and the stored ``args``.
     stage 0:  0 1 | 4 5                        rank 0: g0 u0    rank 1: g1 u1   ──▶  g0 g1 u0 u1
     stage 1:  2 3 | 6 7                        query groups stay whole: plain concatenation
 
-    flat buffer of one model chunk: parameters in reverse order, each start on a multiple of 64 elements
-    │ output_layer │ final_layernorm │ ░ │ layers.3.mlp.linear_fc2 │ ░ │ …        ░ = hole, never written
-
 Read from megatron-core 0.16.1 (``core/transformer/transformer_block.py``, ``transformer_layer.py``,
-``pipeline_parallel_layer_layout.py``, ``optimizer/distrib_optimizer.py``) and 0.20.0dev.
+``pipeline_parallel_layer_layout.py``) and 0.20.0dev.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from workbench.core.stubs import TensorRef, short
+from workbench.formats.megatron_args import Run
 
 __all__ = [
-    "Run", "Split", "assign", "bucket_size", "fill_buckets", "flat_layout", "is_expert", "is_gated", "layer_of",
-    "local_pieces", "model_order", "qkv_rows", "respelled", "split_by_rule", "stage_layers", "tensors", "with_layer",
+    "Split", "is_expert", "is_gated", "layer_of", "local_pieces", "model_order", "qkv_rows", "respelled",
+    "split_by_rule", "stage_layers", "tensors", "with_layer",
 ]  # fmt: skip
 
-ALIGN = 64  #: elements; ``pad_param_start``
-BUCKET = 40_000_000  #: elements of a gradient bucket, unless a run says otherwise
-AXES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "dp": "data_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
 MAX_STAGES = 1 << 16  #: stages, and layers; more are no model's
-MAX_RANKS = 4096  #: ranks whose coordinates are listed
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the stored ``args`` say; every question is answered ``None`` where they do not.
-
-    Attributes:
-        args: the namespace's attributes, inert values only; empty when no file holds one.
-    """
-
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, stored: object) -> Run:
-        """From an unpickled ``argparse.Namespace`` (a stand-in), a dict, or whatever was stored instead."""
-        found = stored if isinstance(stored, Mapping) else getattr(stored, "state", None)
-        return cls(found if isinstance(found, Mapping) else {})
-
-    def number(self, name: str) -> int | None:
-        """A whole number that is not negative."""
-        value = self.args.get(name)
-        return value if type(value) is int and 0 <= value < 1 << 48 else None
-
-    def size(self, axis: str) -> int | None:
-        """Size of a mesh axis: ``tp`` … ``etp``; ``vpp`` counts model chunks a stage."""
-        found = self.number(AXES[axis])
-        return found if found else None
-
-    def known(self, axis: str, default: int = 1) -> int:
-        """As :meth:`size`, with what Megatron assumes where nothing was asked for."""
-        return self.size(axis) or default
-
-    @property
-    def mesh(self) -> dict[str, Any]:
-        """Axes, and every rank's coordinates by Megatron's order of ranks (tp fastest, then cp, dp, pp)."""
-        axes = {axis: size for axis in AXES if (size := self.size(axis)) is not None}
-        found: dict[str, Any] = {"axes": axes, "unknown": [axis for axis in AXES if axis not in axes and axis != "vpp"]}
-        order = ["tp", "cp", "pp", "dp"] if self.args.get("use_tp_pp_dp_mapping") else ["tp", "cp", "dp", "pp"]
-        world = self.number("world_size")
-        total = 1
-        for axis in order:
-            total *= axes.get(axis, 0)
-        if world and world == total and world <= MAX_RANKS:
-            found["ranks"] = {str(rank): _coordinates(rank, order, axes) for rank in range(world)}
-        return found
-
-    @property
-    def vocab(self) -> dict[str, int]:
-        """Rows of the vocabulary as asked for and as padded; rows beyond the first number are dummies."""
-        names = {"vocab_size": "vocab_size", "padded_vocab_size": "padded"}
-        return {to: size for name, to in names.items() if (size := self.number(name))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,92 +279,3 @@ def tensors(tree: Any, path: str = "") -> Iterator[tuple[str, TensorRef]]:
             # names are joined only where they are words: a key may be anything that a pickle can make
             named = [(key if type(key) in (str, int) else short(key, 60), child) for key, child in pairs[::-1]]
             stack += [(f"{path}.{key}" if path else str(key), child) for key, child in named]
-
-
-# ---- the flat buffers of the distributed optimizer -----------------------------------------------------------------
-
-
-def bucket_size(run: Run, stage: int, chunk: int) -> int | None:
-    """Elements at which a bucket closes; ``None`` for one bucket (no overlap, or not the first stage and chunk)."""
-    if not run.args.get("overlap_grad_reduce") or stage or chunk:
-        return None
-    return run.number("ddp_bucket_size") or max(BUCKET, 1_000_000 * run.known("dp") * run.known("cp"))
-
-
-def flat_layout(numels: Iterable[int], alone: Iterable[bool], bucket: int | None) -> tuple[list[int], int]:
-    """Where parameters (in buffer order) start in a coalesced buffer, and its elements; bucket ends are not padded.
-
-    Args:
-        alone: whether a parameter gets a bucket of its own (tied embeddings of a pipeline).
-        bucket: elements at which a bucket closes.
-    """
-    starts: list[int] = []
-    base = at = 0
-    filled = False
-    for numel, single in zip(numels, alone, strict=True):
-        at = _aligned(at)
-        if single and filled:
-            base, at = base + at, 0
-        starts.append(base + at)
-        at, filled = at + numel, True
-        if single or (bucket is not None and at >= bucket):
-            base, at, filled = base + at, 0, False
-    return starts, base + at
-
-
-def fill_buckets(numels: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Bucket and start of each parameter (in buffer order) in buckets of these unpadded sizes, ``None``: no fit."""
-    found: list[tuple[int, int]] = []
-    bucket = at = 0
-    for numel in numels:
-        start = _aligned(at)
-        if found and bucket < len(sizes) and sizes[bucket] in (at, start) and start + numel > sizes[bucket]:
-            bucket, start = bucket + 1, 0
-        if bucket >= len(sizes) or start + numel > sizes[bucket]:
-            return None
-        found.append((bucket, start))
-        at = start + numel
-    return found if found and bucket == len(sizes) - 1 and at == sizes[bucket] else None
-
-
-def assign(
-    groups: Sequence[Mapping[str, Any]], params: Mapping[str, tuple[int, ...]], experts_apart: bool
-) -> list[list[str]] | None:
-    """Names of the parameters of each stored ``param_group``, in its order; ``None`` where they do not fit.
-
-    Megatron deals the model's parameters to groups by weight decay (none for biases and vectors), by expert
-    parallelism and by a learning rate of their own for embedding and output; inside a group the model's order stays.
-    """
-    flags = [
-        (bool(g.get("is_expert_parallel")), g.get("wd_mult", 1.0) == 0, bool(g.get("is_decoupled_lr"))) for g in groups
-    ]
-    if len(set(flags)) != len(flags):
-        return None
-    by_decay = len({flag[1] for flag in flags}) > 1 or flags[0][1]
-    by_rate = any(flag[2] for flag in flags)
-    dealt: dict[tuple[bool, bool, bool], list[str]] = {flag: [] for flag in flags}
-    for name, shape in params.items():
-        expert = experts_apart and is_expert(name)
-        bare = by_decay and (len(shape) < 2 or name.endswith(".bias"))
-        end = by_rate and name.startswith(("embedding.", "output_layer."))
-        if (expert, bare, end) in dealt:
-            dealt[expert, bare, end].append(name)
-        elif any(flag[0] == expert for flag in flags):
-            return None
-    found = [dealt[flag] for flag in flags]
-    stored = [group.get("params") for group in groups]
-    for ids, names in zip(stored, found, strict=True):
-        if not isinstance(ids, list) or len(ids) != len(names) or any(type(number) is not int for number in ids):
-            return None
-    return found
-
-
-def _aligned(at: int) -> int:
-    return -(-at // ALIGN) * ALIGN
-
-
-def _coordinates(rank: int, order: Sequence[str], axes: Mapping[str, int]) -> dict[str, int]:
-    found = {}
-    for axis in order:
-        rank, found[axis] = divmod(rank, axes[axis])
-    return found

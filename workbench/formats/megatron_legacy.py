@@ -41,7 +41,7 @@ from workbench.core.stubs import TensorRef
 from workbench.errors import CorruptError, IncompleteError, WorkbenchError
 from workbench.formats import megatron_boxes as boxes
 from workbench.formats import megatron_layout as layout
-from workbench.formats.megatron_layout import Run
+from workbench.formats.megatron_args import AXIS_ARGS, Run
 from workbench.formats.megatron_merge import CHUNK, FILE, FLAT, Merger, Part
 from workbench.formats.megatron_optim import Held, held_states
 
@@ -173,7 +173,7 @@ def _same_save(parts: Sequence[Part]) -> None:
                     f"{first.folder!r} is of {what} {a} but {part.folder!r} of {b}: a part of another save lies in "
                     "the folder; restore it or use another iteration"
                 )
-        for axis, name in (("world size", "world_size"), *((axis, layout.AXES[axis]) for axis in layout.AXES)):
+        for axis, name in (("world size", "world_size"), *AXIS_ARGS.items()):
             a, b = first.run.number(name), part.run.number(name)
             if a is not None and b is not None and a != b:
                 raise CorruptError(
@@ -283,7 +283,7 @@ def _tell(notes: list[str], held: Sequence[Held], merger: Merger, parts: Sequenc
 def _facts(parts: Sequence[Part], run: Run, notes: list[str], place: Place) -> dict[str, Any]:
     there = [part for part in parts if not part.absent]
     step = there[0].tree.get("iteration")
-    mesh: dict[str, Any] = run.mesh if run.args else {"axes": {}, "unknown": list(layout.AXES)}
+    mesh: dict[str, Any] = run.mesh if run.args else {"axes": {}, "unknown": list(AXIS_ARGS)}
     used = [
         axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in there)
     ]

@@ -25,7 +25,8 @@ from workbench.core.dtypes import by_name
 from workbench.core.stubs import StorageRef, TensorRef
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats import megatron_layout as layout
-from workbench.formats.megatron_layout import Run, Split
+from workbench.formats.megatron_args import Run
+from workbench.formats.megatron_layout import Split
 from workbench.formats.megatron_optim import Held
 
 __all__ = ["CHUNK", "FILE", "FLAT", "Merger", "Part"]

@@ -11,7 +11,7 @@
 A stack of experts is one listed tensor and a parameter an expert. What no file says (whether modules are Megatron's
 own or Transformer Engine's, whether experts are grouped) makes several orders possible: `Model.candidates`.
 
-Read from megatron-core 0.16.1 and 0.20.0dev (``core/optimizer/distrib_optimizer.py``, ``core/transformer``).
+Read from megatron-core 0.16.1 and 0.20.0dev (``core/optimizer/distrib_optimizer.py``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 from workbench.core.catalog import Catalog
 from workbench.formats import megatron_layout as layout
+from workbench.formats.megatron_args import Run
 from workbench.formats.megatron_boxes import expert_names
-from workbench.formats.megatron_layout import Run, Split
+from workbench.formats.megatron_layout import Split
 
 __all__ = ["Model", "Param", "Part"]
 

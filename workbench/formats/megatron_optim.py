@@ -26,7 +26,8 @@ from typing import Any
 from workbench.core.catalog import row_major
 from workbench.core.stubs import TensorRef, short
 from workbench.formats import megatron_layout as layout
-from workbench.formats.megatron_layout import Run
+from workbench.formats.megatron_args import Run
+from workbench.formats.megatron_flat import bucket_size, flat_layout
 
 __all__ = ["Held", "held_states"]
 
@@ -91,7 +92,7 @@ def _by_groups(held: Held, stored: Mapping[Any, Any], path: str, params: Mapping
     if isinstance(groups, list) and groups and all(isinstance(group, Mapping) for group in groups):
         flat = {_joined(name): ref.shape for name, ref in params.items()}
         names = {_joined(name): name for name in params}
-        dealt = layout.assign(groups, flat, run.known("ep") > 1)
+        dealt = _dealt(groups, flat, run.known("ep") > 1)
         found = None if dealt is None else _verified(dealt, groups, state, masters, params, names)
     if found is None:
         _unnamed(held, path, {"state": state, "fp32_from_fp16_params": masters or []})
@@ -102,8 +103,40 @@ def _by_groups(held: Held, stored: Mapping[Any, Any], path: str, params: Mapping
 
 
 def _joined(name: Name) -> str:
-    """``assign`` looks at what a name begins and ends with; the chunk must not be in the way."""
+    """`_dealt` looks at what a name begins and ends with; the chunk must not be in the way."""
     return name[1] if not name[0] else f"{name[1].partition('.')[0]}.\0{name[0]}.{name[1].partition('.')[2]}"
+
+
+def _dealt(
+    groups: Sequence[Mapping[str, Any]], params: Mapping[str, tuple[int, ...]], experts_apart: bool
+) -> list[list[str]] | None:
+    """Names of the parameters of each stored ``param_group``, in its order; ``None`` where they do not fit.
+
+    Megatron deals the model's parameters to groups by weight decay (none for biases and vectors), by expert
+    parallelism and by a learning rate of their own for embedding and output; inside a group the model's order stays.
+    """
+    flags = [
+        (bool(g.get("is_expert_parallel")), g.get("wd_mult", 1.0) == 0, bool(g.get("is_decoupled_lr"))) for g in groups
+    ]
+    if len(set(flags)) != len(flags):
+        return None
+    by_decay = len({flag[1] for flag in flags}) > 1 or flags[0][1]
+    by_rate = any(flag[2] for flag in flags)
+    dealt: dict[tuple[bool, bool, bool], list[str]] = {flag: [] for flag in flags}
+    for name, shape in params.items():
+        expert = experts_apart and layout.is_expert(name)
+        bare = by_decay and (len(shape) < 2 or name.endswith(".bias"))
+        end = by_rate and name.startswith(("embedding.", "output_layer."))
+        if (expert, bare, end) in dealt:
+            dealt[expert, bare, end].append(name)
+        elif any(flag[0] == expert for flag in flags):
+            return None
+    found = [dealt[flag] for flag in flags]
+    stored = [group.get("params") for group in groups]
+    for ids, names in zip(stored, found, strict=True):
+        if not isinstance(ids, list) or len(ids) != len(names) or any(type(number) is not int for number in ids):
+            return None
+    return found
 
 
 def _verified(
@@ -188,8 +221,8 @@ def _fit(
         numels = [_numel(mine[n].shape) for n in names]
         ends = [n[1] in ("embedding.word_embeddings.weight", "output_layer.weight") for n in names]
         for alone in (ends, [False] * len(names)) if tied else ([False] * len(names), ends):
-            for size in dict.fromkeys((layout.bucket_size(run, stage, chunk), None)):
-                starts, total = layout.flat_layout(numels, alone, size)
+            for size in dict.fromkeys((bucket_size(run, stage, chunk), None)):
+                starts, total = flat_layout(numels, alone, size)
                 got.append(total)
                 if names and total == length:
                     return dict(zip(names, starts, strict=True))
