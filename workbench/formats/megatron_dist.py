@@ -25,7 +25,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -44,17 +43,15 @@ from workbench.formats import megatron_boxes as boxes
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_args import Run
 from workbench.formats.megatron_buckets import named_buckets
+from workbench.formats.megatron_objects import missing_cells, object_makers, unwrapped
 
 __all__ = ["detect", "read_catalog", "read_objects"]
 
 COMMON = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
 MARKER = "metadata.json"
-MAX_GRID = 1 << 20  #: cells of an object grid that are looked for one by one
 _DATA = re.compile(r"__\d+_\d+\.distcp")
-_STACK = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(?!\d+\.)(.+)", re.S)
 _STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+)\.(.+)", re.S)
-_GRID = re.compile(r"shard_(\d+(?:\.\d+)*)_(\d+(?:\.\d+)*)")
 
 
 def detect(place: Place) -> bool:
@@ -96,8 +93,8 @@ def read_catalog(place: Place) -> Catalog:
     run = Run.of(common.get("args"))
     fqns, roles = _names(base.keys)
     base = replace(base, fqns=fqns, roles=roles)
-    stacked = boxes.cuttable(base, np.array([_STACK.fullmatch(key) is not None for key in base.keys], bool))
-    main = boxes.unstack(base, stacked, _layer_key) if stacked.any() else base
+    stacked = boxes.cuttable(base, np.array([layout.is_stack(key) for key in base.keys], bool))
+    main = boxes.unstack(base, stacked, layout.layer_key) if stacked.any() else base
     fqns, roles = _names(main.keys)
     _unflattened(main, fqns, roles, notes)
     main = replace(main, fqns=fqns, roles=roles)
@@ -112,16 +109,12 @@ def read_catalog(place: Place) -> Catalog:
         shown.append(steps)
     shown += boxes.views(main, run)
     views = boxes.concat([replace(view, objects=ObjectTable(), views=None) for view in shown])
-    notes += _grid_notes(base.objects.keys)
+    notes += missing_cells(base.objects.keys)
     return replace(main, views=views if len(views) else None, meta=_facts(place, base, common, run, notes))
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Common state by its names (``args``, ``iteration`` …), and sharded objects.
-
-    A grid of objects is one value by the name before ``/shard_``: a single cell as it is, else a dict of cells by
-    position (``"0.1"``); a grid over layers is one value a layer (``decoder.layers.3.….._extra_state``).
-    """
+    """Common state by its names (``args``, ``iteration`` …), and sharded objects (megatron_objects.py)."""
     stored = archive_objects(place, catalog)
     makers: dict[str, Callable[[], Any]] = {}
 
@@ -131,12 +124,8 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 
     for name in catalog.meta.get("common", []):
         makers[name] = partial(_item, common, name)
-    for name, (shape, cells) in _grids(catalog.objects.keys).items():
-        if not shape:
-            makers.setdefault(name, partial(stored.__getitem__, name))
-        elif name != COMMON_OBJECT.partition("/")[0]:
-            makers |= {k: v for k, v in _grid_makers(stored, name, shape, cells).items() if k not in makers}
-    return LazyMap(makers)
+    found = object_makers(stored, catalog.objects.keys, leave_out=COMMON_OBJECT.partition("/")[0])
+    return LazyMap(makers | {name: maker for name, maker in found.items() if name not in makers})
 
 
 # ---- what the folder is --------------------------------------------------------------------------------------------
@@ -166,12 +155,6 @@ def _backend(place: Place) -> Mapping[str, Any]:
             "or use another iteration"
         )
     return document
-
-
-def _layer_key(key: str, layer: int) -> str:
-    match = _STACK.fullmatch(key)
-    assert match is not None, key
-    return f"{match[1]}{layer}.{match[2]}"
 
 
 def _names(keys: list[str]) -> tuple[list[str | None], list[str]]:
@@ -263,8 +246,7 @@ def _common(
         raise CorruptError(f"{what} is an archive without data.pkl, so no torch.save object")
     begin, end = archive.payload(record)
     tree = unpickle.loads(bytes(data[begin:end]), what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
-    if isinstance(tree, list) and len(tree) == 1:
-        tree = tree[0]
+    tree = unwrapped(tree)
     if not isinstance(tree, Mapping):
         raise CorruptError(f"{what} holds {unpickle.short(tree, 60)}, not a dict of common state")
     ref = _find_step(tree)
@@ -306,67 +288,8 @@ def _common_value(place: Place, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     if COMMON in place.files:
         value = decode_archive(np.frombuffer(place.read(COMMON), np.uint8), what=repr(COMMON))
     else:
-        value = stored[COMMON_OBJECT]
-        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        value = unwrapped(stored[COMMON_OBJECT])
     return value if isinstance(value, Mapping) else {}
-
-
-# ---- sharded objects -----------------------------------------------------------------------------------------------
-
-
-def _grids(keys: list[str]) -> dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], str]]]:
-    """Objects by the name before ``/shard_``: shape of the grid, and its cells; no shape for an object on its own."""
-    found: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], str]]] = {}
-    for key in keys:
-        name, _, cell = key.rpartition("/")
-        match = _GRID.fullmatch(cell) if name else None
-        at, shape = ((), ()) if match is None else (_numbers(match[1]), _numbers(match[2]))
-        if match is None or len(at) != len(shape) or (name in found and found[name][0] != shape):
-            found[key] = (), {(): key}
-        else:
-            found.setdefault(name, (shape, {}))[1][at] = key
-    return found
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number[:18]) for number in text.split("."))
-
-
-def _grid_notes(keys: list[str]) -> list[str]:
-    notes = []
-    for name, (shape, cells) in _grids(keys).items():
-        lost = prod(shape) - len(cells) if shape else 0
-        if lost <= 0:
-            continue
-        told = ""
-        if prod(shape) <= MAX_GRID:
-            absent = [cell for cell in np.ndindex(*shape) if cell not in cells][:4]
-            told = f", first {', '.join(map(str, absent))}"
-        grid = " × ".join(map(str, shape))
-        notes.append(f"object {name!r}: {lost:,} of the {grid} cells of its grid are missing{told}")
-    return notes
-
-
-def _grid_makers(
-    stored: Mapping[str, Any], name: str, shape: tuple[int, ...], cells: Mapping[tuple[int, ...], str]
-) -> dict[str, Callable[[], Any]]:
-    layered = _STACK.fullmatch(name)
-    if layered is not None:
-        by_layer: dict[int, dict[tuple[int, ...], str]] = {}
-        for at, key in cells.items():
-            by_layer.setdefault(at[0], {})[at[1:]] = key
-        return {_layer_key(name, layer): partial(_cells, stored, shape[1:], part) for layer, part in by_layer.items()}
-    return {name: partial(_cells, stored, shape, cells)}
-
-
-def _cells(stored: Mapping[str, Any], shape: tuple[int, ...], cells: Mapping[tuple[int, ...], str]) -> Any:
-    values = {".".join(map(str, at)): _unwrapped(stored[key]) for at, key in sorted(cells.items())}
-    return next(iter(values.values())) if prod(shape) == 1 else values
-
-
-def _unwrapped(value: Any) -> Any:
-    """Megatron saves an object as a list of one."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:

@@ -22,8 +22,8 @@ from workbench.core.stubs import TensorRef, short
 from workbench.formats.megatron_args import Run
 
 __all__ = [
-    "Split", "is_expert", "is_gated", "layer_of", "local_pieces", "model_order", "qkv_rows", "respelled",
-    "split_by_rule", "stage_layers", "tensors", "with_layer",
+    "Split", "is_expert", "is_gated", "is_stack", "layer_key", "layer_of", "local_pieces", "model_order", "qkv_rows",
+    "respelled", "split_by_rule", "stage_layers", "tensors", "with_layer",
 ]  # fmt: skip
 
 MAX_STAGES = 1 << 16  #: stages, and layers; more are no model's
@@ -106,6 +106,21 @@ def layer_of(name: str) -> int | None:
     """Number of the pipeline layer in a parameter's name."""
     found = _LAYER.fullmatch(name)
     return int(found[2]) if found else None
+
+
+_STACK = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(?!\d+\.)(.+)", re.S)
+
+
+def is_stack(key: str) -> bool:
+    """Whether a key of a distributed checkpoint stands for all layers (``decoder.layers.mlp.…``)."""
+    return _STACK.fullmatch(key) is not None
+
+
+def layer_key(key: str, layer: int) -> str:
+    """Name of one layer of a stack."""
+    found = _STACK.fullmatch(key)
+    assert found is not None, key
+    return f"{found[1]}{layer}.{found[2]}"
 
 
 def with_layer(name: str, offset: int) -> str:
