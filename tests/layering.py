@@ -49,7 +49,7 @@ SHARED_DECODERS = {
 
 #: An object asks the views for its own picture, and only there.
 REPR_METHODS = {"__repr__", "_repr_html_"}
-REPR_ROOMS = {"tensor", "checkpoint"}
+REPR_ROOMS = {"tensor", "checkpoint", "analysis"}
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return found if isinstance(found, Mapping) else {}
 
     @property
+    def payloads(self) -> Payloads:
+        """The bytes behind the catalog's chunk rows, for analyses that scan them."""
+        return self._payloads
+
+    @property
     def objects(self) -> Mapping[str, Any]:
         """Non-tensor state by stored name, decoded on access without executing anything."""
         return self._objects

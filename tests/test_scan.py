@@ -1,0 +1,170 @@
+"""The pass against dense arrays: every element exactly once, where it says, whatever the chunking, cuts and threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.properties import boxes, chunkings, examples, shapes
+from tests.test_reading import stored
+from workbench import errors
+from workbench.core import scan as scan_module
+from workbench.core import work as work_module
+from workbench.core.payload import Payloads
+from workbench.core.place import Place
+from workbench.core.scan import scan
+from workbench.core.storage import SourcePool
+from workbench.core.work import chunk_work, pair_work
+
+
+def payloads(folder, catalog, io="mmap"):
+    return Payloads(catalog, SourcePool(Place(folder), catalog.files, catalog.file_stats, io))
+
+
+@dataclass
+class Seen:
+    """Where each element was met, and what it was."""
+
+    order: list = field(default_factory=list)
+    places: list = field(default_factory=list)
+    values: list = field(default_factory=list)
+    others: list = field(default_factory=list)
+
+
+class Remember:
+    def begin(self, dtype, other):
+        return Seen()
+
+    def fold(self, state, piece):
+        state.order.append(piece.row)
+        state.places += [piece.where(k) for k in range(len(piece.bits))]
+        state.values += piece.bits.tolist()
+        state.others += piece.other.tolist() if piece.other is not None else []
+
+    def merge(self, state, later):
+        for name in vars(state):
+            getattr(state, name).extend(getattr(later, name))
+
+
+def dense_of(shape, seen, values):
+    got = np.full(shape, -1, np.int64)
+    for place, value in zip(seen.places, values, strict=True):
+        at = place[: len(shape)]
+        assert got[at] == -1, f"{at} was met twice"
+        got[at] = value
+    return got
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Pieces and tasks of a few elements, so that small tensors are cut everywhere."""
+    monkeypatch.setattr(scan_module, "PIECE", 12)
+    monkeypatch.setattr(work_module, "TASK", 40)
+    monkeypatch.setattr(work_module, "BOX_COST", 8)
+
+
+@examples(300)
+@given(st.data())
+def test_each_element_is_met_once_at_its_place(small, tmp_path_factory, data):
+    shape = data.draw(shapes())
+    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
+    chunks = chunks + data.draw(st.lists(boxes(shape), max_size=2))  # chunks that overlap the others
+    folder = tmp_path_factory.mktemp("case")
+    order = data.draw(st.none() | st.permutations(range(len(shape))))
+    catalog = stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
+    threads = data.draw(st.integers(1, 3))
+    found = dict(scan(chunk_work(payloads(folder, catalog)), Remember(), threads=threads))
+    if dense.size == 0:
+        assert found == {}
+        return
+    assert (dense_of(shape, found[0], found[0].values) == dense).all()
+
+
+@examples(300)
+@given(st.data())
+def test_two_chunkings_meet_element_by_element(small, tmp_path_factory, data):
+    shape = data.draw(shapes(min_side=1))
+    left = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    right = left + 1000
+    folders = [tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")]
+    orders = st.none() | st.permutations(range(len(shape)))
+    catalogs = [
+        stored(folder, dense, data.draw(chunkings(shape)), order=data.draw(orders))
+        for folder, dense in zip(folders, (left, right), strict=True)
+    ]
+    sides = [payloads(folder, catalog) for folder, catalog in zip(folders, catalogs, strict=True)]
+    tensors = np.array([0, 0])  # the same pair listed twice is compared twice
+    found = dict(scan(pair_work(*sides, tensors, tensors), Remember(), threads=2))
+    for group in (0, 1):
+        assert (dense_of(shape, found[group], found[group].values) == left).all()
+        assert (dense_of(shape, found[group], found[group].others) == right).all()
+
+
+def test_merging_keeps_the_order_of_the_file_for_any_number_of_threads(small, tmp_path):
+    dense = np.arange(4096, dtype=np.int32).reshape(64, 64)
+    catalog = stored(tmp_path, dense, [((0, 0), (40, 64)), ((40, 0), (24, 64))])
+    results = [dict(scan(chunk_work(payloads(tmp_path, catalog)), Remember(), threads=n))[0] for n in (1, 2, 5)]
+    assert results[0].values == list(range(4096))
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_group_is_given_out_when_its_last_box_is_done(small, tmp_path):
+    dense = np.arange(64, dtype=np.int32)
+    catalog = stored(tmp_path, dense, [((at,), (16,)) for at in (0, 16, 32, 48)])
+    groups = np.array([7, 8, 7, 9])
+    work = chunk_work(payloads(tmp_path, catalog), group=groups)
+    assert [group for group, _ in scan(work, Remember(), threads=2)] == [8, 7, 9]
+    work = chunk_work(payloads(tmp_path, catalog), group=groups, order="group")
+    assert [group for group, _ in scan(work, Remember(), threads=2)] == [7, 8, 9]
+
+
+def test_every_stored_copy_is_met_when_replicas_are_asked_for(tmp_path):
+    dense = np.arange(8, dtype=np.int32)
+    catalog = stored(tmp_path, dense, [((0,), (8,)), ((0,), (8,))])
+    assert catalog.replica.tolist() == [0, 1]
+    once = dict(scan(chunk_work(payloads(tmp_path, catalog)), Remember()))
+    both = dict(scan(chunk_work(payloads(tmp_path, catalog), replica=None), Remember()))
+    assert once[0].values == list(range(8)) and both[0].values == 2 * list(range(8))
+
+
+def test_an_unreadable_box_is_told_and_the_rest_is_read(small, tmp_path):
+    dense = np.arange(64, dtype=np.int32)
+    catalog = stored(tmp_path, dense, [((0,), (32,)), ((32,), (32,))])
+    catalog.stop[1] += 1000
+    with pytest.raises(errors.TruncatedError):
+        list(scan(chunk_work(payloads(tmp_path, catalog)), Remember()))
+    told = []
+    work = chunk_work(payloads(tmp_path, catalog))
+    found = dict(scan(work, Remember(), on_error=lambda side, row, error: told.append((side, row, type(error)))))
+    assert found[0].values == list(range(32))
+    assert set(told) == {(0, 1, errors.TruncatedError)}
+
+
+def test_the_pass_tells_its_progress_and_can_be_stopped(small, tmp_path):
+    dense = np.arange(4096, dtype=np.int32)
+    catalog = stored(tmp_path, dense, [((0,), (4096,))])
+    told = []
+    dict(scan(chunk_work(payloads(tmp_path, catalog)), Remember(), tick=told.append))
+    assert told == sorted(told) and told[-1] == 1.0 and len(told) > 10
+
+    class Stop(Exception):
+        pass
+
+    def stop(share):
+        if share > 0.3:
+            raise Stop
+
+    met = []
+
+    class Count(Remember):
+        def fold(self, state, piece):
+            met.append(len(piece.bits))
+
+    with pytest.raises(Stop):
+        dict(scan(chunk_work(payloads(tmp_path, catalog)), Count(), threads=1, tick=stop))
+    assert sum(met) < 2500

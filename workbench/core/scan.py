@@ -1,0 +1,280 @@
+"""The scan: one ordered, threaded pass over stored elements, folding *mergeable* states as it goes.
+
+::
+
+    work     boxes of chunks, in file order     ┌──────── task ────────┐┌──────── task ───────┐
+             (each element once, large ones cut) │ box │ box │   box    ││    box    │   box   │
+    threads  a task each; its boxes in pieces     ▒▒▒▒▒▒ fold(state, piece)   ▒▒▒▒▒▒
+    caller   states of a group, merged in the order of the tasks whoever was faster ──► (group, state)
+
+Tasks are cut by the data alone and merged in their order, so a result does not depend on the number of threads.
+Memory is a few buffers a thread: mapped files are read where they lie, strided chunks are copied piece by piece, and
+only transforms (zstd, text, big endian) are undone for a whole chunk at a time.
+
+What to read is a :class:`workbench.core.work.Work`. It may span two catalogs: then a piece holds the same elements of
+both, bit for bit as each stores them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from workbench.core.dtypes import DType
+from workbench.core.payload import Payloads
+from workbench.core.work import Side, Work, cut, tasks
+from workbench.errors import UnsupportedFormatError, WorkbenchError
+
+__all__ = ["PIECE", "Piece", "Reducer", "Tick", "cores", "scan"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+S = TypeVar("S")
+Tick = Callable[[float], None]  #: told the share that is done; stops the pass by raising
+OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
+
+PIECE = 1 << 20  #: bytes of a piece, at most: it stays in a core's cache while several reducers look at it
+
+
+class Piece(NamedTuple):
+    """A run of elements of one box, in its row-major order.
+
+    Attributes:
+        row: chunk row in the first catalog.
+        offsets, sizes: the box that the run is part of, ``(D,)`` elements of the *global* tensor (axes beyond the
+            tensor's are 0 and 1). Element ``k`` of the piece is at ``offsets + unravel_index(start + k, sizes)``.
+        start: position of the first element in the box.
+        bits: flat, contiguous and read-only, in the raw (unsigned) type; valid until the next piece. Packed types
+            come as bytes, and ``start`` counts bytes.
+        other: the same elements of the second catalog, of its own raw type; ``None`` in a pass over one.
+        other_row: chunk row in the second catalog, or -1.
+    """
+
+    row: int
+    offsets: Ints
+    sizes: Ints
+    start: int
+    bits: Array
+    other: Array | None = None
+    other_row: int = -1
+
+    def where(self, k: int) -> tuple[int, ...]:
+        """Position in the global tensor of element ``k`` of the piece, padded like ``offsets``."""
+        local = np.unravel_index(self.start + k, tuple(self.sizes.tolist()))
+        return tuple(int(o) + int(i) for o, i in zip(self.offsets.tolist(), local, strict=True))
+
+
+class Reducer(Protocol[S]):
+    """What a pass computes. States of one group merge associatively, so threads, files and machines add up."""
+
+    def begin(self, dtype: DType, other: DType | None) -> S:
+        """A state that has seen nothing, for elements of these types."""
+
+    def fold(self, state: S, piece: Piece) -> None:
+        """Take a piece into account. Called in a thread; a state is only ever used by one at a time."""
+
+    def merge(self, state: S, later: S) -> None:
+        """Take in a state of pieces that come later in the order of the pass."""
+
+
+def scan(
+    work: Work,
+    reducer: Reducer[S],
+    *,
+    threads: int | None = None,
+    tick: Tick | None = None,
+    on_error: OnError | None = None,
+) -> Iterator[tuple[int, S]]:
+    """Fold every piece of the work, and yield each group with its state as soon as its last box is merged.
+
+    Args:
+        work: the boxes, from ``chunk_work`` or ``pair_work``.
+        reducer: what to compute.
+        threads: how many work side by side; by default as many as this process may use cores, at most 8.
+        tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
+        on_error: called in the caller's thread with the side (0 or 1) and the chunk row of a box that could not be
+            read, and why; without it the first such error is raised.
+
+    Raises:
+        OpenError: a chunk cannot be read (only without ``on_error``).
+    """
+    work = cut(work)
+    runs = tasks(work)
+    if not runs:
+        return
+    last = {group: number for number, run in enumerate(runs) for group in work.group[run].tolist()}
+    done, total = 0, max(int(work.nbytes.sum()), 1)
+    sizes = np.add.reduceat(work.nbytes, [run.start for run in runs])
+    open_states: dict[int, S] = {}
+    sources = _Sources(work)
+    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-scan") as pool:
+        try:
+            for number, result in enumerate(_in_order(pool, _Task(work, reducer, sources), runs)):
+                for side, row, error in result.errors:
+                    if on_error is None:
+                        raise error
+                    on_error(side, row, error)
+                for group, state in result.states.items():
+                    if group in open_states:
+                        reducer.merge(open_states[group], state)
+                    else:
+                        open_states[group] = state
+                done += int(sizes[number])
+                if tick is not None:
+                    tick(done / total)
+                for group in result.states:
+                    if last[group] == number:
+                        yield group, open_states.pop(group)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            sources.restore()
+
+
+def cores() -> int:
+    """Cores that this process may use, at most 8."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, usable))
+
+
+# ---- in a thread -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Result(Generic[S]):
+    states: dict[int, S]
+    errors: list[tuple[int, int, WorkbenchError]]
+
+
+class _Task(Generic[S]):
+    """What a thread does with a run of boxes."""
+
+    def __init__(self, work: Work, reducer: Reducer[S], sources: _Sources) -> None:
+        self._work, self._reducer, self._sources = work, reducer, sources
+
+    def __call__(self, boxes: range) -> _Result[S]:
+        work, reducer, result = self._work, self._reducer, _Result[S]({}, [])
+        buffers = [np.empty(0, np.uint8) for _ in work.sides]
+        for at in boxes:
+            group = int(work.group[at])
+            if group not in result.states:
+                result.states[group] = reducer.begin(*self._types(at))
+            state = result.states[group]
+            rows = [int(side.row[at]) for side in work.sides]
+            views: list[Array] = []
+            try:
+                for side in work.sides:
+                    views.append(self._view(side, at))
+            except WorkbenchError as error:
+                result.errors.append((len(views), rows[len(views)], error))
+                continue
+            for start, flat in _pieces(views, buffers):
+                other, other_row = (flat[1], rows[1]) if len(flat) > 1 else (None, -1)
+                piece = Piece(rows[0], work.offsets[at], work.sizes[at], start, flat[0], other, other_row)
+                reducer.fold(state, piece)
+        return result
+
+    def _types(self, at: int) -> tuple[DType, DType | None]:
+        found: list[DType | None] = [None, None]
+        for number, side in enumerate(self._work.sides):
+            catalog = side.payloads.catalog
+            found[number] = catalog.dtype_of(int(catalog.tensor[side.row[at]]))
+        assert found[0] is not None
+        return found[0], found[1]
+
+    def _view(self, side: Side, at: int) -> Array:
+        """The box as an array over its chunk's bytes."""
+        payloads, row, work = side.payloads, int(side.row[at]), self._work
+        catalog = payloads.catalog
+        self._sources.announce(payloads, row)
+        whole = payloads.array(row)
+        tensor = int(catalog.tensor[row])
+        ndim = int(catalog.ndim[tensor])
+        if catalog.dtype_of(tensor).packed:
+            if (work.sizes[at] != _padded(catalog.sizes[row], len(work.sizes[at]))).any():
+                raise UnsupportedFormatError(
+                    f"{payloads.describe(row)}: elements of {catalog.dtype_of(tensor)} share bytes, so that a part of "
+                    "a chunk cannot be compared; only equal shardings can"
+                )
+            return whole
+        local = work.offsets[at, :ndim] - catalog.offsets[row, :ndim]
+        key = tuple(slice(a, a + n) for a, n in zip(local.tolist(), work.sizes[at, :ndim].tolist(), strict=True))
+        return whole[key]
+
+
+def _padded(sizes: Array, dims: int) -> Array:
+    return np.pad(sizes, (0, dims - len(sizes)), constant_values=1)
+
+
+class _Sources:
+    """Announces one pass over each file when it is first met, and takes that back at the end."""
+
+    def __init__(self, work: Work) -> None:
+        self._told: dict[tuple[int, int], Any] = {}
+
+    def announce(self, payloads: Payloads, row: int) -> None:
+        key = id(payloads), int(payloads.catalog.file[row])
+        if key not in self._told:
+            source = payloads.pool.source(key[1])
+            source.advise("sequential")
+            self._told[key] = source
+
+    def restore(self) -> None:
+        for source in self._told.values():
+            source.advise("normal")
+
+
+def _pieces(views: Sequence[Array], buffers: list[Array]) -> Iterator[tuple[int, list[Array]]]:
+    """Runs of the views' elements in row-major order: where they begin, and one flat array a view."""
+    if views[0].size == 0:
+        return
+    itemsize = max(view.dtype.itemsize for view in views)
+    most = max(PIECE // itemsize, 1)
+    if all(view.flags.c_contiguous for view in views):
+        flat = [view.reshape(-1) for view in views]
+        for start in range(0, flat[0].size, most):
+            yield start, [one[start : start + most] for one in flat]
+        return
+    shape = views[0].shape
+    axis, inner = len(shape) - 1, 1
+    while axis > 0 and inner * shape[axis] <= most:
+        inner *= shape[axis]
+        axis -= 1
+    step = max(most // inner, 1)
+    for number, lead in enumerate(np.ndindex(*shape[:axis])):
+        for first in range(0, shape[axis], step):
+            key = (*lead, slice(first, first + step))
+            yield (
+                (number * shape[axis] + first) * inner,
+                [_flat(view[key], buffers, which) for which, view in enumerate(views)],
+            )
+
+
+def _flat(block: Array, buffers: list[Array], which: int) -> Array:
+    if block.flags.c_contiguous:
+        return block.reshape(-1)
+    if buffers[which].nbytes < block.nbytes:
+        buffers[which] = np.empty(max(block.nbytes, PIECE), np.uint8)
+    out = buffers[which][: block.nbytes].view(block.dtype)
+    out.reshape(block.shape)[...] = block
+    return out
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+def _in_order(pool: ThreadPoolExecutor, run: Callable[[range], Any], tasks: list[range]) -> Iterator[Any]:
+    """Results in the order of the tasks; only a few are under way, so that finished states do not pile up."""
+    ahead = 2 * pool._max_workers
+    rest = iter(tasks)
+    under_way: deque[Future[Any]] = deque(pool.submit(run, task) for task in islice(rest, ahead))
+    while under_way:
+        result = under_way.popleft().result()
+        under_way.extend(pool.submit(run, task) for task in islice(rest, 1))
+        yield result

@@ -1,0 +1,224 @@
+"""What a pass reads: boxes of chunks, in the order of the bytes, each element once.
+
+::
+
+    chunks of a tensor       work (file order)                 large boxes cut     tasks for threads
+    file 0 ┌────┐ rank 0     file 0  box (0, 0) (4, 8)         (0, 0) (2, 8)       ┐ 1
+           └────┘                                              (2, 0) (2, 8)       ┘
+    file 1 ┌────┐ rank 1     file 1  box (4, 0) (4, 8)         …                     2
+           └────┘ replica 1: not read again
+
+Two catalogs are joined box by box, whatever their shardings: the work is then the intersections, each with a chunk
+row on both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core import catalog as cat
+from workbench.core.catalog import Catalog
+from workbench.core.payload import Payloads
+
+__all__ = ["Side", "Work", "chunk_work", "cut", "pair_work", "tasks"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+TASK = 32 << 20  #: bytes that a thread takes at a time; larger boxes are cut
+BOX_COST = 64 << 10  #: bytes that one more box is worth: what finding it takes, at the speed of reading
+_CUT = (cat.RAW, cat.TORCH_ZIP, cat.TORCH_PART)  # codecs of which a part can be read without the rest
+
+
+@dataclass(frozen=True)
+class Side:
+    """One catalog of a pass, and the chunk row that holds each box: ``(N,) int64``."""
+
+    payloads: Payloads
+    row: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Boxes to read, in the order of the pass, one row each.
+
+    Attributes:
+        group: ``(N,)`` what the box's elements are folded into (by default the tensor).
+        offsets, sizes: ``(N, D)`` the box in the coordinates of the first catalog's global tensor.
+        sides: one or two catalogs that hold the box.
+    """
+
+    group: Ints
+    offsets: Ints
+    sizes: Ints
+    sides: tuple[Side, ...]
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @property
+    def nbytes(self) -> Ints:
+        """``(N,)`` bytes of each box on the first side."""
+        catalog = self.sides[0].payloads.catalog
+        return box.volume(self.sizes) * _BITS[catalog.dtype[catalog.tensor[self.sides[0].row]]] // 8
+
+    def take(self, index: Array) -> Work:
+        """Some of the boxes, in the order given."""
+        return replace(
+            self,
+            group=self.group[index],
+            offsets=self.offsets[index],
+            sizes=self.sizes[index],
+            sides=tuple(Side(side.payloads, side.row[index]) for side in self.sides),
+        )
+
+
+def chunk_work(
+    payloads: Payloads,
+    *,
+    tensors: Ints | None = None,
+    replica: int | None = 0,
+    group: Ints | None = None,
+    order: str = "file",
+) -> Work:
+    """The chunks of one catalog as work.
+
+    Args:
+        payloads: the catalog and its files.
+        tensors: which ones; all by default.
+        replica: read every element once, from this copy of it; or ``None`` for every chunk as it is stored.
+        group: ``(chunks,)`` what the elements of each chunk row are folded into; by default their tensor.
+        order: ``file`` (the fastest way over a disk) or ``group`` (few groups unfinished at a time, for large states).
+    """
+    catalog = payloads.catalog
+    wanted = np.ones(catalog.chunks, bool) if tensors is None else np.isin(catalog.tensor, tensors)
+    rows = np.flatnonzero(wanted if replica is None else wanted & (catalog.replica == replica)).astype(np.int64)
+    offsets, sizes = catalog.offsets[rows].astype(np.int64), catalog.sizes[rows].astype(np.int64)
+    if replica is not None:
+        rows, offsets, sizes = _each_once(catalog, rows, offsets, sizes)
+    groups = (catalog.tensor if group is None else group)[rows].astype(np.int64)
+    work = Work(groups, offsets, sizes, (Side(payloads, rows),))
+    keep = box.volume(sizes) > 0
+    return _ordered(work.take(np.flatnonzero(keep)), order)
+
+
+def pair_work(
+    a: Payloads, b: Payloads, tensors_a: Ints, tensors_b: Ints, *, replicas: tuple[int, int] = (0, 0)
+) -> Work:
+    """Two catalogs side by side: boxes of ``tensors_a[k]`` and ``tensors_b[k]`` (of one shape) as group ``k``.
+
+    Elements that one side stores nowhere are in no box: compare volumes to find them.
+    """
+    first, second = chunk_work(a, tensors=tensors_a, replica=replicas[0]), chunk_work(
+        b, tensors=tensors_b, replica=replicas[1]
+    )  # fmt: skip
+    left, right = _renamed(first, tensors_a), _renamed(second, tensors_b)
+    dims = max(left.offsets.shape[1], right.offsets.shape[1])
+    low_a, size_a = _widened(left.offsets, dims, 0), _widened(left.sizes, dims, 1)
+    low_b, size_b = _widened(right.offsets, dims, 0), _widened(right.sizes, dims, 1)
+    i, j = box.group_join(left.group, low_a, size_a, right.group, low_b, size_b)
+    low, size = box.intersect(low_a[i], size_a[i], low_b[j], size_b[j])
+    sides = (Side(a, left.sides[0].row[i]), Side(b, right.sides[0].row[j]))
+    return _ordered(Work(left.group[i], low, size, sides), "file")
+
+
+def tasks(work: Work) -> list[range]:
+    """Runs of boxes of about :data:`TASK` bytes."""
+    if not len(work):
+        return []
+    turn = np.cumsum(work.nbytes + BOX_COST) // TASK
+    cuts = [0, *(np.flatnonzero(turn[1:] != turn[:-1]) + 1).tolist(), len(work)]
+    return [range(a, b) for a, b in pairwise(cuts) if b > a]
+
+
+def _ordered(work: Work, order: str) -> Work:
+    catalog, rows = work.sides[0].payloads.catalog, work.sides[0].row
+    keys = [*work.offsets.T[::-1], catalog.start[rows], catalog.file[rows]]
+    if catalog.inner is not None:
+        keys.insert(len(keys) - 2, catalog.inner[rows])
+    if order == "group":
+        keys.append(work.group)
+    return work.take(np.lexsort(keys))
+
+
+def cut(work: Work) -> Work:
+    """Boxes larger than a task cut along their leading axes, which keeps them in the order of the bytes."""
+    large = work.nbytes > TASK
+    for side in work.sides:
+        catalog = side.payloads.catalog
+        large &= np.isin(catalog.codec[side.row], _CUT) & (_BITS[catalog.dtype[catalog.tensor[side.row]]] % 8 == 0)
+    if not large.any():
+        return work
+    index: list[Ints] = []
+    offsets: list[Ints] = []
+    sizes: list[Ints] = []
+    itemsize = work.nbytes // np.maximum(box.volume(work.sizes), 1)
+    for at in range(len(work)):
+        low, size = work.offsets[at : at + 1], work.sizes[at : at + 1]
+        if large[at]:
+            low, size = _cut_one(low[0], size[0], max(TASK // int(itemsize[at]), 1))
+        index.append(np.full(len(low), at))
+        offsets.append(low)
+        sizes.append(size)
+    made = work.take(np.concatenate(index))
+    return replace(made, offsets=np.concatenate(offsets), sizes=np.concatenate(sizes))
+
+
+def _cut_one(low: Ints, size: Ints, most: int) -> tuple[Ints, Ints]:
+    axis = 0
+    while prod(size[axis + 1 :].tolist()) > most:  # one step along this axis is already too much
+        axis += 1
+    step = max(most // prod(size[axis + 1 :].tolist()), 1)
+    lows, sizes = [], []
+    for lead in np.ndindex(*size[:axis].tolist()):
+        for first in range(0, int(size[axis]), step):
+            at, extent = low.copy(), size.copy()
+            at[:axis] += np.array(lead, np.int64)
+            extent[:axis] = 1
+            at[axis] += first
+            extent[axis] = min(step, int(size[axis]) - first)
+            lows.append(at)
+            sizes.append(extent)
+    return np.array(lows), np.array(sizes)
+
+
+def _each_once(catalog: Catalog, rows: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:
+    """Chunks without the elements that an earlier chunk of their tensor holds too."""
+    tensor = catalog.tensor[rows]
+    _, later = box.overlapping(tensor, offsets, sizes)
+    if not len(later):
+        return rows, offsets, sizes
+    keep = np.ones(len(rows), bool)
+    keep[later] = False
+    kept = [(rows[keep], offsets[keep], sizes[keep])]
+    for at in box.distinct(later).tolist():
+        before = np.flatnonzero(tensor[:at] == tensor[at])
+        for low, size in box.missing(offsets[at], sizes[at], offsets[before], sizes[before], limit=1 << 30):
+            kept.append((rows[at : at + 1], low[None], size[None]))
+    columns = [np.concatenate(column) for column in zip(*kept, strict=True)]
+    return columns[0], columns[1], columns[2]
+
+
+def _renamed(work: Work, tensors: Ints) -> Work:
+    """The same boxes for each position ``k`` at which their tensor is listed, in group ``k``."""
+    order = np.argsort(tensors, kind="stable")
+    listed = np.asarray(tensors)[order]
+    first, last = np.searchsorted(listed, work.group), np.searchsorted(listed, work.group, side="right")
+    counts = last - first
+    index = np.repeat(np.arange(len(work)), counts)
+    within = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return replace(work.take(index), group=order[first[index] + within].astype(np.int64))
+
+
+def _widened(columns: Ints, dims: int, value: int) -> Ints:
+    short = dims - columns.shape[1]
+    return np.pad(columns, ((0, 0), (0, short)), constant_values=value) if short else columns
+
+
+_BITS = np.array([dtype.bits for dtype in cat.ALL], np.int64)

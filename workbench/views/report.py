@@ -1,0 +1,69 @@
+"""A check's report in text and HTML: findings first, then what was and what was not looked at."""
+
+from __future__ import annotations
+
+import textwrap
+from html import escape
+
+from workbench.analysis.report import Finding, Report
+from workbench.views import units
+from workbench.views.names import safe, shorten
+
+__all__ = ["headline", "report_html", "report_text"]
+
+WIDTH = 100  #: columns of the text
+SHOWN = 50  #: findings that are shown; the rest is counted
+_MARK = {"error": "ERROR", "warn": "WARN ", "info": "info "}
+
+
+def report_text(report: Report) -> str:
+    """Findings, gravest first, each with its hint; then checked and not checked."""
+    lines = [shorten(headline(report), WIDTH)]
+    for one in report.found[:SHOWN]:
+        lines += _wrapped(f"  {_MARK[one.severity]} {one.rule}  ", _sentence(one))
+        if one.hint:
+            lines += _wrapped("        → ", safe(one.hint))
+    if len(report.found) > SHOWN:
+        lines.append(f"  … {units.plural(len(report.found) - SHOWN, 'more finding')}")
+    for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
+        if facts:
+            lines.append(title)
+            for name, words in facts.items():
+                lines += _wrapped(f"  {safe(name)}: ", safe(words))
+    return "\n".join(lines)
+
+
+def report_html(report: Report) -> str:
+    """The same as a table; inherits the page's colours."""
+    cell = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
+    rows = [
+        f"<tr><td {cell}><b>{_MARK[one.severity].strip()}</b></td><td {cell}><code>{escape(one.rule)}</code></td>"
+        f"<td {cell}>{escape(_sentence(one))}{f'<br>→ {escape(safe(one.hint))}' if one.hint else ''}</td></tr>"
+        for one in report.found[:SHOWN]
+    ]
+    if len(report.found) > SHOWN:
+        more = units.plural(len(report.found) - SHOWN, "more finding")
+        rows.append(f"<tr><td></td><td></td><td>… {more}</td></tr>")
+    parts = [f"<b>{escape(headline(report))}</b>", f"<table>{''.join(rows)}</table>" if rows else ""]
+    for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
+        if facts:
+            items = "".join(f"<li>{escape(safe(name))}: {escape(safe(words))}</li>" for name, words in facts.items())
+            parts.append(f"<details open><summary>{title}</summary><ul>{items}</ul></details>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def headline(report: Report) -> str:
+    """One line: how many findings of what severity, about what."""
+    counts = [(report.count("error"), "error"), (report.count("warn"), "warning"), (report.count("info"), "remark")]
+    told = ", ".join(units.plural(count, noun) for count, noun in counts if count) or "nothing found"
+    return f"{safe(report.subject)}: {told}"
+
+
+def _sentence(one: Finding) -> str:
+    return f"{safe(one.where)}: {safe(one.message)}" if one.where else safe(one.message)
+
+
+def _wrapped(head: str, words: str) -> list[str]:
+    return textwrap.wrap(
+        words, WIDTH, initial_indent=head, subsequent_indent=" " * min(len(head), 24), break_on_hyphens=False
+    ) or [head.rstrip()]
