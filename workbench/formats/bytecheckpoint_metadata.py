@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core import unpickle
+from workbench.core.by_class import FAULTS, ByClass, state_of
 from workbench.core.dtypes import by_name
 from workbench.core.pickle_lanes import IRREGULAR
 from workbench.core.stubs import TensorRef
@@ -86,12 +87,12 @@ def decode(data: bytes, *, what: str) -> ByteMetadata:
         fast = _in_pieces(data, what)
         if fast is not None:
             return fast
-    found = unpickle.loads_with_globals(data, what=what, allow=dcp.ByClass())
-    root = dcp.state_of(found.value, dcp.ROOTS, what, found.globals)
+    found = unpickle.loads_with_globals(data, what=what, allow=ByClass(dcp.CLASSES))
+    root = state_of(found.value, dcp.ROOTS, what, found.globals)
     try:
         meta = dcp.assemble(root, dcp.Objects())
         number, distinct = _numbered(root)
-    except dcp.FAULTS as error:
+    except FAULTS as error:
         raise CorruptError(
             f"{what} is not laid out as ByteCheckpoint metadata ({type(error).__name__}: {str(error)[:120]})"
         ) from None
@@ -106,7 +107,7 @@ def decode(data: bytes, *, what: str) -> ByteMetadata:
 
 
 def _numbered(root: Mapping[str, Any]) -> tuple[Ints, list[bytes]]:
-    """The inner pickle of each item by number, and the distinct ones. Raises one of `dcp_metadata.FAULTS`."""
+    """The inner pickle of each item by number, and the distinct ones. Raises one of `by_class.FAULTS`."""
     storage = root["storage_data"]
     inner = root.get("all_tensor_metadata") or {}
     # pickle shares the keys, so they are the same objects; another pickler may have written them twice

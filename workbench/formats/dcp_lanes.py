@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from workbench.core.by_class import FAULTS, ByClass, Held, state_of
 from workbench.core.lane_match import Ints
 from workbench.core.lane_templates import Unlike
 from workbench.core.pickle_lanes import IRREGULAR, RUN, Lanes, Run, read
@@ -39,12 +40,12 @@ def decode(
     collecting = gc.isenabled()
     gc.disable()  # as in `unpickle`: a hundred thousand tensors are a million objects, and no garbage
     try:
-        lanes = read(data, what=what, allow=dcp.ByClass(), run=run, irregular=irregular)
+        lanes = read(data, what=what, allow=ByClass(dcp.CLASSES), run=run, irregular=irregular)
         columns = Columns(lanes)
-        root = dcp.state_of(lanes.value, dcp.ROOTS, what, set())
+        root = state_of(lanes.value, dcp.ROOTS, what, set())
         found = dcp.assemble(root, columns)
         return found if columns.whole() and _plain(root, found.paths) else None
-    except (Unlike, WorkbenchError, *dcp.FAULTS):
+    except (Unlike, WorkbenchError, *FAULTS):
         return None  # no verdict: the slow decoder finds the same fault, or none, and says which
     finally:
         if collecting:
@@ -57,7 +58,7 @@ def _plain(root: Mapping[str, Any], paths: Mapping[Any, Any] | None) -> bool:
         if type(key) is not str or type(path) is not tuple or any(type(part) not in (str, int) for part in path):
             return False
     meta = root.get("storage_meta")
-    state = meta[0] if isinstance(meta, dcp.Held) and meta else {}
+    state = meta[0] if isinstance(meta, Held) and meta else {}
     words = root.get("version"), state.get("save_id") if isinstance(state, Mapping) else None
     return all(word is None or type(word) is str for word in words)
 
@@ -67,7 +68,7 @@ class Columns:
 
     def __init__(self, lanes: Lanes) -> None:
         for one in lanes.records:
-            if not (isinstance(one.kind, type) and issubclass(one.kind, dcp.Held)):
+            if not (isinstance(one.kind, type) and issubclass(one.kind, Held)):
                 raise Unlike("records of another class")
             if any(type(key) is not str for key in one.state):
                 raise Unlike("a key that is no text")

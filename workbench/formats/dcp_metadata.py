@@ -18,7 +18,7 @@ name whatever module they come from, because other frameworks bring their own ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -27,28 +27,30 @@ from typing import Any, Protocol
 import numpy as np
 
 from workbench.core import unpickle
+from workbench.core.by_class import FAULTS, ByClass, Held, state_of
 from workbench.core.catalog import OPAQUE, TORCH_ZIP, ZSTD_TORCH_ZIP
 from workbench.core.dtypes import by_name
 from workbench.errors import CorruptError
 
 __all__ = [
-    "FAULTS",
+    "CLASSES",
     "ROOTS",
-    "ByClass",
     "DcpMetadata",
-    "Held",
     "Items",
     "Objects",
     "assemble",
     "codecs",
     "decode",
-    "state_of",
 ]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROOTS = ("Metadata", "MCoreMetadata")
 LANES_FROM = 4 << 20  # bytes: below, a pickle is decoded whole in a second
-FAULTS = (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError)  # what another layout provokes
+CLASSES = (
+    "Metadata", "MCoreMetadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
+    "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_StorageInfo", "SavePlan", "MCoreSavePlan",
+    "WriteItem", "TensorWriteData", "BytesIOWriteData",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +111,8 @@ class Items:
 
 
 class Source(Protocol):
-    """What holds the chunks and items of a decoded pickle. Both methods raise one of `FAULTS` for another layout."""
+    """What holds the chunks and items of a decoded pickle. Both methods raise one of `by_class.FAULTS` for another
+    layout."""
 
     def chunks(self, lists: list[Any], ndim: Ints, dims: int) -> tuple[Ints, Ints, Ints]:
         """Chunks of each list ``(T,)``, and their offsets and sizes ``(N, dims)``; ``ndim`` is ``(T,)``."""
@@ -131,7 +134,7 @@ def decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:
         fast = dcp_lanes.decode(data, what=what)
         if fast is not None:
             return fast
-    found = unpickle.loads_with_globals(data, what=what, allow=ByClass())
+    found = unpickle.loads_with_globals(data, what=what, allow=ByClass(CLASSES))
     root = state_of(found.value, ROOTS, what, found.globals)
     try:
         return assemble(root, Objects())
@@ -142,53 +145,8 @@ def decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:
         ) from None
 
 
-class Held(list[Any]):
-    """Stand-in that keeps the state BUILD hands it as its only element: no Python call per object.
-
-    A million chunks make three million of these, so ``__setstate__`` is ``list.append`` itself.
-    """
-
-    __slots__ = ()
-    __setstate__ = list.append
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__
-
-
-CLASSES = (
-    "Metadata", "MCoreMetadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
-    "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_StorageInfo", "SavePlan", "MCoreSavePlan",
-    "WriteItem", "TensorWriteData", "BytesIOWriteData",
-)  # fmt: skip
-
-
-class ByClass(Mapping[tuple[str, str], object]):
-    """(module, name) → stand-in class, for the class names above in any module.
-
-    The classes are made anew for each load, so that a hostile BUILD on one cannot outlive its pickle.
-    """
-
-    def __init__(self) -> None:
-        self._made = {name: type(name, (Held,), {"__slots__": ()}) for name in CLASSES}
-
-    def __getitem__(self, key: tuple[str, str]) -> object:
-        return self._made[key[1]]
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return (("*", name) for name in self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
-def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) -> Any:
-    if not isinstance(value, Held) or type(value).__name__ not in names:
-        seen = f"; it names the foreign globals {sorted(foreign)[:3]}, which were not run" if foreign else ""
-        raise CorruptError(f"{what} holds {unpickle.short(value)} instead of checkpoint metadata{seen}")
-    return value[0] if value else {}
-
-
 def assemble(root: Mapping[str, Any], source: Source) -> DcpMetadata:
-    """The columns of a decoded root, whose chunks and items ``source`` reads. Raises one of `FAULTS`."""
+    """The columns of a decoded root, whose chunks and items ``source`` reads. Raises one of `by_class.FAULTS`."""
     entries: Mapping[str, Held] = root["state_dict_metadata"]
     if any(type(key) is not str for key in entries):
         raise TypeError("a tensor's name is not a string")
