@@ -2,12 +2,7 @@
 
 ::
 
-    0.metadata       pickle of Metadata
-                       state_dict_metadata  {key → [LocalTensorMetadata(global_offset, local_shape, dtype, global_shape,
-                                                                        is_flattened, flattened_range)]}
-                       storage_metadata     {LocalTensorIndex(tensor_key, global_offset, local_shape, flattened_range,
-                                                              replica_id) → file}
-                       flat_mapping         flat key → path
+    0.metadata       pickle of Metadata (paddle_dist_metadata.py): which box of which tensor is in which file
     0_0.distcp       rank 0: a paddle.save dict of its shards under their bare keys │ 0_0.safetensors
     1_0.distcp
 
@@ -24,7 +19,6 @@ beside the second one's data (paddle loads that without a word): every shard is 
 
 Neither step nor world size nor mesh are stored; ranks are those of the files' names. PaddleFormers puts such folders
 into ``model_state/``, ``optimizer_state/``, ``master_weight/`` and ``ema_state/``; their names stand before the keys.
-Classes are told by name, as their module moved (``distributed.checkpoint`` to ``distributed.flex_checkpoint.dcp``).
 Source: paddlepaddle 3.3.1 ``distributed/flex_checkpoint/dcp``.
 """
 
@@ -32,13 +26,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from workbench.core import box, unpickle
+from workbench.core import box
 from workbench.core.build import CatalogBuilder, merge
 from workbench.core.catalog import RAW, Catalog
 from workbench.core.dtypes import DType, by_name, nbytes_of
@@ -46,12 +40,11 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsupportedFormatError
 from workbench.formats import paddle_names, paddle_tree, safetensors_header
-from workbench.formats.dcp_metadata import FAULTS, Held, state_of
+from workbench.formats.paddle_dist_metadata import Metadata, decode
 from workbench.formats.paddle_pickle import load
 
 __all__ = ["detect", "read_catalog", "read_objects"]
 
-CLASSES = ("Metadata", "LocalTensorMetadata", "LocalTensorIndex")
 PARTS = ("model_state", "optimizer_state", "master_weight", "ema_state")  #: PaddleFormers
 MAX_NAMED = 4
 _METADATA = re.compile(r"(\d+)\.metadata")
@@ -128,117 +121,13 @@ def _chosen(place: Place, notes: list[str]) -> str:
     return next(name for name in place.files if (match := _METADATA.fullmatch(name)) and int(match[1]) == ids[-1])
 
 
-# ---- metadata ------------------------------------------------------------------------------------------------------
-
-
-class _ByClass(Mapping[tuple[str, str], object]):
-    """(module, name) → stand-in class, for the class names above in any module; made anew for each load."""
-
-    def __init__(self) -> None:
-        self._made = {name: type(name, (Held,), {"__slots__": ()}) for name in CLASSES}
-
-    def __getitem__(self, key: tuple[str, str]) -> object:
-        return self._made[key[1]]
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return (("*", name) for name in self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
-@dataclass(frozen=True, slots=True)
-class _Metadata:
-    """Rows of the storage table, and the tensors that they are of.
-
-    Attributes:
-        tensors: key → (global shape, dtype as paddle calls it).
-        rows: (key, global offset, local shape, flat range or ``None``, file).
-        lost: shards that no file is named for.
-        inferred: tensors without a stored global shape.
-        paths: flat key → path.
-    """
-
-    tensors: dict[str, tuple[tuple[int, ...], str]]
-    rows: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, int] | None, str]]
-    lost: int
-    inferred: int
-    paths: dict[str, tuple[Any, ...]]
-
-
-def _decode(data: bytes, what: str) -> _Metadata:
-    if not data:
-        raise IncompleteError(f"{what} is empty; the save was interrupted, use an earlier step")
-    found = unpickle.loads_with_globals(data, what=what, allow=_ByClass())
-    root = state_of(found.value, ("Metadata",), what, found.globals)
-    try:
-        return _columns(root)
-    except FAULTS as error:
-        raise CorruptError(
-            f"{what} is not laid out as paddle's metadata ({type(error).__name__}: {str(error)[:120]})"
-        ) from None
-
-
-def _columns(root: Mapping[str, Any]) -> _Metadata:
-    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
-    shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # older indices have no local shape
-    inferred = 0
-    listed: set[tuple[Any, ...]] = set()
-    for key, shards in root["state_dict_metadata"].items():
-        states = [shard[0] for shard in (shards if isinstance(shards, list) else [shards])]
-        whole = next((state["global_shape"] for state in states if state.get("global_shape") is not None), None)
-        if whole is None:  # older releases: the furthest end of the shards
-            inferred += 1
-            ends = [[a + b for a, b in zip(s["global_offset"], s["local_shape"], strict=True)] for s in states]
-            whole = tuple(max(axis) for axis in zip(*ends, strict=True))
-        tensors[_text(key)] = _ints(whole), str(states[0].get("dtype", ""))
-        for state in states:
-            offset, flat = _ints(state["global_offset"]), _range(state)
-            shapes[key, offset, flat] = _ints(state["local_shape"])
-            listed.add((key, offset, flat))
-    rows = []
-    for index, file in root["storage_metadata"].items():
-        state = index[0]
-        key, offset, flat = _text(state["tensor_key"]), _ints(state["global_offset"]), _range(state)
-        local = state.get("local_shape")
-        shape = shapes[key, offset, flat] if local is None else _ints(local)
-        rows.append((key, offset, shape, flat, _text(file)))
-        listed.discard((key, offset, flat))
-    mapping = root.get("flat_mapping")
-    paths = (
-        {k: tuple(v) for k, v in mapping.items() if isinstance(v, (tuple, list))} if isinstance(mapping, dict) else {}
-    )
-    return _Metadata(tensors, rows, len(listed), inferred, paths)
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    for n in values:
-        if type(n) is not int or not 0 <= n < 1 << 62:
-            raise ValueError("an offset or a size that is none")
-    return tuple(values)
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise TypeError("a name that is no text")
-    return value
-
-
-def _range(state: Mapping[str, Any]) -> tuple[int, int] | None:
-    found = state.get("flattened_range")
-    if found is None or not state.get("is_flattened", True):
-        return None
-    start, stop = (found.start, found.stop) if isinstance(found, slice) else found
-    return _ints((start, stop))[0], stop
-
-
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
 def _read(place: Place) -> Catalog:
     notes: list[str] = []
     name = _chosen(place, notes)
-    meta = _decode(place.read(name), repr(name))
+    meta = decode(place.read(name), repr(name))
     builder = CatalogBuilder("paddle_dist", place)
     builder.file(name, metadata=True)
     held = {file: _held(builder, place, file, notes) for file in dict.fromkeys(row[-1] for row in meta.rows)}
@@ -290,7 +179,7 @@ def _bf16(dtype: DType) -> DType:
     return by_name("bfloat16") if dtype.name == "uint16" else dtype
 
 
-def _stale(meta: _Metadata, held: Mapping[str, Any], name: str, notes: list[str]) -> None:
+def _stale(meta: Metadata, held: Mapping[str, Any], name: str, notes: list[str]) -> None:
     """Names that only one of metadata and data knows."""
     wanted: dict[str, set[str]] = {}
     for key, *_, file in meta.rows:
@@ -349,7 +238,7 @@ def _dtype(told: str, name: str, key: str) -> DType:
 
 
 def _chunks(
-    builder: CatalogBuilder, meta: _Metadata, held: Mapping[str, dict[str, Shard] | None], dtypes: Mapping[str, DType]
+    builder: CatalogBuilder, meta: Metadata, held: Mapping[str, dict[str, Shard] | None], dtypes: Mapping[str, DType]
 ) -> None:
     """Rows of all shards; those of an absent or cut file lie beyond its end, where opening it will miss them."""
     position = {key: builder.tensor(key, dtypes[key], shape) for key, (shape, _) in meta.tensors.items()}
@@ -371,7 +260,7 @@ def _chunks(
         )  # fmt: skip
 
 
-def _tell(meta: _Metadata, notes: list[str], name: str) -> None:
+def _tell(meta: Metadata, notes: list[str], name: str) -> None:
     if meta.lost:
         notes.append(f"{meta.lost} shards of {name!r} are stored in no file: their elements are holes")
     if meta.inferred:
