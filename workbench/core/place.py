@@ -11,6 +11,7 @@ The one link that may leave is the Hugging Face hub's cache, whose snapshots are
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat as stat_module
 from collections.abc import Mapping
@@ -145,17 +146,22 @@ class Place:
                     raise UnsafeError(f"file {relative!r} has {want:,} bytes of metadata, over {METADATA_LIMIT:,}")
                 handle.seek(start)
                 data = handle.read(want)
-        except PermissionError:
-            raise MissingFileError(
-                f"no permission to read {relative!r} in {self.path!r}; ask its owner for `chmod a+r`"
-            ) from None
         except OSError as error:
-            raise MissingFileError(f"file {relative!r} cannot be read: {error.strerror}") from None
+            raise self._unreadable(relative, error) from None
         if len(data) < want:
             raise TruncatedError(
                 f"file {relative!r} ends at byte {start + len(data):,}, {want - len(data):,} bytes too early"
             )
         return data
+
+    def map(self, relative: str) -> memoryview:
+        """The bytes of a file inside, mapped: read only where they are looked at. Raises as :meth:`resolve`."""
+        try:
+            with open(self.resolve(relative), "rb") as handle:
+                size = os.fstat(handle.fileno()).st_size
+                return memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+        except OSError as error:
+            raise self._unreadable(relative, error) from None
 
     def read_json(self, relative: str) -> Any:
         """A JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
@@ -163,6 +169,13 @@ class Place:
         if size > JSON_LIMIT:
             raise UnsafeError(f"file {relative!r} has {size:,} bytes of JSON, over the limit of {JSON_LIMIT:,}")
         return jsonsafe.loads(self.read(relative), what=repr(relative))
+
+    def _unreadable(self, relative: str, error: OSError) -> MissingFileError:
+        if isinstance(error, PermissionError):
+            return MissingFileError(
+                f"no permission to read {relative!r} in {self.path!r}; ask its owner for `chmod a+r`"
+            )
+        return MissingFileError(f"file {relative!r} cannot be read: {error.strerror}")
 
     def _jailed(self, relative: str) -> str:
         parts = relative.replace("\\", "/").split("/") if os.sep == "\\" else relative.split("/")

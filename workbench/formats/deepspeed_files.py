@@ -12,8 +12,6 @@ Every rank writes the same structure: of 512 stage-3 ``model_states`` all but th
 
 from __future__ import annotations
 
-import mmap
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ from workbench.core import unpickle, ziparchive
 from workbench.core.dtypes import DType, by_name
 from workbench.core.place import Place
 from workbench.core.stubs import StorageRef, TensorRef
-from workbench.errors import CorruptError, MissingFileError, TruncatedError
+from workbench.errors import CorruptError, TruncatedError
 
 __all__ = ["Decoder", "Located", "States", "items", "tensors"]
 
@@ -87,7 +85,7 @@ class Decoder:
             MissingFileError, TruncatedError, CorruptError: absent, cut short, damaged, or no dict of DeepSpeed's.
         """
         what = repr(file)
-        view = _view(self.place, file)
+        view = self.place.map(file)
         if view[:4] != b"PK\x03\x04":
             return self._legacy(file, any_tree)
         archive = ziparchive.read_directory(view, what=what)
@@ -160,14 +158,3 @@ def _mapping(tree: object, what: str) -> Mapping[Any, Any]:
     if not isinstance(tree, Mapping):
         raise CorruptError(f"{what} holds a {type(tree).__name__}, not the dict that DeepSpeed writes")
     return tree
-
-
-def _view(place: Place, file: str) -> memoryview:
-    try:
-        fd = os.open(place.resolve(file), os.O_RDONLY)
-    except PermissionError:
-        raise MissingFileError(f"no permission to read {file!r}; ask its owner for `chmod a+r`") from None
-    try:
-        return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b"")
-    finally:
-        os.close(fd)

@@ -21,8 +21,6 @@ Source: paddlepaddle 3.3.1 ``framework/io.py`` and ``io_utils.py``, numpy 2.4, C
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,9 +36,9 @@ from workbench.core.numpy_stubs import NumpyDType
 from workbench.core.pickle_opcodes import ROWS, SKIP, TUPLE, WIDTH
 from workbench.core.place import Place
 from workbench.core.stubs import Call, Inert, opaque_class, short
-from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsupportedFormatError
+from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
-__all__ = ["ArrayRef", "Loaded", "Span", "Text", "load", "mapped", "plain", "thin"]
+__all__ = ["ArrayRef", "Loaded", "Span", "Text", "load", "plain", "thin"]
 
 INLINE = 256  #: bytes up to which a text's value is kept beside its place
 SMALL = 1 << 16  #: bytes of a scalar or a plain bytes object that is worth having whole
@@ -178,7 +176,7 @@ def load(place: Place, file: str) -> Loaded:
         TruncatedError, CorruptError: cut short, no pickle, or contradicting itself.
         UnsafeError: a bomb.
     """
-    view = mapped(place, file)
+    view = place.map(file)
     what = repr(file)
     if not len(view):
         raise TruncatedError(f"file {what} is empty")
@@ -198,18 +196,6 @@ def load(place: Place, file: str) -> Loaded:
         persistent_load=span,
     )
     return Loaded(found.value, found.globals | evaluated, view)
-
-
-def mapped(place: Place, file: str) -> memoryview:
-    """The bytes of a file, mapped."""
-    try:
-        fd = os.open(place.resolve(file), os.O_RDONLY)
-    except PermissionError:
-        raise MissingFileError(f"no permission to read {file!r}; ask its owner for `chmod a+r`") from None
-    try:
-        return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b"")
-    finally:
-        os.close(fd)
 
 
 def thin(view: memoryview, what: str) -> tuple[bytes, list[Span | Text]]:

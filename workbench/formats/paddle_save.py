@@ -33,7 +33,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.errors import WorkbenchError
 from workbench.formats import paddle_binary, paddle_names, paddle_tree
-from workbench.formats.paddle_pickle import Loaded, load, mapped
+from workbench.formats.paddle_pickle import Loaded, load
 from workbench.formats.paddle_tree import TABLE, Stored
 
 __all__ = ["detect", "read_catalog", "read_objects"]
@@ -78,7 +78,7 @@ def read_catalog(place: Place) -> Catalog:
     facts: dict[str, Any] = {"step": None, "notes": notes, "objects": [], "foreign_globals": []}
     for file, prefix in files.items():
         builder.file(file, metadata=True)
-        view = mapped(place, file)
+        view = place.map(file)
         if paddle_binary.looks_like(bytes(view[:32])):
             found |= dict.fromkeys(_add_binary(builder, file, view, notes), (file, None))
             continue

@@ -20,8 +20,6 @@ Source: torch 2.13 ``torch/serialization.py``, transformers 5.23 (``.bin`` index
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -125,7 +123,7 @@ def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
 def load_tree(place: Place, file: str) -> Loaded:
     """Decode a file's structure; tensors stay references into its storages."""
     what = repr(file)
-    view = _view(place, file)
+    view = place.map(file)
     if view[:4] == b"PK\x03\x04":
         return _load_zip(view, what)
     head = bytes(view[:512])
@@ -141,19 +139,8 @@ def load_tree(place: Place, file: str) -> Loaded:
 # ---- one file ------------------------------------------------------------------------------------------------------
 
 
-def _view(place: Place, file: str) -> memoryview:
-    try:
-        fd = os.open(place.resolve(file), os.O_RDONLY)
-    except PermissionError:
-        raise MissingFileError(f"no permission to read {file!r}; ask its owner for `chmod a+r`") from None
-    try:
-        return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b"")
-    finally:
-        os.close(fd)
-
-
 def _has_object(place: Place) -> bool:
-    archive = ziparchive.read_directory(_view(place, place.file or ""), what=repr(place.file))
+    archive = ziparchive.read_directory(place.map(place.file or ""), what=repr(place.file))
     return archive.prefix is not None
 
 
