@@ -43,7 +43,7 @@ from workbench.errors import (
     UnsupportedFormatError,
     WorkbenchError,
 )
-from workbench.formats import paddle_names, paddle_pickle, paddlenlp_axes
+from workbench.formats import paddle_names, paddle_spans, paddlenlp_axes
 
 TABLE = "StructuredToParameterName@@"
 ROLES = {"param": "param", "fp32_param": "master", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
@@ -384,7 +384,7 @@ def test_opening_reads_no_tensor_byte(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert peak < 4 << 20
         assert ckpt["a"].nbytes == 64 << 20
-        data, spans = paddle_pickle.thin(memoryview(path.read_bytes()), "x")
+        data, spans = paddle_spans.thin(memoryview(path.read_bytes()), "x")
         assert len(data) < 2000 and sum(s.stop - s.start for s in spans if not isinstance(s, str)) >= 96 << 20
 
 
