@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,9 @@ from tests.properties import boxes, chunkings, examples, shapes
 from tests.test_reading import stored
 from workbench import errors
 from workbench.core import scan as scan_module
+from workbench.core import storage
 from workbench.core import work as work_module
+from workbench.core.build import CatalogBuilder
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.scan import scan
@@ -168,3 +171,26 @@ def test_the_pass_tells_its_progress_and_can_be_stopped(small, tmp_path):
     with pytest.raises(Stop):
         dict(scan(chunk_work(payloads(tmp_path, catalog)), Count(), threads=1, tick=stop))
     assert sum(met) < 2500
+
+
+def test_a_pass_holds_no_more_files_open_than_the_pool(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "MAX_OPEN", 4)
+    catalog = stored(tmp_path, np.arange(64, dtype=np.int32), [((0,), (64,))])
+    names = [f"data{number}.bin" for number in range(64)]
+    for name in names:
+        (tmp_path / name).write_bytes((tmp_path / "data.bin").read_bytes())
+    builder = CatalogBuilder("test", Place(tmp_path))
+    builder.tensor("t", catalog.dtype_of(0), (64, 64))
+    for number, name in enumerate(names):
+        builder.chunk("t", (number, 0), (1, 64), name, 3, 259)
+    side = payloads(tmp_path, builder.build())
+
+    class Count(Remember):
+        def fold(self, state, piece):
+            state.order.append(len(os.listdir("/proc/self/fd")))
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("open files are counted in /proc")
+    before = len(os.listdir("/proc/self/fd"))
+    counts = dict(scan(chunk_work(side), Count(), threads=1))[0].order
+    assert len(counts) == 64 and max(counts) <= before + 8

@@ -18,8 +18,9 @@ both, bit for bit as each stores them.
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -32,11 +33,13 @@ from workbench.core.payload import Payloads
 from workbench.core.work import Side, Work, cut, tasks
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
-__all__ = ["PIECE", "Piece", "Reducer", "Tick", "cores", "scan"]
+__all__ = ["PIECE", "Announcer", "Piece", "Reducer", "Tick", "cores", "in_order", "scan"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
 Tick = Callable[[float], None]  #: told the share that is done; stops the pass by raising
 OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
 
@@ -113,10 +116,10 @@ def scan(
     done, total = 0, max(int(work.nbytes.sum()), 1)
     sizes = np.add.reduceat(work.nbytes, [run.start for run in runs])
     open_states: dict[int, S] = {}
-    sources = _Sources(work)
+    sources = Announcer()
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-scan") as pool:
         try:
-            for number, result in enumerate(_in_order(pool, _Task(work, reducer, sources), runs)):
+            for number, result in enumerate(in_order(pool, _Task(work, reducer, sources), runs)):
                 for side, row, error in result.errors:
                     if on_error is None:
                         raise error
@@ -155,7 +158,7 @@ class _Result(Generic[S]):
 class _Task(Generic[S]):
     """What a thread does with a run of boxes."""
 
-    def __init__(self, work: Work, reducer: Reducer[S], sources: _Sources) -> None:
+    def __init__(self, work: Work, reducer: Reducer[S], sources: Announcer) -> None:
         self._work, self._reducer, self._sources = work, reducer, sources
 
     def __call__(self, boxes: range) -> _Result[S]:
@@ -212,22 +215,28 @@ def _padded(sizes: Array, dims: int) -> Array:
     return np.pad(sizes, (0, dims - len(sizes)), constant_values=1)
 
 
-class _Sources:
-    """Announces one pass over each file when it is first met, and takes that back at the end."""
+class Announcer:
+    """Announces one pass over each file when it is first met, and takes that back at the end.
 
-    def __init__(self, work: Work) -> None:
-        self._told: dict[tuple[int, int], Any] = {}
+    Sources are held weakly: the pool closes the files of a thousand ranks one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[int, int], weakref.ref[Any]] = {}
 
     def announce(self, payloads: Payloads, row: int) -> None:
+        """A chunk row is about to be read."""
         key = id(payloads), int(payloads.catalog.file[row])
         if key not in self._told:
             source = payloads.pool.source(key[1])
             source.advise("sequential")
-            self._told[key] = source
+            self._told[key] = weakref.ref(source)
 
     def restore(self) -> None:
-        for source in self._told.values():
-            source.advise("normal")
+        """The pass is over."""
+        for told in self._told.values():
+            if (source := told()) is not None:
+                source.advise("normal")
 
 
 def _pieces(views: Sequence[Array], buffers: list[Array]) -> Iterator[tuple[int, list[Array]]]:
@@ -269,11 +278,11 @@ def _flat(block: Array, buffers: list[Array], which: int) -> Array:
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
-def _in_order(pool: ThreadPoolExecutor, run: Callable[[range], Any], tasks: list[range]) -> Iterator[Any]:
+def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
     """Results in the order of the tasks; only a few are under way, so that finished states do not pile up."""
     ahead = 2 * pool._max_workers
     rest = iter(tasks)
-    under_way: deque[Future[Any]] = deque(pool.submit(run, task) for task in islice(rest, ahead))
+    under_way: deque[Future[R]] = deque(pool.submit(run, task) for task in islice(rest, ahead))
     while under_way:
         result = under_way.popleft().result()
         under_way.extend(pool.submit(run, task) for task in islice(rest, 1))
