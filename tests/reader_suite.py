@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def check_reader(path: Path, truth: Mapping[str, torch.Tensor], *, rest: bool = 
         assert as_numpy.shape == tuple(want.shape) and as_numpy.tobytes() == raw(want), f"{key}: numpy bits differ"
     check_slices(ckpt, truth)
     check_pread(path, truth)
+    check_state_dict(path, truth)
     return ckpt
 
 
@@ -139,6 +141,15 @@ def check_pread(path: Path, truth: Mapping[str, torch.Tensor]) -> None:
     plain = wb.open(path, io="pread", cache=False)
     for key in list(truth)[:5]:
         same_bits(plain[key].torch(), truth[key], key)
+
+
+def check_state_dict(path: Path, truth: Mapping[str, torch.Tensor]) -> None:
+    for io in ("mmap", "pread"):
+        ckpt = wb.open(path, io=io, cache=False)
+        state = ckpt.select(f"^({'|'.join(map(re.escape, truth))})$").state_dict(threads=2)
+        for key, want in truth.items():
+            if key in ckpt.catalog.index:  # not one of the views, which are not listed
+                same_bits(state[key], want, f"{key} of the state dict, {io}")
 
 
 def random_key(shape: tuple[int, ...], chance: random.Random) -> tuple[Any, ...]:

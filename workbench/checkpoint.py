@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,13 @@ import numpy as np
 
 from workbench import formats, naming, runs
 from workbench.core import cache as catalog_cache
+from workbench.core import collector
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 from workbench.errors import TensorNotFoundError, UsageError
-from workbench.tensor import LazyTensor
+from workbench.tensor import LazyTensor, read_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,10 +37,12 @@ STEP_KEYS = (
     "trainer_state",
     "state.step",
 )
+MAX_THREADS = 8  #: reading side by side: disks and memory are busy long before
 WORLD_KEYS = ("world_size", "args")
 _STEP_NAME = re.compile(r"(?:.*[-_./])?(?:step|checkpoint|ckpt|iter|global_step)[-_]?(\d+)(?:\.\w+)?", re.IGNORECASE)
 
 
+@collector.paused()
 def open(
     path: str | os.PathLike[str],
     *,
@@ -266,10 +268,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
         Tensors are read side by side by ``threads`` threads; by default as many as there are cores, at most 8.
         """
-        count = threads or min(8, os.cpu_count() or 1)
-        with ThreadPoolExecutor(count) as pool:  # numpy lets go of the interpreter while it copies
-            read = pool.map(lambda position: self._tensor(position).torch(), range(len(self)))
-            return dict(zip(self.catalog.keys, read, strict=True))
+        pool = self._pool
+        if pool.mapped:  # what is copied is copied by `pread`: a map faults on every 64 KiB besides
+            pool = SourcePool(self._place, self.catalog.files, self.catalog.file_stats, "pread")
+        count = threads or min(MAX_THREADS, _cores())
+        return dict(zip(self.catalog.keys, read_whole(self._payloads, pool, threads=count), strict=True))
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -311,6 +314,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def _tensor(self, position: int) -> LazyTensor:
         return LazyTensor(self._payloads, position, self._names[0][position], self._names[1][position])
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:

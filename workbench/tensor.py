@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core import catalog as cat
 from workbench.core.dtypes import DType
+from workbench.core.gather import gather
 from workbench.core.payload import Payloads
 from workbench.core.read import read_selection, single_chunk
 from workbench.core.select import Selection, whole
+from workbench.core.storage import SourcePool
 from workbench.errors import SelectionError, TensorNotFoundError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-__all__ = ["LazyTensor"]
+__all__ = ["LazyTensor", "as_torch", "read_whole"]
 
 ZERO_COPY = 64 << 10  #: bytes from which a map of its own is cheaper than a copy
 
@@ -121,17 +122,7 @@ class LazyTensor:
         memory until touched, and writing to it changes neither the file nor what others read.
         Elements that torch lacks come raw: F4 and F6 as their packed bytes, quantised ones as unsigned integers.
         """
-        import torch
-
-        raw = self._raw(writable=True)
-        if self.element.torch_name is None:
-            return torch.from_numpy(raw)
-        target = self.element.torch
-        if raw.dtype.kind == "V":  # complex128: torch cannot take numpy's void type
-            return torch.from_numpy(raw.view(np.complex128))
-        carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.dtype.itemsize]
-        bits = torch.from_numpy(raw.view(np.uint8 if carrier is torch.uint8 else f"<i{raw.dtype.itemsize}"))
-        return bits.view(target)
+        return as_torch(self._raw(writable=True), self.element)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """All of it, as an array. Types that numpy lacks (bfloat16, the small floats) come as their bits, unsigned."""
@@ -198,19 +189,13 @@ class LazyTensor:
         catalog = self._payloads.catalog
         if row is None or not self._payloads.pool.mapped:
             return None
-        if catalog.codec[row] not in (cat.RAW, cat.TORCH_ZIP):
-            return None
-        view = self._payloads.array(row)  # checks the item; and its address tells where in the file the payload is
-        if not view.flags.c_contiguous:
-            return None
-        stored = self._payloads.stored(row)
-        skip = view.__array_interface__["data"][0] - stored.__array_interface__["data"][0]
-        start = int(catalog.start[row]) + skip
+        start = self._payloads.straight(row)
+        raw = self.element.raw
         # Code compiled for aligned loads may fault on elements at odd addresses: those are copied instead.
-        if not 0 <= skip <= len(stored) - view.nbytes or start % view.dtype.alignment or start % view.itemsize:
+        if start is None or start % raw.alignment or start % raw.itemsize:
             return None
-        private = self._payloads.pool.private(int(catalog.file[row]), start, start + view.nbytes)
-        return None if private is None else private.view(view.dtype).reshape(view.shape)
+        private = self._payloads.pool.private(int(catalog.file[row]), start, start + self.nbytes)
+        return None if private is None else private.view(raw).reshape(catalog.shape_of(self._tensor))
 
     def _packed(self, everything: bool, full: tuple[int, ...]) -> np.ndarray[Any, Any]:
         row = single_chunk(self._payloads, self._tensor, self._replica)
@@ -233,3 +218,42 @@ class _Lazy:
 
     def __getitem__(self, key: Any) -> LazyTensor:
         return self._tensor._with(self._tensor._selection.compose(key))
+
+
+def read_whole(payloads: Payloads, direct: SourcePool, *, threads: int) -> list[torch.Tensor]:
+    """Every tensor of a catalog, as :meth:`LazyTensor.torch` gives it, but read in one go.
+
+    Args:
+        direct: the files of ``payloads``, read by ``pread``.
+        threads: how many read side by side.
+
+    Raises:
+        as :meth:`LazyTensor.__getitem__`.
+    """
+    catalog = payloads.catalog
+    alone = np.bincount(catalog.tensor[catalog.replica == 0], minlength=len(catalog)) == 1
+    found: dict[int, torch.Tensor] = {}
+    for position in range(len(catalog)):
+        one = LazyTensor(payloads, position, None, "other")
+        mapped = one._mapped() if alone[position] and one.nbytes >= ZERO_COPY and not one.element.packed else None
+        if mapped is not None:
+            found[position] = as_torch(mapped, one.element)
+        elif one.element.packed:
+            found[position] = one.torch()
+    rest = np.array([position for position in range(len(catalog)) if position not in found], np.int64)
+    raws = gather(payloads, rest, direct, threads=threads)
+    found |= {p: as_torch(raw, catalog.dtype_of(p)) for p, raw in zip(rest.tolist(), raws, strict=True)}
+    return [found[position] for position in range(len(catalog))]
+
+
+def as_torch(raw: np.ndarray[Any, Any], element: DType) -> torch.Tensor:
+    """An array of the raw type as a tensor over the same memory; elements that torch lacks stay raw."""
+    import torch
+
+    if element.torch_name is None:
+        return torch.from_numpy(raw)
+    if raw.dtype.kind == "V":  # complex128: torch cannot take numpy's void type
+        return torch.from_numpy(raw.view(np.complex128))
+    carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.dtype.itemsize]
+    bits = torch.from_numpy(raw.view(np.uint8 if carrier is torch.uint8 else f"<i{raw.dtype.itemsize}"))
+    return bits.view(element.torch)

@@ -30,7 +30,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     except OSError:  # out of map entries
         return np.empty(shape, dtype)
     whole = np.frombuffer(mapped, np.uint8)
-    start = -whole.ctypes.data % HUGE_PAGE
+    start = -whole.__array_interface__["data"][0] % HUGE_PAGE
     with suppress(OSError):  # a kernel without huge pages: still memory
         mapped.madvise(_ADVICE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + nbytes].view(dtype).reshape(shape)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = ["Payloads", "decompress"]
 
 Array = np.ndarray[Any, Any]
 PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
+_WHOLE = (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP)  # the chunk is its item's tensor
 ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
 
 
@@ -66,6 +68,41 @@ class Payloads:
             f"tensor {c.keys[tensor]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that we "
             "do not know; it can be listed but not read"
         )
+
+    def straight(self, row: int) -> int | None:
+        """The byte of its file from which the chunk's elements lie as they do in memory: row-major, little endian.
+
+        ``None`` where they have to be decoded or put in order, or where to know it the item would be read whole (an
+        archive, without maps).
+
+        Raises:
+            as :meth:`array`.
+        """
+        c = self.catalog
+        tensor, codec = int(c.tensor[row]), int(c.codec[row])
+        dtype, ndim = c.dtype_of(tensor), int(c.ndim[tensor])
+        sizes = tuple(c.sizes[row, :ndim].tolist())
+        if dtype.packed or 0 in sizes:
+            return None
+        start, room = int(c.start[row]), int(c.stop[row] - c.start[row])
+        inner = 0 if c.inner is None else int(c.inner[row])
+        strides = None if c.strides is None else tuple(c.strides[row, :ndim].tolist())
+        if codec == cat.RAW:
+            if int(c.stop[row]) > c.file_stats[c.file[row]].size:
+                raise c.truncated(row)
+        elif codec in (cat.TORCH_ZIP, cat.TORCH_PART) and self.pool.mapped:
+            item = self._checked(row, dtype, sizes)[0]
+            if item.byteorder == "big" or not _row_major(item.shape, item.stride):
+                return None
+            start, room = start + item.start + item.storage_offset * dtype.itemsize, _nbytes(item.shape, dtype)
+            if codec == cat.TORCH_ZIP:
+                return start
+        else:
+            return None
+        if strides is not None and not _row_major(sizes, strides):
+            return None
+        _check_reach(inner + _nbytes(sizes, dtype), room, sizes, strides)
+        return start + inner
 
     def stored(self, row: int) -> Array:
         """The stored item's bytes, checked to lie inside the file."""
@@ -118,25 +155,30 @@ class Payloads:
     def _from_archive(
         self, row: int, dtype: DType, sizes: tuple[int, ...], inner: int, strides: tuple[int, ...] | None
     ) -> Array:
-        item, data = self.item(row)
-        if item.dtype != dtype.name:
-            raise CorruptError(
-                f"{self.describe(row)} holds {item.dtype} but the metadata says {dtype}; the file is from another save"
-            )
+        item, data = self._checked(row, dtype, sizes)
         payload = data[item.start : item.start + item.nbytes]
         at = item.storage_offset * dtype.itemsize
         whole = _strided(payload, at, item.shape, item.stride, dtype)
         if item.byteorder == "big":
             whole = _swapped(whole, dtype)
-        if self.catalog.codec[row] in (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP):
-            if item.shape != sizes:
-                raise CorruptError(
-                    f"{self.describe(row)} holds a tensor of shape {item.shape} but the chunk has {sizes}; "
-                    "the file is from another save, or files of two ranks were swapped"
-                )
+        if self.catalog.codec[row] in _WHOLE:
             return whole
         flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)  # a copy only if the item itself is strided
         return _strided(flat, inner, sizes, strides, dtype)
+
+    def _checked(self, row: int, dtype: DType, sizes: tuple[int, ...]) -> tuple[Item, Array]:
+        """As :meth:`item`, of the type and (unless the chunk is a part of it) the shape that the catalog says."""
+        item, data = self.item(row)
+        if item.dtype != dtype.name:
+            raise CorruptError(
+                f"{self.describe(row)} holds {item.dtype} but the metadata says {dtype}; the file is from another save"
+            )
+        if self.catalog.codec[row] in _WHOLE and item.shape != sizes:
+            raise CorruptError(
+                f"{self.describe(row)} holds a tensor of shape {item.shape} but the chunk has {sizes}; "
+                "the file is from another save, or files of two ranks were swapped"
+            )
+        return item, data
 
 
 def decompress(data: Array, limit: int, *, what: str) -> Array:
@@ -168,12 +210,25 @@ def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int
         return data[start : start + nbytes_of(dtype, int(np.prod(sizes)))]
     strides = cat.row_major(sizes) if strides is None else strides
     reach = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if 0 not in sizes else 0
-    if start + reach * dtype.itemsize > len(data):
-        short = start + reach * dtype.itemsize - len(data)
-        raise CorruptError(f"a tensor of sizes {sizes} and strides {strides} reaches {short:,} bytes past its payload")
+    _check_reach(start + reach * dtype.itemsize, len(data), sizes, strides)
     return np.ndarray(
         sizes, dtype.raw, buffer=data.data, offset=start, strides=tuple(s * dtype.itemsize for s in strides)
     )
+
+
+def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
+    if end > room:
+        layout = "row-major" if strides is None else f"strides {strides}"
+        raise CorruptError(f"a tensor of sizes {sizes}, {layout}, reaches {end - room:,} bytes past its payload")
+
+
+def _row_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements follow each other in order; the stride of an axis of one element says nothing."""
+    return all(n == 1 or a == b for n, a, b in zip(sizes, strides, cat.row_major(sizes), strict=True))
+
+
+def _nbytes(sizes: tuple[int, ...], dtype: DType) -> int:
+    return math.prod(sizes) * dtype.itemsize
 
 
 def _swapped(array: Array, dtype: DType) -> Array:
