@@ -996,7 +996,7 @@ def test_unified_groups_and_their_faults(tmp_path: Path) -> None:
     found = wb.discover(tmp_path)
     assert found["format"].tolist() == ["paddlenlp"] and found["step"].tolist() == [8] and found["complete"].all()
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(MissingFileError, match=r"'model-00002-of-00002.safetensors', which is absent; it holds 1 of 2"):
+    with pytest.raises(MissingFileError, match=r"'model-00002-of-00002.safetensors', which is absent .* holds 1 of 2"):
         wb.open(tmp_path)
     assert not wb.discover(tmp_path)["complete"].any()
     (tmp_path / "model.safetensors.index.json").unlink()

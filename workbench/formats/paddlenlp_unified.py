@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place
-from workbench.errors import CorruptError, IncompleteError, MissingFileError
+from workbench.errors import CorruptError, IncompleteError
 from workbench.formats import paddle_names, safetensors_header
 from workbench.formats.safetensors_header import Entry
+from workbench.formats.weight_index import WeightIndex, check_files, read_index
 
 __all__ = ["INDEX", "groups", "read"]
 
@@ -56,14 +56,15 @@ def read(builder: CatalogBuilder, place: Place, notes: list[str]) -> None:
     """
     present = groups(place)
     for stem, files in present.items():
-        index = f"{stem}{INDEX}"
-        facts = _index(place, index) if index in place.files else {}
-        if facts:
-            builder.file(index, metadata=True)
-        weights = facts.get("weight_map", {})
-        _all_there(place, index, stem, files, weights)
+        name = f"{stem}{INDEX}"
+        index = WeightIndex(name, {})
+        if name in place.files:
+            index = read_index(place, name)
+            builder.file(name, metadata=True)
+        check_files(place, index, remedy="restore it, or use an earlier step")
+        _all_there(index, stem, files)
         there: dict[str, str] = {}
-        for file in sorted({*files, *weights.values()}):
+        for file in sorted({*files, *index.files}):
             builder.file(file, metadata=True)
             for entry in safetensors_header.parse(place, file, cut=True).entries:
                 if entry.name in there:
@@ -72,8 +73,8 @@ def read(builder: CatalogBuilder, place: Place, notes: list[str]) -> None:
                     )
                 there[entry.name] = file
                 _declare(builder, stem, file, entry)
-        _compare(index, stem, facts, weights, there, notes)
-        if stem == "optimizer" and facts.get("master_weights") is True and "master_weights" not in present:
+        _compare(index, stem, there, notes)
+        if stem == "optimizer" and index.facts.get("master_weights") is True and "master_weights" not in present:
             notes.append(
                 "the optimizer's index says that there are master weights, and no file of them is there: saved with "
                 "skip_save_model_weight, the model's files hold them"
@@ -82,38 +83,22 @@ def read(builder: CatalogBuilder, place: Place, notes: list[str]) -> None:
         notes.append("no optimizer state: a resume from here starts the optimizer anew")
 
 
-def _index(place: Place, name: str) -> dict[str, Any]:
-    document = place.read_json(name)
-    weights = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
-        raise CorruptError(f"index {name!r} has no weight_map of tensor names to file names")
-    return dict(document)
-
-
-def _all_there(place: Place, index: str, stem: str, files: list[str], weights: Mapping[str, str]) -> None:
-    for file in sorted(set(weights.values())):
-        try:
-            place.resolve(file)
-        except MissingFileError:
-            held = [name for name, where in weights.items() if where == file]
-            raise MissingFileError(
-                f"index {index!r} names the file {file!r}, which is absent; it holds {len(held):,} of {len(weights):,} "
-                f"tensors, {held[0]!r} first: restore it, or use an earlier step"
-            ) from None
+def _all_there(index: WeightIndex, stem: str, files: list[str]) -> None:
+    """Whether the files' own numbers are of one save and, where no index tells more, complete."""
     counts = {int(match[3]) for file in files if (match := _FILE.fullmatch(file)) and match[3]}
     if len(counts) > 1:
         raise CorruptError(
             f"files {stem!r} are numbered as of {', '.join(map(str, sorted(counts)))}: jobs of different sizes "
             "wrote into one folder; remove the older ones"
         )
-    if counts and not weights:
+    if counts and not index.weights:
         numbers = {int(match[2]) for file in files if (match := _FILE.fullmatch(file)) and match[2]}
         count = counts.pop()
         lost = [number for number in range(1, count + 1) if number not in numbers] if count <= 1 << 20 else []
         if lost:
             raise IncompleteError(
                 f"{len(lost)} of {count} files {stem!r} are missing, first {stem}-{lost[0]:05d}-of-{count:05d}, "
-                f"and no {index!r} says what they held: the save was interrupted; use an earlier step"
+                f"and no {index.name!r} says what they held: the save was interrupted; use an earlier step"
             )
 
 
@@ -133,25 +118,19 @@ def _declare(builder: CatalogBuilder, stem: str, file: str, entry: Entry) -> Non
     builder.chunk(key, (0,) * len(entry.shape), entry.shape, file, entry.start, entry.stop)
 
 
-def _compare(
-    index: str,
-    stem: str,
-    facts: Mapping[str, Any],
-    weights: Mapping[str, str],
-    there: Mapping[str, str],
-    notes: list[str],
-) -> None:
-    stage = facts.get("ckpt_quant_stage")
+def _compare(index: WeightIndex, stem: str, there: Mapping[str, str], notes: list[str]) -> None:
+    weights = index.weights
+    stage = index.facts.get("ckpt_quant_stage")
     quantised = stem == "optimizer" and isinstance(stage, str) and stage != "O0"
     elsewhere = [name for name, file in weights.items() if there.get(name) not in (file, None)]
     gone = [name for name in weights if name not in there]
     if elsewhere or (gone and not quantised):
         name = (elsewhere or gone)[0]
         found = f"it is in {there[name]!r}" if name in there else "no file of the group holds it"
-        raise CorruptError(f"index {index!r} puts {name!r} into {weights[name]!r}, which lacks it; {found}")
+        raise CorruptError(f"index {index.name!r} puts {name!r} into {weights[name]!r}, which lacks it; {found}")
     extra = [name for name in there if name not in weights and "@" not in name]
     if weights and extra:
-        notes.append(f"{len(extra)} tensors are in no {index!r}: {', '.join(map(repr, extra[:MAX_NAMED]))}")
+        notes.append(f"{len(extra)} tensors are in no {index.name!r}: {', '.join(map(repr, extra[:MAX_NAMED]))}")
     if quantised:
         scales = sum("@" in name for name in there)
         notes.append(

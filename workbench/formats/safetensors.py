@@ -34,8 +34,9 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.errors import CorruptError, MissingFileError, NotACheckpointError
+from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats.safetensors_header import Entry, Header, looks_like, parse
+from workbench.formats.weight_index import WeightIndex, check_files, read_index
 
 __all__ = ["detect", "read_catalog", "read_objects"]
 
@@ -76,8 +77,8 @@ def read_catalog(place: Place) -> Catalog:
     if index is None:
         facts = _add_pieces(builder, headers, notes)
     else:
-        facts = _add_indexed(builder, index, place.read_json(index), headers, notes)
-        builder.file(index, metadata=True)
+        facts = _add_indexed(builder, index, headers, notes)
+        builder.file(index.name, metadata=True)
     facts |= _adapter(place)
     return builder.build({"step": None, "notes": notes, **facts})
 
@@ -98,19 +99,20 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 # ---- which files -----------------------------------------------------------------------------------------
 
 
-def _files(place: Place, notes: list[str]) -> tuple[str | None, list[str]]:
+def _files(place: Place, notes: list[str]) -> tuple[WeightIndex | None, list[str]]:
     """The index, if any, and the files that make up the checkpoint."""
     if place.file is not None and place.file.endswith(INDEX):
-        return place.file, _indexed_files(place, place.file)
+        index = _index(place, place.file)
+        return index, index.files
     if place.file is not None:
         return None, [place.file]
     present = [name for name in place.files if name.endswith(SUFFIX)]
     indices = sorted((name for name in place.files if name.endswith(INDEX)), key=_preference)
     if indices:
-        files = _indexed_files(place, indices[0])
+        index = _index(place, indices[0])
         _note(notes, "{} more index files, read {!r}: {}", indices[1:], indices[0])
-        _note(notes, "{} files are not in {!r}: {}", sorted(set(present) - set(files)), indices[0])
-        return indices[0], files
+        _note(notes, "{} files are not in {!r}: {}", sorted(set(present) - set(index.files)), indices[0])
+        return index, index.files
     if not present and _only_sharded(place):
         inner = place.sub(SHARDED)
         notes.append("only the pieces in 'sharded/' are there; they were not consolidated, or that file is lost")
@@ -128,22 +130,10 @@ def _files(place: Place, notes: list[str]) -> tuple[str | None, list[str]]:
     return None, files
 
 
-def _indexed_files(place: Place, index: str) -> list[str]:
-    document = place.read_json(index)
-    weights = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
-        raise CorruptError(f"index {index!r} has no weight_map of tensor names to file names")
-    files = sorted(set(weights.values()))
-    for file in files:
-        try:
-            place.resolve(file)
-        except MissingFileError:
-            held = [name for name, where in weights.items() if where == file]
-            raise MissingFileError(
-                f"index {index!r} names the file {file!r}, which is absent from {place.path!r}; it holds "
-                f"{len(held):,} of {len(weights):,} tensors, {held[0]!r} first: download or restore it"
-            ) from None
-    return files
+def _index(place: Place, name: str) -> WeightIndex:
+    index = read_index(place, name)
+    check_files(place, index)
+    return index
 
 
 def _preference(index: str) -> tuple[int, int, str]:
@@ -180,30 +170,29 @@ def _missing_parts(files: Sequence[str], notes: list[str]) -> None:
 
 
 def _add_indexed(
-    builder: CatalogBuilder, index: str, document: Any, headers: Mapping[str, Header], notes: list[str]
+    builder: CatalogBuilder, index: WeightIndex, headers: Mapping[str, Header], notes: list[str]
 ) -> dict[str, Any]:
-    weights: dict[str, str] = document["weight_map"]
     where = {file: {entry.name: entry for entry in header.entries} for file, header in headers.items()}
-    for name, file in weights.items():
+    for name, file in index.weights.items():
         entry = where[file].get(name)
         if entry is None:
             others = [repr(other) for other, entries in where.items() if name in entries]
             found = f"it is in {' and '.join(others)}" if others else "no other file holds it either"
-            raise CorruptError(f"index {index!r} puts tensor {name!r} into {file!r}, which lacks it; {found}")
+            raise CorruptError(f"index {index.name!r} puts tensor {name!r} into {file!r}, which lacks it; {found}")
         builder.tensor(name, entry.dtype, entry.shape)
         builder.chunk(name, (0,) * len(entry.shape), entry.shape, file, entry.start, entry.stop)
-    extra = [name for file, entries in where.items() for name in entries if weights.get(name) != file]
-    _note(notes, "{} tensors that {!r} does not list are left out: {}", extra, index)
-    held = (where[file][name] for name, file in weights.items())
-    _check_total(document, index, sum(entry.stop - entry.start for entry in held), notes)
-    return {"index": index}
+    extra = [name for file, entries in where.items() for name in entries if index.weights.get(name) != file]
+    _note(notes, "{} tensors that {!r} does not list are left out: {}", extra, index.name)
+    held = (where[file][name] for name, file in index.weights.items())
+    _check_total(index, sum(entry.stop - entry.start for entry in held), notes)
+    return {"index": index.name}
 
 
-def _check_total(document: Any, index: str, total: int, notes: list[str]) -> None:
-    facts = document.get("metadata")
+def _check_total(index: WeightIndex, total: int, notes: list[str]) -> None:
+    facts = index.facts.get("metadata")
     claimed = facts.get("total_size") if isinstance(facts, dict) else None
     if isinstance(claimed, (int, float)) and claimed != total:
-        notes.append(f"index {index!r} claims {int(claimed):,} bytes of tensors, there are {total:,}")
+        notes.append(f"index {index.name!r} claims {int(claimed):,} bytes of tensors, there are {total:,}")
 
 
 def _add_pieces(builder: CatalogBuilder, headers: Mapping[str, Header], notes: list[str]) -> dict[str, Any]:
