@@ -4,18 +4,17 @@
 
     ckpt.pt   zip archive (torch 1.6 and newer, see core/ziparchive.py)  │  legacy chain or tar (torch_legacy.py)
 
-    pytorch_model.bin.index.json                 {"weight_map": {"lm_head.weight": "pytorch_model-00002-…bin"}}
-    pytorch_model-00001-of-00002.bin             one flat state_dict each
+    pytorch_model.bin.index.json, pytorch_model-00001-of-00002.bin …        torch_save_folder.py
 
-Tensors at any depth become keys by their dotted path, the rest is state (torch_tree.py). Nothing is imported or run:
-classes that are not torch's stay named, inert leaves. Several tensors may be views of one storage, with offsets and
-strides of their own; those that are the very same view are listed in ``meta["aliases"]`` (tied weights).
+Tensors at any depth become keys by their dotted path (torch_save_file.py), the rest is state (torch_tree.py). Several
+tensors may be views of one storage, with offsets and strides of their own; those that are the very same view are listed
+in ``meta["aliases"]`` (tied weights).
 
 An optimizer's ``state`` has integer ids. They are joined to parameters only where that is certain
 (:func:`workbench.naming.join_param_groups`); torch stores a ``state_dict`` in the order in which the model registered
 its parameters, so the order of the keys is the order of ``model.parameters()``.
 
-Source: torch 2.13 ``torch/serialization.py``, transformers 5.23 (``.bin`` index).
+Source: torch 2.13 ``torch/serialization.py``.
 """
 
 from __future__ import annotations
@@ -27,22 +26,19 @@ from functools import cache, partial
 from typing import Any
 
 from workbench import naming
-from workbench.core import catalog as cat
-from workbench.core import unpickle, ziparchive
+from workbench.core import ziparchive
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
-from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.core.stubs import StorageRef, TensorRef, short
-from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsupportedFormatError, WorkbenchError
+from workbench.core.stubs import TensorRef, short
+from workbench.errors import WorkbenchError
 from workbench.formats import torch_legacy, torch_tree
-from workbench.formats.torch_legacy import Loaded
+from workbench.formats.torch_save_file import declare, keyed, load_tree
+from workbench.formats.torch_save_folder import INDEX, WHOLE, read_folder
 
 __all__ = ["detect", "load_tree", "read_catalog", "read_file", "read_objects", "tree_objects"]
 
-INDEX = ".bin.index.json"
-WHOLE = ("pytorch_model.bin", "adapter_model.bin", "diffusion_pytorch_model.bin")  #: folders are known by these
 STEPS = ("step", "global_step", "iteration")
 MAX_LISTED = 200  #: foreign globals and alias groups kept in the facts
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf", "master_param")
@@ -70,7 +66,7 @@ def read_catalog(place: Place) -> Catalog:
         UnsafeError: a bomb, or an index that leads out of the folder.
         UnsupportedFormatError: compressed payloads.
     """
-    return read_file(place, place.file) if place.file is not None else _read_folder(place)
+    return read_file(place, place.file) if place.file is not None else read_folder(place)
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
@@ -87,8 +83,8 @@ def read_file(place: Place, file: str, format: str = "torch_save") -> Catalog:
     builder = CatalogBuilder(format, place)
     builder.file(file, metadata=True)
     notes = list(loaded.notes)
-    tensors = _keyed(loaded, repr(file), notes)
-    paths = {key: path for key, (path, ref) in tensors.items() if _add(builder, file, key, ref, loaded, notes)}
+    tensors = keyed(loaded, repr(file), notes)
+    paths = {key: path for key, (path, ref) in tensors.items() if declare(builder, file, key, ref, loaded, notes)}
     names = list(paths)
     fqns, roles = naming.resolve(names, {"paths": paths})
     aliases = _aliases({key: tensors[key][1] for key in names})
@@ -116,121 +112,16 @@ def tree_objects(place: Place, file: str, names: Sequence[str]) -> LazyMap:
     return LazyMap({name: partial(_item, whole, name) for name in names})
 
 
-def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
-    return whole()[name]
-
-
-def load_tree(place: Place, file: str) -> Loaded:
-    """Decode a file's structure; tensors stay references into its storages."""
-    what = repr(file)
-    view = place.map(file)
-    if view[:4] == b"PK\x03\x04":
-        return _load_zip(view, what)
-    head = bytes(view[:512])
-    if torch_legacy.is_legacy(head):
-        return torch_legacy.load_legacy(view, what=what)
-    if torch_legacy.is_tar(head):
-        return torch_legacy.load_tar(view, what=what)
-    if not head:
-        raise TruncatedError(f"file {what} is empty")
-    raise CorruptError(f"{what} begins with {head[:8]!r}: neither a zip archive nor an older format of torch.save")
-
-
-# ---- one file ------------------------------------------------------------------------------------------------------
-
-
 def _has_object(place: Place) -> bool:
     archive = ziparchive.read_directory(place.map(place.file or ""), what=repr(place.file))
     return archive.prefix is not None
 
 
-def _load_zip(view: memoryview, what: str) -> Loaded:
-    archive = ziparchive.read_directory(view, what=what)
-    record = archive.find("data.pkl")
-    if record is None:
-        raise CorruptError(f"{what} is a zip archive without data.pkl, so not of torch.save")
-    refs: dict[str, StorageRef] = {}
-
-    def remember(pid: object) -> object:
-        ref = torch_legacy.module_or_storage(pid)
-        if isinstance(ref, StorageRef):
-            refs.setdefault(ref.key, ref)
-        return ref
-
-    loaded = unpickle.loads_with_globals(archive.read(record), what=f"{what} (data.pkl)", persistent_load=remember)
-    storages = {}
-    for key, ref in refs.items():
-        payload = archive.find(f"data/{key}")
-        if payload is None:
-            raise CorruptError(f"{what}: data.pkl names the storage {short(key, 40)}, but no such record is there")
-        start, stop = storages[key] = archive.payload(payload)
-        kind = by_name(ref.dtype) if ref.dtype else None
-        size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
-        if size != stop - start and not (kind and kind.packed):  # torch counts packed quantised elements its own way
-            raise CorruptError(
-                f"{what}: storage {short(key, 40)} should have {size:,} bytes, its record at byte {start:,} has "
-                f"{stop - start:,}; the file is damaged"
-            )
-    notes = ["a TorchScript archive: its code is not looked at"] if archive.find("constants.pkl") else []
-    if not archive.has_checksums:
-        notes.append("saved without checksums")
-    return Loaded(loaded.value, storages, archive.byteorder == "big", loaded.globals, notes)
+def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
+    return whole()[name]
 
 
-def _keyed(loaded: Loaded, what: str, notes: list[str]) -> dict[str, tuple[tuple[Any, ...], TensorRef]]:
-    """Tensors by dotted path; a path that is taken gets ``#2``, ``#3`` … in the tree's order."""
-    found: dict[str, tuple[tuple[Any, ...], TensorRef]] = {}
-    twice: list[str] = []
-    for path, ref in torch_tree.flatten(loaded.tree, what=what):
-        key = base = ".".join(map(_name, path)) if path else "tensor"
-        count = 1
-        while key in found:
-            count += 1
-            key = f"{base}#{count}"
-        if count > 1:
-            twice.append(base)
-        found[key] = path, ref
-    if twice:
-        notes.append(f"{len(twice)} paths are the same once they are joined by dots, and got a number: {_some(twice)}")
-    return found
-
-
-def _name(part: Any) -> str:
-    if type(part) is str:
-        return part
-    return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
-
-
-def _add(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded: Loaded, notes: list[str]) -> bool:
-    """Declare a tensor and where its bytes are; ``False`` where its elements cannot be had."""
-    storage = ref.storage
-    if not isinstance(storage, StorageRef) or storage.key not in loaded.storages:
-        notes.append(f"tensor {key!r} has no storage in the file; it is left out")
-        return False
-    try:
-        dtype = by_name(ref.dtype)
-        itemsize = dtype.itemsize
-    except UnsupportedFormatError as error:
-        notes.append(f"tensor {key!r} is left out: {error}")
-        return False
-    start, stop = loaded.storages[storage.key]
-    inner = ref.storage_offset * itemsize
-    reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
-    if reach and inner + reach * itemsize > stop - start:
-        raise CorruptError(
-            f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
-            f"{inner + reach * itemsize:,} of a storage of {stop - start:,} at byte {start:,}; the file is "
-            "damaged"
-        )
-    codec = cat.RAW_BE if loaded.big and itemsize > 1 else cat.RAW
-    if ref.attrs.get("metadata"):  # a conjugate or negative view: the bits are not the values
-        notes.append(f"tensor {key!r} is a lazy view ({short(ref.attrs['metadata'], 40)}) and cannot be read as stored")
-        codec = cat.OPAQUE
-    builder.tensor(key, dtype, ref.shape)
-    strides = ref.stride if reach else None
-    origin = (0,) * len(ref.shape)
-    builder.chunk(key, origin, ref.shape, file, start, stop, codec=codec, inner=inner if reach else 0, strides=strides)
-    return True
+# ---- names ---------------------------------------------------------------------------------------------------------
 
 
 def _aliases(refs: Mapping[str, TensorRef]) -> list[list[str]]:
@@ -301,49 +192,3 @@ def _step(tree: object) -> int | None:
     if isinstance(tree.get("trainer_state"), dict):
         values.append(tree["trainer_state"].get("global_step"))
     return next((value for value in values if type(value) is int), None)
-
-
-# ---- folders -------------------------------------------------------------------------------------------------------
-
-
-def _read_folder(place: Place) -> Catalog:
-    notes: list[str] = []
-    index = next((name for name in sorted(place.files, key=len) if name.endswith(INDEX)), None)
-    builder = CatalogBuilder("torch_save", place)
-    if index is None:
-        weights, files = None, [next(name for name in WHOLE if name in place.files)]
-    else:
-        weights = _weight_map(place, index)
-        files = sorted(set(weights.values()))
-        builder.file(index, metadata=True)
-    for file in files:
-        try:
-            place.resolve(file)
-        except MissingFileError:
-            raise MissingFileError(
-                f"index {index!r} names the file {file!r}, which is absent; download or restore it"
-            ) from None
-        builder.file(file, metadata=True)
-        loaded = load_tree(place, file)
-        tensors = _keyed(loaded, repr(file), notes)
-        mine = tensors if weights is None else {key for key, where in weights.items() if where == file}
-        for key in mine:
-            if key not in tensors:
-                raise CorruptError(f"index {index!r} puts tensor {key!r} into {file!r}, which lacks it")
-            _add(builder, file, key, tensors[key][1], loaded, notes)
-        extra = [key for key in tensors if key not in mine]
-        if extra:
-            notes.append(f"{len(extra)} tensors of {file!r} that the index does not list are left out: {_some(extra)}")
-    return builder.build({"step": None, "notes": notes})
-
-
-def _weight_map(place: Place, index: str) -> dict[str, str]:
-    document = place.read_json(index)
-    weights = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
-        raise CorruptError(f"index {index!r} has no weight_map of tensor names to file names")
-    return weights
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (f", … {len(names) - 5:,} more" if len(names) > 5 else "")

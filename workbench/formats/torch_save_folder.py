@@ -1,0 +1,66 @@
+"""A folder of ``torch.save`` weights, as Hugging Face's libraries wrote them before safetensors.
+
+::
+
+    pytorch_model.bin.index.json                 {"weight_map": {"lm_head.weight": "pytorch_model-00002-…bin"}}
+    pytorch_model-00001-of-00002.bin             one flat state_dict each; a file may hold more than the index lists
+    pytorch_model-00002-of-00002.bin
+    pytorch_model.bin                            or all in one file, without an index
+
+Source: transformers 5.23 (``.bin`` index).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import Catalog
+from workbench.core.place import Place
+from workbench.errors import CorruptError
+from workbench.formats.torch_save_file import declare, keyed, load_tree, some
+from workbench.formats.weight_index import check_files, read_index
+
+__all__ = ["INDEX", "WHOLE", "read_folder"]
+
+INDEX = ".bin.index.json"
+WHOLE = ("pytorch_model.bin", "adapter_model.bin", "diffusion_pytorch_model.bin")  #: folders are known by these
+
+
+def read_folder(place: Place) -> Catalog:
+    """Columns of the tensors that the index lists, or of those in the one file.
+
+    Raises:
+        CorruptError, TruncatedError: a damaged file, or an index that contradicts the files.
+        MissingFileError: a file that the index names is absent.
+        UnsafeError: the index names a file outside the folder.
+    """
+    notes: list[str] = []
+    builder = CatalogBuilder("torch_save", place)
+    name = next((name for name in sorted(place.files, key=len) if name.endswith(INDEX)), None)
+    if name is None:
+        _add_file(builder, next(name for name in WHOLE if name in place.files), None, "", notes)
+    else:
+        index = read_index(place, name)
+        check_files(place, index)
+        builder.file(name, metadata=True)
+        listed: dict[str, list[str]] = defaultdict(list)
+        for key, file in index.weights.items():
+            listed[file].append(key)
+        for file in index.files:
+            _add_file(builder, file, listed[file], name, notes)
+    return builder.build({"step": None, "notes": notes})
+
+
+def _add_file(builder: CatalogBuilder, file: str, listed: list[str] | None, index: str, notes: list[str]) -> None:
+    """Declare the tensors of one file, all of them without an index."""
+    builder.file(file, metadata=True)
+    loaded = load_tree(builder.place, file)
+    tensors = keyed(loaded, repr(file), notes)
+    for key in tensors if listed is None else listed:
+        if key not in tensors:
+            raise CorruptError(f"index {index!r} puts tensor {key!r} into {file!r}, which lacks it")
+        declare(builder, file, key, tensors[key][1], loaded, notes)
+    extra = sorted(tensors.keys() - listed) if listed is not None else []
+    if extra:
+        notes.append(f"{len(extra)} tensors of {file!r} that the index does not list are left out: {some(extra)}")
