@@ -22,6 +22,7 @@ RANK = {
     "conventions": 2,  # how frameworks name and fuse one weight
     "formats": 3,
     "tensor": 4,
+    "completeness": 4,  # of a checkpoint's files
     "runs": 5,  # the checkpoints under a folder
     "checkpoint": 6,
     "namemap": 7,  # two checkpoints side by side

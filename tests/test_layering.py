@@ -36,6 +36,7 @@ LIGHT_ROOMS = {
     "formats",
     "tensor",
     "runs",
+    "completeness",
     "conventions",
     "namemap",
     "checkpoint",

@@ -9,19 +9,21 @@
       step-6000/             __0_0.distcp   no .metadata: the save was interrupted
       final/model.safetensors
 
-Only names, sizes and a few bytes are looked at, never a tensor. Links to folders are not followed: inside the root
-they would list a checkpoint twice, outside they are none of its business.
+Only names, sizes and a few bytes are looked at, never a tensor; whether a checkpoint is all there: completeness.py.
+Links to folders are not followed: inside the root they would list a checkpoint twice, outside they are none of its
+business.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from workbench import formats
+from workbench.completeness import missing
 from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
 
@@ -50,10 +52,6 @@ _STEP = re.compile(
     r"(?:^|[^a-z])(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE
 )
 _EPOCH = re.compile(r"(?:^|[^a-z])epoch[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
-_RANK_METADATA = re.compile(r"__(\d+)\.metadata")
-_ZERO_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_(mp_rank_\d+_?\w+_states\.pt)")
-_MP_RANK = re.compile(r"mp_rank_\d{2,4}(?:_\d{3,4}){0,2}")
-_PART = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})\.(?:safetensors|bin)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,7 @@ def _single(place: Place, relative: str, file: str) -> Iterator[Found]:
 def _found(place: Place, path: str, format: str, named: str) -> Found:
     nbytes, mtime = _size(place)
     try:
-        why = _COMPLETE.get(format, _nothing)(place)
+        why = missing(place, format)
         step = _stored_step(place) if format in ("hf_trainer", "paddlenlp") and STATE in place.files else None
     except WorkbenchError as error:
         why, step = str(error), None
@@ -236,147 +234,3 @@ def _tracked(place: Place, steps: list[Found]) -> tuple[Found | None, str]:
             return hits[0], f"the tracker {tracker!r} names {hits[0].path!r}, which is incomplete ({hits[0].why})"
         return hits[0], f"the tracker {tracker!r} names it"
     return None, ""
-
-
-# ---- is it all there? ----------------------------------------------------------------------------------------------
-# Each returns what is missing, or an empty string.
-
-
-def _nothing(place: Place) -> str:
-    return ""
-
-
-def _dcp(place: Place) -> str:
-    metadata = place.files.get(".metadata")
-    if metadata is not None:
-        return "" if metadata.size else ".metadata is empty"
-    ranks = {int(match[1]) for name in place.files if (match := _RANK_METADATA.fullmatch(name))}
-    absent = sorted(set(range(max(ranks, default=-1) + 1)) - ranks) if max(ranks, default=0) < 1 << 20 else []
-    if ranks:
-        return f"metadata of {len(absent)} ranks is missing, first __{absent[0]}.metadata" if absent else ""
-    return ".metadata is missing" + (", .metadata.tmp is there" if ".metadata.tmp" in place.files else "")
-
-
-def _weights(place: Place) -> str:
-    """Safetensors or torch.save: the files that an index lists, else the parts that their names count."""
-    if place.file is not None:
-        return "" if place.stat(place.file).size else "the file is empty"
-    for name in place.files:
-        if name.endswith((".safetensors.index.json", ".bin.index.json")):
-            document = place.read_json(name)
-            weights = document.get("weight_map") if isinstance(document, dict) else None
-            if not isinstance(weights, dict):
-                return f"{name!r} has no weight_map"
-            lost = sorted({str(file) for file in weights.values() if not place.exists(str(file))})
-            return f"{len(lost)} files of {name!r} are missing, first {lost[0]!r}" if lost else ""
-    counts: dict[tuple[str, int], set[int]] = {}
-    for name in place.files:
-        if (match := _PART.fullmatch(name)) and not name.startswith("shard-"):
-            counts.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for (stem, count), there in counts.items():
-        if len(there) < count:
-            return f"{count - len(there)} of {count} files {stem!r} are missing"
-    return ""
-
-
-def _hf_trainer(place: Place) -> str:
-    if "pytorch_model_fsdp_0" in place.folders:
-        why = _dcp(place.sub("pytorch_model_fsdp_0"))
-        return f"pytorch_model_fsdp_0: {why}" if why else ""
-    kinds = ("model", "adapter_model", "pytorch_model", "adapter_model")
-    if not any(name.startswith(kinds) and name.endswith((".safetensors", ".bin", ".json")) for name in place.files):
-        return "no file of weights"
-    return _weights(place)
-
-
-def _accelerate(place: Place) -> str:
-    for folder in place.folders:
-        if re.fullmatch(r"(pytorch_model_fsdp|optimizer)_\d+", folder) and (why := _dcp(place.sub(folder))):
-            return f"{folder}: {why}"
-    if not any(name.startswith("random_states_") for name in place.files):
-        return "no random_states_N.pkl, which accelerate writes last"
-    return _weights(place)
-
-
-def _lightning(place: Place) -> str:
-    if place.file is not None:
-        return _weights(place)
-    why = _dcp(place)
-    return why or ("" if "meta.pt" in place.files else "meta.pt is missing")
-
-
-def _parts(place: Place) -> str:
-    """ByteCheckpoint and veScale: a DCP folder for each part, or for each pipeline stage of one."""
-    for part in ("model", "optimizer"):
-        inner = place.sub(part) if part in place.folders else None
-        stages = [name for name in inner.folders if re.fullmatch(r"pp_\d+", name)] if inner else []
-        for name in [f"{part}/{stage}" for stage in stages] or ([part] if inner and inner.files else []):
-            if why := _dcp(place.sub(name)):
-                return f"{name}: {why}"
-    return ""
-
-
-def _deepspeed(place: Place) -> str:
-    """Ranks between those whose files are there; how many there should be is for the reader to say."""
-    ranks: dict[str, set[int]] = {}
-    for name in place.files:
-        if match := _ZERO_RANK.fullmatch(name):
-            ranks.setdefault(match[2], set()).add(int(match[1]))
-    for kind, there in ranks.items():
-        if len(there) <= max(there):
-            return f"{max(there) + 1 - len(there)} of {max(there) + 1} files zero_pp_rank_N_{kind} are missing"
-    known = any(name.endswith("model_states.pt") for name in place.files)
-    return "" if known else "no model_states file"
-
-
-def _megatron_dist(place: Place) -> str:
-    absent = [name for name in ("metadata.json", ".metadata") if name not in place.files]
-    return f"{' and '.join(absent)} missing" if absent else ""
-
-
-def _megatron_legacy(place: Place) -> str:
-    """Ranks that the folders' own numbers say are missing; a whole stage at the end cannot be seen by names."""
-    names = [name for name in place.folders if _MP_RANK.fullmatch(name) and place.exists(f"{name}/model_optim_rng.pt")]
-    ranks = {tuple(map(int, name.split("_")[2:])) for name in names}
-    if len({len(rank) for rank in ranks}) != 1:
-        return "mp_rank folders of two runs"
-    total = 1
-    for axis in zip(*ranks, strict=True):
-        total *= max(axis) + 1
-    return f"{total - len(ranks)} of {total} mp_rank folders are missing" if len(ranks) < total else ""
-
-
-def _paddle_dist(place: Place) -> str:
-    if any(re.fullmatch(r"\d+\.metadata", name) for name in place.files) or "model_state" in place.folders:
-        return ""
-    return "N.metadata is missing"
-
-
-def _paddlenlp(place: Place) -> str:
-    """Unified: the files of every index. Legacy and fleet name no list; opening checks the grid of ranks."""
-    for name in place.files:
-        if name.endswith(".safetensors.index.json"):
-            document = place.read_json(name)
-            weights = document.get("weight_map") if isinstance(document, dict) else None
-            named = set(map(str, weights.values())) if isinstance(weights, dict) else set()
-            if lost := sorted(file for file in named if not place.exists(file)):
-                return f"{len(lost)} files of {name!r} are missing, first {lost[0]!r}"
-    return ""
-
-
-_COMPLETE: Mapping[str, Callable[[Place], str]] = {
-    "paddle_dist": _paddle_dist,
-    "paddlenlp": _paddlenlp,
-    "megatron_dist": _megatron_dist,
-    "megatron_legacy": _megatron_legacy,
-    "dcp": _dcp,
-    "bytecheckpoint": _parts,
-    "vescale": _parts,
-    "safetensors": _weights,
-    "torch_save": _weights,
-    "hf_trainer": _hf_trainer,
-    "accelerate": _accelerate,
-    "lightning": _lightning,
-    "deepspeed": _deepspeed,
-    "deepspeed_universal": lambda place: "" if place.exists("zero/optimizer_state.pt") else "no optimizer_state.pt",
-}
