@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 import numpy as np
@@ -15,7 +14,7 @@ import workbench as wb
 from tests.properties import chunkings, examples, shapes
 from tests.test_reading import stored
 from workbench import errors
-from workbench.core import collector, gather
+from workbench.core import gather
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import RAW_BE, TORCH_PART
 from workbench.core.dtypes import by_name
@@ -169,20 +168,3 @@ def test_a_state_dict_is_what_torch_saved_and_each_tensor_is_alone_in_its_memory
         assert all(torch.equal(got[key], want) for key, want in state.items())
         got["w0"].zero_()
         assert torch.equal(got["w1"], state["w1"]) and torch.equal(wb.open(tmp_path / "c")["w0"].torch(), state["w0"])
-
-
-def test_opening_pauses_the_collector_and_leaves_it_as_it_was(samples, monkeypatch):
-    seen = []
-    monkeypatch.setattr("workbench.checkpoint.SourcePool", lambda *args: seen.append(gc.isenabled()))
-    wb.open(samples / "dcp_fsdp2")
-    assert seen == [False] and gc.isenabled()
-    gc.disable()
-    try:
-        with collector.paused():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-    with pytest.raises(errors.NotACheckpointError):
-        wb.open(samples / "nothing here")
-    assert gc.isenabled()

@@ -13,7 +13,6 @@ import numpy as np
 
 from workbench import formats, naming, runs
 from workbench.core import cache as catalog_cache
-from workbench.core import collector
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
@@ -42,7 +41,6 @@ WORLD_KEYS = ("world_size", "args")
 _STEP_NAME = re.compile(r"(?:.*[-_./])?(?:step|checkpoint|ckpt|iter|global_step)[-_]?(\d+)(?:\.\w+)?", re.IGNORECASE)
 
 
-@collector.paused()
 def open(
     path: str | os.PathLike[str],
     *,
