@@ -18,6 +18,7 @@ from pathlib import Path
 RANK = {
     "errors": 0,
     "core": 1,
+    "param_ids": 1,  # an optimizer's numbers
     "naming": 2,
     "conventions": 2,  # how frameworks name and fuse one weight
     "formats": 3,

@@ -32,6 +32,7 @@ HEAVY = {
 LIGHT_ROOMS = {
     "errors",
     "core",
+    "param_ids",
     "naming",
     "formats",
     "tensor",
