@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import workbench as wb
+from tests.fresh import deepspeed_like as like
 from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError
 from workbench.runs import Found, pick, step_of
@@ -152,6 +153,19 @@ def test_a_trainers_step_comes_from_its_state(tmp_path: Path) -> None:
     assert (found.format, found.step, found.why) == ("hf_trainer", 77, "no file of weights")
     save_file({"a": torch.ones(1)}, folder / "model.safetensors")
     assert by_path(tmp_path)["checkpoint-best"].complete
+
+
+@pytest.mark.parametrize(("stage", "lost"), [(1, [3]), (1, [0, 2]), (3, [3])])
+def test_deepspeeds_ranks_are_counted_by_what_its_files_say(tmp_path: Path, stage: int, lost: list[int]) -> None:
+    names, shapes = [["a", "b"]], {"a": (5, 3), "b": (4,)}
+    save = like.save_zero3 if stage == 3 else like.save_zero12
+    save(tmp_path / "global_step4", names, shapes, like.full(shapes), 4)
+    assert by_path(tmp_path)["global_step4"].complete
+    for rank in lost:
+        (file,) = (tmp_path / "global_step4").glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        file.unlink()
+    why = f"{len(lost)} of 4 files zero_pp_rank_N_mp_rank_00_optim_states.pt are missing"
+    assert by_path(tmp_path)["global_step4"].why == why
 
 
 def test_checkpoints_beside_final_weights_are_listed_too(tmp_path: Path) -> None:

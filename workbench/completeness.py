@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from workbench.core.place import Place
+from workbench.formats.deepspeed_names import sort_files
+from workbench.formats.deepspeed_zero import count_ranks
 from workbench.formats.weight_index import read_index
 
 __all__ = ["missing"]
@@ -107,14 +109,16 @@ def _parts(place: Place) -> str:
 
 
 def _deepspeed(place: Place) -> str:
-    """Ranks between those whose files are there; how many there should be is for the reader to say."""
+    """Ranks that the first optimizer file counts: names alone would not miss the last one."""
     ranks: dict[str, set[int]] = {}
     for name in place.files:
         if match := _ZERO_RANK.fullmatch(name):
             ranks.setdefault(match[2], set()).add(int(match[1]))
+    told = count_ranks(place, sort_files(place.files)) or 0
     for kind, there in ranks.items():
-        if len(there) <= max(there):
-            return f"{max(there) + 1 - len(there)} of {max(there) + 1} files zero_pp_rank_N_{kind} are missing"
+        count = max(told, max(there) + 1)
+        if len(there) < count:
+            return f"{count - len(there)} of {count} files zero_pp_rank_N_{kind} are missing"
     known = any(name.endswith("model_states.pt") for name in place.files)
     return "" if known else "no model_states file"
 

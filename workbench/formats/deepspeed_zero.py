@@ -28,7 +28,7 @@ from workbench.formats.deepspeed_files import Decoder, Located
 from workbench.formats.deepspeed_names import Folder, global_expert, listed, local_experts, ranks_of_expert_group
 from workbench.formats.deepspeed_optim import MASTER, Shard, read_shard
 
-__all__ = ["Partitions", "add_partitions", "read_partitions"]
+__all__ = ["Partitions", "add_partitions", "count_ranks", "read_partitions"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 MAX_PIECES = 200_000_000
@@ -90,6 +90,13 @@ def read_partitions(place: Place, folder: Folder, mp: int) -> Partitions | None:
     files = [kept[dp].file if dp in kept else stem.replace("{}", str(dp), 1) for dp in range(count)]
     steps = {step for shard in kept.values() for step in shard.steps}
     return Partitions(mp, [kept.get(dp) for dp in range(count)], files, lost, extra, steps)
+
+
+def count_ranks(place: Place, folder: Folder) -> int | None:
+    """Data-parallel ranks by what one optimizer file says; ``None`` if there is none. Raises as `read_partitions`."""
+    if not folder.optims:
+        return None
+    return max(read_shard(Decoder(place).read(folder.optims[min(folder.optims)])).counts)
 
 
 def add_partitions(
