@@ -305,7 +305,7 @@ class _Run:
         """Bytes of a chunk's own stream, or the first of them; raises _Strided where a copy is needed."""
         payloads = self._payloads
         catalog = payloads.catalog
-        self._announcer.announce(payloads, row)
+        self._announcer.announce(payloads.pool, int(payloads.catalog.file[row]))
         if not payloads.pool.mapped and catalog.codec[row] == cat.RAW and catalog.strides is None:
             return self._read(row, low, min(high, low + BLOCK))
         array = payloads.array(row)
@@ -393,7 +393,7 @@ class _Run:
         payloads = self._payloads
         if row in held:
             return held[row]
-        self._announcer.announce(payloads, row)
+        self._announcer.announce(payloads.pool, int(payloads.catalog.file[row]))
         array = np.atleast_1d(payloads.array(row))
         if payloads.catalog.codec[row] in _WHOLE or not payloads.pool.mapped:
             held[row] = array

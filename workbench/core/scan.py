@@ -29,7 +29,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from workbench.core.dtypes import DType
-from workbench.core.payload import Payloads
+from workbench.core.storage import SourcePool
 from workbench.core.work import Side, Work, cut, tasks
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
@@ -195,7 +195,7 @@ class _Task(Generic[S]):
         """The box as an array over its chunk's bytes."""
         payloads, row, work = side.payloads, int(side.row[at]), self._work
         catalog = payloads.catalog
-        self._sources.announce(payloads, row)
+        self._sources.announce(payloads.pool, int(catalog.file[row]))
         whole = payloads.array(row)
         tensor = int(catalog.tensor[row])
         ndim = int(catalog.ndim[tensor])
@@ -224,11 +224,11 @@ class Announcer:
     def __init__(self) -> None:
         self._told: dict[tuple[int, int], weakref.ref[Any]] = {}
 
-    def announce(self, payloads: Payloads, row: int) -> None:
-        """A chunk row is about to be read."""
-        key = id(payloads), int(payloads.catalog.file[row])
+    def announce(self, pool: SourcePool, file: int) -> None:
+        """A file is about to be read."""
+        key = id(pool), file
         if key not in self._told:
-            source = payloads.pool.source(key[1])
+            source = pool.source(file)
             source.advise("sequential")
             self._told[key] = weakref.ref(source)
 

@@ -135,6 +135,10 @@ class SourcePool:
         """Whether views are maps (and cost nothing until touched)."""
         return self._kind is MmapSource
 
+    def maps(self) -> SourcePool:
+        """The same files through memory maps, of which only the pages that are looked at are read: for directories."""
+        return self if self.mapped else SourcePool(self._place, self._files, self._stats)
+
     def source(self, file: int) -> Source:
         """The source of the file with this id, checked to be unchanged since the checkpoint was opened."""
         self.check(file)

@@ -1,0 +1,415 @@
+"""The CRC-32 that ``torch.save`` writes for every record and ``torch.load`` never looks at.
+
+::
+
+    x.pt  one archive            __0_0.distcp  an archive an item, plain or inside a zstd stream
+    ┌ data.pkl       crc ┐       ┌ data.pkl crc ┐┌ data.pkl crc ┐┌ …
+    │ byteorder      crc │       │ data/0   crc ││ data/0   crc ││
+    │ data/0 …       crc │       └──── item ────┘└──── item ────┘└
+    └ directory          ┘
+
+A CRC covers a record's payload: not the padding and local header before it, not the directory itself. Whether a file
+has checksums at all is told by records that are never empty, such as ``byteorder``: their CRC is 0 only where
+``torch.serialization.set_crc32_options(False)`` was in force (torch 2.6 and later). Formats without archives
+(safetensors, paddle, torch before 1.6) store none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.core.crc32 import PIECE, crc32, crc32_of_two
+from workbench.core.dtypes import nbytes_of
+from workbench.core.objects import OBJECT_LIMIT
+from workbench.core.payload import PART_LIMIT, ZIP_OVERHEAD, Payloads, decompress
+from workbench.core.place import Place
+from workbench.core.scan import Announcer, Tick, cores, in_order
+from workbench.core.storage import SourcePool
+from workbench.core.ziparchive import Archive, read_directory
+from workbench.core.ziprecord import STORED, Record, inflate, locate
+from workbench.errors import WorkbenchError
+
+__all__ = ["RecordCheck", "StoredCrcs", "check_archives", "stored_crcs"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+TASK = 32 << 20  #: bytes that a thread takes at a time; longer records are cut and their parts' CRCs combined
+ITEM_COST = 128 << 10  #: bytes that reading one more directory is worth
+_PLAIN = (cat.TORCH_ZIP, cat.TORCH_PART)
+_ZSTD = (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCheck:
+    """One record of one archive.
+
+    Attributes:
+        status: ``ok``; ``mismatch`` (the payload is not what was written); ``absent`` (written without checksums);
+            ``damaged`` (the archive, its zstd stream or a record's header contradicts itself, or cannot be read;
+            ``message`` says how).
+        file: relative to the checkpoint.
+        record: name inside the archive; empty where the whole archive is damaged.
+        start, stop: bytes of the payload in the file; for a damaged archive and inside a zstd stream, of the item.
+        owner: stored name of the tensor or object whose item the archive is; empty for a whole file.
+        stored, computed: CRC-32, ``None`` where there is none.
+        message: why a record is damaged.
+    """
+
+    status: str
+    file: str
+    record: str
+    start: int
+    stop: int
+    owner: str = ""
+    stored: int | None = None
+    computed: int | None = None
+    message: str = ""
+
+
+class StoredCrcs(NamedTuple):
+    """What the directories say about the bytes behind each chunk row, no payload read.
+
+    Attributes:
+        crc: ``(N,) int64`` the record's CRC-32, or -1 where none is stored or it cannot be had without the payload.
+        nbytes: ``(N,) int64`` bytes of the record; 0 where ``crc`` is -1.
+        exact: ``(N,) bool`` whether the record is this chunk's elements in row-major order and nothing else. Where it
+            is not (a parameter in a flat buffer), equal CRCs still mean equal chunks if ``inner``, ``strides`` and
+            ``nbytes`` agree, but different CRCs do not say that it is this chunk that differs.
+    """
+
+    crc: Ints
+    nbytes: Ints
+    exact: Array
+
+
+def check_archives(
+    payloads: Payloads,
+    place: Place | None = None,
+    others: Iterable[str] = (),
+    *,
+    threads: int | None = None,
+    tick: Tick | None = None,
+) -> Iterator[RecordCheck]:
+    """Compute the CRC-32 of every record of every ``torch.save`` archive, archive by archive.
+
+    Archives are: the items of chunk rows and objects; files of the catalog; and other files of the checkpoint that
+    look like one. A file without archives yields nothing.
+
+    Args:
+        payloads: the catalog and its files.
+        place: the checkpoint's folder, needed for ``others``.
+        others: names of files, relative to the place, that the catalog does not know.
+        threads: how many work side by side; by default as many as this process may use cores, at most 8.
+        tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
+    """
+    items, files = _Items(payloads), list(_files(payloads, place, others))
+    total, done, crc = max(items.nbytes + sum(one.stop for one in files), 1), 0, 0
+    announcer = Announcer()
+    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-crc") as pool:
+        try:
+            for nbytes, results in in_order(pool, partial(_run, announcer), _tasks(chain(items, files))):
+                for result in results:
+                    if isinstance(result, RecordCheck):
+                        yield result
+                        continue
+                    part, found = result
+                    crc = found if part.first == part.start else crc32_of_two(crc, found, part.last - part.first)
+                    if part.last == part.stop:
+                        yield _verdict(part.archive, part.record, part.start, part.stop, crc, part.checked)
+                done += nbytes
+                if tick is not None:
+                    tick(min(done / total, 1.0))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            announcer.restore()
+
+
+def stored_crcs(payloads: Payloads) -> StoredCrcs:
+    """The stored CRC-32 behind each chunk row; directories are read, payloads are not.
+
+    Archives that cannot be read, inside a zstd stream or in another byte order count as having none.
+    """
+    catalog = payloads.catalog
+    result = StoredCrcs(
+        np.full(catalog.chunks, -1, np.int64), np.zeros(catalog.chunks, np.int64), np.zeros(catalog.chunks, bool)
+    )
+    mapped = Payloads(catalog, payloads.pool.maps())
+    for row in np.flatnonzero(np.isin(catalog.codec, _PLAIN)).tolist():
+        try:
+            item, _ = mapped.item(row)
+        except WorkbenchError:
+            continue
+        if item.crc is not None and item.byteorder == "little":
+            whole = item.storage_offset == 0 and _is_row_major(item.shape, item.stride)
+            whole &= item.nbytes == catalog.chunk_nbytes[row] and catalog.codec[row] == cat.TORCH_ZIP
+            result.crc[row], result.nbytes[row], result.exact[row] = item.crc, item.nbytes, whole
+    raw = np.flatnonzero(catalog.codec == cat.RAW)
+    for file in np.unique(catalog.file[raw]).tolist():
+        _from_file(mapped, file, raw[catalog.file[raw] == file], result)
+    return result
+
+
+# ---- which archives there are ----------------------------------------------------------------------------------------
+
+
+class _Archive(NamedTuple):
+    """An archive: bytes of a file, plain, or as one zstd stream that may grow to ``limit`` bytes."""
+
+    pool: SourcePool
+    file: int
+    name: str
+    start: int
+    stop: int
+    owner: str = ""
+    limit: int | None = None
+
+
+class _Part(NamedTuple):
+    """Bytes ``[first, last)`` of a file that are a part of one record's payload ``[start, stop)``."""
+
+    archive: _Archive
+    record: Record
+    start: int
+    stop: int
+    first: int
+    last: int
+    checked: bool
+
+
+_Task = list[_Archive | _Part | RecordCheck]
+
+
+class _Items:
+    """Items of chunk rows and of objects, each once, in the order of the files."""
+
+    def __init__(self, payloads: Payloads) -> None:
+        catalog, table = payloads.catalog, payloads.catalog.objects
+        self._payloads = payloads
+        rows = np.flatnonzero(np.isin(catalog.codec, _PLAIN + _ZSTD))
+        objects = np.array([row for row in range(len(table.keys)) if self._is_archive(row)], np.int64)
+        file, start, stop = (
+            np.concatenate([getattr(catalog, name)[rows], getattr(table, name)[objects]]).astype(np.int64)
+            for name in ("file", "start", "stop")
+        )
+        source = np.concatenate([rows, -1 - objects])  # negative: an object
+        order = np.lexsort((stop, start, file))
+        new = np.ones(len(order), bool)
+        for column in (file, start, stop):
+            column[:] = column[order]
+        new[1:] = (file[1:] != file[:-1]) | (start[1:] != start[:-1]) | (stop[1:] != stop[:-1])
+        self._source = source[order][new]
+        self.nbytes = int((stop - start)[new].sum())
+
+    def __iter__(self) -> Iterator[_Archive]:
+        return (self._of_row(row) if row >= 0 else self._of_object(-1 - row) for row in self._source)
+
+    def _of_row(self, row: int) -> _Archive:
+        catalog, limit = self._payloads.catalog, None
+        tensor, codec = int(catalog.tensor[row]), int(catalog.codec[row])
+        if codec in _ZSTD:
+            nbytes = nbytes_of(catalog.dtype_of(tensor), int(np.prod(catalog.sizes[row])))
+            limit = PART_LIMIT if codec == cat.ZSTD_TORCH_PART else nbytes + ZIP_OVERHEAD
+        place = int(catalog.file[row]), int(catalog.start[row]), int(catalog.stop[row])
+        return _Archive(
+            self._payloads.pool, place[0], catalog.files[place[0]], place[1], place[2], catalog.keys[tensor], limit
+        )
+
+    def _of_object(self, row: int) -> _Archive:
+        catalog, table = self._payloads.catalog, self._payloads.catalog.objects
+        limit = OBJECT_LIMIT if table.codec[row] in _ZSTD else None
+        place = int(table.file[row]), int(table.start[row]), int(table.stop[row])
+        return _Archive(
+            self._payloads.pool, place[0], catalog.files[place[0]], place[1], place[2], table.keys[row], limit
+        )
+
+    def _is_archive(self, row: int) -> bool:
+        return self._payloads.catalog.objects.codec[row] in _PLAIN + _ZSTD or _looks_like_one(self._of_object(row))
+
+
+def _files(payloads: Payloads, place: Place | None, others: Iterable[str]) -> Iterator[_Archive]:
+    """Files that are one archive each."""
+    catalog = payloads.catalog
+    holds_items = set(catalog.file[np.isin(catalog.codec, _PLAIN + _ZSTD)].tolist())
+    holds_items |= set(catalog.objects.file.tolist())
+    for file, (name, stat) in enumerate(zip(catalog.files, catalog.file_stats, strict=True)):
+        archive = _Archive(payloads.pool, file, name, 0, stat.size)
+        if file not in holds_items and stat.size > 0 and _looks_like_one(archive):
+            yield archive
+    names = sorted(set(others) - set(catalog.files))
+    if place is None or not names:
+        return
+    stats = [place.stat(name) for name in names]
+    pool = SourcePool(place, names, stats)
+    for file, (name, stat) in enumerate(zip(names, stats, strict=True)):
+        archive = _Archive(pool, file, name, 0, stat.size)
+        if _looks_like_one(archive):
+            yield archive
+
+
+def _looks_like_one(archive: _Archive) -> bool:
+    """Whether it begins or ends like a zip archive; what cannot be read is left to be told later."""
+    if archive.stop - archive.start < 22:
+        return False
+    try:
+        view = archive.pool.maps().source(archive.file).view(archive.start, archive.stop)
+    except WorkbenchError:
+        return False
+    return bytes(view[:4]) == b"PK\3\4" or bytes(view[-22:-18]) == b"PK\5\6"
+
+
+def _tasks(archives: Iterable[_Archive]) -> Iterator[tuple[int, _Task]]:
+    """Bytes and what to do with them: small archives several at a time, large ones record by record."""
+    task: _Task = []
+    weight = nbytes = 0
+    for archive in archives:
+        whole = archive.stop - archive.start <= TASK or archive.limit is not None
+        for one, size in [(archive, archive.stop - archive.start)] if whole else _records(archive):
+            if task and weight + size > TASK:
+                yield nbytes, task
+                task, weight, nbytes = [], 0, 0
+            task.append(one)
+            weight, nbytes = weight + size + ITEM_COST, nbytes + size
+    if task:
+        yield nbytes, task
+
+
+def _records(archive: _Archive) -> Iterator[tuple[_Part | RecordCheck, int]]:
+    """The records of a large archive, cut; what cannot be read as results already."""
+    try:
+        view = archive.pool.maps().source(archive.file).view(archive.start, archive.stop)
+        directory = read_directory(view, what=repr(archive.name))
+    except WorkbenchError as error:
+        yield _damaged(archive, "", str(error)), archive.stop - archive.start
+        return
+    if directory.prefix is None:
+        return
+    for record in directory.records.values():
+        try:
+            start, stop = locate(directory.view, record, directory.what)
+        except WorkbenchError as error:
+            yield _damaged(archive, record.name, str(error)), record.csize
+            continue
+        start, stop = archive.start + start, archive.start + stop
+        if record.method != STORED or start == stop:
+            yield _of_record(archive, directory, record), record.csize
+            continue
+        for first in range(start, stop, TASK):
+            last = min(first + TASK, stop)
+            yield _Part(archive, record, start, stop, first, last, directory.has_checksums), last - first
+
+
+# ---- in a thread -----------------------------------------------------------------------------------------------------
+
+
+def _run(announcer: Announcer, task: tuple[int, _Task]) -> tuple[int, list[RecordCheck | tuple[_Part, int]]]:
+    results: list[RecordCheck | tuple[_Part, int]] = []
+    for one in task[1]:
+        if isinstance(one, RecordCheck):
+            results.append(one)
+        elif isinstance(one, _Part):
+            results.append(_of_part(one, announcer))
+        else:
+            results += _of_archive(one, announcer)
+    return task[0], results
+
+
+def _of_part(part: _Part, announcer: Announcer) -> RecordCheck | tuple[_Part, int]:
+    if not part.checked:
+        return part, 0
+    announcer.announce(part.archive.pool, part.archive.file)
+    source, crc = part.archive.pool.source(part.archive.file), 0
+    for at in range(part.first, part.last, PIECE):
+        crc = crc32(source.view(at, min(at + PIECE, part.last)), crc)
+    return part, crc
+
+
+def _of_archive(archive: _Archive, announcer: Announcer) -> Iterator[RecordCheck]:
+    """Every record of an archive that is read whole."""
+    what = f"item at byte {archive.start:,} of {archive.name!r}" if archive.owner else repr(archive.name)
+    try:
+        announcer.announce(archive.pool, archive.file)
+        source = archive.pool.source(archive.file)
+        if archive.stop > source.size:
+            short = archive.stop - source.size
+            yield _damaged(archive, "", f"{what} ends {short:,} bytes beyond the end of the file; it is cut short")
+            return
+        view = source.view(archive.start, archive.stop)
+        if archive.limit is not None:
+            view = decompress(view, archive.limit, what=what)
+        directory = read_directory(view, what=what)
+    except WorkbenchError as error:
+        yield _damaged(archive, "", str(error))
+        return
+    if directory.prefix is None and not archive.owner:
+        return  # a zip archive of somebody else's
+    for record in directory.records.values():
+        yield _of_record(archive, directory, record)
+
+
+def _of_record(archive: _Archive, directory: Archive, record: Record) -> RecordCheck:
+    try:
+        start, stop = locate(directory.view, record, directory.what)
+        content: Any = directory.view[start:stop]
+        if record.method != STORED:
+            content = inflate(content, record, directory.what)
+    except WorkbenchError as error:
+        return _damaged(archive, record.name, str(error))
+    place = (
+        (archive.start, archive.stop) if archive.limit is not None else (archive.start + start, archive.start + stop)
+    )
+    crc = crc32(np.frombuffer(content, np.uint8)) if directory.has_checksums else 0
+    return _verdict(archive, record, *place, crc, directory.has_checksums)
+
+
+def _verdict(archive: _Archive, record: Record, start: int, stop: int, crc: int, checked: bool) -> RecordCheck:
+    if not checked:
+        return RecordCheck("absent", archive.name, record.name, start, stop, archive.owner)
+    status = "ok" if crc == record.crc else "mismatch"
+    return RecordCheck(status, archive.name, record.name, start, stop, archive.owner, record.crc, crc)
+
+
+def _damaged(archive: _Archive, record: str, message: str) -> RecordCheck:
+    return RecordCheck("damaged", archive.name, record, archive.start, archive.stop, archive.owner, message=message)
+
+
+# ---- stored CRCs of a file that is one archive -----------------------------------------------------------------------
+
+
+def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) -> None:
+    """Rows that are raw ranges of an archive's records."""
+    catalog = payloads.catalog
+    archive = _Archive(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size)
+    if not _looks_like_one(archive):
+        return
+    try:
+        directory = read_directory(payloads.pool.source(file).view(0, archive.stop), what=repr(archive.name))
+        if directory.prefix is None or not directory.has_checksums or directory.byteorder != "little":
+            return
+        records = {locate(directory.view, record, directory.what): record.crc
+                   for record in directory.records.values() if record.method == STORED}  # fmt: skip
+    except WorkbenchError:
+        return
+    for row in rows.tolist():
+        place = int(catalog.start[row]), int(catalog.stop[row])
+        if (crc := records.get(place)) is not None:
+            whole = place[1] - place[0] == catalog.chunk_nbytes[row]
+            whole &= catalog.inner is None or catalog.inner[row] == 0
+            dims = int(catalog.ndim[catalog.tensor[row]])
+            if catalog.strides is not None:
+                strides, sizes = catalog.strides[row, :dims].tolist(), catalog.sizes[row, :dims].tolist()
+                whole &= _is_row_major(sizes, strides)
+            result.crc[row], result.nbytes[row], result.exact[row] = crc, place[1] - place[0], whole
+
+
+def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie one after the other; the stride of an axis of one step says nothing."""
+    return all(n <= 1 or a == b for n, a, b in zip(sizes, strides, cat.row_major(sizes), strict=True))
