@@ -26,6 +26,7 @@ from workbench import formats
 from workbench.completeness import missing
 from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
+from workbench.formats.safetensors import is_collection
 
 __all__ = ["Found", "discover", "pick", "step_of"]
 
@@ -157,6 +158,8 @@ def _some(found: list[Found]) -> str:
 def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
     try:
         name = formats.detect(place)
+        if name == "safetensors" and place.file is None and is_collection(place):
+            name = None  # each file is listed: together they are nothing that could be opened
         files = place.files
     except WorkbenchError as error:
         yield Found(relative or ".", "unreadable", step_of(relative), 0, 0.0, False, str(error))

@@ -34,11 +34,11 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.errors import CorruptError, NotACheckpointError
+from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats.safetensors_header import Entry, Header, looks_like, parse
 from workbench.formats.weight_index import WeightIndex, check_files, read_index
 
-__all__ = ["detect", "read_catalog", "read_objects"]
+__all__ = ["detect", "is_collection", "read_catalog", "read_objects"]
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 SHARDED = "sharded"  #: folder of HuggingFaceStorageWriter's pieces beside the consolidated files
@@ -58,6 +58,27 @@ def detect(place: Place) -> bool:
         size = place.stat(place.file).size
         return looks_like(place.read(place.file, length=min(9, size)), size)
     return any(name.endswith((SUFFIX, INDEX)) for name in place.files) or _only_sharded(place)
+
+
+def is_collection(place: Place) -> bool:
+    """Whether a folder's files are checkpoints of their own: two hold a tensor of the same name, and neither an index
+    nor their names make them parts of one whole. `read_catalog` refuses such a folder.
+    """
+    names = [name for name in place.files if name.endswith(SUFFIX) and _variant_of(name) not in place.files]
+    parts = all(_PART.fullmatch(name) for name in names)
+    if len(names) < 2 or parts or any(name.endswith(INDEX) for name in place.files):
+        return False
+    seen: set[str] = set()
+    for name in names:
+        try:
+            header = parse(place, name, cut=True)
+            mine = {entry.name for entry in header.entries}
+            if not seen.isdisjoint(mine):
+                return not _saved_offsets(name, header)
+        except WorkbenchError:  # one that cannot be read says nothing of the others
+            continue
+        seen |= mine
+    return False
 
 
 def read_catalog(place: Place) -> Catalog:
