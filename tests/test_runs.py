@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import workbench as wb
 from tests.fresh import deepspeed_like as like
 from workbench.core.place import Place
-from workbench.errors import IncompleteError, NotACheckpointError
+from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, UnsafeError
 from workbench.runs import Found, pick, step_of
 from workbench.runs import discover as find
 
@@ -97,6 +97,28 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert found["x.pt"].format == "unreadable" and "link out of" in found["x.pt"].why
 
 
+def test_a_checkpoint_whose_data_are_links_out_of_it_is_not_complete(tmp_path: Path) -> None:
+    outside = save_dcp(tmp_path / "outside" / "step-1")
+    save_file({"w": torch.ones(1)}, outside / "w.safetensors")
+    weights, step, fine = (tmp_path / "root" / name for name in ("weights", "step-2", "step-3"))
+    weights.mkdir(parents=True)
+    (weights / "w.safetensors").symlink_to(outside / "w.safetensors")
+    for folder in (step, fine):
+        save_dcp(folder)
+    (data,) = step.glob("*.distcp")
+    data.unlink()
+    data.symlink_to(outside / data.name)
+    (fine / "config.json").symlink_to(outside / "w.safetensors")  # nothing that the checkpoint needs
+    found = by_path(tmp_path / "root")
+    assert [path for path, item in found.items() if item.complete] == ["step-3"]
+    assert "'w.safetensors' is a link out of the checkpoint" in found["weights"].why
+    assert "distcp' is a link out of the checkpoint" in found["step-2"].why
+    for refused in (weights, step):
+        with pytest.raises(UnsafeError, match="link out of the checkpoint"):
+            wb.open(refused)
+    assert reason(tmp_path / "root").startswith("opened 'step-3'")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads what nobody may")
 def test_a_folder_without_permission_is_listed_as_such(tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-1").chmod(0)
@@ -174,6 +196,33 @@ def test_checkpoints_beside_final_weights_are_listed_too(tmp_path: Path) -> None
     torch.save({"w": torch.ones(1)}, tmp_path / "best.pt")
     torch.save({"w": torch.ones(1)}, tmp_path / "training_args.bin")
     assert set(by_path(tmp_path)) == {".", "best.pt", "step-5"}
+
+
+def test_files_that_cannot_be_one_checkpoint_are_listed_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "loras").mkdir()
+    for name in ("anime", "photo"):
+        save_file({"lora_A": torch.ones(2)}, tmp_path / "loras" / f"{name}.safetensors")
+    assert list(by_path(tmp_path)) == ["loras/anime.safetensors", "loras/photo.safetensors"]
+    for path in by_path(tmp_path):
+        assert list(wb.open(tmp_path / path)) == ["lora_A"]
+    with pytest.raises(CorruptError, match="open one file alone"):
+        wb.open(tmp_path / "loras")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"encoder": "a", "decoder": "b"},
+        {"model-00001-of-00002": "a", "model-00002-of-00002": "b"},
+        {"model": "a", "model.fp16": "a"},
+    ],
+)
+def test_files_that_are_one_checkpoint_are_listed_as_one(tmp_path: Path, held: dict[str, str]) -> None:
+    (tmp_path / "x").mkdir()
+    for name, tensor in held.items():
+        save_file({tensor: torch.ones(2)}, tmp_path / "x" / f"{name}.safetensors")
+    assert list(by_path(tmp_path)) == ["x"]
+    assert set(wb.open(tmp_path / "x")) == set(held.values())
 
 
 # ---- which one to open ---------------------------------------------------------------------------------------

@@ -11,16 +11,26 @@ No tensor is looked at: that is what verifying is for. Each function returns wha
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 
 from workbench.core.place import Place
+from workbench.errors import UnsafeError
 from workbench.formats.deepspeed_names import sort_files
 from workbench.formats.deepspeed_zero import count_ranks
 from workbench.formats.weight_index import read_index
 
 __all__ = ["missing"]
 
+#: Files that hold a format's data; those of a format that is not named here end in any of these.
+DATA = {
+    "safetensors": (".safetensors",),
+    "torch_save": (".bin", ".pt", ".pth", ".ckpt", ".tar"),
+    "dcp": (".metadata", ".distcp"),
+    "paddle_save": (".pdparams", ".pdopt", ".pdckpt"),
+}
+ANY = tuple(ending for endings in DATA.values() for ending in endings)
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata")
 _ZERO_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_(mp_rank_\d+_?\w+_states\.pt)")
 _MP_RANK = re.compile(r"mp_rank_\d{2,4}(?:_\d{3,4}){0,2}")
@@ -35,7 +45,18 @@ def missing(place: Place, format: str) -> str:
         WorkbenchError: a file that had to be looked at cannot be read, which is as good an answer.
     """
     check = _COMPLETE.get(format)
-    return check(place) if check is not None else ""
+    return (check(place) if check is not None else "") or _leading_out(place, DATA.get(format, ANY))
+
+
+def _leading_out(place: Place, endings: tuple[str, ...]) -> str:
+    """Data that are a link out of the checkpoint: they are there, and opening refuses them."""
+    for name in place.files:
+        if name.endswith(endings) and os.path.islink(os.path.join(place.root, name)):
+            try:
+                place.resolve(name)
+            except UnsafeError as error:
+                return str(error)
+    return ""
 
 
 def _dcp(place: Place) -> str:
@@ -47,6 +68,12 @@ def _dcp(place: Place) -> str:
     if ranks:
         return f"metadata of {len(absent)} ranks is missing, first __{absent[0]}.metadata" if absent else ""
     return ".metadata is missing" + (", .metadata.tmp is there" if ".metadata.tmp" in place.files else "")
+
+
+def _dcp_in(place: Place, folder: str) -> str:
+    inner = place.sub(folder)
+    why = _dcp(inner) or _leading_out(inner, DATA["dcp"])
+    return f"{folder}: {why}" if why else ""
 
 
 def _weights(place: Place) -> str:
@@ -73,8 +100,7 @@ def _listed(place: Place, index: str) -> str:
 
 def _hf_trainer(place: Place) -> str:
     if "pytorch_model_fsdp_0" in place.folders:
-        why = _dcp(place.sub("pytorch_model_fsdp_0"))
-        return f"pytorch_model_fsdp_0: {why}" if why else ""
+        return _dcp_in(place, "pytorch_model_fsdp_0")
     kinds = ("model", "adapter_model", "pytorch_model", "adapter_model")
     if not any(name.startswith(kinds) and name.endswith((".safetensors", ".bin", ".json")) for name in place.files):
         return "no file of weights"
@@ -83,8 +109,8 @@ def _hf_trainer(place: Place) -> str:
 
 def _accelerate(place: Place) -> str:
     for folder in place.folders:
-        if re.fullmatch(r"(pytorch_model_fsdp|optimizer)_\d+", folder) and (why := _dcp(place.sub(folder))):
-            return f"{folder}: {why}"
+        if re.fullmatch(r"(pytorch_model_fsdp|optimizer)_\d+", folder) and (why := _dcp_in(place, folder)):
+            return why
     if not any(name.startswith("random_states_") for name in place.files):
         return "no random_states_N.pkl, which accelerate writes last"
     return _weights(place)
@@ -103,8 +129,8 @@ def _parts(place: Place) -> str:
         inner = place.sub(part) if part in place.folders else None
         stages = [name for name in inner.folders if re.fullmatch(r"pp_\d+", name)] if inner else []
         for name in [f"{part}/{stage}" for stage in stages] or ([part] if inner and inner.files else []):
-            if why := _dcp(place.sub(name)):
-                return f"{name}: {why}"
+            if why := _dcp_in(place, name):
+                return why
     return ""
 
 
