@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 ITEM = 4096 + 1577  #: bytes of one stored item: payload of a (16, 64) float32 chunk + archive overhead
 
@@ -17,15 +19,8 @@ ITEM = 4096 + 1577  #: bytes of one stored item: payload of a (16, 64) float32 c
 def write_dcp_metadata(folder: str | Path, tensors: int = 2000, ranks: int = 512) -> int:
     """Write ``.metadata`` (and sparse ``.distcp`` files) of ``tensors`` row-sharded tensors; returns the chunks."""
     import torch
+    from torch.distributed.checkpoint import metadata as dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        StorageMeta,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,20 +28,27 @@ def write_dcp_metadata(folder: str | Path, tensors: int = 2000, ranks: int = 512
     state, storage = {}, {}
     for t in range(tensors):
         name = f"model.layers.{t // 10}.mlp.experts.{t % 10}.up_proj.weight_{t:05d}"
-        chunks = [ChunkStorageMetadata(torch.Size((r * rows, 0)), torch.Size((rows, cols))) for r in range(ranks)]
-        state[name] = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size((rows * ranks, cols)), chunks)
+        chunks = [dcp.ChunkStorageMetadata(torch.Size((r * rows, 0)), torch.Size((rows, cols))) for r in range(ranks)]
+        state[name] = dcp.TensorStorageMetadata(
+            dcp.TensorProperties(torch.float32), torch.Size((rows * ranks, cols)), chunks
+        )
         for r in range(ranks):
             fresh = name.encode().decode()  # a new string object, so that pickle writes it again
-            index = MetadataIndex(fresh, torch.Size((r * rows, 0)), r)
+            index = dcp.MetadataIndex(fresh, torch.Size((r * rows, 0)), r)
             storage[index] = _StorageInfo(f"__{r}_0.distcp".encode().decode(), t * ITEM, ITEM)
     planner = {name: tuple(name.split(".", 1)) for name in state}
-    metadata = Metadata(state, planner, storage, StorageMeta(checkpoint_id="synthetic"), "1.0.0")
+    metadata = dcp.Metadata(state, planner, storage, dcp.StorageMeta(checkpoint_id="synthetic"), "1.0.0")
+    finish_sparse(folder, metadata, dict.fromkeys(range(ranks), tensors * ITEM))
+    return tensors * ranks
+
+
+def finish_sparse(folder: Path, metadata: Any, ends: Mapping[int, int]) -> None:
+    """``.metadata``, and data files by rank that are holes of the right length."""
     with open(folder / ".metadata", "wb") as handle:
         pickle.dump(metadata, handle, protocol=4)
-    for r in range(ranks):
-        with open(folder / f"__{r}_0.distcp", "wb") as handle:
-            os.ftruncate(handle.fileno(), tensors * ITEM)
-    return tensors * ranks
+    for rank, end in ends.items():
+        with open(folder / f"__{rank}_0.distcp", "wb") as handle:
+            os.ftruncate(handle.fileno(), end)
 
 
 def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
@@ -58,15 +60,8 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
 
     import torch
     from safetensors.torch import save_file
+    from torch.distributed.checkpoint import metadata as dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        StorageMeta,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
 
     folder = Path(folder)
     (folder / "dcp").mkdir(parents=True, exist_ok=True)
@@ -92,11 +87,11 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
             at = r * (-(-shape[0] // ranks))
             buffer = io.BytesIO()
             torch.save(piece.clone(), buffer)
-            chunks.append(ChunkStorageMetadata(torch.Size((at, 0)), piece.size()))
-            index = MetadataIndex(name, torch.Size((at, 0)), r)
+            chunks.append(dcp.ChunkStorageMetadata(torch.Size((at, 0)), piece.size()))
+            index = dcp.MetadataIndex(name, torch.Size((at, 0)), r)
             storage[index] = _StorageInfo(f"__{r}_0.distcp", files[r].tell(), buffer.tell())
             files[r].write(buffer.getbuffer())
-        state[name] = TensorStorageMetadata(TensorProperties(torch.bfloat16), tensor.size(), chunks)
+        state[name] = dcp.TensorStorageMetadata(dcp.TensorProperties(torch.bfloat16), tensor.size(), chunks)
         if sum(t.nbytes for t in shard.values()) > nbytes // 4:
             count += 1
             save_file(shard, folder / "hf" / f"model-{count:05d}.safetensors")
@@ -104,6 +99,6 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
     if shard:
         save_file(shard, folder / "hf" / f"model-{count + 1:05d}.safetensors")
     opened.close()
-    metadata = Metadata(state, None, storage, StorageMeta(checkpoint_id="synthetic"), "1.0.0")
+    metadata = dcp.Metadata(state, None, storage, dcp.StorageMeta(checkpoint_id="synthetic"), "1.0.0")
     with open(folder / "dcp" / ".metadata", "wb") as handle:
         pickle.dump(metadata, handle, protocol=4)

@@ -7,13 +7,12 @@ buckets of ``dp`` shards, a chunk a parameter.
 
 from __future__ import annotations
 
-import os
-import pickle
 from argparse import Namespace
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from synthetic import finish_sparse
 
 STATES = ("", "optimizer.state.param.", "optimizer.state.exp_avg.", "optimizer.state.exp_avg_sq.")
 HIDDEN, FFN, PER = 64, 16, 40_000
@@ -31,14 +30,8 @@ def write_torch_dist(
 ) -> int:
     """Write the folder; returns the chunks (layers · experts · tp · 3 · 4 and a few, without ``buckets``)."""
     import torch
+    from torch.distributed.checkpoint import metadata as dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,14 +44,14 @@ def write_torch_dist(
     ) -> None:
         metas = []
         for k, (at, sizes, rank) in enumerate(chunks):
-            metas.append(ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)))
+            metas.append(dcp.ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)))
             nbytes = (2 if half else 4) * torch.Size(sizes).numel() + 1577
             start = ends.get(rank, 0)
             ends[rank] = start + nbytes
             name = f"__{rank}_0.distcp".encode().decode()  # fresh strings, as in a real save
-            storage[MetadataIndex(key.encode().decode(), torch.Size(at), k)] = _StorageInfo(name, start, nbytes)
+            storage[dcp.MetadataIndex(key.encode().decode(), torch.Size(at), k)] = _StorageInfo(name, start, nbytes)
         dtype = torch.bfloat16 if half else torch.float32
-        state[key] = TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), metas)
+        state[key] = dcp.TensorStorageMetadata(dcp.TensorProperties(dtype), torch.Size(shape), metas)
 
     for prefix in STATES[: 1 if buckets else 4]:
         half = not prefix
@@ -94,9 +87,5 @@ def write_torch_dist(
                 )
     torch.save({"args": Namespace(**args), "iteration": 7}, folder / "common.pt")
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "common_backend": "torch"}')
-    with open(folder / ".metadata", "wb") as handle:
-        pickle.dump(Metadata(state, None, storage), handle, protocol=4)
-    with ExitStack() as stack:
-        for rank, end in ends.items():
-            os.ftruncate(stack.enter_context(open(folder / f"__{rank}_0.distcp", "wb")).fileno(), end)
+    finish_sparse(folder, dcp.Metadata(state, None, storage), ends)
     return len(storage)

@@ -247,12 +247,7 @@ def write_legacy(
 ) -> Path:  # fmt: skip
     """``mp_rank_…`` folders in ``root``; optimizer ``float16``, ``fp32``, ``flat`` or ``none``."""
     stages = stages or [even(model.layers, pp)]
-    told = {
-        "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "expert_model_parallel_size": ep,
-        "data_parallel_size": dp, "world_size": tp * pp * dp,
-        "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
-        "use_distributed_optimizer": optimizer == "flat",
-    }  # fmt: skip
+    told = _sizes(tp, pp, ep, dp, stages) | {"use_distributed_optimizer": optimizer == "flat"}
     for t in range(tp):
         for p in range(pp):
             for e in range(ep):
@@ -292,6 +287,15 @@ def write_legacy(
                 state["rng_state"] = [{"torch_rng_state": torch.arange(8, dtype=torch.uint8) + t}]
                 torch.save(state, folder / "model_optim_rng.pt")
     return root
+
+
+def _sizes(tp: int, pp: int, ep: int, dp: int, stages: list[list[list[int]]]) -> dict[str, Any]:
+    """The mesh as ``args`` say it."""
+    return {
+        "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "expert_model_parallel_size": ep,
+        "data_parallel_size": dp, "world_size": tp * pp * dp,
+        "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
+    }  # fmt: skip
 
 
 def even(layers: int, pp: int) -> list[list[int]]:
@@ -432,11 +436,7 @@ def write_dist(
 ) -> Path:  # fmt: skip
     """A ``torch_dist`` folder; optimizer ``float16``, ``fully``, ``dp`` (buckets) or ``none``."""
     stages = stages or [even(model.layers, pp)]
-    told = {
-        "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "expert_model_parallel_size": ep,
-        "data_parallel_size": dp, "world_size": tp * pp * dp,
-        "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
-    }  # fmt: skip
+    told = _sizes(tp, pp, ep, dp, stages)
     saver = Saver(root)
     for p in range(pp):
         for e in range(ep):
