@@ -1,0 +1,178 @@
+"""Is a checkpoint whole? Every answer says what was looked at and what was not.
+
+::
+
+    structure   names, sizes, headers, boxes, steps: no payload is read           seconds at any size
+    content     every byte once: stored checksums, values, copies of each other   deep=True, about the speed of reading
+    manifest    every byte against what was written down earlier                  any later flip, located
+
+One file a family of rules: verify_files, verify_boxes, verify_headers, verify_steps, verify_state; for the content
+verify_values, verify_pairs and verify_stored. docs/verify.md lists every rule.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from workbench import checkpoint
+from workbench.analysis.report import Report
+from workbench.analysis.verify_boxes import check_boxes
+from workbench.analysis.verify_files import check_commit, check_files, check_folder, leftovers
+from workbench.analysis.verify_headers import check_headers, check_index, check_objects
+from workbench.analysis.verify_log import Log, Subject
+from workbench.analysis.verify_pairs import check_pairs
+from workbench.analysis.verify_state import check_ranks, check_state
+from workbench.analysis.verify_steps import check_steps
+from workbench.analysis.verify_stored import check_manifest, check_stored
+from workbench.analysis.verify_values import check_values
+from workbench.checkpoint import Checkpoint
+from workbench.core.place import Place
+from workbench.core.scan import Tick
+from workbench.errors import (
+    CorruptError,
+    IncompleteError,
+    MissingExtraError,
+    MissingFileError,
+    NotACheckpointError,
+    OpenError,
+    TruncatedError,
+    UnsafeError,
+    UnsupportedFormatError,
+    UsageError,
+)
+
+__all__ = ["verify"]
+
+#: The rule that an error of opening is reported under; the first that fits counts.
+OPENING: tuple[tuple[type[OpenError], str], ...] = (
+    (MissingFileError, "open.missing"),
+    (TruncatedError, "open.truncated"),
+    (CorruptError, "open.corrupt"),
+    (UnsafeError, "open.unsafe"),
+    (IncompleteError, "open.incomplete"),
+    (NotACheckpointError, "open.unrecognised"),
+    (UnsupportedFormatError, "open.unsupported"),
+    (OpenError, "open.failed"),
+)
+
+
+def verify(
+    ckpt: Checkpoint | str | os.PathLike[str],
+    deep: bool = False,
+    *,
+    manifest: Any = None,
+    threads: int | None = None,
+    tick: Tick | None = None,
+) -> Report:
+    """Check a checkpoint; nothing is changed, and damage is reported, never raised.
+
+    Args:
+        ckpt: a checkpoint, or a path. A path is opened without the cache of catalogs, and with what is left of it
+            where files are lost.
+        deep: also read every byte: stored checksums, values, replicas, masters, and a manifest that lies beside.
+        manifest: a manifest or its path, to check every byte against.
+        threads: how many read side by side; by default as many as there are cores, at most 8.
+        tick: told the share that is done; raising there ends the check.
+
+    Returns:
+        findings, and what was and was not checked.
+
+    Raises:
+        NotACheckpointError: nothing lies at the path.
+        MissingExtraError: the format needs an optional package.
+    """
+    log = Log()
+    place = Place(ckpt._place.path if isinstance(ckpt, Checkpoint) else ckpt)
+    opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, log)
+    shares = _Shares(tick, deep, manifest is not None)
+    if opened is None:
+        _beside(place, log)
+    else:
+        subject = Subject(opened, Place(opened.path), log, threads)
+        _structure(subject, shares)
+        if deep:
+            check_stored(subject, shares.of("stored"))
+            check_values(subject, shares.of("values"))
+            check_pairs(subject, shares.of("pairs"))
+        else:
+            log.not_checked["values"] = "payloads were not read: verify with --deep (deep=True)"
+    if deep or manifest is not None:
+        check_manifest(place if opened is None else Place(opened.path), log, manifest, threads, shares.of("manifest"))
+    elif opened is not None:
+        log.not_checked["flips"] = "bytes were compared with nothing: verify with --deep, or against a manifest"
+    return log.report(place.path if opened is None else opened.path)
+
+
+def _open(place: Place, log: Log) -> Checkpoint | None:
+    """The checkpoint as strictly as it can be opened; what forbids more is a finding."""
+    try:
+        return checkpoint.open(place.path, cache=False)
+    except MissingExtraError:
+        raise
+    except (OpenError, UsageError, RecursionError) as error:
+        strict = error
+    try:
+        return checkpoint.open(place.path, cache=False, partial=True)
+    except (OpenError, UsageError, RecursionError) as error:
+        rule = next((rule for kind, rule in OPENING if isinstance(strict, kind)), "open.failed")
+        log.add(
+            rule,
+            "error",
+            place.name,
+            str(error) or type(error).__name__,
+            "restore what is named, or use another checkpoint; the rest of it cannot be judged",
+        )
+        log.not_checked["everything else"] = "the checkpoint cannot be opened"
+    return None
+
+
+def _structure(subject: Subject, shares: _Shares) -> None:
+    check_files(subject)
+    check_folder(subject)
+    check_commit(subject)
+    check_boxes(subject)
+    check_headers(subject, shares.of("headers"))
+    check_index(subject)
+    check_objects(subject)
+    check_ranks(subject)
+    check_state(subject)
+    check_steps(subject)
+    for note in subject.ckpt.notes:
+        subject.log.add("open.note", "info", "", note)
+
+
+def _beside(place: Place, log: Log) -> None:
+    """What can be said of the files of a checkpoint that cannot be opened."""
+    for name in leftovers(place):
+        log.add(
+            "files.leftover", "warn", name, "is a temporary file: a save or a download was interrupted, or still runs"
+        )
+    for name, stat in place.files.items():
+        if stat.size == 0:
+            log.add("files.empty", "warn", name, "has no bytes", "a write was lost: restore it")
+
+
+#: How long the passes take beside each other.
+WEIGHTS = {"headers": 1, "stored": 6, "values": 5, "pairs": 4, "manifest": 4}
+
+
+class _Shares:
+    """One progress of several passes."""
+
+    def __init__(self, tick: Tick | None, deep: bool, manifest: bool) -> None:
+        wanted = [
+            "headers",
+            *(["stored", "values", "pairs"] if deep else []),
+            *(["manifest"] if deep or manifest else []),
+        ]
+        self._tick, self._total = tick, sum(WEIGHTS[name] for name in wanted)
+        self._done = 0
+
+    def of(self, name: str) -> Tick | None:
+        """The tick of the next pass."""
+        if self._tick is None:
+            return None
+        tick, before, weight, total = self._tick, self._done, WEIGHTS[name], self._total
+        self._done += weight
+        return lambda share: tick((before + share * weight) / total)

@@ -1,0 +1,131 @@
+"""Whether the chunks of each tensor cover it: every element in one box, and in its own bytes.
+
+::
+
+    ┌──────┬─────┐
+    │  a   │  b  │      overlap: rows 2:3 of columns 0:4 are in a and in c
+    ├──────┤     │      hole:    rows 4:5 of columns 4:6 are in no chunk
+    │  c   ├─────┘
+    └──────┘
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.verify_log import Subject, plural
+from workbench.core import box
+from workbench.core import catalog as cat
+
+__all__ = ["check_boxes"]
+
+Array = np.ndarray[Any, Any]
+HOLES = 4  #: boxes named of one tensor
+#: Formats whose metadata gives every tensor bytes of its own (elsewhere views of one storage are the rule).
+OWN_BYTES = {"dcp", "safetensors", "bytecheckpoint", "vescale", "paddle_dist"}
+
+
+def check_boxes(subject: Subject) -> None:
+    """Holes, overlaps, and byte ranges that two tensors claim."""
+    catalog, log = subject.catalog, subject.log
+    log.checked["coverage"] = (
+        f"{plural(catalog.chunks, 'chunk')} cover {plural(len(catalog), 'tensor')}: no element twice, none nowhere"
+    )
+    if not len(catalog):
+        return
+    first = np.flatnonzero(catalog.replica == 0)
+    offsets, sizes = catalog.offsets[first].astype(np.int64), catalog.sizes[first].astype(np.int64)
+    owner = catalog.tensor[first]
+    volume = np.zeros(len(catalog), np.int64)
+    np.add.at(volume, owner, box.volume(sizes))
+    i, j = box.overlapping(owner, offsets, sizes)
+    for a, b in zip(first[i].tolist(), first[j].tolist(), strict=True):
+        _overlap(subject, a, b)
+    for tensor in np.union1d(np.flatnonzero(volume != catalog.numel), box.distinct(owner[i])).tolist():
+        _holes(subject, tensor, offsets[owner == tensor], sizes[owner == tensor])
+    if catalog.format in OWN_BYTES:
+        _shared_bytes(subject)
+
+
+def _overlap(subject: Subject, a: int, b: int) -> None:
+    catalog = subject.catalog
+    ndim = int(catalog.ndim[catalog.tensor[a]])
+    low, extent = box.intersect(catalog.offsets[a], catalog.sizes[a], catalog.offsets[b], catalog.sizes[b])
+    shared = _slices(low[:ndim], extent[:ndim])
+    subject.log.add(
+        "coverage.overlap",
+        "error",
+        subject.key(a),
+        f"{shared} is in two chunks: at {_start(subject, a)} and at {_start(subject, b)}",
+        "the metadata mixes two saves, or is damaged: which of the two counts cannot be known",
+        box=[low[:ndim].tolist(), extent[:ndim].tolist()],
+        files=[subject.file(a), subject.file(b)],
+    )
+
+
+def _holes(subject: Subject, tensor: int, offsets: Array, sizes: Array) -> None:
+    catalog = subject.catalog
+    ndim, whole = int(catalog.ndim[tensor]), catalog.shape[tensor].astype(np.int64)
+    for low, extent in box.missing(np.zeros_like(whole), whole, offsets, sizes, limit=HOLES):
+        subject.log.add(
+            "coverage.hole",
+            "error",
+            catalog.keys[tensor],
+            f"{_slices(low[:ndim], extent[:ndim])} of {list(catalog.shape_of(tensor))} is stored in no chunk",
+            "a rank's part is missing from the metadata: restore it, or use another step",
+            box=[low[:ndim].tolist(), extent[:ndim].tolist()],
+            shape=list(catalog.shape_of(tensor)),
+        )
+
+
+def _shared_bytes(subject: Subject) -> None:
+    """Whole payloads whose byte ranges run into each other."""
+    catalog = subject.catalog
+    whole = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP))
+    if catalog.strides is not None:
+        whole &= (catalog.strides == _row_major(catalog.sizes)).all(axis=1) | (catalog.sizes <= 1).all(axis=1)
+    rows = np.flatnonzero(whole & (catalog.stop > catalog.start) & (box.volume(catalog.sizes) > 0))
+    start, stop = catalog.start[rows].astype(np.int64), catalog.stop[rows].astype(np.int64)
+    raw = np.isin(catalog.codec[rows], (cat.RAW, cat.RAW_BE))
+    if catalog.inner is not None:
+        start = np.where(raw, start + catalog.inner[rows], start)
+    stop = np.where(raw, start + catalog.chunk_nbytes[rows], stop)
+    order = np.lexsort((stop, start, catalog.file[rows]))
+    rows, start, stop = rows[order], start[order], stop[order]
+    file = catalog.file[rows].astype(np.int64)
+    span = int(stop.max(initial=0)) + 1
+    reach = np.maximum.accumulate(file * span + stop)
+    hit = np.flatnonzero((file * span + start)[1:] < reach[:-1]) + 1
+    for at in hit.tolist():
+        a, b = int(rows[at - 1]), int(rows[at])
+        one_tensor = "of one tensor " if catalog.tensor[a] == catalog.tensor[b] else f"of {subject.key(a)!r} "
+        subject.log.add(
+            "coverage.shared_bytes",
+            "error",
+            subject.key(b),
+            f"bytes {int(start[at]):,} to {int(min(stop[at], stop[at - 1])):,} of {subject.file(b)!r} also hold a "
+            f"chunk {one_tensor}at {_start(subject, a)}",
+            "the metadata is damaged: one of the two reads the other's bytes",
+            file=subject.file(b),
+            start=int(start[at]),
+            stop=int(stop[at]),
+            other=subject.key(a),
+        )
+
+
+def _row_major(sizes: Array) -> Array:
+    from workbench.core.build import row_major
+
+    return row_major(sizes)
+
+
+def _start(subject: Subject, row: int) -> str:
+    offsets, sizes = subject.box(row)
+    return f"{offsets} + {sizes} in {subject.file(row)!r}"
+
+
+def _slices(low: Array, extent: Array) -> str:
+    parts = [f"{a}:{a + n}" for a, n in zip(low.tolist(), extent.tolist(), strict=True)]
+    return f"[{', '.join(parts)}]" if parts else "the one element"

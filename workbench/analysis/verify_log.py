@@ -1,0 +1,107 @@
+"""What the rules of ``verify`` share: the checkpoint they look at, and where they write what they find.
+
+::
+
+    rules ── add(rule, severity, where, …) ──►  Log  ──►  Report: at most MOST findings a rule, the rest counted
+          ── lost(rows) ──────────────────────►       rows that no later rule tries to read
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.report import Finding, Report
+from workbench.checkpoint import Checkpoint
+from workbench.core.catalog import Catalog
+from workbench.core.payload import Payloads
+from workbench.core.place import Place
+
+__all__ = ["MOST", "Log", "Subject", "names", "plural"]
+
+Array = np.ndarray[Any, Any]
+Tick = Callable[[float], None]
+MOST = 20  #: findings of one rule that are spelled out
+NAMED = 4  #: names spelled out in one sentence
+
+
+class Log:
+    """Findings, and what was and was not looked at."""
+
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+        self.checked: dict[str, str] = {}
+        self.not_checked: dict[str, str] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, rule: str, severity: str, where: str, message: str, hint: str = "", **evidence: Any) -> None:
+        """One finding; those of a rule beyond :data:`MOST` are only counted."""
+        self._counts[rule, severity] += 1
+        if self._counts[rule, severity] <= MOST:
+            self.found.append(Finding(rule, severity, where, message, evidence, hint))
+
+    def report(self, subject: str) -> Report:
+        """Everything as a report."""
+        more = [
+            Finding(rule, severity, "", f"… {count - MOST:,} more of this rule", {"more": count - MOST})
+            for (rule, severity), count in self._counts.items()
+            if count > MOST
+        ]
+        return Report.of(subject, [*self.found, *more], self.checked, self.not_checked)
+
+
+@dataclass
+class Subject:
+    """A checkpoint under examination.
+
+    Attributes:
+        threads: how many may read side by side.
+        lost: ``(chunks,) bool`` rows whose bytes are known not to be there; no rule reads them again.
+    """
+
+    ckpt: Checkpoint
+    place: Place
+    log: Log
+    threads: int | None = None
+    lost: Array = field(default_factory=lambda: np.empty(0, bool))
+
+    def __post_init__(self) -> None:
+        self.lost = np.zeros(self.catalog.chunks, bool)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The checkpoint's catalog."""
+        return self.ckpt.catalog
+
+    @property
+    def payloads(self) -> Payloads:
+        """The bytes behind it."""
+        return self.ckpt.payloads
+
+    def key(self, row: int) -> str:
+        """Stored name of a chunk row's tensor."""
+        return self.catalog.keys[self.catalog.tensor[row]]
+
+    def file(self, row: int) -> str:
+        """The file that a chunk row is in."""
+        return self.catalog.files[self.catalog.file[row]]
+
+    def box(self, row: int) -> list[list[int]]:
+        """``[offsets, sizes]`` of a chunk row, elements."""
+        ndim = int(self.catalog.ndim[self.catalog.tensor[row]])
+        return [self.catalog.offsets[row, :ndim].tolist(), self.catalog.sizes[row, :ndim].tolist()]
+
+
+def names(found: Sequence[str]) -> str:
+    """Some of the names, quoted, and how many more there are."""
+    shown = ", ".join(repr(name) for name in found[:NAMED])
+    return shown + (f" and {len(found) - NAMED:,} more" if len(found) > NAMED else "")
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 file``, ``2,048 files``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

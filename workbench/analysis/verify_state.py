@@ -1,0 +1,226 @@
+"""Whether parameters and optimizer state belong together, and whether every rank and layer is there.
+
+::
+
+    fqn                  param   master   exp_avg   exp_avg_sq
+    layers.0.wq            ✓       ✓         ✓          ✓
+    layers.1.wq            ✓       ✓         ✓          ·      ← half of its state: lost
+    layers.2.wq            ✓       ·         ·          ·      frozen, tied or never stepped: may be meant
+
+Only names and shapes are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from workbench.analysis.verify_log import NAMED, Subject, names, plural
+
+__all__ = ["check_ranks", "check_state"]
+
+STATES = {
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum",
+    "master",
+    "step",
+    "beta1_pow",
+    "beta2_pow",
+    "square_avg",
+    "exp_inf",
+    "sum",
+    "grad_avg",
+    "exp_avg_slow",
+}
+SHAPED = ("exp_avg", "exp_avg_sq", "master", "momentum")
+MOST_HAVE = 0.9  #: share of the parameters with state from which a kind of state is expected of all
+FULL = {"float32", "float64"}
+#: Files that every rank writes, by number.
+_NUMBERED = re.compile(
+    r"(.*/)?(rng_state|extra_state_rank|random_states|saved_signal|scaler_rank|dataloader_rank)(_)(\d{1,7})(\.\w+)?"
+)
+_LAYER = re.compile(r"^(.*?\b(?:layers|layer|h|blocks|block)\.)(\d{1,6})\.(.+)$")
+
+
+def check_state(subject: Subject) -> None:
+    """Partners of parameters in the optimizer, their shapes, and layers that a stack lacks."""
+    ckpt, catalog, log = subject.ckpt, subject.catalog, subject.log
+    of: dict[str, dict[str, int]] = defaultdict(dict)
+    for tensor, (fqn, role) in enumerate(zip(ckpt.fqns, ckpt.roles, strict=True)):
+        if fqn is not None:
+            of[fqn].setdefault(role, tensor)
+    # DeepSpeed's universal folders hold buffers as fp32 too: a master alone, of no parameter, is no state
+    moments = STATES - {"master"}
+    stateful = {f: roles for f, roles in of.items() if moments & roles.keys() or {"master", "param"} <= roles.keys()}
+    params = [fqn for fqn, roles in of.items() if "param" in roles]
+    _layers(subject, of)
+    if not stateful:
+        if not any(role in STATES for role in ckpt.roles):
+            log.checked["optimizer"] = "no optimizer state is stored"
+        return
+    for role in sorted(STATES):
+        lack = [fqn for fqn, roles in stateful.items() if role not in roles]
+        if role == "master":
+            lack = [f for f in lack if "param" not in of[f] or catalog.dtype_of(of[f]["param"]).name not in FULL]
+        if lack and len(lack) <= (1 - MOST_HAVE) * len(stateful):
+            for fqn in lack:
+                log.add(
+                    "state.partner",
+                    "warn",
+                    fqn,
+                    f"has {_words(stateful[fqn])} but no {role}, which "
+                    f"{len(stateful) - len(lack):,} other parameters have",
+                    "a part of the optimizer's state was lost: a resume would start it from zero",
+                    role=role,
+                )
+    orphans = [fqn for fqn in stateful if "param" not in of[fqn]]
+    if orphans and len(orphans) <= (1 - MOST_HAVE) * len(stateful):
+        for fqn in orphans:
+            log.add(
+                "state.orphan",
+                "warn",
+                fqn,
+                f"has {_words(stateful[fqn])} but no weight is stored of it",
+                "a weight was lost, or it was renamed",
+            )
+    bare = [fqn for fqn in params if fqn not in stateful]
+    if bare:
+        log.add(
+            "state.none",
+            "info",
+            "",
+            f"{plural(len(bare), 'parameter')} of {len(params):,} without optimizer state: {names(bare)}",
+            "right for frozen, tied and never used parameters",
+            parameters=bare[:100],
+        )
+    _shapes(subject, of)
+    log.checked["optimizer"] = f"the state of {plural(len(stateful), 'parameter')} against its weight: kinds and shapes"
+
+
+def check_ranks(subject: Subject) -> None:
+    """Files that every rank writes, and the grid of ranks that file names tell."""
+    families: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    listed = {*subject.catalog.files, *subject.place.files}
+    for folder in subject.place.folders:
+        listed |= (
+            {f"{folder}/{name}" for name in subject.place.sub(folder).files} if _inside(subject, folder) else set()
+        )
+    for name in listed:
+        if match := _NUMBERED.fullmatch(name):
+            families[match[1] or "", match[2] + match[3], match[5] or ""].add(int(match[4]))
+    world = subject.ckpt.world_size
+    for (folder, stem, suffix), there in families.items():
+        # a file named after the number of ranks (PaddleNLP's rng_state_8.pth) holds all of them
+        if there == {world} or (len(there) == 1 and 0 not in there):
+            continue
+        lost = [number for number in range(max(there) + 1) if number not in there]
+        if lost:
+            subject.log.add(
+                "ranks.gap",
+                "error",
+                f"{folder}{stem}{lost[0]}{suffix}",
+                f"is absent: ranks 0 to {max(there)} wrote such a file, {len(lost)} are lost ({lost[:NAMED]})",
+                "restore them, or those ranks cannot resume as they were",
+                lost=lost[:1000],
+            )
+    _grid(subject)
+
+
+def _grid(subject: Subject) -> None:
+    """Every combination of the coordinates that files are named after."""
+    ranks = subject.ckpt.mesh.get("folders") or subject.ckpt.mesh.get("ranks") or {}
+    kinds: dict[tuple[Any, ...], list[tuple[str, tuple[Any, ...]]]] = defaultdict(list)
+    for name, place in ranks.items():
+        if isinstance(place, Mapping) and not str(name).isdigit():
+            axes = tuple(sorted(place))
+            stem = re.sub(r"\d+", "#", str(name))
+            kinds[stem, axes].append((str(name), tuple(place[axis] for axis in axes)))
+    count = 0
+    for (stem, axes), found in kinds.items():
+        sizes = [len({place[k] for _, place in found}) for k in range(len(axes))]
+        whole = 1
+        for size in sizes:
+            whole *= size
+        there = {place for _, place in found}
+        count += len(found)
+        if len(there) < whole:
+            seen = [sorted({place[k] for place in there}) for k in range(len(axes))]
+            lost = [place for place in _product(seen) if place not in there]
+            subject.log.add(
+                "ranks.grid",
+                "error",
+                stem,
+                f"{len(lost)} of {whole} ranks have no such file, first {dict(zip(axes, lost[0], strict=True))}",
+                "restore the files of those ranks",
+                lost=[dict(zip(axes, place, strict=True)) for place in lost[:100]],
+            )
+    if count:
+        subject.log.checked["ranks"] = f"{plural(count, 'file')} named after ranks make up a whole grid"
+
+
+def _layers(subject: Subject, of: Mapping[str, Any]) -> None:
+    """A stack whose layers are alike but for one that is absent."""
+    stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for fqn in of:
+        if match := _LAYER.match(fqn):
+            stacks[match[1]][int(match[2])].add(match[3])
+    for prefix, layers in stacks.items():
+        absent = [number for number in range(max(layers) + 1) if number not in layers]
+        parts = [frozenset(part) for part in layers.values()]
+        common = max(set(parts), key=parts.count)
+        alike = parts.count(common) * 3 >= 2 * len(parts) and len(common) >= 4
+        # pipeline stages that are checkpoints of their own begin anywhere: only gaps inside count
+        absent = [number for number in absent if number > min(layers)]
+        if absent and alike and len(absent) * 2 <= len(layers):
+            subject.log.add(
+                "names.layer_gap",
+                "warn",
+                f"{prefix}{absent[0]}",
+                f"is absent: the stack has layers {min(layers)} to {max(layers)} but for {absent[:NAMED]}",
+                "a file or a pipeline stage is missing, unless the model was pruned so",
+                absent=absent[:1000],
+            )
+
+
+def _shapes(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
+    catalog = subject.catalog
+    odd, equal = [], 0
+    for fqn, roles in of.items():
+        for role in SHAPED:
+            if "param" in roles and role in roles:
+                a, b = catalog.shape_of(roles["param"]), catalog.shape_of(roles[role])
+                if a == b:
+                    equal += 1
+                elif catalog.numel[roles["param"]] != catalog.numel[roles[role]]:
+                    odd.append((fqn, role, a, b))
+    if len(odd) <= (1 - MOST_HAVE) * (equal + len(odd)):
+        for fqn, role, a, b in odd:
+            subject.log.add(
+                "state.shape",
+                "warn",
+                fqn,
+                f"has shape {list(a)} but its {role} {list(b)}",
+                "one of the two is of another model",
+                role=role,
+                param=list(a),
+                state=list(b),
+            )
+
+
+def _inside(subject: Subject, folder: str) -> bool:
+    return any(name.startswith(f"{folder}/") for name in subject.catalog.files)
+
+
+def _words(roles: Iterable[str]) -> str:
+    return ", ".join(sorted(STATES & set(roles)))
+
+
+def _product(values: list[list[Any]]) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = [()]
+    for options in values:
+        found = [(*place, option) for place in found for option in options]
+    return found

@@ -1,0 +1,238 @@
+"""What was written down about the bytes when they were saved, against the bytes.
+
+::
+
+    torch.save archive          a CRC-32 a record, which torch itself never compares
+    zstd stream                 a frame that decompresses, with a checksum where the writer asked for one
+    integrity.json              sha256 of every file (Megatron, --verify-integrity)
+    .cache/huggingface, blobs   sha256 of every large file, as the hub named it
+    a manifest of ours          every byte of every file
+
+Where none of these is stored, a flipped bit that leaves a plausible number cannot be seen; the report says for how
+many tensors that is so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.verify_log import Log, Subject, names, plural
+from workbench.core import catalog as cat
+from workbench.core.checksums import RecordCheck, check_archives
+from workbench.core.place import Place
+from workbench.core.scan import Tick
+from workbench.errors import WorkbenchError
+
+__all__ = ["check_manifest", "check_stored", "sidecar"]
+
+Array = np.ndarray[Any, Any]
+BLOCK = 8 << 20  #: bytes hashed at a time
+HUB = ".cache/huggingface/download"
+INSIDE, BESIDE = ".workbench-manifest.json", ".manifest.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_RESTORE = "the bytes are not those that were written: restore the file"
+
+
+def check_stored(subject: Subject, tick: Tick | None = None) -> None:
+    """Every checksum that the files themselves hold."""
+    covered = np.zeros(subject.catalog.chunks, bool)
+    covered |= _archives(subject, tick)
+    hashed = [*_integrity(subject), *_hub(subject)]
+    done: set[str] = set()
+    for name, wanted, source in hashed:
+        if name not in done:
+            done.add(name)
+            _digest(subject, name, wanted, source, covered)
+    _not_covered(subject, covered)
+
+
+def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, tick: Tick | None) -> None:
+    """Every byte against a manifest: the one given, or one that lies inside or beside the checkpoint."""
+    known = manifest if manifest is not None else sidecar(place)
+    if known is None:
+        log.not_checked["manifest"] = "none lies beside the checkpoint; `workbench manifest write` makes one"
+        return
+    from workbench.analysis import manifest as manifests
+
+    try:
+        loaded = manifests.load(known) if isinstance(known, (str, os.PathLike)) else known
+        report = manifests.check(place.path, loaded, threads=threads, tick=tick)
+    except WorkbenchError as error:
+        if manifest is not None:
+            raise
+        log.add("manifest.unreadable", "warn", str(known), str(error), "write it anew from a checkpoint that you trust")
+        return
+    log.found += report.found
+    log.checked.update(report.checked)
+    log.not_checked.update(report.not_checked)
+    log.not_checked.pop("flips", None)
+
+
+def sidecar(place: Place) -> str | None:
+    """The manifest that lies inside or beside a checkpoint."""
+    here = os.path.join(place.root, place.file or "")
+    inside, beside = os.path.join(place.root, INSIDE), here.rstrip(os.sep) + BESIDE
+    return next((path for path in ([inside] if place.file is None else []) + [beside] if os.path.isfile(path)), None)
+
+
+# ---- archives ------------------------------------------------------------------------------------------------------
+
+
+def _archives(subject: Subject, tick: Tick | None) -> Array:
+    """CRC-32 of every record; returns the chunk rows whose bytes one vouches for."""
+    log, catalog = subject.log, subject.catalog
+    good: dict[str, list[tuple[int, int]]] = {}
+    counts = {"ok": 0, "absent": 0, "mismatch": 0, "damaged": 0}
+    for one in check_archives(subject.payloads, subject.place, threads=subject.threads, tick=tick):
+        counts[one.status] = counts.get(one.status, 0) + 1
+        if one.status == "mismatch":
+            log.add(
+                "checksum.mismatch",
+                "error",
+                one.owner or one.file,
+                f"record {one.record!r} at bytes {one.start:,} to "
+                f"{one.stop:,} of {one.file!r}{_also(subject, one)}: CRC-32 is {one.computed or 0:08x}, stored is "
+                f"{one.stored or 0:08x}",
+                _RESTORE,
+                file=one.file,
+                record=one.record,
+                start=one.start,
+                stop=one.stop,
+                stored=one.stored,
+                computed=one.computed,
+            )
+        elif one.status == "damaged":
+            log.add(
+                "checksum.damaged",
+                "error",
+                one.owner or one.file,
+                one.message,
+                _RESTORE,
+                file=one.file,
+                record=one.record,
+                start=one.start,
+                stop=one.stop,
+            )
+        if one.status in ("ok", "mismatch"):
+            good.setdefault(one.file, []).append((one.start, one.stop))
+    if counts["ok"] or counts["mismatch"]:
+        log.checked["checksums"] = f"the CRC-32 of {plural(counts['ok'] + counts['mismatch'], 'record')} of torch.save"
+    covered = np.zeros(catalog.chunks, bool)
+    for number, name in enumerate(catalog.files):
+        ranges = np.array(sorted(good.get(name, [])), np.int64).reshape(-1, 2)
+        rows = np.flatnonzero(catalog.file == number)
+        if len(ranges) and len(rows):
+            covered[rows] = _inside(ranges, catalog, rows)
+    return covered
+
+
+def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:
+    """Which rows have a checked record in their item (archives), or lie in one (raw bytes of a whole-file archive)."""
+    start, stop = catalog.start[rows].astype(np.int64), catalog.stop[rows].astype(np.int64)
+    raw = np.isin(catalog.codec[rows], (cat.RAW, cat.RAW_BE, cat.LATIN1_TEXT))
+    after = np.searchsorted(ranges[:, 0], start, side="right") - 1
+    within = (after >= 0) & (ranges[np.maximum(after, 0), 1] >= stop)
+    first = np.searchsorted(ranges[:, 0], start, side="left")
+    holds = (first < len(ranges)) & (ranges[np.minimum(first, len(ranges) - 1), 0] < stop)
+    return np.where(raw, within | (start == stop), holds)
+
+
+def _also(subject: Subject, one: RecordCheck) -> str:
+    """The tensors that lie in a record of a whole-file archive."""
+    catalog = subject.catalog
+    if one.owner or one.file not in catalog.files:
+        return ""
+    mine = np.flatnonzero(catalog.file == catalog.files.index(one.file))
+    hit = mine[(catalog.start[mine] < one.stop) & (catalog.stop[mine] > one.start)]
+    keys = list(dict.fromkeys(subject.key(row) for row in hit[:100].tolist()))
+    return f", in {names(keys)}" if keys else ""
+
+
+def _not_covered(subject: Subject, covered: Array) -> None:
+    catalog = subject.catalog
+    bare = np.unique(catalog.tensor[~covered & (catalog.chunk_nbytes > 0)])
+    if len(bare):
+        subject.log.not_checked["flips"] = (
+            f"bit flips in {len(bare):,} of {plural(len(catalog), 'tensor')} cannot be seen: their files store no "
+            "checksums; `workbench manifest write` now makes every later flip visible"
+        )
+
+
+# ---- whole files ---------------------------------------------------------------------------------------------------
+
+
+def _integrity(subject: Subject) -> Iterator[tuple[str, str, str]]:
+    """Megatron's ``integrity.json``: ``{"algorithm": "sha256", "files": {name: hex}}`` (megatron-core 0.18)."""
+    for folder in ("", *subject.place.folders):
+        name = f"{folder}/integrity.json" if folder else "integrity.json"
+        if not subject.place.exists(name):
+            continue
+        try:
+            document = subject.place.read_json(name)
+        except WorkbenchError as error:
+            subject.log.add("integrity.unreadable", "warn", name, str(error), "its sums cannot be compared")
+            continue
+        files = document.get("files") if isinstance(document, dict) else None
+        if not isinstance(files, dict) or document.get("algorithm") != "sha256":
+            subject.log.not_checked["integrity.json"] = f"{name!r} is of an algorithm that we do not know"
+            continue
+        for file, digest in files.items():
+            if isinstance(file, str) and isinstance(digest, str) and _SHA256.fullmatch(digest.lower()):
+                yield (f"{folder}/{file}" if folder else file), digest.lower(), name
+
+
+def _hub(subject: Subject) -> Iterator[tuple[str, str, str]]:
+    """sha256 of large files as the hub tells it: in a download's metadata, or as the name of a cached blob."""
+    place = subject.place
+    if place.file is not None:
+        return
+    for name in place.files:
+        real = os.path.realpath(os.path.join(place.root, name))
+        blob = os.path.basename(real)
+        if os.path.basename(os.path.dirname(real)) == "blobs" and _SHA256.fullmatch(blob):
+            yield name, blob, "the hub's cache"
+        elif place.exists(f"{HUB}/{name}.metadata"):
+            try:
+                lines = place.read(f"{HUB}/{name}.metadata").decode("utf-8", "replace").split()
+            except WorkbenchError:  # a note of the downloader that cannot be read vouches for nothing
+                continue
+            if len(lines) >= 2 and _SHA256.fullmatch(lines[1]):
+                yield name, lines[1], "the hub's digest"
+
+
+def _digest(subject: Subject, name: str, wanted: str, source: str, covered: Array) -> None:
+    log, catalog = subject.log, subject.catalog
+    try:
+        found = _sha256(subject.place.resolve(name))
+    except (WorkbenchError, OSError) as error:
+        log.add(
+            "digest.unreadable", "error", name, f"{source} vouches for it, but it cannot be read: {error}", "restore it"
+        )
+        return
+    if found != wanted:
+        log.add(
+            "digest.mismatch",
+            "error",
+            name,
+            f"sha256 is {found[:16]}…, {source} says {wanted[:16]}…",
+            _RESTORE,
+            stored=wanted,
+            computed=found,
+        )
+    log.checked["digests"] = "sha256 of the files that integrity.json or the hub vouches for"
+    if name in catalog.files:
+        covered |= catalog.file == catalog.files.index(name)
+
+
+def _sha256(path: str) -> str:
+    total = hashlib.sha256()
+    with open(path, "rb") as handle:
+        while block := handle.read(BLOCK):
+            total.update(block)
+    return total.hexdigest()

@@ -1,0 +1,354 @@
+"""What the stored values themselves tell: one pass over the bytes, all rules at once.
+
+::
+
+    NaN, Inf            |bits| ≥ the exponent's ones    counted only where the largest |bits| of a piece says so
+    exp_avg_sq < 0      sign bit on a number but -0     impossible: it is a mean of squares
+    master's low bits   16 zero bits, no power of two   healthy 2^-16 of them; all, where it was rebuilt from bf16
+    zero pages          verify_pages.py
+    all zero            a tensor whose like in every other layer is not
+
+Counts are kept by chunk, so that a finding names the file and the place in the tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.verify_log import Subject, names, plural
+from workbench.analysis.verify_pages import Pages, check_pages
+from workbench.core.dtypes import DType
+from workbench.core.scan import Piece, Tick, scan
+from workbench.core.work import chunk_work
+from workbench.errors import WorkbenchError
+
+__all__ = ["ValueScan", "check_values"]
+
+Array = np.ndarray[Any, Any]
+LOW_SHARE = 0.01  #: share of masters with zero low bits from which they cannot be by chance
+LOW_LEAST = 1024  #: elements of a tensor below which its share tells nothing
+SECTION = 4096
+FAMILY = 3  #: layers that a tensor must be alike with
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq")  #: means of squares
+#: Roles whose NaN or infinity breaks a resume.
+VITAL = {"param", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "ema", "scale", "lora_A", "lora_B"}
+_MASK = re.compile(r"mask|alibi|rel_pos_bias|attn_bias", re.I)
+
+# |bits| mask and the |bits| of infinity (None: the type has none, and the first of the two is NaN)
+_FLOATS: dict[str, tuple[int, int, bool]] = {
+    "float64": (0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000, True),
+    "float32": (0x7FFFFFFF, 0x7F800000, True),
+    "bfloat16": (0x7FFF, 0x7F80, True),
+    "float16": (0x7FFF, 0x7C00, True),
+    "float8_e5m2": (0x7F, 0x7C, True),
+    "float8_e4m3fn": (0x7F, 0x7F, False),
+    "float8_e8m0fnu": (0xFF, 0xFF, False),
+}
+_HALVES = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was met in one chunk."""
+
+    count: int = 0
+    nonzero: bool = False
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    negative: int = 0
+    low: int = 0
+    full: int = 0  #: numbers among which ``low`` were counted
+    first: tuple[int, ...] | None = None  #: where the first bad one is
+    pages: list[tuple[int, int]] = field(default_factory=list)  #: file pages that may be all zero
+
+
+class ValueScan:
+    """The reducer; a state a chunk."""
+
+    def __init__(self, subject: Subject) -> None:
+        catalog, roles, fqns = subject.catalog, subject.ckpt.roles, subject.ckpt.fqns
+        self._catalog = catalog
+        self._pages = Pages(subject.payloads)
+        floats = np.array([catalog.dtype_of(t).kind in "fc" for t in range(len(catalog))], bool)
+        self._square = np.array([r in SQUARES for r in roles], bool) & floats
+        half = {f: catalog.dtype_of(t).name for t, (f, r) in enumerate(zip(fqns, roles, strict=True)) if r == "param"}
+        # fp16 keeps 10 bits of 23, bf16 7; where no weight of 16 bits stands beside, bf16 is what masters are made from
+        self._low = np.array(
+            [
+                0
+                if r != "master" or catalog.dtype_of(t).name != "float32"
+                else {"float16": 0x1FFF, "float32": 0}.get(half.get(f or "", ""), 0xFFFF)
+                for t, (f, r) in enumerate(zip(fqns, roles, strict=True))
+            ],
+            np.uint32,
+        )
+
+    def begin(self, dtype: DType, other: DType | None) -> Seen:
+        """Nothing met yet."""
+        return Seen()
+
+    def fold(self, state: Seen, piece: Piece) -> None:
+        """One piece into its chunk's state."""
+        tensor = int(self._catalog.tensor[piece.row])
+        dtype = self._catalog.dtype_of(tensor)
+        state.count += len(piece.bits)
+        state.nonzero = state.nonzero or bool(_whole(piece.bits).any())
+        self._pages.look(state.pages, piece)
+        if dtype.name in _FLOATS:
+            self._floats(state, piece, piece.bits, _FLOATS[dtype.name], bool(self._square[tensor]))
+        elif dtype.name in _HALVES:
+            half = dtype.itemsize * 4
+            parts = np.ascontiguousarray(piece.bits).view(f"<u{half // 8}")
+            self._floats(state, piece, parts, _FLOATS[_HALVES[dtype.name]], False)
+        elif dtype.name.endswith("fnuz"):
+            _count_nan(state, piece, piece.bits == 0x80)
+        if self._low[tensor]:
+            _low_bits(state, piece.bits, int(self._low[tensor]))
+
+    def merge(self, state: Seen, later: Seen) -> None:
+        """Add a later state of the same chunk."""
+        for name in ("count", "nan", "posinf", "neginf", "negative", "low", "full"):
+            setattr(state, name, getattr(state, name) + getattr(later, name))
+        state.nonzero = state.nonzero or later.nonzero
+        state.first = later.first if state.first is None else state.first
+        state.pages += later.pages
+
+    @staticmethod
+    def _floats(state: Seen, piece: Piece, bits: Array, kind: tuple[int, int, bool], square: bool) -> None:
+        mask, infinite, has_infinity = kind
+        if square and int(bits.max(initial=0)) < infinite:  # no sign, no infinity, no NaN
+            return
+        magnitude = bits & bits.dtype.type(mask)
+        if int(magnitude.max(initial=0)) >= infinite:
+            odd = magnitude >= infinite
+            nan = magnitude > infinite if has_infinity else odd
+            _count_nan(state, piece, nan)
+            if has_infinity:
+                sign = bits > mask
+                state.posinf += int(np.count_nonzero(odd & ~nan & ~sign))
+                state.neginf += int(np.count_nonzero(odd & ~nan & sign))
+            _first(state, piece, odd)
+        if square:
+            below = (bits > mask) & (magnitude > 0) & (magnitude <= infinite)
+            state.negative += int(np.count_nonzero(below))
+            _first(state, piece, below)
+
+
+def check_values(subject: Subject, tick: Tick | None = None) -> None:
+    """Read every stored chunk once, and judge what was counted."""
+    catalog, log = subject.catalog, subject.log
+    work = chunk_work(subject.payloads, replica=None, group=np.arange(catalog.chunks))
+    work = work.take(np.flatnonzero(~subject.lost[work.sides[0].row])) if len(work) else work
+
+    def failed(side: int, row: int, error: WorkbenchError) -> None:
+        subject.lost[row] = True
+        log.add(
+            "read.failed",
+            "error",
+            subject.key(row),
+            str(error),
+            "the bytes are damaged or not those of this tensor: restore the file",
+            file=subject.file(row),
+        )
+
+    read, zero = np.zeros(catalog.chunks, bool), np.zeros(catalog.chunks, bool)
+    sick: dict[int, Seen] = {}  # a state a chunk would be a lot of memory for a million of them
+    low = np.zeros((len(catalog), 2), np.int64)
+    for row, state in scan(work, ValueScan(subject), threads=subject.threads, tick=tick, on_error=failed):
+        read[row], zero[row] = True, not state.nonzero
+        if state.nan or state.posinf or state.neginf or state.negative or state.pages:
+            sick[row] = state
+        if catalog.replica[row] == 0:
+            low[catalog.tensor[row]] += (state.low, state.full)
+    known = _not_squares(subject, sick, read)
+    for row in sorted(sick):
+        _numbers(subject, row, sick[row], known)
+    _masters(subject, low)
+    _zeros(subject, read, zero)
+    check_pages(subject, {row: state.pages for row, state in sick.items() if state.pages and not zero[row]}, zero)
+    size = int(catalog.chunk_nbytes[read].sum())
+    log.checked["values"] = (
+        f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: NaN, infinities, signs, zero pages, low bits"
+    )
+    packed = [catalog.keys[t] for t in range(len(catalog)) if catalog.dtype_of(t).packed]
+    if packed:
+        log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} whose elements share bytes: {names(packed)}"
+
+
+# ---- judging -------------------------------------------------------------------------------------------------------
+
+
+def _not_squares(subject: Subject, sick: dict[int, Seen], read: Array) -> bool:
+    """Whether the optimizer means something else by this name: every such tensor has negative numbers in plenty."""
+    catalog = subject.catalog
+    wanted = np.array([role in SQUARES for role in subject.ckpt.roles], bool)
+    many = {row for row, state in sick.items() if state.negative * 4 > state.count}
+    rows = np.flatnonzero(read & wanted[catalog.tensor] & (catalog.chunk_nbytes >= SECTION // 4))
+    odd = len(rows) > 0 and many.issuperset(rows.tolist())
+    if odd:
+        subject.log.add(
+            "values.not_squares",
+            "info",
+            "",
+            "a quarter or more of every exp_avg_sq is negative: this optimizer keeps something else under that name",
+        )
+    return odd
+
+
+def _numbers(subject: Subject, row: int, state: Seen, not_squares: bool) -> None:
+    tensor = int(subject.catalog.tensor[row])
+    key, role = subject.catalog.keys[tensor], subject.ckpt.roles[tensor]
+    first = list(state.first or ())[: int(subject.catalog.ndim[tensor])]
+    place: dict[str, Any] = {"file": subject.file(row), "first": first, "box": subject.box(row)}
+    at = f", first at {first} in {subject.file(row)!r}"
+    if state.nan:
+        severity = "error" if role in VITAL else "warn"
+        subject.log.add(
+            "values.nan",
+            severity,
+            key,
+            f"{state.nan:,} of {state.count:,} elements are NaN{at}",
+            "training from here yields NaN: use an earlier step",
+            nan=state.nan,
+            **place,
+        )
+    if state.posinf or state.neginf:
+        severity = "info" if role not in VITAL or _MASK.search(key) else "error"
+        subject.log.add(
+            "values.inf",
+            severity,
+            key,
+            f"{state.posinf + state.neginf:,} of {state.count:,} elements are "
+            f"infinite ({state.posinf:,} up, {state.neginf:,} down){at}",
+            "a mask holds -inf rightly; a weight or a moment does not",
+            posinf=state.posinf,
+            neginf=state.neginf,
+            **place,
+        )
+    if state.negative and not not_squares:
+        subject.log.add(
+            "values.negative_square",
+            "error",
+            key,
+            f"{state.negative:,} of {state.count:,} elements of "
+            f"{role} are negative, which a mean of squares cannot be{at}",
+            "a bit was flipped, or these are another tensor's bytes: restore the file",
+            negative=state.negative,
+            **place,
+        )
+
+
+def _masters(subject: Subject, counts: Array) -> None:
+    """Masters whose low bits are zero were made again from weights of 16 bits."""
+    bad = np.flatnonzero((counts[:, 1] >= LOW_LEAST) & (counts[:, 0] > LOW_SHARE * counts[:, 1]))
+    if len(bad):
+        low, full = counts[bad].sum(axis=0).tolist()
+        keys = [subject.catalog.keys[t] for t in bad.tolist()]
+        subject.log.add(
+            "master.low_bits",
+            "warn",
+            keys[0] if len(keys) == 1 else "",
+            f"{low / full:.1%} of the "
+            f"masters of {plural(len(keys), 'tensor')} have only zeros in their low bits (by chance: "
+            f"0.002 %): {names(keys)}",
+            "they were rebuilt from weights of 16 bits: what they had beyond those is lost",
+            tensors=keys[:100],
+            share=low / full,
+        )
+
+
+def _zeros(subject: Subject, read: Array, zero_rows: Array) -> None:
+    """Tensors, or large chunks of one, that hold nothing but zeros."""
+    catalog = subject.catalog
+    whole = np.zeros(len(catalog), bool)
+    whole[catalog.tensor[read]] = True
+    whole[catalog.tensor[~zero_rows]] = False
+    families: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for tensor in np.unique(catalog.tensor[read]).tolist():
+        if catalog.numel[tensor] > 1:
+            like = re.sub(r"(?<![^._])\d+(?![^._])", "#", catalog.keys[tensor])
+            families[like, subject.ckpt.roles[tensor]].append(tensor)
+    info: list[str] = []
+    for (like, role), members in families.items():
+        zero = [tensor for tensor in members if whole[tensor]]
+        odd = 0 < len(zero) <= len(members) / 4 and len(members) >= FAMILY and role in VITAL and "expert" not in like
+        for tensor in zero if odd else []:
+            subject.log.add(
+                "values.all_zero",
+                "warn",
+                catalog.keys[tensor],
+                f"holds only zeros; {len(members) - len(zero)} of the {len(members)} tensors like it do not",
+                "a part that was never written, or never trained",
+                files=_files(subject, tensor),
+            )
+        info += [catalog.keys[tensor] for tensor in zero if not odd]
+    if info:
+        subject.log.add(
+            "values.all_zero",
+            "info",
+            "",
+            f"{plural(len(info), 'tensor')} of zeros only: {names(info)}",
+            tensors=info[:100],
+        )
+    for row in np.flatnonzero(zero_rows).tolist():
+        tensor = int(catalog.tensor[row])
+        large = int(catalog.chunk_nbytes[row]) >= SECTION and subject.ckpt.roles[tensor] in ("param", "master")
+        # the last rows of a vocabulary are padding; experts may be untrained
+        last = bool(catalog.offsets[row, 0] + catalog.sizes[row, 0] >= catalog.shape[tensor, 0])
+        if large and not whole[tensor] and not last and "expert" not in catalog.keys[tensor]:
+            subject.log.add(
+                "values.zero_chunk",
+                "warn",
+                catalog.keys[tensor],
+                f"the chunk {subject.box(row)} in "
+                f"{subject.file(row)!r} holds only zeros, the rest of the tensor does not",
+                "a write was lost: restore the file",
+                file=subject.file(row),
+                box=subject.box(row),
+            )
+
+
+def _files(subject: Subject, tensor: int) -> list[str]:
+    rows = range(*subject.catalog.rows_of(tensor).indices(subject.catalog.chunks))
+    return sorted({subject.file(row) for row in rows})
+
+
+# ---- counting ------------------------------------------------------------------------------------------------------
+
+
+def _whole(bits: Array) -> Array:
+    """The same bytes in a type that numpy can compare with zero."""
+    return bits.view(np.uint8) if bits.dtype.kind == "V" else bits
+
+
+def _count_nan(state: Seen, piece: Piece, nan: Array) -> None:
+    count = int(np.count_nonzero(nan))
+    if count:
+        state.nan += count
+        _first(state, piece, nan)
+
+
+def _first(state: Seen, piece: Piece, bad: Array) -> None:
+    if state.first is None and bad.any():
+        per = len(bad) // len(piece.bits)  # two halves a complex number
+        state.first = piece.where(int(bad.argmax()) // per)
+
+
+def _low_bits(state: Seen, bits: Array, mask: int) -> None:
+    """Numbers whose low bits are zero; powers of two (and 0) are so by themselves and are not counted."""
+    low = (bits & np.uint32(mask)) == 0
+    plain = int(np.count_nonzero(low))
+    if plain * 200 > len(bits):
+        simple = (bits & np.uint32(0x7FFFFF)) == 0
+        count = int(np.count_nonzero(simple))
+        state.low += plain - count
+        state.full += len(bits) - count
+    else:
+        state.low += plain
+        state.full += len(bits)

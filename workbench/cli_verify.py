@@ -1,0 +1,23 @@
+"""``workbench verify``: is a checkpoint whole?"""
+
+from __future__ import annotations
+
+import argparse
+
+from workbench.analysis.verify import verify as check
+from workbench.cli_common import print_json
+from workbench.views.progress import progress
+from workbench.views.report import report_text
+
+__all__ = ["verify"]
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Print the report; the exit code is 0 clean, 1 warnings, 2 errors."""
+    with progress(f"verify {options.path}") as tick:
+        report = check(options.path, options.deep, manifest=options.manifest, threads=options.threads, tick=tick)
+    if options.json:
+        print_json(report.to_json())
+    else:
+        print(report_text(report))
+    return report.exit_code
