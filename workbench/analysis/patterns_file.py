@@ -1,0 +1,78 @@
+"""Where in a file a run of a tensor's elements lies: what a lost page leaves behind is told by that.
+
+::
+
+    file  ┊ 4096 ┊ 4096 ┊ 4096 ┊       a run that begins and ends on multiples of 4,096 bytes, or with the payload,
+             ░░░░ ░░░░░░ ░░░░          was lost by storage or a copy, not by a computation
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from workbench.core import catalog as cat
+from workbench.tensor import LazyTensor
+
+__all__ = ["PAGE", "chunk_boxes", "place_of"]
+
+PAGE = 4096
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def chunk_boxes(tensor: LazyTensor, low: tuple[int, ...], high: tuple[int, ...]) -> list[Box]:
+    """Offsets and sizes of the stored chunks (of a tensor in several) that hold a box wholly."""
+    rows = _rows(tensor)
+    if len(rows) < 2:
+        return []
+    catalog, ndim = tensor._payloads.catalog, len(low)
+    offsets, sizes = catalog.offsets[rows, :ndim], catalog.sizes[rows, :ndim]
+    inside = (offsets <= np.array(low)).all(1) & (offsets + sizes >= np.array(high)).all(1)
+    return [(tuple(offsets[k].tolist()), tuple(sizes[k].tolist())) for k in np.flatnonzero(inside).tolist()]
+
+
+def place_of(
+    tensor: LazyTensor, low: tuple[int, ...], sizes: tuple[int, ...], start: int, length: int
+) -> dict[str, Any] | None:
+    """``file``, ``byte_start``, ``byte_stop`` and whether they are ``aligned`` to pages, of a run of elements.
+
+    Args:
+        low, sizes: the box in whose row-major order the run is counted.
+
+    Returns:
+        ``None`` where the run is not one byte range of a file (several chunks, compressed or strided ones).
+    """
+    payloads, itemsize = tensor._payloads, tensor.element.itemsize
+    catalog = payloads.catalog
+    for row in _rows(tensor).tolist():
+        offsets = tuple(catalog.offsets[row, : len(low)].tolist())
+        extent = tuple(catalog.sizes[row, : len(low)].tolist())
+        if offsets[1:] != low[1:] or extent[1:] != sizes[1:] or catalog.codec[row] not in (cat.RAW, cat.TORCH_ZIP):
+            continue  # its order is another one
+        skipped = (offsets[0] - low[0]) * prod(extent[1:]) if low else 0
+        if not 0 <= start - skipped <= start - skipped + length <= prod(extent):
+            continue
+        view, stored = payloads.array(row), payloads.stored(row)
+        skip = view.__array_interface__["data"][0] - stored.__array_interface__["data"][0]
+        if not view.flags.c_contiguous or not 0 <= skip <= len(stored) - view.nbytes:
+            continue
+        base = int(catalog.start[row]) + skip
+        first, last = base + (start - skipped) * itemsize, base + (start - skipped + length) * itemsize
+        ends = base, base + view.nbytes
+        aligned = (first % PAGE == 0 or first == ends[0]) and (last % PAGE == 0 or last == ends[1])
+        aligned &= first % PAGE == 0 or last % PAGE == 0
+        name = catalog.files[int(catalog.file[row])]
+        return {"file": name, "byte_start": first, "byte_stop": last, "aligned": bool(aligned)}
+    return None
+
+
+def _rows(tensor: LazyTensor) -> np.ndarray[Any, Any]:
+    """Chunk rows of the copy that the tensor is read from; none for a slice, whose positions are its own."""
+    catalog = tensor._payloads.catalog
+    if not tensor._selection.is_whole or tensor.shape != catalog.shape_of(tensor._tensor):
+        return np.empty(0, np.int64)
+    rows = np.arange(*catalog.rows_of(tensor._tensor).indices(catalog.chunks))
+    return rows[catalog.replica[rows] == tensor._replica]

@@ -1,0 +1,396 @@
+"""Orders: from the keys of the rows before and after to the plainest way to say how they were reordered.
+
+::
+
+    order[i] = the old row that stands at i now
+
+    halves      4 5 6 7 0 1 2 3                 swap        0 1 6 7 4 5 2 3     two ranges exchanged
+    rolled      2 3 4 5 6 7 0 1                 reversed    7 6 5 4 3 2 1 0
+    interleave  0 4 1 5 2 6 3 7                 x groups of p × q units of r rows, read as q × p
+    blocks      2 3 6 7 0 1 4 5                 n equal blocks in another order
+    regroup     q q k v q q k v → q q q q k k v v      groups of unequal parts, gathered by part
+    order       anything else: its cycles, or the same of a part or of every n-th part
+
+Equal rows make many orders possible; a form is tried on the keys themselves, so that any of them will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import multinomial
+from workbench.analysis.patterns_read import fold
+
+__all__ = ["Form", "find_form"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+BLOCKS = 64  #: equal blocks whose order is listed
+MOVES = 8  #: moves that are listed of a general order
+ANCHORS = 8  #: rows that a form is tried on before all
+FACTORS = 20_000  #: factorisations tried, at most
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """An order and how it is said.
+
+    Attributes:
+        name: as in the drawing above.
+        order: ``(n,)`` the old index of each row.
+        cost: bits it takes to say which order of its form it is.
+        say: the sentence, from the words for one row and for several.
+        detail: the numbers, of JSON's types.
+    """
+
+    name: str
+    order: Ints
+    cost: float
+    say: Callable[[str, str], str]
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def find_form(before: Array, after: Array) -> Form | None:
+    """How rows of keys ``before`` were reordered to ``after``, or ``None`` when they are not the same rows."""
+    if len(before) < 2 or len(before) != len(after) or not (np.sort(before) == np.sort(after)).all():
+        return None
+    order = assign(before, after)
+    if (order == np.arange(len(order))).all():
+        return None
+    return _plain(before, after, order) or _repeated(before, after, order) or _part(before, after, order) or _general(
+        before, order
+    )  # fmt: skip
+
+
+def assign(before: Array, after: Array) -> Ints:
+    """An old row for each new one: itself where it may stay, else equal rows in their order."""
+    order = np.arange(len(before))
+    rest = np.flatnonzero(before != after)
+    order[rest[np.argsort(after[rest], kind="stable")]] = rest[np.argsort(before[rest], kind="stable")]
+    return order
+
+
+# ---- the forms -------------------------------------------------------------------------------------------------------
+
+
+def _plain(before: Array, after: Array, order: Ints) -> Form | None:
+    """A form of all rows."""
+    n = len(order)
+    for form in (_swap(order), *_rolls(before, order), _reversed(n)):
+        if form is not None and (before[form.order] == after).all():
+            return form
+    return _interleave(before, after, order) or _regroup(before, after) or _blocks(before, after)
+
+
+def _swap(order: Ints) -> Form | None:
+    """Two ranges of equal length exchanged; of all rows: the two halves."""
+    n = len(order)
+    moved = np.flatnonzero(order != np.arange(n))
+    first, away = int(moved[0]), int(order[moved[0]] - moved[0])
+    if away <= 0 or len(moved) % 2:
+        return None
+    size = len(moved) // 2
+    made = np.arange(n)
+    if size > away or first + away + size > n:
+        return None
+    one, two = np.arange(first, first + size), np.arange(first, first + size) + away
+    made[one], made[two] = two, one
+    if (made != order).any():
+        return None
+    if 2 * size == n and size > 1:
+        return _halves(n)
+    cost = 3 * log2(n)
+
+    def say(row: str, rows: str) -> str:
+        if size == 1:
+            return f"{rows} {first:,} and {first + away:,} are exchanged"
+        return f"{rows} {first:,}:{first + size:,} and {first + away:,}:{first + away + size:,} are exchanged"
+
+    return Form("swap", made, cost, say, {"first": first, "second": first + away, "size": size})
+
+
+def _halves(n: int) -> Form:
+    half = n // 2
+    order = np.roll(np.arange(n), half)
+    return Form("halves", order, 4.0, lambda row, rows: f"the two halves of the {n:,} {rows} are exchanged",
+                {"n": 2, "size": half, "order": [1, 0]})  # fmt: skip
+
+
+def _rolls(before: Array, order: Ints) -> list[Form]:
+    n = len(order)
+    found = []
+    for at in _anchors(before, order)[:2] or [0]:
+        by = int(at - order[at]) % n  # as numpy.roll: positive moves rows to higher positions
+        if not by:
+            continue
+        if 2 * by == n and n > 2:
+            found.append(_halves(n))
+            continue
+        signed = by if by <= n // 2 else by - n
+
+        def say(row: str, rows: str, signed: int = signed) -> str:
+            return f"all {n:,} {rows} rolled by {signed:+,}"
+
+        found.append(Form("rolled", np.roll(np.arange(n), by), log2(n), say, {"by": signed, "n": n}))
+    return found
+
+
+def _reversed(n: int) -> Form:
+    return Form("reversed", np.arange(n)[::-1], 4.0, lambda row, rows: f"the {n:,} {rows} in reverse order", {"n": n})
+
+
+def _interleave(before: Array, after: Array, order: Ints) -> Form | None:
+    """``a.reshape(x, p, q, r)`` read as ``(x, q, p, r)``."""
+    n = len(order)
+    anchors = [(at, int(order[at])) for at in _anchors(before, order)]
+    if not anchors:
+        return None
+    for tried, (x, p, q, r) in enumerate(_factors(n)):
+        if tried >= FACTORS:
+            return None
+        if any(_source(at, p, q, r) != old for at, old in anchors):
+            continue
+        made = np.arange(n).reshape(x, p, q, r).transpose(0, 2, 1, 3).reshape(-1)
+        if (before[made] == after).all():
+            return _interleaved(made, x, p, q, r)
+    return None
+
+
+def _interleaved(made: Ints, x: int, p: int, q: int, r: int) -> Form:
+    def say(row: str, rows: str) -> str:
+        units = rows if r == 1 else f"blocks of {r:,} {rows}"
+        told = f"{p:,} groups of {q:,} {units} became {q:,} groups of {p:,}"
+        return f"in each of {x:,} × {p * q * r:,} {rows}, {told}" if x > 1 else told
+
+    return Form("interleave", made, 3 * log2(len(made)), say, {"outer": x, "groups": p, "each": q, "unit": r})
+
+
+def _blocks(before: Array, after: Array) -> Form | None:
+    """The fewest equal blocks of which only the order changed."""
+    n = len(before)
+    for count in _divisors(n):
+        size = n // count
+        if count < 2 or size < 2 or count > BLOCKS:
+            continue
+        found = _block_order(before, after, count)
+        if found is None:
+            continue
+        blocks = found
+
+        def say(row: str, rows: str, count: int = count, size: int = size, blocks: Ints = blocks) -> str:
+            return f"{count} equal blocks of {size:,} {rows} in the order {_listed(blocks)}"
+
+        made = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        detail = {"n": count, "size": size, "order": blocks.tolist()}
+        return Form("blocks", made, multinomial(np.ones(count, np.int64)) + log2(n), say, detail)
+    return None
+
+
+def _regroup(before: Array, after: Array) -> Form | None:
+    """Groups of unequal parts gathered by part, or the other way round."""
+    n = len(before)
+    for count in _divisors(n):
+        if not 4 < count <= 4096:
+            continue
+        blocks = _block_order(before, after, count)
+        if blocks is None:
+            continue
+        for gathered, order in ((True, blocks), (False, np.argsort(blocks))):
+            shape = _parted(order)
+            if shape is None:
+                continue
+            groups, sizes = shape
+            unit = n // count
+
+            def say(row: str, rows: str, g: int = groups, s: list[int] = sizes, u: int = unit,
+                    gathered: bool = gathered) -> str:  # fmt: skip
+                each = " + ".join(str(k) for k in s)
+                one, two = f"{g:,} groups of {each} blocks of {u:,} {rows}", f"{len(s)} contiguous parts"
+                return f"{one} became {two}" if gathered else f"{two} became {one}"
+
+            made = (blocks[:, None] * unit + np.arange(unit)).reshape(-1)
+            detail = {"groups": groups, "parts": sizes, "unit": unit, "to": "contiguous" if gathered else "grouped"}
+            return Form("regroup", made, 4 * log2(n), say, detail)
+    return None
+
+
+def _parted(order: Ints) -> tuple[int, list[int]] | None:
+    """Number of groups and sizes of their parts, where ``order`` reads part after part through all groups."""
+    n = len(order)
+    run = 1
+    while run < n and order[run] == order[run - 1] + 1:
+        run += 1
+    if order[0] != 0 or run >= n:
+        return None
+    width = int(order[run])
+    if width <= 0 or n % width:
+        return None
+    groups = n // width
+    starts = np.arange(groups) * width
+    sizes: list[int] = []
+    at = inside = 0
+    while inside < width and len(sizes) < 16:
+        size = 1
+        while inside + size < width and order[at + size] == order[at] + size:
+            size += 1
+        if (order[at : at + groups * size] != (starts[:, None] + inside + np.arange(size)).reshape(-1)).any():
+            return None
+        sizes.append(size)
+        at, inside = at + groups * size, inside + size
+    return (groups, sizes) if inside == width and len(sizes) > 1 else None
+
+
+def _repeated(before: Array, after: Array, order: Ints) -> Form | None:
+    """The same reordering inside each of several equal parts."""
+    n = len(order)
+    for times in reversed(_divisors(n)):
+        size = n // times
+        if times < 2 or size < 2:
+            continue
+        inner = order.reshape(times, size) - np.arange(times)[:, None] * size
+        if not (inner == inner[0]).all() or inner[0].min() < 0 or inner[0].max() >= size:
+            continue
+        names = np.arange(size).astype(np.uint64)
+        form = find_form(names, names[inner[0]])
+        if form is None:
+            continue
+        found = form
+
+        def say(row: str, rows: str, times: int = times, size: int = size, found: Form = found) -> str:
+            return f"in each of {times:,} × {size:,} {rows}: {found.say(row, rows)}"
+
+        detail = {"times": times, "size": size, "form": form.name, **form.detail}
+        return Form(form.name, order, form.cost + log2(n), say, detail)
+    return None
+
+
+def _part(before: Array, after: Array, order: Ints) -> Form | None:
+    """A form of the rows between the first and the last that moved; the others stay."""
+    moved = np.flatnonzero(order != np.arange(len(order)))
+    first, last = int(moved[0]), int(moved[-1]) + 1
+    for low, high in dict.fromkeys(_around(order, first, last)):
+        if (low, high) == (0, len(order)) or low < 0 or high > len(order):
+            continue
+        inner = order[low:high] - low
+        if inner.min() < 0 or inner.max() >= high - low:
+            continue
+        form = _plain(before[low:high], after[low:high], inner) or _repeated(before[low:high], after[low:high], inner)
+        if form is None:
+            continue
+        found, whole = form, np.arange(len(order))
+        whole[low:high] = form.order + low
+
+        def say(row: str, rows: str, low: int = low, high: int = high, found: Form = found) -> str:
+            return f"within {rows} {low:,}:{high:,}, {found.say(row, rows)}"
+
+        detail = {"within": [low, high], "form": form.name, **form.detail}
+        return Form(form.name, whole, form.cost + 2 * log2(len(order)), say, detail)
+    return None
+
+
+def _around(order: Ints, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Ranges that a form may have: those that moved, and one unit more on each side (a corner that stays in place)."""
+    yield first, last
+    run = 1
+    while first + run < last and order[first + run] == order[first] + run:
+        run += 1
+    for unit in dict.fromkeys((1, run)):
+        yield first - unit, last + unit
+        yield 0, last + unit
+        yield 0, last
+
+
+def _general(before: Array, order: Ints) -> Form:
+    n = len(order)
+    moved = np.flatnonzero(order != np.arange(n))
+    cycles = _cycles(order)
+    moves = [[int(order[at]), int(at)] for at in moved[:MOVES].tolist()]
+    counts = np.unique(before[moved], return_counts=True)[1]
+    cost = multinomial(counts) + min(log2(n) * len(moved), n)  # which rows, and their order
+
+    def say(row: str, rows: str) -> str:
+        told = ", ".join(f"{a:,}→{b:,}" for a, b in moves) + (" …" if len(moved) > MOVES else "")
+        longest = f", the longest of {max(cycles):,}" if len(cycles) > 1 else ""
+        word = "cycle" if len(cycles) == 1 else "cycles"
+        return f"{len(moved):,} of {n:,} {rows} reordered in {len(cycles):,} {word}{longest} ({told})"
+
+    detail = {"moved": len(moved), "n": n, "cycles": len(cycles), "longest": max(cycles), "moves": moves}
+    return Form("order", order, cost, say, detail)
+
+
+# ---- small things ----------------------------------------------------------------------------------------------------
+
+
+def _anchors(before: Array, order: Ints) -> list[int]:
+    """New positions of some rows that moved and have no equal, spread out; of such the old position is certain."""
+    sorted_keys = np.sort(before)
+    double = np.zeros(len(before) + 1, bool)
+    double[1:-1] = sorted_keys[1:] == sorted_keys[:-1]
+    single = sorted_keys[~(double[1:] | double[:-1])]
+    moved = np.flatnonzero(order != np.arange(len(order)))
+    if len(moved) > 4096:
+        moved = moved[np.linspace(0, len(moved) - 1, 4096).astype(np.int64)]
+    certain = moved[np.isin(before[order[moved]], single)]
+    if len(certain) > ANCHORS:
+        certain = certain[np.linspace(0, len(certain) - 1, ANCHORS).astype(np.int64)]
+    found: list[int] = certain.tolist()
+    return found
+
+
+def _source(at: int, p: int, q: int, r: int) -> int:
+    """Where the row at ``at`` of ``(x, q, p, r)`` was in ``(x, p, q, r)``."""
+    rest, unit = divmod(at, r)
+    rest, group = divmod(rest, p)
+    outer, each = divmod(rest, q)
+    return ((outer * p + group) * q + each) * r + unit
+
+
+def _factors(n: int) -> Iterator[tuple[int, int, int, int]]:
+    """``x·p·q·r = n`` with ``p, q ≥ 2``: fewest outer groups, largest units first."""
+    for x in _divisors(n):
+        for r in reversed(_divisors(n // x)):
+            both = n // x // r
+            for p in _divisors(both):
+                if p > 1 and both // p > 1:
+                    yield x, p, both // p, r
+
+
+def _divisors(n: int) -> list[int]:
+    small = [k for k in range(1, int(n**0.5) + 1) if n % k == 0]
+    return small + [n // k for k in reversed(small) if k * k != n]
+
+
+def _block_order(before: Array, after: Array, count: int) -> Ints | None:
+    old, new = (fold(np.zeros(count, np.uint64), rows.reshape(count, -1)) for rows in (before, after))
+    if not (np.sort(old) == np.sort(new)).all():
+        return None
+    order = assign(old, new)
+    size = len(before) // count
+    made = (order[:, None] * size + np.arange(size)).reshape(-1)
+    return order if (before[made] == after).all() else None
+
+
+def _listed(order: Ints) -> str:
+    return "(" + ", ".join(str(k) for k in order.tolist()) + ")"
+
+
+def _cycles(order: Ints) -> list[int]:
+    """Lengths of the cycles that move something."""
+    seen = order == np.arange(len(order))
+    follow = order.tolist()
+    found = []
+    for start in np.flatnonzero(~seen).tolist():
+        if seen[start]:
+            continue
+        at, length = start, 0
+        while not seen[at]:
+            seen[at] = True
+            at, length = follow[at], length + 1
+        found.append(length)
+    return found

@@ -1,0 +1,328 @@
+"""Where two tensors differ, and changes that are confined to a place: flipped bits, fills, replaced blocks.
+
+::
+
+    · · · · · ·      count 4, first 7, last 14 (flat)
+    · x x · · ·      hull  rows 1:3, columns 1:3
+    · x x · · ·      touched  rows {1, 2}, columns {1, 2}
+
+One pass over both, the ends first; it stops as soon as nothing local and nothing element by element is left that it
+could find, which for a random change is after three blocks.
+"""
+
+from __future__ import annotations
+
+from math import log2, prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import MARGIN, choose, entropy, pairs
+from workbench.analysis.patterns_file import chunk_boxes, place_of
+from workbench.analysis.patterns_flips import flip_text, one_flip
+from workbench.analysis.patterns_found import Pattern, axis_words, box_text
+from workbench.analysis.patterns_read import Runs, bits
+from workbench.tensor import LazyTensor
+
+__all__ = ["Difference", "Watcher", "filled", "flipped", "replaced"]
+
+Array = np.ndarray[Any, Any]
+
+FLIPS = 8  #: flipped bits that are listed
+ENOUGH = 64  #: elements a tensor must have for each flipped bit: in smaller ones every update looks like one
+MASK = 1 << 20  #: longest axis of which touched indices are remembered one by one
+KEPT = 1 << 16  #: changed elements kept for estimates
+LISTED = 64  #: indices of replaced rows that are listed
+
+
+class Watcher(Protocol):
+    """A hypothesis about every element, fed with the blocks of the pass."""
+
+    alive: bool
+
+    def feed(self, left: Array, right: Array) -> None:
+        """Look at the same elements of both tensors; turn ``alive`` off where the hypothesis fails."""
+
+
+class Difference:
+    """Where ``b`` differs from ``a``, of one shape and element type.
+
+    Attributes:
+        complete: whether every element was seen.
+        count: differing elements seen.
+        first, last: flat positions of the first and the last of them.
+        low, high: their hull, a box.
+        before, after: the bits of some of them, for estimates.
+        flips: position and bits of the differing elements, while there are at most ``FLIPS``.
+        constant: the bits that every differing element of ``b`` has, or ``None``.
+        touched: for each axis a mask of the indices that hold one, or ``None`` for very long axes.
+    """
+
+    def __init__(self, a: LazyTensor, b: LazyTensor) -> None:
+        self.a, self.b = a, b
+        self.shape = a.shape
+        self.complete, self.count = False, 0
+        self.first, self.last = a.numel, -1
+        self.low, self.high = list(self.shape), [0] * len(self.shape)
+        self.before = self.after = np.empty(0, a.element.raw)
+        self.flips: list[tuple[int, int, int]] = []
+        self.constant: Any = None
+        self._several = False
+        self.touched = [np.zeros(n, bool) if n <= MASK else None for n in self.shape]
+        self._seen = [np.zeros(n, bool) if n <= MASK else None for n in self.shape]
+
+    def run(self, watchers: list[Any]) -> None:
+        """The pass."""
+        for run in Runs(self.shape, self.a.element.itemsize).ends_first():
+            left, right = bits(self.a, run.key), bits(self.b, run.key)
+            self._look(left.reshape(run.sizes), right.reshape(run.sizes), run)
+            for watcher in watchers:
+                if watcher.alive:
+                    watcher.feed(left.reshape(-1), right.reshape(-1))
+            if not (self._local() or any(watcher.alive for watcher in watchers)):
+                return
+        self.complete = True
+
+    @property
+    def bits_each(self) -> float:
+        """Entropy of a changed element's new value."""
+        return entropy(self.after)
+
+    def _look(self, left: Array, right: Array, run: Any) -> None:
+        different = left != right
+        count = int(np.count_nonzero(different))
+        for axis, seen in enumerate(self._seen):
+            if seen is not None:
+                seen[run.low[axis] : run.low[axis] + run.sizes[axis]] = True
+        if not count:
+            return
+        flat = np.flatnonzero(different) if count < different.size else None
+        ends = (0, different.size - 1) if flat is None else (int(flat[0]), int(flat[-1]))
+        self.first, self.last = min(self.first, run.start + ends[0]), max(self.last, run.start + ends[1])
+        self._hull(different, flat is None, run)
+        room = slice(0, max(KEPT - len(self.before), 0) if self.count else KEPT)
+        picked = slice(None, None, max(count // (KEPT // 4), 1))  # spread over the block
+        where = picked if flat is None else flat[picked]
+        old, new = left.reshape(-1)[where], right.reshape(-1)[where]
+        self.before, self.after = np.append(self.before, old[room]), np.append(self.after, new[room])
+        if not self._several:
+            after = right.reshape(-1) if flat is None else right.reshape(-1)[flat]
+            self.constant = after[0] if self.constant is None else self.constant
+            if (after != self.constant).any():
+                self.constant, self._several = None, True
+        self.count += count
+        if self.count <= FLIPS:
+            places = range(different.size) if flat is None else flat.tolist()
+            self.flips += [(run.start + k, int(left.reshape(-1)[k]), int(right.reshape(-1)[k])) for k in places]
+        else:
+            self.flips = []
+
+    def _hull(self, different: Array, everything: bool, run: Any) -> None:
+        for axis in range(different.ndim):
+            at, size = run.low[axis], run.sizes[axis]
+            others = tuple(k for k in range(different.ndim) if k != axis)
+            inside: Array = np.ones(size, bool) if everything else np.asarray(different.any(axis=others))
+            hits = np.flatnonzero(inside)
+            self.low[axis] = min(self.low[axis], at + int(hits[0]))
+            self.high[axis] = max(self.high[axis], at + int(hits[-1]) + 1)
+            touched = self.touched[axis]
+            if touched is not None:
+                touched[at : at + size] |= inside
+
+    def _local(self) -> bool:
+        """Whether the change may still be confined to a place."""
+        if self.count <= FLIPS or self.constant is not None:
+            return True
+        if 2 * prod(h - low for h, low in zip(self.high, self.low, strict=True)) <= self.a.numel:
+            return True
+        for touched, seen in zip(self.touched, self._seen, strict=True):
+            if touched is None or seen is None:
+                continue
+            if 2 * np.count_nonzero(touched) <= np.count_nonzero(seen):
+                return True
+        return False
+
+
+def flipped(seen: Difference) -> Pattern | None:
+    """At most ``FLIPS`` elements differ, each in one bit, among many that are equal."""
+    if not seen.complete or not 0 < seen.count <= FLIPS or seen.a.numel < ENOUGH * seen.count:
+        return None
+    if any((old ^ new).bit_count() != 1 for _, old, new in seen.flips):
+        return None
+    found = [one_flip(seen.a.element, seen.shape, *flip) for flip in sorted(seen.flips)]
+    listed = sorted(seen.flips)
+
+    def make(array: Array, rest: Array | None) -> Array:
+        out = array.copy()
+        raw = out.view(seen.a.element.raw).reshape(-1)
+        for at, old, new in listed:
+            raw[at] ^= raw.dtype.type(old ^ new)
+        return out
+
+    name = "bit_flip" if len(found) == 1 else "bit_flips"
+    surprise = len(found) * log2(seen.a.numel)
+    return Pattern(name, flip_text(found, seen.a.numel), {"flips": found}, evidence=surprise, make=make)
+
+
+def filled(seen: Difference) -> Pattern | None:
+    """Every element that changed became the same value, and so the whole run or block between them has it."""
+    if not seen.complete or seen.constant is None or not seen.count:
+        return None
+    value = seen.constant
+    boxes = [((0,) * len(seen.shape), seen.shape), *chunk_boxes(seen.b, tuple(seen.low), tuple(seen.high))]
+    for low, sizes in boxes:
+        found = _run(seen, value, low, sizes)
+        if found is not None:
+            return found
+    return _filled_box(seen, value)
+
+
+def replaced(seen: Difference) -> Pattern | None:
+    """All that differs lies in one block, or in some rows or columns; the rest is equal bit for bit."""
+    if not seen.complete or not seen.count:
+        return None
+    volume = prod(h - low for h, low in zip(seen.high, seen.low, strict=True))
+    best: tuple[float, Pattern] | None = None
+    if 2 * volume <= seen.a.numel and 2 * seen.count >= volume:
+        surprise = seen.count * log2(seen.a.numel / volume) - sum(pairs(n) for n in seen.shape)
+        low, high = tuple(seen.low), tuple(seen.high)
+        box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
+        sentence = f"{box_text(low, high, seen.shape)}: {seen.count:,} elements differ; all others are equal"
+        detail = {"offsets": list(low), "sizes": [h - k for h, k in zip(high, low, strict=True)], "changed": seen.count}
+        best = surprise, Pattern("replaced", sentence, detail, evidence=surprise, make=_with_rest(box))
+    for axis, touched in enumerate(seen.touched):
+        n, k = seen.shape[axis], 0 if touched is None else int(np.count_nonzero(touched))
+        if touched is None or not 0 < 2 * k <= n or 2 * seen.count < k * (seen.a.numel // n):
+            continue
+        surprise = seen.count * log2(n / k) - choose(n, k)
+        if best is None or surprise > best[0] + 1e-9:
+            which = np.flatnonzero(touched)
+            words = axis_words(len(seen.shape), axis)
+            told = ", ".join(f"{w:,}" for w in which[:8].tolist()) + (" …" if k > 8 else "")
+            sentence = f"{words[k > 1]} {told} ({k:,} of {n:,}): {seen.count:,} elements differ; all others are equal"
+            detail = {"axis": axis, "indices": which[:LISTED].tolist(), "number": k, "changed": seen.count}
+            key = (*(slice(None) for _ in range(axis)), which)
+            best = surprise, Pattern("replaced", sentence, detail, evidence=surprise, make=_with_rest(key))
+    return best[1] if best is not None and best[0] >= MARGIN else None
+
+
+def _with_rest(key: Any) -> Any:
+    def make(array: Array, rest: Array | None) -> Array:
+        if rest is None:
+            raise ValueError("a replaced block holds what the pattern does not know; pass rest=b.numpy()")
+        out = array.copy()
+        out[key] = rest[key]
+        return out
+
+    return make
+
+
+def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, ...]) -> Pattern | None:
+    """The elements between the first and the last changed one, in the row-major order of a box, are all ``value``."""
+    a, b = seen.a, seen.b
+    box = tuple(slice(k, k + n) for k, n in zip(low, sizes, strict=True))
+    whole = sizes == seen.shape
+    inner = b if whole else b.lazy[box]
+    first, last = (seen.first, seen.last) if whole else _ends(a.lazy[box], inner)
+    start, stop = _grown(inner, first, last, value)
+    if stop <= start:
+        return None
+    zero = int(value) == 0
+    length = stop - start
+    surprise = seen.count * (log2(a.numel / (last + 1 - first)) + _rarity(seen, value)) - 2 * log2(a.numel)
+    if surprise < MARGIN:
+        return None
+    detail: dict[str, Any] = {"start": start, "length": length, "changed": seen.count, "value": _value(seen, value)}
+    detail |= {} if whole else {"offsets": list(low), "sizes": list(sizes)}
+    place = place_of(b, low, sizes, start, length)
+    tell = f"{length:,} elements from flat position {start:,}"
+    tell += "" if whole else f" of the stored chunk {box_text(low, box_high(low, sizes), seen.shape)}"
+    if length == a.numel:
+        tell = f"all {length:,} elements"
+    sentence = f"{tell} {'became zero' if zero else 'became ' + detail['value']}"
+    if seen.count < length:
+        sentence += f" ({length - seen.count:,} were already)"
+    if place is not None:
+        detail |= place
+        sentence += f"; in the file: bytes {place['byte_start']:,}:{place['byte_stop']:,} of {place['file']!r}"
+        sentence += ", whole 4,096-byte pages" if place["aligned"] else ""
+
+    def make(array: Array, rest: Array | None) -> Array:
+        out = array.copy()
+        part = np.ascontiguousarray(out.view(seen.a.element.raw)[box])
+        part.reshape(-1)[start:stop] = value
+        out.view(seen.a.element.raw)[box] = part
+        return out
+
+    return Pattern("zero_run" if zero else "fill", sentence, detail, evidence=surprise, make=make)
+
+
+def box_high(low: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The far corner."""
+    return tuple(k + n for k, n in zip(low, sizes, strict=True))
+
+
+def _ends(a: LazyTensor, b: LazyTensor) -> tuple[int, int]:
+    first, last = a.numel, -1
+    for run in Runs(a.shape, a.element.itemsize):
+        hits = np.flatnonzero((bits(a, run.key) != bits(b, run.key)).reshape(-1))
+        if len(hits):
+            first, last = min(first, run.start + int(hits[0])), run.start + int(hits[-1])
+    return first, last
+
+
+def _grown(b: LazyTensor, first: int, last: int, value: Any) -> tuple[int, int]:
+    """The longest run of ``value`` around ``[first, last]``; empty where that holds another one."""
+    start, stop, inside = first, last + 1, False
+    other_before, other_after = -1, b.numel
+    for run in Runs(b.shape, b.element.itemsize):
+        others = np.flatnonzero(bits(b, run.key).reshape(-1) != value) + run.start
+        if not len(others):
+            continue
+        at = int(np.searchsorted(others, first))
+        if at:
+            other_before = int(others[at - 1])
+        if at < len(others):
+            inside = int(others[at]) <= last
+            other_after = int(others[at])
+            break
+    start, stop = other_before + 1, other_after
+    return (0, 0) if inside else (start, stop)
+
+
+def _filled_box(seen: Difference, value: Any) -> Pattern | None:
+    low, high = tuple(seen.low), tuple(seen.high)
+    box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
+    inner = seen.b.lazy[box]
+    for run in Runs(inner.shape, inner.element.itemsize):
+        if (bits(inner, run.key) != value).any():
+            return None
+    surprise = seen.count * (log2(seen.a.numel / inner.numel) + _rarity(seen, value))
+    surprise -= sum(pairs(n) for n in seen.shape)
+    if surprise < MARGIN:
+        return None
+    told = _value(seen, value)
+    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel:,} elements became {told}; all others are equal"
+    detail = {"offsets": list(low), "sizes": list(inner.shape), "changed": seen.count, "value": told}
+
+    def make(array: Array, rest: Array | None) -> Array:
+        out = array.copy()
+        out.view(seen.a.element.raw)[box] = value
+        return out
+
+    return Pattern("fill", sentence, detail, evidence=surprise, make=make)
+
+
+def _rarity(seen: Difference, value: Any) -> float:
+    """Bits that one element's becoming ``value`` is worth: seldom seen before, worth much."""
+    known = seen.before[:KEPT]
+    # what changed was not ``value``: how common it is elsewhere is told by the first elements that stayed
+    first = bits(seen.a, Runs(seen.shape, seen.a.element.itemsize, 1 << 16)[0].key).reshape(-1)
+    share = (np.count_nonzero(first == value) + 1) / (len(first) + 2)
+    return min(-log2(share), entropy(known) + 1)
+
+
+def _value(seen: Difference, value: Any) -> str:
+    from workbench.analysis.patterns_flips import number_text
+
+    return number_text(seen.a.element, int(value))

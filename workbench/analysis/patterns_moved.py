@@ -1,0 +1,212 @@
+"""Rows in another order, and rows that moved along their axis, of tensors that are never in memory whole.
+
+::
+
+    1  keys of a slab (256 elements of each row)      different rows? the end, for most changes
+    2  a form of the keys                             patterns_forms; of all elements' keys where some rows look alike
+    3  proof                                          b[i] against a[order[i]], all elements, block by block
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import MARGIN, entropy, pairs
+from workbench.analysis.patterns_forms import Form, find_form
+from workbench.analysis.patterns_found import Pattern, axis_words, box_text
+from workbench.analysis.patterns_local import Difference
+from workbench.analysis.patterns_read import Runs, bits, differing, keys, slab
+from workbench.tensor import LazyTensor
+
+__all__ = ["moved", "reordered"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+LONGEST = 1 << 20  #: rows of an axis of which the order is looked for: a key is kept for each
+
+
+def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
+    """``b`` has the rows (columns, …) of ``a`` in another order; elsewhere on the other axes it may be equal."""
+    for axis, n in enumerate(seen.shape):
+        if not 2 <= n <= LONGEST:
+            continue
+        low, high = [0] * len(seen.shape), list(seen.shape)
+        if seen.complete:  # what changed may be a band of the other axes
+            low, high = list(seen.low), list(seen.high)
+            low[axis], high[axis] = 0, n
+        box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
+        left, right = a.lazy[box], b.lazy[box]
+        found = _form(left, right, axis)
+        if found is None:
+            continue
+        form, gain = found
+        surprise = max(seen.count * seen.bits_each, gain) - form.cost
+        surprise -= sum(pairs(m) for m, k, h in zip(seen.shape, low, high, strict=True) if h - k != m)
+        if surprise < MARGIN or not _proved(left, right, axis, form.order):
+            continue
+        words = axis_words(len(seen.shape), axis)
+        sentence = form.say(*words)
+        whole = tuple(high) == seen.shape and not any(low)
+        sentence += "" if whole else f"; only in {box_text(tuple(low), tuple(high), seen.shape)}"
+        detail = {"axis": axis, **form.detail}
+        if not whole:
+            detail |= {"offsets": low, "sizes": [h - k for h, k in zip(high, low, strict=True)]}
+        return Pattern(form.name, sentence, detail, evidence=surprise, make=_ordered(box, axis, form.order))
+    return None
+
+
+def moved(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern | None:
+    """Rows of ``a`` stand elsewhere along their axis in ``b``; others left, or entered."""
+    for axis in range(len(a.shape)):
+        rest = [k for k in range(len(a.shape)) if k != axis]
+        if len(a.shape) != len(b.shape) or any(a.shape[k] != b.shape[k] for k in rest):
+            continue
+        if (seen is None and a.shape[axis] == b.shape[axis]) or max(a.shape[axis], b.shape[axis]) > LONGEST:
+            continue
+        found = _moved(a, b, axis, seen)
+        if found is not None:
+            return found
+    return None
+
+
+def _form(left: LazyTensor, right: LazyTensor, axis: int) -> tuple[Form, float] | None:
+    """The form of the order, and the bits that knowing the rows is worth on its own."""
+    part = slab(left.shape, axis, left.element.itemsize)
+    before, after = keys(left.lazy[part], axis), keys(right.lazy[part], axis)
+    if not (np.sort(before) == np.sort(after)).all():
+        return None
+    counts = np.unique(before, return_counts=True)[1]
+    whole = left.lazy[part].shape == left.shape
+    if not whole and len(counts) < len(before):
+        before, after = keys(left, axis), keys(right, axis)
+        counts = np.unique(before, return_counts=True)[1]
+    form = find_form(before, after)
+    if form is None:
+        return None
+    went = before[form.order != np.arange(len(before))]
+    counts = np.unique(went, return_counts=True)[1]
+    return form, float((counts * np.log2(len(went) / counts)).sum())
+
+
+def _proved(left: LazyTensor, right: LazyTensor, axis: int, order: Ints) -> bool:
+    runs = Runs(right.shape, right.element.itemsize)
+    for run in runs.ends_first():
+        key = list(run.key)
+        if axis > runs.axis:  # the run holds the whole axis
+            old = np.take(bits(left, run.key).reshape(run.sizes), order, axis)
+        else:
+            at = run.key[axis]
+            key[axis] = int(order[at]) if isinstance(at, int) else order[at]
+            old = bits(left, tuple(key)).reshape(run.sizes)
+        if differing(old, bits(right, run.key).reshape(run.sizes)):
+            return False
+    return True
+
+
+def _ordered(box: tuple[slice, ...], axis: int, order: Ints) -> Any:
+    def make(array: Array, rest: Array | None) -> Array:
+        out = array.copy()
+        out[box] = np.take(array[box], order, axis)
+        return out
+
+    return make
+
+
+def _moved(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> Pattern | None:
+    n, m = a.shape[axis], b.shape[axis]
+    longest = max(n, m)
+    part = list(slab((*a.shape[:axis], longest, *a.shape[axis + 1 :]), axis, a.element.itemsize))
+    part[axis] = slice(None)
+    before, after = (keys(one.lazy[tuple(part)], axis, longest) for one in (a, b))
+    by = _offset(before, after)
+    if by is None or (by == 0 and n == m):
+        return None
+    first, last = max(0, -by), min(m, n - by)  # of b, the rows that were in a
+    if last <= first or (before[first + by : last + by] != after[first:last]).any():
+        return None
+    other = _along(axis, first + by, last + by)
+    old, new = a.lazy[other], b.lazy[_along(axis, first, last)]
+    same = a.lazy[_along(axis, first, last)] if n == m else None
+    changed, sample = _matched(old, new, same)
+    if changed is None:
+        return None
+    each = entropy(sample)
+    surprise = changed * each - pairs(longest)
+    if surprise < MARGIN or 2 * (last - first) < min(n, m):
+        return None
+    sentence, detail = _said(b, axis, n, m, by, first, last)
+    name = "resized" if last - first == min(n, m) else "shift"
+    make = _shifted(axis, m, by, first, last)
+    return Pattern(name, sentence, {"axis": axis, **detail}, evidence=surprise, make=make)
+
+
+def _offset(before: Array, after: Array) -> int | None:
+    """``k`` with ``b[i] = a[i + k]`` for most rows that have no equal."""
+    (old, at), (new, to) = _single(before), _single(after)
+    both, i, j = np.intersect1d(old, new, assume_unique=True, return_indices=True)
+    if not len(both):
+        return None
+    offsets, counts = np.unique(at[i] - to[j], return_counts=True)
+    return int(offsets[counts.argmax()])
+
+
+def _single(names: Array) -> tuple[Array, Array]:
+    """Keys that come once, and where."""
+    values, index, counts = np.unique(names, return_index=True, return_counts=True)
+    return values[counts == 1], index[counts == 1]
+
+
+def _matched(old: LazyTensor, new: LazyTensor, same: LazyTensor | None) -> tuple[int | None, Array]:
+    """How many elements are rightly told that would be wrong without the move; ``None`` when one is wrong with it."""
+    changed, samples = 0, np.empty(0, new.element.raw)
+    for run in Runs(new.shape, new.element.itemsize).ends_first():
+        wanted = bits(new, run.key).reshape(-1)
+        if differing(bits(old, run.key).reshape(-1), wanted):
+            return None, samples
+        moved = wanted if same is None else wanted[bits(same, run.key).reshape(-1) != wanted]
+        changed += len(moved)
+        if len(samples) < 1 << 16:
+            samples = np.append(samples, moved[: 1 << 14])
+    return changed, samples
+
+
+def _said(b: LazyTensor, axis: int, n: int, m: int, by: int, first: int, last: int) -> tuple[str, dict[str, Any]]:
+    _, rows = axis_words(len(b.shape), axis)
+    new = [ends for ends in ((0, first), (last, m)) if ends[1] > ends[0]]
+    detail: dict[str, Any] = {"by": -by, "kept": [first, last], "before": n, "after": m}
+    filled = [_zero(b.lazy[_along(axis, *ends)]) for ends in new]
+    told = ", ".join(
+        f"{rows} {x:,}:{y:,} {'are zero' if zero else 'are new'}" for (x, y), zero in zip(new, filled, strict=True)
+    )
+    detail["new"] = [[*ends, "zero" if zero else "new"] for ends, zero in zip(new, filled, strict=True)]
+    if last - first == m:
+        return f"{rows} {by:,}:{by + m:,} of the {n:,} that were; the others are gone", detail
+    if last - first == n:
+        return f"{n:,} {rows} became {m:,}: the old ones are {first:,}:{last:,}; {told}", detail
+    gone = n - (last - first)
+    return f"{rows} moved by {-by:+,}: {gone:,} left, {told}", detail
+
+
+def _zero(part: LazyTensor) -> bool:
+    return not any(bits(part, run.key).any() for run in Runs(part.shape, part.element.itemsize))
+
+
+def _along(axis: int, first: int, last: int) -> tuple[slice, ...]:
+    return (*(slice(None) for _ in range(axis)), slice(first, last))
+
+
+def _shifted(axis: int, m: int, by: int, first: int, last: int) -> Any:
+    def make(array: Array, rest: Array | None) -> Array:
+        if last - first < m and rest is None:
+            raise ValueError("rows entered that the pattern does not know; pass rest=b.numpy()")
+        old = array[_along(axis, first + by, last + by)]
+        if rest is None:
+            return old.copy()
+        out = rest.copy()
+        out[_along(axis, first, last)] = old
+        return out
+
+    return make

@@ -1,0 +1,198 @@
+"""A constant factor, found as what every element allows, and proved by computing with it.
+
+::
+
+    a₁  ├──────────────┤
+    a₂        ├─────────────┤           intervals of factors c that round(c·a) == b allows
+    a₃     ├───────┤
+              ▲▲▲▲▲                     1/8? 1/3? 0.1? …: the plainest numbers here are computed with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import inf, isfinite, log2, sqrt
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import MARGIN, steps
+from workbench.analysis.patterns_found import Pattern, made
+from workbench.analysis.patterns_local import Difference
+from workbench.analysis.patterns_read import Runs, bits, parts
+from workbench.analysis.patterns_rounding import FLOATS, encode, numbers, rounded
+from workbench.core.dtypes import DType
+
+__all__ = ["Ratio"]
+
+Array = np.ndarray[Any, Any]
+
+PLAIN = 4096  #: largest numerator or denominator of a fraction that is said as one
+NEIGHBOURS = 16  #: numbers of a type that are tried one by one, when the interval has no more
+
+
+class Ratio:
+    """The factors that all elements so far allow."""
+
+    def __init__(self, element: DType) -> None:
+        self._element = element
+        self.alive = element.name in FLOATS or (element.kind in "iu" and element.bits <= 32)
+        self._low, self._high = -inf, inf
+        # a product that was rounded to float32 first may be off by 2⁻²⁴ of itself; float64 by a little of its own
+        self._slack = 2.0**-23 if element.bits <= 16 else 2.0**-50
+
+    def feed(self, left: Array, right: Array) -> None:
+        """Narrow the interval."""
+        for start, stop in parts(len(left)):
+            self._narrow(left[start:stop], right[start:stop])
+            if not self.alive:
+                return
+
+    def pattern(self, seen: Difference) -> Pattern | None:
+        """The plainest factor that gives every bit of ``b``, if one does."""
+        if not (isfinite(self._low) and isfinite(self._high)) or self._low > self._high:
+            return None
+        each = min(steps(seen.before, seen.after, self._element.kind), seen.bits_each)
+        tried: set[tuple[float, str]] = set()
+        for factor, told, cost in _candidates(self._low, self._high, self._element):
+            surprise = seen.count * each - cost
+            if surprise < MARGIN or factor in (0.0, 1.0):
+                continue
+            for how, of in _ways(self._element, factor):
+                if (factor, how) in tried or not _proved(seen, of):
+                    tried.add((factor, how))
+                    continue
+                words = told if told == f"{factor:.9g}" else f"{told} = {factor:.9g}"
+                sentence = f"every element times {words}, rounded to {self._element.name} ({how})"
+                detail = {"ratio": factor, "told": told, "computed": how, "changed": seen.count}
+                return Pattern(
+                    "ratio", sentence, detail, evidence=surprise, make=made(of, self._element, self._element)
+                )
+        return None
+
+    def _narrow(self, left: Array, right: Array) -> None:
+        if not len(left):
+            return
+        x, y = (numbers(part, self._element).astype(np.float64) for part in (left, right))
+        usable = np.isfinite(x) & (x != 0) & np.isfinite(y)
+        if (np.isfinite(x) & (x == 0) & (y != 0)).any() or (~np.isfinite(x) & np.isfinite(y)).any():
+            self.alive = False
+            return
+        x, y = x[usable], y[usable]
+        if not len(x):
+            return
+        with np.errstate(all="ignore"):
+            half = _half_step(y, self._element)
+            ends = (y - half) / x, (y + half) / x
+            low, high = np.minimum(*ends), np.maximum(*ends)
+            low -= np.abs(low) * self._slack
+            high += np.abs(high) * self._slack
+        self._low, self._high = max(self._low, float(low.max())), min(self._high, float(high.min()))
+        self.alive = self._low <= self._high
+
+
+def _half_step(y: Array, element: DType) -> Array:
+    """Half the distance to the next number of the type, at least."""
+    kind = FLOATS.get(element.name)
+    if kind is None:
+        return np.full(len(y), 0.5)
+    _, exponent = np.frexp(y)  # y = f · 2^exponent, ½ ≤ |f| < 1
+    return np.ldexp(0.5, np.maximum(exponent - 1, kind.emin) - kind.mantissa)
+
+
+def _candidates(low: float, high: float, element: DType) -> list[tuple[float, str, float]]:
+    """Factors in an interval, the plainest first: number, how it is said, bits that saying it costs."""
+    sign = -1.0 if high < 0 else 1.0
+    if low < 0 < high:
+        return []
+    low, high = sorted((abs(low), abs(high)))
+    found: list[tuple[float, str, float]] = []
+    if low > 0 and isfinite(1 / low):
+        plain = _simplest(Fraction(low), Fraction(high))
+        if max(plain.numerator, plain.denominator) <= PLAIN or _is_power(plain):
+            found.append((float(plain), str(plain), _cost(plain)))
+        squared = _simplest(Fraction(low) ** 2, Fraction(high) ** 2)
+        if max(squared.numerator, squared.denominator) <= PLAIN:
+            found.append((sqrt(squared), f"√({squared})", _cost(squared) + 4))
+    for digits in range(1, 17):
+        short = float(f"{(low + high) / 2:.{digits}g}")
+        if low <= short <= high:
+            found.append((short, repr(short), 8 + 4.0 * digits))
+            break
+    middle = (low + high) / 2
+    found.append((middle, repr(middle), 64.0))
+    if element.kind == "f":
+        # torch and jax turn a factor into float32 before they multiply
+        found += [(float(np.float32(value)), told, cost) for value, told, cost in found]
+        for value in _between(low, high, np.float32):
+            plain = Fraction(value).limit_denominator(64)
+            same = plain > 0 and float(np.float32(float(plain))) == value
+            told, cost = (str(plain), _cost(plain)) if same else (str(np.float32(value)), 40.0)
+            found.append((value, f"{told} as float32", cost))
+        found += [(value, repr(value), 64.0) for value in _between(low, high, np.float64)]
+    found.sort(key=lambda one: one[2])
+    return [(sign * value, told if sign > 0 else f"−{told}", cost) for value, told, cost in found]
+
+
+def _cost(plain: Fraction) -> float:
+    return 8 + (0 if _is_power(plain) else 2 * log2(plain.numerator * plain.denominator))
+
+
+def _simplest(low: Fraction, high: Fraction) -> Fraction:
+    """The fraction of the smallest denominator in an interval of positive numbers (Stern and Brocot's)."""
+    whole = low.numerator // low.denominator
+    if whole == low:
+        return Fraction(whole) if whole else high
+    if whole + 1 <= high:
+        return Fraction(whole + 1)
+    return whole + 1 / _simplest(1 / (high - whole), 1 / (low - whole))
+
+
+def _is_power(plain: Fraction) -> bool:
+    return all(number & (number - 1) == 0 for number in (plain.numerator, plain.denominator))
+
+
+def _between(low: float, high: float, kind: Any) -> list[float]:
+    """The numbers of a type in an interval, when they are few."""
+    found: list[float] = []
+    value = kind(low)
+    value = value if value >= low else np.nextafter(value, kind(inf))
+    while value <= high and len(found) <= NEIGHBOURS:
+        found.append(float(value))
+        value = np.nextafter(value, kind(inf))
+    return found if len(found) <= NEIGHBOURS else []
+
+
+def _ways(element: DType, factor: float) -> list[tuple[str, Callable[[Array], Array]]]:
+    """The ways to multiply: what they are called, and bits to bits."""
+    wide = [np.float64] if element.bits > 32 or element.kind != "f" else [np.float64, np.float32]
+    ways: list[tuple[str, Callable[[Array], Array]]] = []
+    for kind in wide:
+        ways.append((f"product in {kind.__name__}", _way(element, factor, kind, False)))
+        if 1 / factor == round(1 / factor):
+            ways.append((f"division by {1 / factor:,.0f} in {kind.__name__}", _way(element, 1 / factor, kind, True)))
+    return ways
+
+
+def _way(element: DType, factor: float, kind: Any, divide: bool) -> Callable[[Array], Array]:
+    def of(raw: Array) -> Array:
+        x = numbers(raw, element)
+        with np.errstate(all="ignore"):
+            y = x.astype(kind) / kind(factor) if divide else x.astype(kind) * kind(factor)
+            if element.kind != "f":
+                info = np.iinfo(element.numpy)
+                return np.clip(np.rint(y), info.min, info.max).astype(element.numpy).view(element.raw)
+            new = encode(rounded(y, element.name), element)
+        return np.where(np.isnan(x), raw, new)
+
+    return of
+
+
+def _proved(seen: Difference, of: Callable[[Array], Array]) -> bool:
+    for run in Runs(seen.shape, seen.a.element.itemsize).ends_first():
+        left, right = bits(seen.a, run.key).reshape(-1), bits(seen.b, run.key).reshape(-1)
+        for start, stop in parts(len(left)):
+            if (of(left[start:stop]) != right[start:stop]).any():
+                return False
+    return True

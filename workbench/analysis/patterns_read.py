@@ -1,0 +1,187 @@
+"""Reading two tensors side by side in blocks, and a number for every row of one, without holding either.
+
+::
+
+    runs      [0:4, :] [4:8, :] …                         row-major, at most READ bytes each
+    slab      every index of one axis, but few elements of each: the first 256 columns, say
+    keys      one uint64 an index along an axis: equal rows have equal keys, and others almost never do
+
+A key is only ever a hint. What it suggests is proved on the bits afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from workbench.tensor import LazyTensor
+
+__all__ = ["READ", "Run", "Runs", "bits", "corner", "differing", "fold", "keys", "parts", "readable", "slab"]
+
+Array = np.ndarray[Any, Any]
+Key = tuple[Any, ...]
+
+READ = 4 << 20  #: bytes of one tensor that are in memory at a time, about
+ELEMENTS = 1 << 20  #: and no more than these, whose positions are lists of 8 MiB
+SLAB = 256  #: elements of each row that are looked at first
+FIRST = 4096  #: elements that most wrong hypotheses end at
+PART = 1 << 17  #: elements converted at a time
+_SHORT = 64  #: bytes of a row up to which rows are mixed side by side, not hashed one by one
+_MIX = tuple(np.uint64(odd) for odd in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53))  # splitmix64's finaliser
+
+
+def readable(tensor: LazyTensor) -> bool:
+    """Whether elements can be told apart: not where several share a byte, nor for 128-bit complex numbers."""
+    return not tensor.element.packed and tensor.element.bits <= 64
+
+
+def bits(tensor: LazyTensor, key: Key = ()) -> Array:
+    """The stored bits of a part, as contiguous unsigned integers."""
+    part = (tensor.lazy[key] if key else tensor).numpy()
+    return np.ascontiguousarray(part).view(tensor.element.raw).reshape(part.shape)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A contiguous run of a tensor in row-major order.
+
+    Attributes:
+        key: index of the run: some integers, one slice, nothing for the axes after it.
+        start: flat position of its first element.
+        low, sizes: the same as a box.
+    """
+
+    key: Key
+    start: int
+    low: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Runs:
+    """The runs of a shape, each at most ``READ`` bytes (or one element of the last axis)."""
+
+    def __init__(self, shape: tuple[int, ...], itemsize: int, most: int = 0) -> None:
+        self.shape = shape
+        size = max(min((most or READ) // itemsize, ELEMENTS), 1)
+        shape = shape or (1,)
+        axis, inner = len(shape) - 1, 1
+        while axis > 0 and inner * shape[axis] <= size:
+            inner *= shape[axis]
+            axis -= 1
+        self.axis, self._inner = axis, inner
+        self._step = max(size // max(inner, 1), 1)
+        self._turns = -(-shape[axis] // self._step)
+        self._lead = shape[:axis]
+        self._size = shape[axis]
+
+    def __len__(self) -> int:
+        return prod(self._lead) * self._turns if prod(self.shape) else 0
+
+    def __getitem__(self, number: int) -> Run:
+        if not self.shape:
+            return Run((), 0, (), ())
+        lead, turn = divmod(number, self._turns)
+        first = turn * self._step
+        last = min(first + self._step, self._size)
+        at = tuple(int(i) for i in np.unravel_index(lead, self._lead)) if self._lead else ()
+        rest = self.shape[self.axis + 1 :]
+        sizes = (*(1 for _ in at), last - first, *rest)
+        start = (lead * self._size + first) * self._inner
+        return Run((*at, slice(first, last)), start, (*at, first, *(0 for _ in rest)), sizes)
+
+    def __iter__(self) -> Iterator[Run]:
+        return (self[number] for number in range(len(self)))
+
+    def ends_first(self) -> Iterator[Run]:
+        """All of them, the first, the last and the middle one before the others: most random changes show at once."""
+        count = len(self)
+        early = sorted({0, count - 1, count // 2}) if count else []
+        yield from (self[number] for number in early)
+        yield from (self[number] for number in range(count) if number not in early)
+
+
+def corner(tensor: LazyTensor, most: int = 4096) -> Array:
+    """The first elements, flat, at most about ``most``."""
+    runs = Runs(tensor.shape, 1, most)
+    return bits(tensor, runs[0].key).reshape(-1)
+
+
+def slab(shape: tuple[int, ...], axis: int, itemsize: int) -> Key:
+    """A key that keeps an axis whole and at most ``SLAB`` elements at each of its indices."""
+    left = max(min(SLAB, READ // itemsize // max(shape[axis], 1)), 1)
+    sizes = list(shape)
+    for other in reversed(range(len(shape))):
+        if other != axis:
+            sizes[other] = min(sizes[other], left)
+            left = max(left // sizes[other], 1)
+    return tuple(slice(0, size) for size in sizes)
+
+
+def keys(tensor: LazyTensor, axis: int, longest: int = 0) -> Array:
+    """``(shape[axis],) uint64``: one number an index along an axis, over all its elements.
+
+    Args:
+        longest: cut the work as if the axis were that long, so that tensors of other lengths have comparable keys.
+    """
+    n = tensor.shape[axis]
+    found = np.zeros(n, np.uint64)
+    for key, inside in _cuts(tensor.shape, axis, max(longest, n), tensor.element.itemsize):
+        part = np.moveaxis(bits(tensor, key), axis, 0)
+        found[inside] = fold(found[inside], part.reshape(len(part), -1))
+    return found
+
+
+def fold(state: Array, rows: Array) -> Array:
+    """The keys ``(n,)`` after ``n`` more rows ``(n, m)`` of elements."""
+    rows = np.ascontiguousarray(rows)
+    width = rows.shape[1] * rows.itemsize
+    if width <= _SHORT:
+        return _mixed(state, rows, width)
+    from xxhash import xxh3_64_intdigest
+
+    data = rows.view(np.uint8)
+    digest = [xxh3_64_intdigest(row, seed) for row, seed in zip(data, state.tolist(), strict=True)]
+    return np.array(digest, np.uint64)
+
+
+def parts(count: int) -> list[tuple[int, int]]:
+    """Ranges of a block for work in wider types; the first is short, as most wrong hypotheses end there."""
+    cuts = [0, *range(min(FIRST, count), count, PART), count]
+    return [(start, stop) for start, stop in pairwise(cuts) if stop > start]
+
+
+def differing(left: Array, right: Array) -> int:
+    """Number of elements that are not the same bits."""
+    return int(np.count_nonzero(left != right))
+
+
+def _cuts(shape: tuple[int, ...], axis: int, longest: int, itemsize: int) -> Iterator[tuple[Key, slice]]:
+    """Boxes in row-major order of the other axes; all indices of the axis, or where those are too many, some."""
+    others = tuple(size for k, size in enumerate(shape) if k != axis)
+    wide = max(READ // itemsize // max(longest, 1), 1)  # elements of each index at a time
+    for run in Runs(others, 1, wide):
+        part = list(run.key) + [slice(None)] * (len(others) - len(run.key))
+        part = [slice(k, k + 1) if isinstance(k, int) else k for k in part]
+        inner = prod(run.sizes)
+        step = max(READ // itemsize // inner, 1)
+        for first in range(0, shape[axis], step):
+            inside = slice(first, min(first + step, shape[axis]))
+            yield (*part[:axis], inside, *part[axis:]), inside
+
+
+def _mixed(state: Array, rows: Array, width: int) -> Array:
+    words = np.zeros((len(rows), -(-width // 8) * 8), np.uint8)
+    words[:, :width] = rows.view(np.uint8)
+    found = state.copy()
+    for word in words.view(np.uint64).T:
+        found ^= word
+        for odd in _MIX:
+            found ^= found >> np.uint64(33)
+            found *= odd
+        found += np.uint64(0x9E3779B97F4A7C15)
+    return found

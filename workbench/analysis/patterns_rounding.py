@@ -1,0 +1,106 @@
+"""Rounding to a floating type, and writing its bits, without a library that knows the type.
+
+::
+
+    x = ±1.m × 2^e       quantum = 2^(max(e, emin) − mantissa bits)       rounded = rint(x / quantum) · quantum
+
+``rint`` rounds halves to even, as IEEE 754 and torch do; division by a power of two is exact. Beyond the largest
+number lies infinity, or NaN in the types that have no infinity (torch 2.13's conversion; a *saturating* one, which
+Transformer Engine uses, stops at the largest).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from workbench.analysis.numbers import fp8_table
+from workbench.core.dtypes import DType
+
+__all__ = ["FLOATS", "encode", "numbers", "rounded"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Kind(NamedTuple):
+    """A floating type: bits of its mantissa, exponent of its smallest normal number, largest number."""
+
+    mantissa: int
+    emin: int
+    top: float
+    infinite: bool
+    negative_zero: bool = True
+
+
+FLOATS = {
+    "float64": Kind(52, -1022, float(np.finfo(np.float64).max), True),
+    "float32": Kind(23, -126, float(np.finfo(np.float32).max), True),
+    "bfloat16": Kind(7, -126, float.fromhex("0x1.fep127"), True),
+    "float16": Kind(10, -14, 65504.0, True),
+    "float8_e4m3fn": Kind(3, -6, 448.0, False),
+    "float8_e5m2": Kind(2, -14, 57344.0, True),
+    "float8_e4m3fnuz": Kind(3, -7, 240.0, False, False),
+    "float8_e5m2fnuz": Kind(2, -15, 57344.0, False, False),
+}
+
+
+def numbers(raw: Array, element: DType) -> Array:
+    """Bits as float32 (float64 for float64), or as the integers that they are."""
+    if element.name == "bfloat16":
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if element.name == "float16":
+        return raw.view(np.float16).astype(np.float32)
+    if element.name in FLOATS and element.bits == 8:
+        return fp8_table(element.name)[raw]
+    return raw.view(element.numpy)
+
+
+def rounded(x: Array, name: str, how: str = "nearest") -> Array:
+    """The numbers of a type closest to ``x``, in the type of ``x`` (float32 or float64).
+
+    Args:
+        how: ``nearest`` (halves to even), ``truncated`` (towards zero), ``saturating`` (nearest, at most the largest).
+    """
+    kind = FLOATS[name]
+    if kind.mantissa >= (23 if x.dtype == np.float32 else 52):
+        return x
+    with np.errstate(all="ignore"):
+        if name in ("float32", "float16") and how == "nearest":
+            return x.astype(name).astype(x.dtype)
+        mask = np.uint32(0x7F800000) if x.dtype == np.float32 else np.uint64(0x7FF0 << 48)
+        power = (np.ascontiguousarray(x).view(mask.dtype) & mask).view(x.dtype)
+        quantum = np.maximum(power, x.dtype.type(2.0**kind.emin)) * x.dtype.type(2.0**-kind.mantissa)
+        near = np.trunc(x / quantum) if how == "truncated" else np.rint(x / quantum)
+        near *= quantum
+        beyond = np.abs(near) > kind.top
+        if beyond.any() or not np.isfinite(x).all():
+            most = kind.top if how == "saturating" else np.inf if kind.infinite else np.nan
+            near = np.where(beyond | np.isinf(x), np.copysign(x.dtype.type(most), x), near)
+            near = np.where(np.isnan(x), x, near)
+    return near if kind.negative_zero else near + x.dtype.type(0.0)
+
+
+def encode(x: Array, element: DType) -> Array:
+    """The bits of numbers that the type has exactly."""
+    name = element.name
+    if name == "bfloat16":
+        found = (x.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        return np.where(np.isnan(x), np.uint16(0x7FC0), found)
+    if name in FLOATS and element.bits == 8:
+        return _codes(name)[x.astype(np.float32).view(np.uint32) >> np.uint32(16)]
+    with np.errstate(all="ignore"):
+        return x.astype(element.numpy).view(element.raw)
+
+
+@cache
+def _codes(name: str) -> Array:
+    """``(65536,) uint8``: the byte of each number of the type, by the upper half of its float32."""
+    table = fp8_table(name)
+    codes = np.zeros(1 << 16, np.uint8)
+    codes[table.view(np.uint32) >> np.uint32(16)] = np.arange(256, dtype=np.uint8)
+    nan = int(np.flatnonzero(np.isnan(table))[0])
+    codes[0x7F81:0x8000], codes[0xFF81:] = nan, nan | 0x80
+    codes[0x7FC0], codes[0xFFC0] = nan, nan if name.endswith("fnuz") else nan | 0x80
+    return codes

@@ -1,0 +1,124 @@
+"""The same elements under other indices: transposed, in another shape, or another tensor altogether."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import MARGIN, entropy
+from workbench.analysis.patterns_found import Pattern
+from workbench.analysis.patterns_local import Difference
+from workbench.analysis.patterns_read import Runs, bits, corner
+from workbench.tensor import LazyTensor
+
+__all__ = ["reshaped", "sibling", "transposed"]
+
+Array = np.ndarray[Any, Any]
+
+AXES = 5  #: tensors of more are not tried in every order of their axes
+
+
+def sibling(b: LazyTensor, siblings: Sequence[LazyTensor]) -> Pattern | None:
+    """``b`` is another tensor, bit for bit."""
+    first = corner(b)
+    equal = [one for one in siblings if one.shape == b.shape and one.element == b.element and _same(one, b, first)]
+    if not equal:
+        return None
+    surprise = b.numel * entropy(_sample(b))
+    if surprise < MARGIN:
+        return None
+    names = [one.key for one in equal]
+    sentence = f"equal to {names[0]!r} bit for bit"
+    if len(names) > 1:
+        sentence += f" (and to {len(names) - 1} more: {', '.join(map(repr, names[1:4]))})"
+    other = equal[0]
+    return Pattern("sibling", sentence, {"keys": names}, evidence=surprise, make=lambda array, rest: other.numpy())
+
+
+def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern | None:
+    """``b`` is ``a`` with its axes in another order."""
+    if not 2 <= len(a.shape) <= AXES or len(a.shape) != len(b.shape):
+        return None
+    for axes in permutations(range(len(a.shape))):
+        if axes == tuple(range(len(axes))) or tuple(a.shape[k] for k in axes) != b.shape:
+            continue
+        if min(len(a.shape), sum(n > 1 for n in a.shape)) < 2 or not _turned(a, b, axes):
+            continue
+        surprise = b.numel * entropy(_sample(b)) if seen is None else seen.count * seen.bits_each
+        if surprise - 8 < MARGIN:
+            continue
+        told = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
+        sentence = f"{told}: {_shape(a)} became {_shape(b)}"
+        return Pattern("transposed", sentence, {"axes": list(axes)}, evidence=surprise - 8, make=_turn(axes))
+    return None
+
+
+def reshaped(a: LazyTensor, b: LazyTensor) -> Pattern | None:
+    """The same elements in the same row-major order, in another shape."""
+    if a.numel != b.numel:
+        return None
+    for left, right in zip(_flat(a), _flat(b), strict=True):
+        if (left != right).any():
+            return None
+    surprise = b.numel * entropy(_sample(b))
+    if surprise < MARGIN:
+        return None
+    shape = b.shape
+    sentence = f"the same elements in another shape: {_shape(a)} became {_shape(b)}"
+    detail = {"before": list(a.shape), "after": list(b.shape)}
+    return Pattern("reshaped", sentence, detail, evidence=surprise, make=lambda array, rest: array.reshape(shape))
+
+
+def _same(one: LazyTensor, b: LazyTensor, first: Array) -> bool:
+    if (corner(one) != first).any():
+        return False
+    runs = Runs(b.shape, b.element.itemsize)
+    return all((bits(one, run.key) == bits(b, run.key)).all() for run in runs.ends_first())
+
+
+def _turned(a: LazyTensor, b: LazyTensor, axes: tuple[int, ...]) -> bool:
+    for number, run in enumerate(_boxes(b)):
+        key: list[Any] = [slice(None)] * len(axes)
+        for axis, low, size in zip(axes, run[0], run[1], strict=True):
+            key[axis] = slice(low, low + size)
+        if number == 0:  # a small corner first
+            small = tuple(slice(part.start, part.start + min(part.stop - part.start, 16)) for part in key)
+            if (bits(a, small).transpose(axes) != bits(b, tuple(small[k] for k in axes))).any():
+                return False
+        wanted = bits(b, tuple(key[k] for k in axes))
+        if (bits(a, tuple(key)).transpose(axes) != wanted).any():
+            return False
+    return True
+
+
+def _boxes(b: LazyTensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for run in Runs(b.shape, b.element.itemsize).ends_first():
+        yield run.low, run.sizes
+
+
+def _turn(axes: tuple[int, ...]) -> Any:
+    return lambda array, rest: np.ascontiguousarray(array.transpose(axes))
+
+
+def _flat(tensor: LazyTensor, size: int = 1 << 18) -> Iterator[Array]:
+    """The elements in row-major order, in pieces of equal size."""
+    kept = np.empty(0, tensor.element.raw)
+    for run in Runs(tensor.shape, tensor.element.itemsize):
+        kept = np.concatenate([kept, bits(tensor, run.key).reshape(-1)])
+        whole = len(kept) // size * size
+        for start in range(0, whole, size):
+            yield kept[start : start + size]
+        kept = kept[whole:]
+    if len(kept):
+        yield kept
+
+
+def _sample(b: LazyTensor) -> Array:
+    return corner(b, 1 << 16)
+
+
+def _shape(tensor: LazyTensor) -> str:
+    return "×".join(f"{n:,}" for n in tensor.shape) or "a single number"

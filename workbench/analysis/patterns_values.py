@@ -1,0 +1,167 @@
+"""Changes that treat every element alike: a constant factor, a sign, a rounding, another type.
+
+::
+
+    a            0.1234567     −3.000001      c·a, rounded: every element allows an interval of factors,
+    via bf16     0.12353516    −3.0           [ (b − ½ulp)/a, (b + ½ulp)/a ]; what lies in all of them is tried
+
+Roundings and signs are computed and compared block by block, and given up at the first element that is another one.
+A factor is first narrowed down to the interval, then the plainest numbers in it are computed with, in the ways a
+training loop would: in float64, or in float32 as torch does for types of 16 bits and less, or as a division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import MARGIN, steps
+from workbench.analysis.patterns_found import Pattern, made
+from workbench.analysis.patterns_local import Difference, Watcher
+from workbench.analysis.patterns_ratio import Ratio
+from workbench.analysis.patterns_read import Runs, bits, parts
+from workbench.analysis.patterns_rounding import FLOATS, encode, numbers, rounded
+from workbench.core.dtypes import DType
+from workbench.tensor import LazyTensor
+
+__all__ = ["cast", "elementwise"]
+
+Array = np.ndarray[Any, Any]
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+_WORDS = {"nearest": "", "truncated": ", cut off instead of rounded", "saturating": ", saturating at its largest"}
+
+
+class Same:
+    """``b == of(a)`` so far."""
+
+    def __init__(self, name: str, of: Callable[[Array], Array], sentence: str, detail: dict[str, Any]) -> None:
+        self.name, self.of, self.sentence, self.detail = name, of, sentence, detail
+        self.alive = True
+
+    def feed(self, left: Array, right: Array) -> None:
+        """Compare; a first few elements, then the rest."""
+        for start, stop in parts(len(left)):
+            if (self.of(left[start:stop]) != right[start:stop]).any():
+                self.alive = False
+                return
+
+    def pattern(self, seen: Difference, cost: float = 8.0) -> Pattern | None:
+        """The name, if a random change would hardly have it."""
+        element = seen.b.element
+        each = min(steps(seen.before, seen.after, element.kind), seen.bits_each)
+        surprise = seen.count * each - cost
+        if surprise < MARGIN:
+            return None
+        sentence = f"{self.sentence} ({seen.count:,} of {seen.a.numel:,} elements change)"
+        detail = self.detail | {"changed": seen.count}
+        return Pattern(self.name, sentence, detail, evidence=surprise, make=made(self.of, element, element))
+
+
+def elementwise(a: LazyTensor, b: LazyTensor, seen: Difference) -> Callable[[], Pattern | None]:
+    """Run the pass of ``seen`` with every hypothesis of this module; call the result for the one that holds."""
+    element = a.element
+    same = list(_hypotheses(element))
+    ratio = Ratio(element)
+    watchers: list[Watcher] = [*same, ratio]
+    seen.run(watchers)
+
+    def finish() -> Pattern | None:
+        if not seen.complete:
+            return None
+        for one in same:
+            if one.alive and (found := one.pattern(seen)) is not None:
+                return found
+        return ratio.pattern(seen) if ratio.alive else None
+
+    return finish
+
+
+def cast(a: LazyTensor, b: LazyTensor) -> Pattern | None:
+    """``b`` has the numbers of ``a``, rounded where its type needs that."""
+    before, after = a.element, b.element
+    if "c" in (before.kind, after.kind):
+        return None
+    ways = [(how, of) for how, of in _casts(before, after)]
+    changed = 0
+    for run in Runs(a.shape, max(before.itemsize, after.itemsize)).ends_first():
+        left, right = bits(a, run.key).reshape(-1), bits(b, run.key).reshape(-1)
+        for start, stop in parts(len(left)):
+            part, wanted = left[start:stop], right[start:stop]
+            ways = [(how, of) for how, of in ways if not (of(part) != wanted).any()]
+            if not ways:
+                return None
+            old, new = numbers(part, before), numbers(wanted, after)
+            changed += int(np.count_nonzero((old != new) & ~((old != old) & (new != new))))
+    how, of = ways[0]
+    detail = {"from": before.name, "to": after.name, "rounding": how, "changed": changed}
+    sentence = f"the same numbers as {after.name} instead of {before.name}"
+    if changed:
+        each = f"{changed:,} of {a.numel:,} elements lose digits"
+        sentence = f"{before.name} rounded to {after.name}{_WORDS[how]} ({each})"
+    return Pattern("cast", sentence, detail, evidence=float(a.numel), make=made(of, before, after))
+
+
+def _hypotheses(element: DType) -> list[Same]:
+    found = []
+    top = element.raw.type(1 << (element.bits - 1))
+    if element.kind == "f" and element.name in FLOATS and not element.name.endswith("fnuz"):
+        found.append(Same("ratio", lambda raw: raw ^ top, "the sign of every element is flipped", {"ratio": -1.0}))
+    if element.itemsize > 1:
+        words = "the bytes of every element are in reverse order (another endianness)"
+        found.append(Same("byteswap", lambda raw: raw.byteswap(), words, {}))
+    for narrow, how in _narrower(element):
+        told = _SHORT.get(narrow, narrow)
+        detail = {"through": narrow, "rounding": how}
+        found.append(Same("rounded", _through(element, narrow, how), f"rounded through {told}{_WORDS[how]}", detail))
+    return found
+
+
+def _narrower(element: DType) -> list[tuple[str, str]]:
+    """The types that may have come between, those that lose least first."""
+    if element.name not in FLOATS:
+        return []
+    own = FLOATS[element.name]
+    found = []
+    for name, kind in FLOATS.items():
+        if kind.mantissa < own.mantissa and element.bits != 8:
+            found.append((name, "nearest"))
+            found += [(name, "truncated")] if name == "bfloat16" else []
+            found += [(name, "saturating")] if name.startswith("float8") else []
+    return found
+
+
+def _through(element: DType, narrow: str, how: str) -> Callable[[Array], Array]:
+    def of(raw: Array) -> Array:
+        x = numbers(raw, element)
+        y = encode(rounded(x, narrow, how), element)
+        return np.where(np.isnan(x), raw, y)
+
+    return of
+
+
+def _casts(before: DType, after: DType) -> list[tuple[str, Callable[[Array], Array]]]:
+    if after.name in FLOATS and before.name in FLOATS:
+        hows = ["nearest"]
+        hows += ["truncated"] if after.name == "bfloat16" else []
+        hows += ["saturating"] if after.bits == 8 else []
+        return [(how, partial(_converted, before=before, after=after, how=how)) for how in hows]
+    return [("nearest", lambda raw: _plainly(numbers(raw, before), after))]
+
+
+def _converted(raw: Array, before: DType, after: DType, how: str) -> Array:
+    x = numbers(raw, before)
+    return encode(rounded(x, after.name, how), after)
+
+
+def _plainly(x: Array, after: DType) -> Array:
+    """Integers and booleans as another type; numbers that it cannot hold become others, and so do not compare."""
+    with np.errstate(all="ignore"):
+        if after.name in FLOATS:
+            return encode(rounded(x.astype(np.float64), after.name), after)
+        if after.name == "bool":
+            return ((x != 0) & (x == 1)).astype(np.uint8) + (x > 1)
+        return x.astype(after.numpy).view(after.raw)
