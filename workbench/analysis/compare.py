@@ -1,0 +1,447 @@
+"""Two tensors of one shape, element by element: equal to the bit, or how they differ. One pass, mergeable.
+
+::
+
+    piece of a ─┐
+                ├─ memcmp ──► equal: counted, not looked at again
+    piece of b ─┘        └──► differs: counts, Σδ² Σa² Σb², max |δ| with its place, ulps, octaves of |δ|, bands
+
+Equality is of bits (NaN equals the same NaN; −0 differs from +0, by no number). Numbers are compared where both sides
+are finite; NaN and Inf are counted apart. Sums are carried exactly from piece to piece, as integers in units of
+2⁻⁴⁸⁰⁰, so that partial results from threads, files and machines add up to the same whatever their order.
+
+Cosine needs Σab, and has it: 2·Σab = Σa² + Σb² − Σδ².
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis import compare_numpy as flat
+from workbench.analysis.compare_numpy import Numpy, how
+from workbench.analysis.numbers import Decoder, fp8_table
+from workbench.analysis.where import BANDS, add_bands
+from workbench.core.dtypes import DType, by_name
+from workbench.core.payload import Payloads
+from workbench.core.scan import PIECE, OnError, Piece, Tick, scan
+from workbench.core.work import pair_work
+
+__all__ = ["Compare", "Comparison", "compare", "engine"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+COMPILE = 256 << 20  #: bytes of a pass from which loading compiled code pays for itself
+_UNIT = 4800  #: sums are integers in units of 2**-_UNIT
+
+
+@dataclass(eq=False)
+class Comparison:
+    """How the elements of one tensor on two sides compare. Filled by a pass; to be read afterwards.
+
+    Attributes:
+        a, b: element types.
+        how: ``bits`` (one type); ``numbers`` (two types: values are compared, not bits); ``raw`` (a type whose
+            elements share bytes: bytes are compared and counted); ``none`` (nothing to compare by).
+        seen: elements (bytes, if ``raw``) that were compared.
+        changed: those that differ.
+        same_number: differing bits that mean the same number: −0 and +0, NaN and another NaN.
+        finite: pairs of two finite numbers, among ``looked``.
+        looked: elements of pieces that differ somewhere; the rest is equal, and its NaN are not counted
+            (:func:`compare` looks at them too once the tensor has changed at all).
+        nan_a, nan_b, nan_new, inf_a, inf_b: elements; ``nan_new`` are NaN in b only.
+        max_at: position of the largest |δ| in the tensor, or ``None``; the first in row-major order.
+        max_a, max_b: the two elements there.
+        rounded: elements equal after rounding the wider of two float types to the narrower, or ``None``.
+        ulps: ``(66,)`` pairs of finite numbers by bit length of their distance in steps of the type: 0, 1, 2–3, 4–7 …;
+            only for floats of one type. −0 and +0 are 0 apart.
+        octaves: ``(256,)`` pairs with δ ≠ 0 by floor(log₂ |δ|) + 127; the first and last take what lies beyond.
+        bands: ``(D, 64)`` changed elements along each axis.
+        chunks: changed elements by (chunk row in a, chunk row in b).
+        unread: elements that could not be read on one of the sides.
+    """
+
+    a: DType
+    b: DType
+    shape: tuple[int, ...] = ()
+    how: str = "bits"
+    seen: int = 0
+    changed: int = 0
+    same_number: int = 0
+    looked: int = 0
+    finite: int = 0
+    zeros: int = 0
+    nan_a: int = 0
+    nan_b: int = 0
+    nan_new: int = 0
+    inf_a: int = 0
+    inf_b: int = 0
+    rounded: int | None = None
+    max_float: float = 0.0
+    max_at: tuple[int, ...] | None = None
+    max_a: Any = None
+    max_b: Any = None
+    squares: list[int] = field(default_factory=lambda: [0, 0, 0])
+    ulps: Ints | None = None
+    octaves: Ints | None = None
+    bands: Ints | None = None
+    chunks: dict[tuple[int, int], int] = field(default_factory=dict)
+    unread: int = 0
+
+    @property
+    def equal(self) -> bool:
+        """Whether every element was read and none differs."""
+        return not self.changed and not self.unread
+
+    @property
+    def max_abs(self) -> float | int | None:
+        """Largest |δ| over pairs of finite numbers ; an integer for integer types.
+
+        Of types up to 32 bits, values that are one in float32 count as equal, and the first is taken.
+        """
+        if self.how in ("raw", "none"):
+            return None
+        return 0.0 if self.max_at is None else abs(self.max_b - self.max_a)
+
+    @property
+    def l2(self) -> float | None:
+        """‖b − a‖₂."""
+        return None if self.how in ("raw", "none") else _root(self.squares[0])
+
+    @property
+    def l2_a(self) -> float | None:
+        """‖a‖₂ over the elements looked at."""
+        return None if self.how in ("raw", "none") else _root(self.squares[1])
+
+    @property
+    def l2_b(self) -> float | None:
+        """‖b‖₂ over the elements looked at."""
+        return None if self.how in ("raw", "none") else _root(self.squares[2])
+
+    @property
+    def rel_l2(self) -> float | None:
+        """‖b − a‖ / ‖a‖; infinite where a is zero and b is not; 0 for equal tensors."""
+        if self.how in ("raw", "none"):
+            return None
+        dd, aa, _ = self.squares
+        if dd == 0:
+            return 0.0
+        return math.inf if aa == 0 else _ratio(dd, aa)
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between a and b; ``None`` where one of them is zero. Exactly 1 for equal tensors."""
+        if self.how in ("raw", "none"):
+            return None
+        dd, aa, bb = self.squares
+        if dd == 0 and (aa or not self.looked):
+            return 1.0
+        if aa == 0 or bb == 0:
+            return None
+        root = math.isqrt(aa * bb)
+        return max(-1.0, min(1.0, _quotient(aa + bb - dd, 2 * root)))
+
+    @property
+    def ulp_max(self) -> int | None:
+        """Upper bound of the largest distance in steps of the type: one less than a power of two."""
+        if self.ulps is None:
+            return 0 if self.how == "bits" and self.a.kind == "f" and not self.changed else None
+        filled = np.flatnonzero(self.ulps)
+        return 0 if not len(filled) else (1 << int(filled[-1])) - 1
+
+    def tail(self) -> list[tuple[float, float]]:
+        """``(t, share of the elements with |δ| ≥ t)`` for powers of two ``t``, falling."""
+        if self.octaves is None:
+            return []
+        filled = np.flatnonzero(self.octaves)
+        if not len(filled) or not self.seen:
+            return []
+        found, total = [], 0
+        for octave in range(int(filled[-1]), int(filled[0]) - 1, -1):
+            total += int(self.octaves[octave])
+            found.append((math.ldexp(1.0, octave - 127) if octave else 0.0, total / self.seen))
+        return found
+
+
+def compare(
+    a: Payloads,
+    b: Payloads,
+    tensors_a: Ints,
+    tensors_b: Ints,
+    *,
+    replicas: tuple[int, int] = (0, 0),
+    threads: int | None = None,
+    tick: Tick | None = None,
+    on_error: OnError | None = None,
+    fast: bool | None = None,
+) -> Iterator[tuple[int, Comparison]]:
+    """Compare ``tensors_a[k]`` with ``tensors_b[k]`` for every ``k``; yields ``(k, comparison)`` as they are done.
+
+    Tensors that changed in some pieces only are looked at a second time, for the norms of their equal pieces; equal
+    tensors are read once, on both sides. Tensors without an element that both sides store are not yielded.
+
+    Args:
+        tensors_a, tensors_b: positions of tensors of equal shapes.
+        replicas: which stored copies.
+        fast: use the compiled code; by default if numba is installed and the pass is not small.
+
+    Raises:
+        OpenError: a chunk cannot be read (only without ``on_error``, which is told as :func:`scan` tells it).
+    """
+    work = pair_work(a, b, tensors_a, tensors_b, replicas=replicas)
+    chosen = engine(int(work.nbytes.sum()), fast)
+    found: dict[int, Comparison] = {}
+    share = 1.0
+    told = None if tick is None else (lambda done: tick(0.9 * done))  # the second look is mostly short
+    for k, state in scan(work, Compare(a, fast=chosen == "numba"), threads=threads, tick=told, on_error=on_error):
+        if state.changed and state.looked < state.seen and state.how in ("bits", "numbers"):
+            found[k] = state
+        else:
+            yield k, state
+    if found:
+        rest = work.take(np.flatnonzero(np.isin(work.group, list(found))))
+        told = None if tick is None else (lambda done: tick(0.9 + 0.1 * done))
+        look = Compare(a, fast=chosen == "numba", only_equal=True)
+        for k, more in scan(rest, look, threads=threads, tick=told, on_error=lambda *_: None):
+            state = found[k]
+            for name in ("looked", "finite", "zeros", "nan_a", "nan_b", "inf_a", "inf_b"):
+                setattr(state, name, getattr(state, name) + getattr(more, name))
+            state.squares = [p + q for p, q in zip(state.squares, more.squares, strict=True)]
+            if state.ulps is not None:
+                state.ulps[0] += more.finite
+            yield k, state
+    if tick is not None:
+        tick(share)
+
+
+def engine(nbytes: int, fast: bool | None = None) -> str:
+    """``numba`` or ``numpy``: which code a pass over so many bytes runs, and why results say so."""
+    if fast is False or (fast is None and nbytes < COMPILE):
+        return "numpy"
+    if find_spec("numba") is None:
+        if fast:
+            from workbench.errors import MissingExtraError
+
+            raise MissingExtraError("compiled comparison needs numba; pip install 'ckpt-workbench[fast]'")
+        return "numpy"
+    return "numba"
+
+
+class Compare:
+    """The reducer: :class:`Comparison` of every group of a pass over two catalogs.
+
+    Args:
+        a: the first side, for the shapes of its tensors.
+        fast: whether the compiled code is used for the types it knows.
+        only_equal: look at the equal pieces instead of the differing ones, for their norms and NaN.
+    """
+
+    def __init__(self, a: Payloads, *, fast: bool = False, only_equal: bool = False) -> None:
+        self._catalog, self._fast, self._only_equal = a.catalog, fast, only_equal
+        self._local = threading.local()
+
+    def begin(self, dtype: DType, other: DType | None) -> Comparison:
+        """A comparison of nothing yet."""
+        assert other is not None
+        return Comparison(dtype, other, how=how(dtype, other))
+
+    def fold(self, state: Comparison, piece: Piece) -> None:
+        """Take a piece of both sides into account."""
+        a, b = piece.bits, piece.other
+        assert b is not None
+        state.seen += len(a)
+        if not state.shape:
+            state.shape = self._catalog.shape_of(int(self._catalog.tensor[piece.row]))
+        if state.how == "none":
+            return
+        equal = state.how != "numbers" and _same(a, b)
+        if self._only_equal:
+            if equal:
+                self._look(state, piece, a, b)
+        elif not equal:
+            self._look(state, piece, a, b)
+
+    def merge(self, state: Comparison, later: Comparison) -> None:
+        """Add what another part of the pass found."""
+        for name in _COUNTED:
+            setattr(state, name, getattr(state, name) + getattr(later, name))
+        state.shape = state.shape or later.shape
+        if later.rounded is not None:
+            state.rounded = (state.rounded or 0) + later.rounded
+        state.squares = [p + q for p, q in zip(state.squares, later.squares, strict=True)]
+        for name in ("ulps", "octaves", "bands"):
+            mine, theirs = getattr(state, name), getattr(later, name)
+            setattr(state, name, mine if theirs is None else theirs if mine is None else mine + theirs)
+        for pair, count in later.chunks.items():
+            state.chunks[pair] = state.chunks.get(pair, 0) + count
+        if _further(later, state):
+            state.max_float, state.max_at = later.max_float, later.max_at
+            state.max_a, state.max_b = later.max_a, later.max_b
+
+    def _look(self, state: Comparison, piece: Piece, a: Array, b: Array) -> None:
+        counts, sums = np.zeros(flat.COUNTS, np.int64), np.zeros(4)
+        ulps, octaves = np.zeros(flat.ULPS, np.int64), np.zeros(flat.OCTAVES, np.int64)
+        mask = self._mask(len(a))
+        scaled = self._run(state, a, b, mask, ulps, octaves, counts, sums)
+        state.looked += len(a)
+        changed, finite = int(counts[flat.CHANGED]), int(counts[flat.FINITE])
+        state.changed += changed
+        state.finite += finite
+        state.zeros += int(counts[flat.ZEROS])
+        finite_changed = changed - int(counts[flat.ODD_CHANGED])
+        if state.how == "bits":
+            signs = int(counts[flat.ZEROS]) - (finite - finite_changed)
+            state.same_number += signs + int(counts[flat.NAN_NAN])
+        for name, at in _ODD.items():
+            setattr(state, name, getattr(state, name) + int(counts[at]))
+        if state.how == "numbers" and a.dtype.kind != "V" and _rounds(state.a, state.b):
+            state.rounded = (state.rounded or 0) + int(counts[flat.ROUNDED])
+        for which, value in enumerate(sums[:3].tolist()):
+            state.squares[which] += _exact(value)
+        for which, value, exponent in scaled:
+            state.squares[which] += _exact(value, exponent)
+        if not changed:
+            return
+        if state.how == "bits" and state.a.kind == "f":
+            state.ulps = ulps if state.ulps is None else state.ulps + ulps
+        if state.how != "raw":
+            state.octaves = octaves if state.octaves is None else state.octaves + octaves
+        self._place(state, piece, mask, changed, sums[3], int(counts[flat.AT]))
+
+    def _place(self, state: Comparison, piece: Piece, mask: Array, changed: int, largest: float, at: int) -> None:
+        pair = piece.row, piece.other_row
+        state.chunks[pair] = state.chunks.get(pair, 0) + changed
+        dims = len(state.shape)
+        if state.how == "raw":
+            return
+        if dims:
+            if state.bands is None:
+                state.bands = np.zeros((dims, BANDS), np.int64)
+            shape = np.array(state.shape, np.int64)
+            add_bands(state.bands, shape, mask, piece.offsets[:dims], piece.sizes[:dims], piece.start)
+        if largest > 0 and largest >= state.max_float:
+            b = piece.other
+            assert b is not None
+            new = Comparison(state.a, state.b, max_float=float(largest), max_at=piece.where(at)[:dims])
+            if _further(new, state):
+                state.max_float, state.max_at = new.max_float, new.max_at
+                state.max_a, state.max_b = _value(piece.bits[at : at + 1], state.a), _value(b[at : at + 1], state.b)
+
+    def _run(self, state: Comparison, a: Array, b: Array, mask: Array, *into: Array) -> list[flat.Scaled]:
+        if self._fast and state.a == state.b:
+            from workbench.analysis import fast_compare
+
+            kind = fast_compare.KINDS.get(state.a.name)
+            if kind is not None:
+                table = fp8_table(state.a.name) if kind == 2 else _NO_TABLE
+                fast_compare.tally(kind, a, b, table, mask, *into)
+                return []
+        known: dict[tuple[str, str], Numpy] = self._local.__dict__.setdefault("engines", {})
+        key = state.a.name, state.b.name
+        if key not in known:
+            known[key] = Numpy(state.a, state.b)
+        return known[key].tally(a, b, mask, *into)
+
+    def _mask(self, size: int) -> Array:
+        mask: Array | None = self._local.__dict__.get("mask")
+        if mask is None or len(mask) < size:
+            mask = self._local.mask = np.empty(max(size, PIECE), np.uint8)
+        return mask[:size]
+
+
+_ODD = {
+    "nan_a": flat.NAN_A, "nan_b": flat.NAN_B, "nan_new": flat.NAN_NEW, "inf_a": flat.INF_A, "inf_b": flat.INF_B,
+}  # fmt: skip
+_COUNTED = ("seen", "changed", "same_number", "looked", "finite", "zeros", "unread", *_ODD)
+_NO_TABLE = np.zeros(256, np.float32)
+
+
+def _further(new: Comparison, old: Comparison) -> bool:
+    """Whether the largest |δ| of one comparison comes before another's: larger, or as large and earlier."""
+    if new.max_at is None:
+        return False
+    return old.max_at is None or (-new.max_float, new.max_at) < (-old.max_float, old.max_at)
+
+
+def _same(a: Array, b: Array) -> bool:
+    if a.nbytes != b.nbytes:
+        return False
+    if (compare := _memcmp()) is None:
+        return bool(np.array_equal(a.view(np.uint8), b.view(np.uint8)))
+    left, right = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
+    return bool(left == right or compare(left, right, a.nbytes) == 0)
+
+
+@cache
+def _memcmp() -> Any:
+    """libc's, through ctypes: faster than comparing arrays, and it lets go of the interpreter."""
+    try:
+        found = ctypes.CDLL(None).memcmp
+    except (OSError, AttributeError, TypeError):
+        return None
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    return found
+
+
+@cache
+def _rounds(a: DType, b: DType) -> bool:
+    return flat.narrower(a, b) is not None
+
+
+def _value(bits: Array, dtype: DType) -> float | int | complex:
+    if dtype.kind == "c":
+        half = np.dtype(f"<f{dtype.itemsize // 2}")
+        real, imag = np.ascontiguousarray(bits).view(half).astype(np.float64).tolist()
+        return complex(real, imag)
+    found: float | int = Decoder(by_name(dtype.name)).numbers(bits.view(dtype.numpy))[0].item()
+    return found
+
+
+def _exact(value: float, exponent: int = 0) -> int:
+    """A float64 times a power of two, in units of ``2**-_UNIT``."""
+    if value == 0.0:
+        return 0
+    mantissa, power = math.frexp(value)
+    return int(mantissa * 2.0**53) << (power - 53 + exponent + _UNIT)
+
+
+def _root(square: int) -> float:
+    """Square root of an exact sum; infinite beyond float64."""
+    if square <= 0:
+        return 0.0
+    shift = max(square.bit_length() - 128, 0) & ~1
+    return _scaled(math.isqrt(square >> shift), (shift - _UNIT) // 2)
+
+
+def _ratio(above: int, below: int) -> float:
+    """√(above / below)."""
+    shift = above.bit_length() - below.bit_length() - 128
+    shift -= shift & 1
+    quotient = (above << -shift) // below if shift < 0 else above // (below << shift)
+    return _scaled(math.isqrt(quotient), shift // 2)
+
+
+def _quotient(above: int, below: int) -> float:
+    sign = -1.0 if above < 0 else 1.0
+    shift = abs(above).bit_length() - below.bit_length() - 64
+    quotient = (abs(above) << -shift) // below if shift < 0 else abs(above) // (below << shift)
+    return sign * _scaled(quotient, shift)
+
+
+def _scaled(value: int, exponent: int) -> float:
+    try:
+        return math.ldexp(float(value), exponent)
+    except OverflowError:
+        return math.inf
+
+
+assert _UNIT % 2 == 0

@@ -1,0 +1,236 @@
+"""The differing piece with numpy alone: every type, in blocks that stay in a core's cache.
+
+What is folded, for both engines (``fast_compare`` is the other):
+
+    counts   changed · NaN on both sides with other bits · NaN in a · in b · new NaN · Inf in a · in b · pairs of
+             finite numbers · index of the largest |δ| · δ = 0 · changed among the pairs that are not finite ·
+             equal after rounding to the narrower type
+    sums     Σδ² · Σa² · Σb² · largest |δ|                  over the pairs of finite numbers
+    ulps     by bit length of the distance in steps of the type: 0, 1, 2–3, 4–7, …
+    octaves  by floor(log₂ |δ|) + 127 of δ ≠ 0; 0: below 2⁻¹²⁶, 255: 2¹²⁸ and more
+
+|δ| of types up to 32 bits is rounded to float32 for the octaves and to find the largest (the first of equal ones); the
+sums are of float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.numbers import Decoder
+from workbench.core.dtypes import DType
+
+__all__ = ["COUNTS", "OCTAVES", "ULPS", "Numpy", "how"]
+
+Array = np.ndarray[Any, Any]
+Scaled = tuple[int, float, int]
+
+BLOCK = 32 << 10  #: elements at a time
+SAFE = 400  #: powers of two whose squares, and sums of them, stay far inside float64
+COUNTS, ULPS, OCTAVES = 12, 66, 256
+CHANGED, NAN_NAN, NAN_A, NAN_B, NAN_NEW, INF_A, INF_B, FINITE, AT, ZEROS, ODD_CHANGED, ROUNDED = range(COUNTS)
+LARGEST = 3
+
+
+def how(a: DType, b: DType) -> str:
+    """``bits``: one type with numbers; ``numbers``: two types that have them; ``raw``: one type without; ``none``."""
+    raw = [Decoder(dtype).kind == "raw bytes" for dtype in (a, b)]
+    if a == b:
+        return "raw" if raw[0] else "bits"
+    return "none" if any(raw) else "numbers"
+
+
+class Numpy:
+    """Buffers of one thread for pieces of one pair of types."""
+
+    def __init__(self, a: DType, b: DType) -> None:
+        self.a, self.b, self.how = a, b, how(a, b)
+        self._decode = _Numbers(a), _Numbers(b)
+        self._wide = [np.empty(BLOCK) for _ in range(3)]
+        self._huge = max(a.bits // (2 if a.kind == "c" else 1), b.bits // (2 if b.kind == "c" else 1)) >= 64
+        self._narrowest = narrower(a, b) if self.how == "numbers" else None
+
+    def tally(
+        self, a: Array, b: Array, mask: Array, ulps: Array, octaves: Array, counts: Array, sums: Array
+    ) -> list[Scaled]:
+        """Fold a piece; ``mask`` is set where it changed.
+
+        Returns:
+            sums of squares that might leave float64: which of the ``sums``, a number, and the power of two to
+            multiply it by; they are not in ``sums``.
+        """
+        scaled: list[Scaled] = []
+        for start in range(0, len(a), BLOCK):
+            stop = min(start + BLOCK, len(a))
+            scaled += self._block(a[start:stop], b[start:stop], mask[start:stop], start, ulps, octaves, counts, sums)
+        return scaled
+
+    def _block(
+        self, a: Array, b: Array, mask: Array, start: int, ulps: Array, octaves: Array, counts: Array, sums: Array
+    ) -> list[Scaled]:
+        if self.how == "raw":
+            np.not_equal(a, b, out=mask.view(bool))
+            counts[CHANGED] += np.count_nonzero(mask)
+            return []
+        x, y = self._decode[0](a), self._decode[1](b)
+        if self.how == "bits":
+            changed = _bits_differ(a, b)
+        else:
+            changed = (x != y) & ~((x != x) & (y != y))
+            if self._narrowest is not None:
+                counts[ROUNDED] += self._equal_rounded(a, b)
+        mask.view(bool)[:] = changed
+        counts[CHANGED] += np.count_nonzero(changed)
+        finite = np.isfinite(x) & np.isfinite(y) if x.dtype.kind in "fc" or y.dtype.kind in "fc" else None
+        if finite is not None and not finite.all():
+            _count_odd(x, y, changed, finite, counts)
+            x, y = np.where(finite, x, 0), np.where(finite, y, 0)
+        counts[FINITE] += len(a) if finite is None else np.count_nonzero(finite)
+        distance = _distance(x, y)
+        counts[ZEROS] += np.count_nonzero(distance == 0) - (0 if finite is None else np.count_nonzero(~finite))
+        at = int(distance.argmax())
+        if (top := float(distance[at])) > 0:
+            if top > sums[LARGEST]:
+                sums[LARGEST], counts[AT] = top, start + at
+            octaves += _octaves(distance)
+        if self.how == "bits" and self.a.kind == "f":
+            steps = _steps(a, b, self.a)
+            ulps += np.bincount(_bit_length(steps if finite is None else steps[finite]), minlength=ULPS)
+        return self._squares(x, y, distance, sums)
+
+    def _squares(self, x: Array, y: Array, distance: Array, sums: Array) -> list[Scaled]:
+        if x.dtype.kind == "c" or y.dtype.kind == "c":
+            sides = [distance, np.abs(x), np.abs(y)]
+        else:
+            sides = [buffer[: len(x)] for buffer in self._wide]
+            sides[1][:], sides[2][:] = x, y
+            if distance.dtype == np.uint64:
+                sides[0][:] = distance
+            else:
+                with np.errstate(over="ignore"):
+                    np.subtract(sides[2], sides[1], out=sides[0])
+        scaled: list[Scaled] = []
+        for which, values in enumerate(sides):
+            exponent = 0
+            if self._huge:
+                top = float(np.abs(values).max())
+                if math.isinf(top):  # only δ can be: both sides are finite
+                    values, exponent = sides[2] / 16 - sides[1] / 16, 4
+                    top = float(np.abs(values).max())
+                if abs(more := math.frexp(top)[1]) > SAFE:
+                    values, exponent = np.ldexp(values, -more), exponent + more
+            found = float(np.einsum("i,i->", values, values))
+            if exponent:
+                scaled.append((which, found, 2 * exponent))
+            else:
+                sums[which] += found
+        return scaled
+
+    def _equal_rounded(self, a: Array, b: Array) -> int:
+        import torch
+
+        wide, narrow = (a, b) if self._narrowest == "b" else (b, a)
+        wide_type, narrow_type = (self.a, self.b) if self._narrowest == "b" else (self.b, self.a)
+        found = 0
+        for at in range(0, len(wide), 16 << 10):  # few enough that torch does not start threads for them
+            part = torch.from_numpy(wide[at : at + (16 << 10)].view(f"i{wide.itemsize}").copy()).view(wide_type.torch)
+            got = part.to(narrow_type.torch).view(torch.uint8).numpy().view(narrow.dtype)
+            want = narrow[at : at + (16 << 10)]
+            numbers = Decoder(narrow_type), Decoder(narrow_type)
+            p, q = numbers[0].numbers(_typed(got, narrow_type)), numbers[1].numbers(_typed(want, narrow_type))
+            found += int(np.count_nonzero((p == q) | ((p != p) & (q != q))))
+        return found
+
+
+class _Numbers:
+    """Bits of one type as float32, float64, complex128 or integers."""
+
+    def __init__(self, dtype: DType) -> None:
+        self._dtype = dtype
+        self._decoder = Decoder(dtype)
+
+    def __call__(self, bits: Array) -> Array:
+        if self._dtype.kind == "c":
+            half = np.dtype(f"<f{self._dtype.itemsize // 2}")
+            with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+                parts = np.ascontiguousarray(bits).view(half).astype(np.float64)
+            return parts.view(np.complex128)
+        return self._decoder.numbers(_typed(bits, self._dtype))
+
+
+def _typed(bits: Array, dtype: DType) -> Array:
+    return bits.view(dtype.numpy)
+
+
+def narrower(a: DType, b: DType) -> str | None:
+    if a.kind != "f" or b.kind != "f" or a.bits == b.bits or None in (a.torch_name, b.torch_name):
+        return None
+    return "a" if a.bits < b.bits else "b"
+
+
+def _bits_differ(a: Array, b: Array) -> Array:
+    if a.dtype.kind == "V":
+        return (a.view(np.uint64) != b.view(np.uint64)).reshape(-1, 2).any(axis=1)
+    return a != b
+
+
+def _count_odd(x: Array, y: Array, changed: Array, finite: Array, counts: Array) -> None:
+    nan_a, nan_b = np.isnan(x), np.isnan(y)
+    counts[NAN_NAN] += np.count_nonzero(nan_a & nan_b & changed)
+    counts[NAN_A] += np.count_nonzero(nan_a)
+    counts[NAN_B] += np.count_nonzero(nan_b)
+    counts[NAN_NEW] += np.count_nonzero(nan_b & ~nan_a)
+    counts[INF_A] += np.count_nonzero(np.isinf(x) & ~nan_a)
+    counts[INF_B] += np.count_nonzero(np.isinf(y) & ~nan_b)
+    counts[ODD_CHANGED] += np.count_nonzero(changed & ~finite)
+
+
+def _distance(x: Array, y: Array) -> Array:
+    with np.errstate(over="ignore"):
+        if x.dtype.kind in "iu" and y.dtype.kind in "iu":
+            if x.dtype == y.dtype and x.dtype.itemsize == 8:
+                return np.where(x > y, x.view(np.uint64) - y.view(np.uint64), y.view(np.uint64) - x.view(np.uint64))
+            x, y = x.astype(np.float64), y.astype(np.float64)
+        return np.abs(y - x) if x.dtype == y.dtype else np.abs(y.astype(_common(x, y)) - x.astype(_common(x, y)))
+
+
+def _common(x: Array, y: Array) -> Any:
+    return np.complex128 if "c" in (x.dtype.kind, y.dtype.kind) else np.float64
+
+
+def _octaves(distance: Array) -> Array:
+    if distance.dtype == np.float32:
+        found = np.bincount(distance.view(np.int32) >> 23, minlength=OCTAVES)
+    else:
+        exponent = (_leading(distance).view(np.int64) >> 52) - 896
+        found = np.bincount(np.clip(exponent, 0, 255), minlength=OCTAVES)
+    found[0] -= np.count_nonzero(distance == 0)
+    return found
+
+
+def _leading(distance: Array) -> Array:
+    """As float64; of 64-bit integers the leading bit alone, so that nothing rounds upwards."""
+    if distance.dtype == np.uint64:
+        distance = distance & ~(distance >> np.uint64(1))
+    return distance.astype(np.float64, copy=False)
+
+
+def _steps(a: Array, b: Array, dtype: DType) -> Array:
+    """How many values of the type lie between two of them, plus one; both zeros are one value."""
+    if dtype.name == "float8_e8m0fnu":  # an exponent without sign
+        return np.abs(a.astype(np.int32) - b.astype(np.int32)).astype(np.uint32)
+    if dtype.bits == 64:
+        p, q = (np.where(v >> np.uint64(63), np.uint64(1 << 63) - v, v).view(np.int64) for v in (a, b))
+        return np.where(p > q, p.view(np.uint64) - q.view(np.uint64), q.view(np.uint64) - p.view(np.uint64))
+    sign = 1 << (dtype.bits - 1)
+    keys: list[Array] = [v.astype(np.int32 if dtype.bits < 32 else np.int64) for v in (a, b)]
+    left, right = (np.where(key < sign, key, sign - key) for key in keys)
+    return np.abs(left - right).astype(np.uint32)
+
+
+def _bit_length(steps: Array) -> Array:
+    exponent = (_leading(steps.astype(np.uint64)).view(np.int64) >> 52) - 1022
+    return np.maximum(exponent, 0)
