@@ -114,26 +114,33 @@ def materialise(folder: Path) -> None:
     print("### All tensors of a 2 GB DCP checkpoint (4 ranks) into fresh memory\n")
     dcp = str(folder / "dcp")
     settled = f"settle({dcp!r}, 3 * {GB})"
-    programs = {
-        "floor: copy into fresh memory": f"""
+    floor = f"""
 import mmap, numpy as np, os
 from concurrent.futures import ThreadPoolExecutor
-maps = []
+files = []
 for n in sorted(os.listdir({dcp!r})):
     if n.endswith('.distcp'):
-        with open(os.path.join({dcp!r}, n), 'rb') as f:
-            maps.append(np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8))
+        fd = os.open(os.path.join({dcp!r}, n), os.O_RDONLY)
+        size = os.fstat(fd).st_size
+        files.append((fd, size, np.frombuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ), np.uint8)))
 block = 16 << 20
 {settled}
 with timed():
-    out = np.empty(sum(map(len, maps)), np.uint8)  # one array: nearly all of it huge pages
-    at = np.cumsum([0] + [len(m) for m in maps]).tolist()
-    parts = [(m[i:i + block], a + i) for m, a in zip(maps, at) for i in range(0, len(m), block)]
-    def copy(job):
-        out[job[1]:job[1] + len(job[0])] = job[0]
+    out = np.empty(sum(size for _, size, _ in files), np.uint8)  # one array: nearly all of it huge pages
+    jobs, at = [], 0
+    for fd, size, whole in files:
+        jobs += [(fd, whole, i, at + i, min(block, size - i)) for i in range(0, size, block)]
+        at += size
+    def by_map(job):
+        _, whole, low, to, n = job
+        out[to:to + n] = whole[low:low + n]
+    def by_pread(job):
+        fd, _, low, to, n = job
+        assert os.preadv(fd, [out[to:to + n]], low) == n
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(copy, parts))
-""",
+        list(pool.map(HOW, jobs))
+"""
+    programs = {
         "workbench open and state_dict": f"""
 import torch, workbench as wb
 {settled}
@@ -167,14 +174,19 @@ with timed():
 os.unlink({str(folder / "out.pt")!r})
 """,
     }
-    floor = programs.pop("floor: copy into fresh memory")
-    floors = {f"floor: copy into fresh memory, {n} threads": floor.replace("THREADS", str(n)) for n in (1, 2)}
+    ways = {"copy from a map": "by_map", "pread": "by_pread"}
+    floors = {
+        f"{way}, {n} threads": floor.replace("HOW", how).replace("THREADS", str(n))
+        for way, how in ways.items()
+        for n in (1, 2)
+    }
     rivals = {name: programs[name] for name in programs if name != "dcp_to_torch_save"}
-    measured = best(floors | rivals, 6, by="wall")
-    floor = min((measured.pop(name) for name in floors), key=lambda found: found["wall"])  # the faster of the two
-    results = {"floor: copy into fresh memory": floor} | measured
+    measured = best(floors | rivals, 5, by="wall")
+    fastest = min(floors, key=lambda name: measured[name]["wall"])  # whatever way the memory can be filled
+    against = f"floor: {fastest}"
+    results = {against: measured.pop(fastest)} | measured
     results |= best({"dcp_to_torch_save": programs["dcp_to_torch_save"]}, 1, by="wall")
-    print(table(results, "floor: copy into fresh memory", by="wall"))
+    print(table(results, against, by="wall"))
     print()
 
 

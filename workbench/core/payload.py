@@ -82,10 +82,10 @@ class Payloads:
         tensor, codec = int(c.tensor[row]), int(c.codec[row])
         dtype, ndim = c.dtype_of(tensor), int(c.ndim[tensor])
         sizes = tuple(c.sizes[row, :ndim].tolist())
-        if dtype.packed or 0 in sizes:
+        inner = 0 if c.inner is None else int(c.inner[row])
+        if dtype.packed or 0 in sizes or inner < 0:
             return None
         start, room = int(c.start[row]), int(c.stop[row] - c.start[row])
-        inner = 0 if c.inner is None else int(c.inner[row])
         strides = None if c.strides is None else tuple(c.strides[row, :ndim].tolist())
         if codec == cat.RAW:
             if int(c.stop[row]) > c.file_stats[c.file[row]].size:
