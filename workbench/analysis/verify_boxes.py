@@ -18,13 +18,14 @@ import numpy as np
 from workbench.analysis.verify_log import Subject, plural
 from workbench.core import box
 from workbench.core import catalog as cat
+from workbench.core.build import row_major
 
 __all__ = ["check_boxes"]
 
 Array = np.ndarray[Any, Any]
 HOLES = 4  #: boxes named of one tensor
 #: Formats whose metadata gives every tensor bytes of its own (elsewhere views of one storage are the rule).
-OWN_BYTES = {"dcp", "safetensors", "bytecheckpoint", "vescale", "paddle_dist"}
+OWN_BYTES = {"dcp", "megatron_dist", "safetensors", "bytecheckpoint", "vescale", "paddle_dist"}
 
 
 def check_boxes(subject: Subject) -> None:
@@ -81,17 +82,21 @@ def _holes(subject: Subject, tensor: int, offsets: Array, sizes: Array) -> None:
 
 
 def _shared_bytes(subject: Subject) -> None:
-    """Whole payloads whose byte ranges run into each other."""
+    """Chunks that lie in one piece, and whose bytes run into each other.
+
+    A part of an archive is placed as if its payload began where the archive does: what overlaps so, overlaps.
+    """
     catalog = subject.catalog
-    whole = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP))
+    whole = np.isin(catalog.codec, (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP))
+    parts = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, cat.TORCH_PART, cat.ZSTD_TORCH_PART))
     if catalog.strides is not None:
-        whole &= (catalog.strides == _row_major(catalog.sizes)).all(axis=1) | (catalog.sizes <= 1).all(axis=1)
-    rows = np.flatnonzero(whole & (catalog.stop > catalog.start) & (box.volume(catalog.sizes) > 0))
+        parts &= ((catalog.strides == row_major(catalog.sizes)) | (catalog.sizes <= 1)).all(axis=1)
+    rows = np.flatnonzero(
+        (whole | parts) & ~subject.lost & (catalog.stop > catalog.start) & (box.volume(catalog.sizes) > 0)
+    )
     start, stop = catalog.start[rows].astype(np.int64), catalog.stop[rows].astype(np.int64)
-    raw = np.isin(catalog.codec[rows], (cat.RAW, cat.RAW_BE))
-    if catalog.inner is not None:
-        start = np.where(raw, start + catalog.inner[rows], start)
-    stop = np.where(raw, start + catalog.chunk_nbytes[rows], stop)
+    start += 0 if catalog.inner is None else np.where(parts[rows], catalog.inner[rows], 0)
+    stop = np.where(parts[rows], start + catalog.chunk_nbytes[rows], stop)
     order = np.lexsort((stop, start, catalog.file[rows]))
     rows, start, stop = rows[order], start[order], stop[order]
     file = catalog.file[rows].astype(np.int64)
@@ -113,12 +118,6 @@ def _shared_bytes(subject: Subject) -> None:
             stop=int(stop[at]),
             other=subject.key(a),
         )
-
-
-def _row_major(sizes: Array) -> Array:
-    from workbench.core.build import row_major
-
-    return row_major(sizes)
 
 
 def _start(subject: Subject, row: int) -> str:

@@ -44,12 +44,8 @@ def check_files(subject: Subject) -> None:
     if catalog.chunks:
         subject.lost = catalog.stop > sizes[catalog.file]
     _absent_and_short(subject, sizes)
-    present = {
-        name: path
-        for number, name in enumerate(catalog.files)
-        if sizes[number] >= 0
-        for path in _resolved(subject.place, name)
-    }
+    wanted = dict.fromkeys([*catalog.files, *catalog.metadata_files])
+    present = {name: path for name in wanted for path in _resolved(subject.place, name)}
     stats = {name: os.stat(path) for name, path in present.items()}
     for name, path in present.items():
         if not os.access(path, os.R_OK):
@@ -126,8 +122,27 @@ def check_commit(subject: Subject) -> None:
         )
     if isinstance(told := subject.catalog.meta.get("incomplete"), str):
         log.add("commit.incomplete", "error", subject.place.name, told, "restore the files of the ranks named")
+    _partner(subject)
     log.checked["commit"] = "the marker that a finished save leaves, and the run's tracker beside the folder"
     _tracker(subject)
+
+
+def _partner(subject: Subject) -> None:
+    """Hugging Face's Trainer saves scheduler and optimizer together, or neither."""
+    names = {*subject.place.files, *subject.place.folders}
+    states = ("optimizer", "pytorch_model_fsdp", "global_step")
+    if (
+        subject.catalog.format == "hf_trainer"
+        and "scheduler.pt" in names
+        and not any(name.startswith(states) for name in names)
+    ):
+        subject.log.add(
+            "commit.partner",
+            "warn",
+            "optimizer.pt",
+            "is absent, though 'scheduler.pt' is there, which a save writes beside it",
+            "the optimizer's state was lost: a resume would start it from zero",
+        )
 
 
 def leftovers(place: Place) -> list[str]:
@@ -198,7 +213,8 @@ def _sparse(subject: Subject, name: str, path: str, stat: os.stat_result) -> Non
     if stat.st_blocks * SECTOR >= stat.st_size or not hasattr(os, "SEEK_HOLE"):
         return
     catalog = subject.catalog
-    mine = np.flatnonzero(catalog.file == catalog.files.index(name))
+    number = catalog.files.index(name) if name in catalog.files else -1
+    mine = np.flatnonzero(catalog.file == number)
     for start, stop in _holes(path, stat.st_size):
         inside = mine[(catalog.start[mine] < stop) & (catalog.stop[mine] > start)]
         cut = inside[(catalog.start[inside] < start) | (catalog.stop[inside] > stop)]

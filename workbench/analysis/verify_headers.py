@@ -135,6 +135,8 @@ def check_objects(subject: Subject) -> None:
         except (WorkbenchError, RecursionError) as error:
             row = table.get(name)
             file = None if row is None else subject.catalog.files[subject.catalog.objects.file[row]]
+            if row is not None and subject.gone(file or "", int(subject.catalog.objects.stop[row])):
+                continue  # told as the loss of its file
             log.add("objects.unreadable", "error", name, str(error), "the item is damaged: restore its file", file=file)
     if wanted:
         log.checked["objects"] = f"{plural(len(wanted), 'object')} (arguments, schedulers, generators …) decoded"

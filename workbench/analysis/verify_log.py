@@ -90,6 +90,11 @@ class Subject:
         """The file that a chunk row is in."""
         return self.catalog.files[self.catalog.file[row]]
 
+    def gone(self, file: str, stop: int) -> bool:
+        """Whether a byte range of a file is known not to be there."""
+        number = self.catalog.files.index(file) if file in self.catalog.files else -1
+        return number >= 0 and stop > self.catalog.file_stats[number].size
+
     def box(self, row: int) -> list[list[int]]:
         """``[offsets, sizes]`` of a chunk row, elements."""
         ndim = int(self.catalog.ndim[self.catalog.tensor[row]])

@@ -13,11 +13,12 @@ Only names and shapes are compared.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workbench.analysis.verify_log import NAMED, Subject, names, plural
+from workbench.core.dtypes import ALL
 
 __all__ = ["check_ranks", "check_state"]
 
@@ -37,7 +38,8 @@ STATES = {
     "exp_avg_slow",
 }
 SHAPED = ("exp_avg", "exp_avg_sq", "master", "momentum")
-MOST_HAVE = 0.9  #: share of the parameters with state from which a kind of state is expected of all
+MOST_HAVE = 0.75  #: share of the parameters with state from which a kind of state is expected of all
+FAMILY = 3  #: tensors alike from which one can stand out
 FULL = {"float32", "float64"}
 #: Files that every rank writes, by number.
 _NUMBERED = re.compile(
@@ -58,6 +60,7 @@ def check_state(subject: Subject) -> None:
     stateful = {f: roles for f, roles in of.items() if moments & roles.keys() or {"master", "param"} <= roles.keys()}
     params = [fqn for fqn, roles in of.items() if "param" in roles]
     _layers(subject, of)
+    _types(subject, of)
     if not stateful:
         if not any(role in STATES for role in ckpt.roles):
             log.checked["optimizer"] = "no optimizer state is stored"
@@ -66,14 +69,14 @@ def check_state(subject: Subject) -> None:
         lack = [fqn for fqn, roles in stateful.items() if role not in roles]
         if role == "master":
             lack = [f for f in lack if "param" not in of[f] or catalog.dtype_of(of[f]["param"]).name not in FULL]
-        if lack and len(lack) <= (1 - MOST_HAVE) * len(stateful):
+        have = sum(role in roles for roles in stateful.values())
+        if lack and have >= MOST_HAVE * (have + len(lack)):
             for fqn in lack:
                 log.add(
                     "state.partner",
                     "warn",
                     fqn,
-                    f"has {_words(stateful[fqn])} but no {role}, which "
-                    f"{len(stateful) - len(lack):,} other parameters have",
+                    f"has {_words(stateful[fqn])} but no {role}, which {have:,} other parameters have",
                     "a part of the optimizer's state was lost: a resume would start it from zero",
                     role=role,
                 )
@@ -184,6 +187,52 @@ def _layers(subject: Subject, of: Mapping[str, Any]) -> None:
                 "a file or a pipeline stage is missing, unless the model was pruned so",
                 absent=absent[:1000],
             )
+
+
+def _types(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
+    """State in integers, and a tensor of another type than its like in every other layer."""
+    catalog, roles = subject.catalog, subject.ckpt.roles
+    families: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for tensor, key in enumerate(catalog.keys):
+        families[re.sub(r"(?<![^._])\d+(?![^._])", "#", key), roles[tensor]].append(tensor)
+        dtype = catalog.dtype_of(tensor)
+        # integers of 8 bits are quantised state
+        if dtype.kind in "iu" and dtype.bits > 8 and roles[tensor] in SHAPED:
+            subject.log.add(
+                "state.dtype",
+                "warn",
+                key,
+                f"is {roles[tensor]} but of type {dtype}",
+                "the metadata says another type than was written, or the name means something else",
+                dtype=dtype.name,
+            )
+        elif dtype.kind in "iu" and dtype.bits > 8 and roles[tensor] == "param" and key.endswith((".weight", ".bias")):
+            subject.log.add(
+                "names.dtype",
+                "warn",
+                key,
+                f"is a weight but of type {dtype}",
+                "a header that says another type than was written makes other numbers of the same bytes",
+                dtype=dtype.name,
+            )
+    for members in families.values():
+        types = Counter(int(catalog.dtype[tensor]) for tensor in members)
+        usual, count = types.most_common(1)[0]
+        if len(types) == 1 or count < FAMILY or len(members) - count > len(members) / 4:
+            continue
+        for tensor in members:
+            mine, theirs = catalog.dtype_of(tensor), ALL[usual]
+            # of another size, it may be left out of a quantisation on purpose
+            if mine.code != usual and mine.bits == theirs.bits:
+                subject.log.add(
+                    "names.dtype",
+                    "warn",
+                    catalog.keys[tensor],
+                    f"is {mine}, the {count} tensors like it are {theirs}",
+                    "a header that says another type than was written makes other numbers of the same bytes",
+                    dtype=mine.name,
+                    usual=theirs.name,
+                )
 
 
 def _shapes(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:

@@ -43,11 +43,14 @@ def check_steps(subject: Subject) -> None:
     _parts(subject, told)
     usual = _optimizer(subject, scalars)
     step = subject.ckpt.step
-    stored = step if told else None
-    if stored is not None:
-        _folder(subject, stored)
-        if usual is not None:
-            _both(subject, stored, usual)
+    if step is None or not told:
+        return
+    _folder(subject, step)
+    if usual is not None:
+        files = sorted({subject.file(row) for row in scalars[usual]})
+        _both(subject, step, usual, files[0] if len(files) == 1 else "optimizer", "steps")
+    elif (powers := _powers(subject)) is not None:
+        _both(subject, step, powers, "beta_pow", "steps, as the powers of its betas tell")
 
 
 def _parts(subject: Subject, told: Mapping[str, int]) -> None:
@@ -115,7 +118,7 @@ def _folder(subject: Subject, step: int) -> None:
         )
 
 
-def _both(subject: Subject, step: int, usual: float) -> None:
+def _both(subject: Subject, step: int, usual: float, where: str, words: str) -> None:
     """The optimizer against the trainer; a gradient scaler skips steps, so that fewer are right where there is one."""
     if abs(usual - step) <= 1:
         return
@@ -124,12 +127,22 @@ def _both(subject: Subject, step: int, usual: float) -> None:
     subject.log.add(
         "steps.trainer",
         severity,
-        "optimizer",
-        f"made {usual:,g} steps, the trainer's state says {step:,}",
+        where,
+        f"the optimizer made {usual:,g} {words}; the trainer's state says {step:,}",
         "model, optimizer or state are of another save; an optimizer that was reset on purpose differs rightly",
         optimizer=usual,
         trainer=step,
     )
+
+
+def _powers(subject: Subject) -> int | None:
+    """The step that Paddle's powers of beta tell, where they agree on one."""
+    try:
+        told = subject.ckpt.objects.get("beta_pow")
+    except (WorkbenchError, RecursionError):  # told by check_objects
+        return None
+    step = told.get("step") if isinstance(told, Mapping) else None
+    return step if isinstance(step, int) else None
 
 
 def _objects(subject: Subject) -> dict[str, int]:

@@ -107,7 +107,7 @@ def _archives(subject: Subject, tick: Tick | None) -> Array:
                 stored=one.stored,
                 computed=one.computed,
             )
-        elif one.status == "damaged":
+        elif one.status == "damaged" and not _told(subject, one):
             log.add(
                 "checksum.damaged",
                 "error",
@@ -130,6 +130,15 @@ def _archives(subject: Subject, tick: Tick | None) -> Array:
         if len(ranges) and len(rows):
             covered[rows] = _inside(ranges, catalog, rows)
     return covered
+
+
+def _told(subject: Subject, one: RecordCheck) -> bool:
+    """Whether the structure already showed this damage."""
+    if subject.gone(one.file, one.stop):
+        return True
+    lost = np.flatnonzero(subject.lost)
+    here = [row for row in lost.tolist() if subject.file(row) == one.file]
+    return any(subject.catalog.start[row] < one.stop and subject.catalog.stop[row] > one.start for row in here)
 
 
 def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:
