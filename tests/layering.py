@@ -2,7 +2,7 @@
 
 ::
 
-    errors ◄ core ◄ naming ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ analysis, reshard ◄ doctor ◄ views
+    errors ◄ core ◄ naming ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ namemap ◄ analysis, reshard ◄ doctor ◄ views
                                                           ▲
                                            `import workbench` (facade) ◄ app ◄ notebook, cli
 """
@@ -27,15 +27,15 @@ RANK = {
     "runs": 5,  # the checkpoints under a folder
     "checkpoint": 6,
     "namemap": 7,  # two checkpoints side by side
-    "analysis": 7,
-    "reshard": 7,
-    "doctor": 8,
-    "views": 9,
-    "workbench": 10,  # the facade, workbench/__init__.py
-    "app": 11,
-    "notebook": 12,
-    "cli": 12,
-    "__main__": 13,
+    "analysis": 8,
+    "reshard": 8,
+    "doctor": 9,
+    "views": 10,
+    "workbench": 11,  # the facade, workbench/__init__.py
+    "app": 12,
+    "notebook": 13,
+    "cli": 13,
+    "__main__": 14,
 }
 
 #: Part of a format's bytes that another format embeds: decoders, not readers.
