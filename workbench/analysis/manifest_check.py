@@ -1,0 +1,195 @@
+"""A checkpoint's files against its manifest: which bytes are not what they were, and what lies in them.
+
+Only the manifest says what a byte belongs to: files so damaged that no reader opens them are checked alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.folder import walk
+from workbench.analysis.manifest import is_manifest, load
+from workbench.analysis.manifest_file import FileEntry, Manifest, read
+from workbench.analysis.report import Finding, Report
+from workbench.checkpoint import Checkpoint
+from workbench.core.blocks import file_digests
+from workbench.core.place import Place, stat_or_absent
+from workbench.core.scan import Tick
+
+__all__ = ["check"]
+
+NAMED = 4  #: names in a sentence; the evidence has more
+LISTED = 100  #: findings a file, and names in the evidence of one
+
+
+def check(
+    ckpt: Checkpoint | str | os.PathLike[str],
+    manifest: Manifest | str | os.PathLike[str] | None = None,
+    *,
+    threads: int | None = None,
+    tick: Tick | None = None,
+) -> Report:
+    """Compare every byte of a checkpoint's files with its manifest; the checkpoint need not open.
+
+    Args:
+        ckpt: the checkpoint, or its path.
+        manifest: by default the one in its folder or beside it.
+        threads: how many work side by side.
+        tick: told the share that is done; raising there ends the pass.
+    """
+    place = Place(ckpt.path if isinstance(ckpt, Checkpoint) else ckpt)
+    if not isinstance(manifest, Manifest):
+        manifest = read(os.fspath(manifest)) if manifest is not None else load(place.path)
+    sizes = {name: stat_or_absent(place, name).size for name in manifest.files}
+    there = [name for name, size in sizes.items() if size >= 0]
+    found = [*_missing(manifest, sizes), *_added(place, manifest)]
+    blocks = []
+    for name in there:
+        entry, size = manifest.files[name], sizes[name]
+        if size != entry.size:
+            found.append(_resized(name, entry, size, manifest))
+        one = entry.blocks(name, manifest.grain)
+        within = one.stops <= size
+        blocks.append(one._replace(starts=one.starts[within], stops=one.stops[within]))
+    hashed = 0
+    for number, digests, failed in file_digests(place, blocks, threads=threads, tick=tick):
+        name, one = there[number], blocks[number]
+        entry = manifest.files[name]
+        hashed += int((one.stops - one.starts).sum())
+        bad = (digests != entry.digests[: len(digests)]).any(axis=1)
+        bad[list(failed)] = True
+        found += _flipped(name, entry, manifest, one.starts[bad], one.stops[bad],
+                          [failed.get(k, "") for k in np.flatnonzero(bad).tolist()])  # fmt: skip
+    checked = {
+        "files": f"{len(there):,} of {len(manifest.files):,} files of the manifest, {hashed:,} of "
+        f"{manifest.nbytes:,} bytes compared with their digests"
+    }
+    not_checked = {
+        "before": f"what was wrong already when the manifest was made, {manifest.made}",
+        "values": "what the bytes mean; verify with deep=True looks at values",
+    }
+    if manifest.left_out:
+        not_checked["left out"] = f"{len(manifest.left_out):,} entries of the folder: {_some(list(manifest.left_out))}"
+    return Report.of(place.path, found, checked, not_checked)
+
+
+def _missing(manifest: Manifest, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    for name, entry in manifest.files.items():
+        if sizes[name] < 0:
+            names = _tensors(entry, manifest, 0, entry.size)
+            lost = f", and with it {len(names):,} tensors: {_some(names)}" if names else ""
+            yield Finding(
+                "manifest.missing", "error", name, f"the file of {entry.size:,} bytes is gone{lost}",
+                {"file": name, "size": entry.size, "tensors": names[:LISTED]}, "restore it from a copy",
+            )  # fmt: skip
+
+
+def _added(place: Place, manifest: Manifest) -> Iterator[Finding]:
+    """What was not there: in the folder itself, and in those of its folders that the manifest covers."""
+    if place.file is not None:
+        return
+    covered = {name.split("/", 1)[0] for name in manifest.files if "/" in name}
+    names = list(place.files)
+    for folder in sorted(covered & set(place.folders)):
+        names += sorted(walk(place, folder)[0])
+    hint = "if it belongs there, write the manifest again"
+    for name in names:
+        if name not in manifest.files and name not in manifest.left_out and not is_manifest(place, name, manifest.path):
+            words = f"a file of {stat_or_absent(place, name).size:,} bytes that the manifest does not know"
+            yield Finding("manifest.added", "warn", name, words, {"file": name}, hint)
+    for folder in place.folders:
+        if folder not in covered and folder not in manifest.left_out:
+            yield Finding("manifest.added", "warn", folder, "a folder that the manifest does not know", {}, hint)
+
+
+def _resized(name: str, entry: FileEntry, size: int, manifest: Manifest) -> Finding:
+    evidence: dict[str, Any] = {"file": name, "size": entry.size, "found": size}
+    if size > entry.size:
+        words = f"{size - entry.size:,} bytes longer than the {entry.size:,} of the manifest"
+        return Finding("manifest.size", "error", name, words, evidence, "restore it from a copy")
+    names = _tensors(entry, manifest, size, entry.size)
+    evidence |= {"start": size, "stop": entry.size, "tensors": names[:LISTED]}
+    words = f"cut short: bytes {size:,} to {entry.size:,} are lost"
+    words += f", in them {len(names):,} tensors or parts of them: {_some(names)}" if names else ""
+    return Finding("manifest.truncated", "error", name, words, evidence, "restore it from a copy")
+
+
+def _flipped(
+    name: str, entry: FileEntry, manifest: Manifest, starts: Any, stops: Any, reasons: Sequence[str]
+) -> Iterator[Finding]:
+    """A finding for each stretch of blocks that lie together, are of one thing, and are wrong in one way."""
+    ends = np.cumsum(entry.lengths)
+    rows = zip(starts.tolist(), stops.tolist(), np.searchsorted(ends, starts, side="right").tolist(), reasons,
+               strict=True)  # fmt: skip
+    told = 0
+    for (_, reason), group in groupby(rows, key=lambda row: (row[2], row[3])):
+        for start, stop, count in _stretches([(row[0], row[1]) for row in group]):
+            told += 1
+            if told <= LISTED:
+                yield _difference(name, entry, manifest, start, stop, count, reason)
+    if told > LISTED:
+        yield Finding(
+            "manifest.changed", "error", name, f"{told - LISTED:,} more stretches of this file differ",
+            {"file": name, "stretches": told}, "the file was rewritten; restore it from a copy",
+        )  # fmt: skip
+
+
+def _stretches(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    start, stop, count = ranges[0][0], ranges[0][0], 0
+    for a, b in ranges:
+        if a != stop:
+            yield start, stop, count
+            start, count = a, 0
+        stop, count = b, count + 1
+    yield start, stop, count
+
+
+def _difference(
+    name: str, entry: FileEntry, manifest: Manifest, start: int, stop: int, count: int, reason: str
+) -> Finding:
+    labels = _labels(entry, manifest, start, stop)
+    tensors = [key for kind, key in labels if kind == "tensor"]
+    blocks = f"{count:,} blocks" if count > 1 else "a block"
+    fact = f"cannot be read ({reason})" if reason else "differ from the manifest"
+    words = f"bytes {start:,} to {stop:,} ({blocks}) {fact}: {_some([_named(label) for label in labels], quote=False)}"
+    evidence = {
+        "file": name, "start": start, "stop": stop, "tensors": tensors[:LISTED],
+        "parts": [list(label) for label in labels[:LISTED]],
+    }  # fmt: skip
+    rule = "manifest.unreadable" if reason else "manifest.changed"
+    return Finding(rule, "error", tensors[0] if len(tensors) == 1 else name, words, evidence, "restore from a copy")
+
+
+def _labels(entry: FileEntry, manifest: Manifest, start: int, stop: int) -> list[tuple[str, str]]:
+    """What lies in a range of a file, each once."""
+    ends = np.cumsum(entry.lengths)
+    first, last = int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(ends, stop, side="left"))
+    return [manifest.labels[owner] for owner in dict.fromkeys(entry.owners[first : last + 1].tolist())]
+
+
+def _tensors(entry: FileEntry, manifest: Manifest, start: int, stop: int) -> list[str]:
+    return [key for kind, key in _labels(entry, manifest, start, stop) if kind == "tensor"]
+
+
+_WORDS = {
+    "tensor": "tensor {!r}",
+    "archive": "the archive around tensor {!r} (zip headers, pickle, directory)",
+    "object": "object {!r}",
+    "record": "record {!r} of the archive",
+    "header": "the file's header",
+    "rest": "no tensor: headers, directories, padding or a file without tensors",
+}
+
+
+def _named(label: tuple[str, str]) -> str:
+    return _WORDS[label[0]].format(label[1])
+
+
+def _some(names: Sequence[str], *, quote: bool = True) -> str:
+    shown = [repr(name) if quote else name for name in names[:NAMED]]
+    return ", ".join(shown) + (f", … {len(names) - NAMED:,} more" if len(names) > NAMED else "")

@@ -1,0 +1,116 @@
+"""``workbench manifest write|check|diff``: digests of every byte, kept for later.
+
+::
+
+    workbench manifest write step-4000 [-o FILE | --inside]     step-4000.manifest.json beside it
+    workbench manifest check step-4000 [MANIFEST]               0 as it was · 1 a file was added · 2 bytes differ
+    workbench manifest diff  BEFORE AFTER                       0 the same tensors · 1 others; no checkpoint is read
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from workbench.analysis.manifest import find, load, write
+from workbench.analysis.manifest_check import check
+from workbench.analysis.manifest_diff import ManifestDiff, compare
+from workbench.analysis.manifest_file import Manifest, read
+from workbench.cli_common import open_as, print_json
+from workbench.errors import MissingFileError, UsageError, WorkbenchError
+from workbench.views import units
+from workbench.views.names import safe, shorten
+from workbench.views.progress import progress
+from workbench.views.report import report_text
+
+__all__ = ["manifest"]
+
+WIDTH = 100
+SHOWN = 20  #: names of one kind
+_TAKES = {"write": (1, 1), "check": (1, 2), "diff": (2, 2)}
+
+
+def manifest(options: argparse.Namespace) -> int:
+    """Run the action that the options name; returns the exit code."""
+    least, most = _TAKES[options.action]
+    if not least <= len(options.paths) <= most:
+        raise UsageError(f"manifest {options.action} takes {' or '.join(map(str, sorted({least, most})))} paths")
+    return {"write": _write, "check": _check, "diff": _diff}[options.action](options)
+
+
+def _write(options: argparse.Namespace) -> int:
+    ckpt = open_as(options, options.paths[0])
+    with progress(f"manifest {os.path.basename(ckpt.path)}") as tick:
+        made = write(ckpt, options.output, inside=options.inside, threads=options.threads, tick=tick)
+    digests = sum(len(entry.digests) for entry in made.files.values())
+    lost = sum(entry.fingerprint is None for entry in made.tensors.values())
+    if options.json:
+        print_json({
+            "manifest": made.path, "files": len(made.files), "nbytes": made.nbytes, "tensors": len(made.tensors),
+            "without_fingerprint": lost, "digests": digests, "left_out": dict(made.left_out),
+        })  # fmt: skip
+        return 0
+    print(f"{safe(str(made.path))}")
+    print(
+        f"  {units.plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {digests:,} digests; "
+        f"{units.plural(len(made.tensors), 'tensor')} with fingerprints" + (f", {lost:,} without" if lost else "")
+    )
+    for name, why in list(made.left_out.items())[:SHOWN]:
+        print(shorten(f"  left out: {safe(name)}: {safe(why)}", WIDTH))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    path = options.paths[0]
+    if len(options.paths) > 1:
+        given = load(options.paths[1])
+    else:
+        path, given = _with_manifest(options, path)
+    with progress(f"check {os.path.basename(os.path.abspath(path))}") as tick:
+        report = check(path, given, threads=options.threads, tick=tick)
+    if options.json:
+        print_json(report.to_json())
+    else:
+        print(report_text(report))
+    return report.exit_code
+
+
+def _diff(options: argparse.Namespace) -> int:
+    first, second = load(options.paths[0]), load(options.paths[1])
+    found = compare(first, second)
+    if options.json:
+        print_json(found.to_json())
+    else:
+        print(shorten(f"{safe(first.name)} → {safe(second.name)}: {_headline(found)}", WIDTH))
+        for kind, names in _rows(found):
+            for name in names[:SHOWN]:
+                print(shorten(f"  {kind:8} {name}", WIDTH))
+            if len(names) > SHOWN:
+                print(f"  {kind:8} … {len(names) - SHOWN:,} more")
+    return 0 if found.same else 1
+
+
+def _with_manifest(options: argparse.Namespace, path: str) -> tuple[str, Manifest]:
+    """A checkpoint's path and its manifest; of a run's folder, those of the step that would be opened."""
+    try:
+        return path, read(find(path))
+    except MissingFileError as error:
+        try:
+            step = open_as(options, path).path
+        except WorkbenchError:
+            raise error from None
+        if os.path.realpath(step) == os.path.realpath(path):
+            raise
+        return step, load(step)
+
+
+def _headline(found: ManifestDiff) -> str:
+    kinds = ("added", "removed", "changed", "renamed", "unknown")
+    told = [f"{len(getattr(found, kind)):,} {kind}" for kind in kinds if getattr(found, kind)]
+    moved = f" ({len(found.moved):,} in other files)" if found.moved else ""
+    return ", ".join([*told, f"{units.plural(len(found.equal), 'tensor')} equal{moved}"])
+
+
+def _rows(found: ManifestDiff) -> list[tuple[str, list[str]]]:
+    rows = [(kind, [safe(key) for key in getattr(found, kind)]) for kind in ("changed", "added", "removed", "unknown")]
+    return [*rows, ("renamed", [f"{safe(a)} → {safe(b)}" for a, b in found.renamed])]
