@@ -63,11 +63,12 @@ def number_text(element: DType, bits: int) -> str:
     decoder = Decoder(element)
     if decoder.kind != "numbers":
         return f"0x{bits:0{element.itemsize * 2}x}"
-    value = decoder.numbers(raw.view(element.numpy))[0]
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        value = decoder.numbers(raw.view(element.numpy))[0]
+        if value.dtype.kind == "f":
+            return f"{float(value):.4g}"
     if element.name == "bool":
         return str(bool(value))
-    if value.dtype.kind == "f":
-        return f"{value:.4g}"
     return f"{int(value):,}"
 
 

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import log2
 from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import multinomial
+from workbench.analysis.patterns_evidence import choose, multinomial
 from workbench.analysis.patterns_read import fold
 
 __all__ = ["Form", "find_form"]
@@ -63,9 +64,11 @@ def find_form(before: Array, after: Array) -> Form | None:
     order = assign(before, after)
     if (order == np.arange(len(order))).all():
         return None
-    return _plain(before, after, order) or _repeated(before, after, order) or _part(before, after, order) or _general(
-        before, order
-    )  # fmt: skip
+    for look in (_plain, _repeated, _blocks, _part, partial(_repeated, general=True)):
+        form = look(before, after, order)
+        if form is not None:
+            return form
+    return _general(before, order)
 
 
 def assign(before: Array, after: Array) -> Ints:
@@ -85,7 +88,7 @@ def _plain(before: Array, after: Array, order: Ints) -> Form | None:
     for form in (_swap(order), *_rolls(before, order), _reversed(n)):
         if form is not None and (before[form.order] == after).all():
             return form
-    return _interleave(before, after, order) or _regroup(before, after) or _blocks(before, after)
+    return _interleave(before, after, order) or _regroup(before, after)
 
 
 def _swap(order: Ints) -> Form | None:
@@ -171,7 +174,7 @@ def _interleaved(made: Ints, x: int, p: int, q: int, r: int) -> Form:
     return Form("interleave", made, 3 * log2(len(made)), say, {"outer": x, "groups": p, "each": q, "unit": r})
 
 
-def _blocks(before: Array, after: Array) -> Form | None:
+def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
     """The fewest equal blocks of which only the order changed."""
     n = len(before)
     for count in _divisors(n):
@@ -246,7 +249,7 @@ def _parted(order: Ints) -> tuple[int, list[int]] | None:
     return (groups, sizes) if inside == width and len(sizes) > 1 else None
 
 
-def _repeated(before: Array, after: Array, order: Ints) -> Form | None:
+def _repeated(before: Array, after: Array, order: Ints, general: bool = False) -> Form | None:
     """The same reordering inside each of several equal parts."""
     n = len(order)
     for times in reversed(_divisors(n)):
@@ -258,7 +261,7 @@ def _repeated(before: Array, after: Array, order: Ints) -> Form | None:
             continue
         names = np.arange(size).astype(np.uint64)
         form = find_form(names, names[inner[0]])
-        if form is None:
+        if form is None or (form.name == "order" and not general):
             continue
         found = form
 
@@ -280,7 +283,8 @@ def _part(before: Array, after: Array, order: Ints) -> Form | None:
         inner = order[low:high] - low
         if inner.min() < 0 or inner.max() >= high - low:
             continue
-        form = _plain(before[low:high], after[low:high], inner) or _repeated(before[low:high], after[low:high], inner)
+        old, new = before[low:high], after[low:high]
+        form = _plain(old, new, inner) or _repeated(old, new, inner) or _blocks(old, new, inner)
         if form is None:
             continue
         found, whole = form, np.arange(len(order))
@@ -312,7 +316,7 @@ def _general(before: Array, order: Ints) -> Form:
     cycles = _cycles(order)
     moves = [[int(order[at]), int(at)] for at in moved[:MOVES].tolist()]
     counts = np.unique(before[moved], return_counts=True)[1]
-    cost = multinomial(counts) + min(log2(n) * len(moved), n)  # which rows, and their order
+    cost = choose(n, len(moved)) + multinomial(counts)  # which rows, and their order
 
     def say(row: str, rows: str) -> str:
         told = ", ".join(f"{a:,}→{b:,}" for a, b in moves) + (" …" if len(moved) > MOVES else "")

@@ -72,7 +72,7 @@ def _ratio(found: Pattern) -> str:
     factor = abs(float(found.detail["ratio"]))
     if found.detail["ratio"] == -1.0:
         return ""
-    if factor < 1 and (1 / factor).is_integer():
+    if factor < 1 and abs(1 / factor - round(1 / factor)) < 1e-6:
         return f"a mean over {1 / factor:,.0f} taken once too often, or of a loss or gradient scale"
     if factor > 1 and factor.is_integer():
         return f"a sum over {factor:,.0f} ranks or steps where a mean was meant, or a scale that was not undone"

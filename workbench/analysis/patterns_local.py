@@ -22,6 +22,7 @@ from workbench.analysis.patterns_file import chunk_boxes, place_of
 from workbench.analysis.patterns_flips import flip_text, one_flip
 from workbench.analysis.patterns_found import Pattern, axis_words, box_text
 from workbench.analysis.patterns_read import Runs, bits
+from workbench.analysis.patterns_rounding import half_step, numbers
 from workbench.tensor import LazyTensor
 
 __all__ = ["Difference", "Watcher", "filled", "flipped", "replaced"]
@@ -159,8 +160,10 @@ def flipped(seen: Difference) -> Pattern | None:
             raw[at] ^= raw.dtype.type(old ^ new)
         return out
 
+    surprise = _untouched(seen)
+    if surprise < MARGIN:
+        return None
     name = "bit_flip" if len(found) == 1 else "bit_flips"
-    surprise = len(found) * log2(seen.a.numel)
     return Pattern(name, flip_text(found, seen.a.numel), {"flips": found}, evidence=surprise, make=make)
 
 
@@ -195,6 +198,8 @@ def replaced(seen: Difference) -> Pattern | None:
         if touched is None or not 0 < 2 * k <= n or 2 * seen.count < k * (seen.a.numel // n):
             continue
         surprise = seen.count * log2(n / k) - choose(n, k)
+        if best is not None and seen.high[axis] - seen.low[axis] == k:
+            continue  # a range: the block says it too
         if best is None or surprise > best[0] + 1e-9:
             which = np.flatnonzero(touched)
             words = axis_words(len(seen.shape), axis)
@@ -313,13 +318,34 @@ def _filled_box(seen: Difference, value: Any) -> Pattern | None:
     return Pattern("fill", sentence, detail, evidence=surprise, make=make)
 
 
+def _untouched(seen: Difference) -> float:
+    """How surprising it is that an addition as large as the flip left the others as they are.
+
+    Adding little to all elements changes those first whose neighbours are nearest, often in one bit; so that a change
+    of the smallest element alone proves nothing, and one that would have shown in the others does.
+    """
+    element = seen.a.element
+    with np.errstate(all="ignore"):
+        old, new = (
+            numbers(np.array([flip[side] for flip in seen.flips], element.raw), element).astype(np.float64)
+            for side in (1, 2)
+        )
+        change = np.abs(new - old).max()
+        some = bits(seen.a, Runs(seen.shape, 1, KEPT)[0].key).reshape(-1)
+        values = numbers(some, element).astype(np.float64)
+        values = values[np.isfinite(values)]
+        worth = np.log2(np.fmax(change / half_step(values, element), 1.0)) if change > 0 else np.zeros(1)
+    # NaN: the flip made or undid one, which adding little does not
+    return float(16.0 * len(values) if np.isnan(change) else np.fmin(worth, 16.0).sum())
+
+
 def _rarity(seen: Difference, value: Any) -> float:
     """Bits that one element's becoming ``value`` is worth: seldom seen before, worth much."""
     known = seen.before[:KEPT]
     # what changed was not ``value``: how common it is elsewhere is told by the first elements that stayed
     first = bits(seen.a, Runs(seen.shape, seen.a.element.itemsize, 1 << 16)[0].key).reshape(-1)
     share = (np.count_nonzero(first == value) + 1) / (len(first) + 2)
-    return min(-log2(share), entropy(known) + 1)
+    return min(-log2(share), entropy(known))  # what was one constant may become another in many ways
 
 
 def _value(seen: Difference, value: Any) -> str:

@@ -21,7 +21,7 @@ from workbench.analysis.patterns_evidence import MARGIN, steps
 from workbench.analysis.patterns_found import Pattern, made
 from workbench.analysis.patterns_local import Difference
 from workbench.analysis.patterns_read import Runs, bits, parts
-from workbench.analysis.patterns_rounding import FLOATS, encode, numbers, rounded
+from workbench.analysis.patterns_rounding import FLOATS, encode, half_step, numbers, rounded
 from workbench.core.dtypes import DType
 
 __all__ = ["Ratio"]
@@ -74,7 +74,8 @@ class Ratio:
     def _narrow(self, left: Array, right: Array) -> None:
         if not len(left):
             return
-        x, y = (numbers(part, self._element).astype(np.float64) for part in (left, right))
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            x, y = (numbers(part, self._element).astype(np.float64) for part in (left, right))
         usable = np.isfinite(x) & (x != 0) & np.isfinite(y)
         if (np.isfinite(x) & (x == 0) & (y != 0)).any() or (~np.isfinite(x) & np.isfinite(y)).any():
             self.alive = False
@@ -83,22 +84,13 @@ class Ratio:
         if not len(x):
             return
         with np.errstate(all="ignore"):
-            half = _half_step(y, self._element)
+            half = half_step(y, self._element)
             ends = (y - half) / x, (y + half) / x
             low, high = np.minimum(*ends), np.maximum(*ends)
             low -= np.abs(low) * self._slack
             high += np.abs(high) * self._slack
         self._low, self._high = max(self._low, float(low.max())), min(self._high, float(high.min()))
         self.alive = self._low <= self._high
-
-
-def _half_step(y: Array, element: DType) -> Array:
-    """Half the distance to the next number of the type, at least."""
-    kind = FLOATS.get(element.name)
-    if kind is None:
-        return np.full(len(y), 0.5)
-    _, exponent = np.frexp(y)  # y = f · 2^exponent, ½ ≤ |f| < 1
-    return np.ldexp(0.5, np.maximum(exponent - 1, kind.emin) - kind.mantissa)
 
 
 def _candidates(low: float, high: float, element: DType) -> list[tuple[float, str, float]]:
@@ -118,7 +110,7 @@ def _candidates(low: float, high: float, element: DType) -> list[tuple[float, st
     for digits in range(1, 17):
         short = float(f"{(low + high) / 2:.{digits}g}")
         if low <= short <= high:
-            found.append((short, repr(short), 8 + 4.0 * digits))
+            found.append((short, f"{short:.{digits}g}", 8 + 4.0 * digits))
             break
     middle = (low + high) / 2
     found.append((middle, repr(middle), 64.0))
@@ -127,8 +119,12 @@ def _candidates(low: float, high: float, element: DType) -> list[tuple[float, st
         found += [(float(np.float32(value)), told, cost) for value, told, cost in found]
         for value in _between(low, high, np.float32):
             plain = Fraction(value).limit_denominator(64)
-            same = plain > 0 and float(np.float32(float(plain))) == value
-            told, cost = (str(plain), _cost(plain)) if same else (str(np.float32(value)), 40.0)
+            squared = (Fraction(value) ** 2).limit_denominator(64)
+            told, cost = str(np.float32(value)), 40.0
+            if float(np.float32(float(plain))) == value:
+                told, cost = str(plain), _cost(plain)
+            elif float(np.float32(sqrt(squared))) == value:
+                told, cost = f"√({squared})", _cost(squared) + 4
             found.append((value, f"{told} as float32", cost))
         found += [(value, repr(value), 64.0) for value in _between(low, high, np.float64)]
     found.sort(key=lambda one: one[2])
@@ -177,8 +173,8 @@ def _ways(element: DType, factor: float) -> list[tuple[str, Callable[[Array], Ar
 
 def _way(element: DType, factor: float, kind: Any, divide: bool) -> Callable[[Array], Array]:
     def of(raw: Array) -> Array:
-        x = numbers(raw, element)
         with np.errstate(all="ignore"):
+            x = numbers(raw, element)
             y = x.astype(kind) / kind(factor) if divide else x.astype(kind) * kind(factor)
             if element.kind != "f":
                 info = np.iinfo(element.numpy)

@@ -19,7 +19,7 @@ import numpy as np
 from workbench.analysis.numbers import fp8_table
 from workbench.core.dtypes import DType
 
-__all__ = ["FLOATS", "encode", "numbers", "rounded"]
+__all__ = ["FLOATS", "encode", "half_step", "numbers", "rounded"]
 
 Array = np.ndarray[Any, Any]
 
@@ -51,7 +51,8 @@ def numbers(raw: Array, element: DType) -> Array:
     if element.name == "bfloat16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if element.name == "float16":
-        return raw.view(np.float16).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            return raw.view(np.float16).astype(np.float32)
     if element.name in FLOATS and element.bits == 8:
         return fp8_table(element.name)[raw]
     return raw.view(element.numpy)
@@ -80,6 +81,15 @@ def rounded(x: Array, name: str, how: str = "nearest") -> Array:
             near = np.where(beyond | np.isinf(x), np.copysign(x.dtype.type(most), x), near)
             near = np.where(np.isnan(x), x, near)
     return near if kind.negative_zero else near + x.dtype.type(0.0)
+
+
+def half_step(y: Array, element: DType) -> Array:
+    """Half the distance to the next number of the type, at least."""
+    kind = FLOATS.get(element.name)
+    if kind is None:
+        return np.full(len(y), 0.5)
+    _, exponent = np.frexp(y)  # y = f · 2^exponent, ½ ≤ |f| < 1
+    return np.ldexp(0.5, np.maximum(exponent - 1, kind.emin) - kind.mantissa)
 
 
 def encode(x: Array, element: DType) -> Array:

@@ -96,6 +96,8 @@ def cast(a: LazyTensor, b: LazyTensor) -> Pattern | None:
                 return None
             old, new = numbers(part, before), numbers(wanted, after)
             changed += int(np.count_nonzero((old != new) & ~((old != old) & (new != new))))
+    if changed and after.name not in FLOATS:
+        return None  # integers that did not fit
     how, of = ways[0]
     detail = {"from": before.name, "to": after.name, "rounding": how, "changed": changed}
     sentence = f"the same numbers as {after.name} instead of {before.name}"
