@@ -330,7 +330,7 @@ def _untouched(seen: Difference) -> float:
             numbers(np.array([flip[side] for flip in seen.flips], element.raw), element).astype(np.float64)
             for side in (1, 2)
         )
-        change = np.abs(new - old).max()
+        change = np.abs(new - old).max() * (0.5 if element.kind == "f" else 1.0)  # half of it may be rounding
         some = bits(seen.a, Runs(seen.shape, 1, KEPT)[0].key).reshape(-1)
         values = numbers(some, element).astype(np.float64)
         values = values[np.isfinite(values)]
