@@ -78,7 +78,9 @@ def fold(state: Moment, dtype: DType, bits: Array) -> None:
     elif dtype.kind == "c":
         decoder = Decoder(dtype)
         for start in range(0, len(bits), DECODED):
-            _fold_floats(state, "float64", decoder.numbers(bits[start : start + DECODED]).view(np.uint64), plain=False)
+            with np.errstate(invalid="ignore"):  # NaN that signal
+                magnitudes = decoder.numbers(bits[start : start + DECODED])
+            _fold_floats(state, "float64", magnitudes.view(np.uint64), plain=False)
     elif dtype.kind == "f":
         _fold_floats(state, dtype.name, bits)
     else:
