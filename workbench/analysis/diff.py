@@ -1,0 +1,382 @@
+"""Two checkpoints: what is only in one, what has another name, type, shape or place, and how the values differ.
+
+::
+
+    align    key · fqn and role · name map · fingerprint          workbench.analysis.diff_pairs
+    values   every pair, every element, whatever the shardings    workbench.analysis.compare
+    or       stored CRC-32, manifests: no payload read            workbench.analysis.evidence
+    pattern  of changed tensors, where it can be proved           workbench.analysis.patterns
+    objects  step, arguments, schedulers, generators              workbench.analysis.diff_objects
+
+Equal means equal to the bit. Another sharding, another file or another format is told, but is no difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.analysis import evidence as told
+from workbench.analysis.compare import compare, engine
+from workbench.analysis.diff_objects import ObjectChange, object_changes
+from workbench.analysis.diff_pairs import MAP, RENAMED, Pair, align, renamed
+from workbench.analysis.diff_place import moved
+from workbench.analysis.diff_rows import TensorDiff, chunk_table, tensor_table
+from workbench.analysis.patterns import recognise
+from workbench.checkpoint import Checkpoint, open
+from workbench.core.scan import Tick
+from workbench.errors import TensorNotFoundError, UsageError, WorkbenchError
+from workbench.namemap import NameMap
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Diff", "TensorDiff", "diff"]
+
+PATTERN_TENSORS = 64  #: changed tensors that are looked at for a pattern
+PATTERN_BYTES = 1 << 30  #: bytes of them
+SIBLINGS = 64  #: tensors of one type and shape that a changed one may have been exchanged with
+
+EVIDENCE = ("auto", "none", "trust")
+
+
+@dataclass(frozen=True, eq=False)
+class Diff:
+    """The difference of two checkpoints.
+
+    Attributes:
+        a, b: paths.
+        formats: of both.
+        steps: of both; ``None`` where not stored.
+        rows: one a pair of tensors, in the order of ``b``.
+        added, removed: keys only in ``b``, only in ``a`` → why, where there is more to say.
+        objects: changes of what is no tensor.
+        values: whether payloads were compared; if not, rows rest on evidence and may be ``unknown``.
+        notes: sentences on what was decided or could not be told.
+        checked, not_checked: what was looked at, and what not and why not.
+    """
+
+    a: str
+    b: str
+    formats: tuple[str, str]
+    steps: tuple[int | None, int | None]
+    rows: tuple[TensorDiff, ...]
+    added: Mapping[str, str]
+    removed: Mapping[str, str]
+    objects: tuple[ObjectChange, ...]
+    values: bool
+    notes: tuple[str, ...] = ()
+    checked: Mapping[str, str] = field(default_factory=dict)
+    not_checked: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs, among what could be compared (see ``not_checked``)."""
+        return not (self.added or self.removed or self.objects or any(row.differs for row in self.rows))
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing differs; 1: something does, or could not be compared."""
+        return 0 if self.same and not self.count("unread") and not self.count("unknown") else 1
+
+    def count(self, status: str) -> int:
+        """Pairs of one status: ``equal changed type shape unknown unread``."""
+        return self._counts[status]
+
+    @cached_property
+    def summary(self) -> dict[str, int]:
+        """Counts: pairs by status, then added removed renamed moved objects."""
+        names = ("equal", "changed", "type", "shape", "unknown", "unread")
+        return {
+            **{name: self.count(name) for name in names},
+            "added": len(self.added),
+            "removed": len(self.removed),
+            "renamed": sum(row.by == RENAMED for row in self.rows),
+            "moved": sum(bool(row.moved) for row in self.rows),
+            "objects": len(self.objects),
+        }
+
+    @cached_property
+    def tensors(self) -> pd.DataFrame:
+        """One row a pair: key_a key_b by role dtype shape numel status source changed share max_abs at l2 rel_l2 cosine
+        ulp_max nan_a nan_b nan_new pattern moved, those that differ most first.
+        """
+        return tensor_table(self.changed_rows + [row for row in self.rows if not row.differs])
+
+    @cached_property
+    def chunks(self) -> pd.DataFrame:
+        """One row a changed chunk of ``b``: key offsets sizes file rank changed (elements; <NA> by evidence alone)."""
+        return chunk_table(self.rows)
+
+    @cached_property
+    def changed_rows(self) -> list[TensorDiff]:
+        """Rows that differ, the biggest relative change first, then those without one."""
+        return sorted((row for row in self.rows if row.differs), key=TensorDiff.weight, reverse=True)
+
+    def tensor(self, key: str) -> TensorDiff:
+        """The row of a key of ``b``, or of ``a``; its ``comparison`` holds histograms and bands.
+
+        Raises:
+            TensorNotFoundError: no pair has that key.
+        """
+        for row in self.rows:
+            if row.key_b == key:
+                return row
+        for row in self.rows:
+            if key in row.keys_a:
+                return row
+        where = "a" if key in self.removed else "b" if key in self.added else ""
+        raise TensorNotFoundError(f"{key!r} is only in {where}" if where else f"no tensor {key!r} on either side")
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON; equal tensors as a count."""
+        return {
+            "a": {"path": self.a, "format": self.formats[0], "step": self.steps[0]},
+            "b": {"path": self.b, "format": self.formats[1], "step": self.steps[1]},
+            "same": self.same,
+            "summary": self.summary,
+            "added": dict(self.added),
+            "removed": dict(self.removed),
+            "tensors": [row.to_json() for row in self.changed_rows]
+            + [row.to_json() for row in self.rows if row.status in ("unread", "unknown")],
+            "renamed": [[row.key_a, row.key_b] for row in self.rows if row.by == RENAMED],
+            "moved": [row.key_b for row in self.rows if row.moved],
+            "objects": [vars(change) for change in self.objects],
+            "values": self.values,
+            "notes": list(self.notes),
+            "checked": dict(self.checked),
+            "not_checked": dict(self.not_checked),
+        }
+
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        return Counter(row.status for row in self.rows)
+
+    def __repr__(self) -> str:
+        from workbench.views.diff import diff_text
+
+        return diff_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.views.diff import diff_html
+
+        return diff_html(self)
+
+
+def diff(
+    a: Checkpoint | str | os.PathLike[str],
+    b: Checkpoint | str | os.PathLike[str],
+    *,
+    names: NameMap | None = None,
+    values: bool = True,
+    evidence: str = "auto",
+    patterns: bool = True,
+    replicas: tuple[int, int] = (0, 0),
+    threads: int | None = None,
+    tick: Tick | None = None,
+    fast: bool | None = None,
+) -> Diff:
+    """Compare two checkpoints, of any formats and shardings.
+
+    Args:
+        a, b: checkpoints, or paths that are opened.
+        names: the map to see ``a`` under the names of ``b``; by default made where keys do not match.
+        values: compare every element; else only structure, objects and what the files say without being read.
+        evidence: ``auto``: used where values are not read; ``none``: never; ``trust``: tensors whose stored checksums
+            or manifests say that they are equal are not read, and counted as such.
+        patterns: name the form of a change where it can be proved (bounded; what was left out is told).
+        replicas: which stored copy of each side: ``diff(ckpt, ckpt, replicas=(0, 1))`` compares the ranks' copies.
+        threads: how many work side by side; by default as many as this process may use cores, at most 8.
+        tick: told the share that is done; raising there ends the comparison.
+        fast: use numba; by default where it is installed and there is much to do.
+
+    Raises:
+        OpenError: a path cannot be opened. Tensors that cannot be read are rows of status ``unread``.
+        UsageError: an unknown ``evidence``.
+    """
+    if evidence not in EVIDENCE:
+        raise UsageError(f"evidence={evidence!r}: choose one of {', '.join(EVIDENCE)}")
+    left = a if isinstance(a, Checkpoint) else open(a)
+    right = b if isinstance(b, Checkpoint) else open(b)
+    return _Differ(left, right, names, values, evidence, patterns, replicas, threads, tick, fast).run()
+
+
+@dataclass
+class _Differ:
+    a: Checkpoint
+    b: Checkpoint
+    names: NameMap | None
+    values: bool
+    evidence: str
+    patterns: bool
+    replicas: tuple[int, int]
+    threads: int | None
+    tick: Tick | None
+    fast: bool | None
+
+    def run(self) -> Diff:
+        self.checked: dict[str, str] = {}
+        self.not_checked: dict[str, str] = {}
+        a, b = self.a, self.b
+        found = align(a, b, self.names)
+        pairs, notes = found.pairs, found.notes
+        if self.replicas != (0, 0):
+            pairs = [pair for pair in pairs if self._stored(pair)]
+            self.checked["replicas"] = (
+                f"copies {self.replicas[0]} and {self.replicas[1]} of {len(pairs):,} of {len(found.pairs):,} tensors; "
+                "the others are stored once"
+            )
+        if self.values and found.only_a and found.only_b and self.replicas == (0, 0):
+            same, more = renamed(a, b, found.only_a, found.only_b, threads=self.threads)
+            notes = notes + more
+            pairs = sorted(pairs + same, key=lambda pair: pair.tensor_b)
+            for pair in same:
+                del found.only_a[pair.key_a], found.only_b[pair.key_b]
+        elif found.only_a and found.only_b:
+            self.not_checked["renamed"] = "tensors of other names were not compared by content"
+        rows = self._rows(pairs)
+        objects = tuple(object_changes(a.objects, b.objects)) if a is not b and self.replicas == (0, 0) else ()
+        self.checked["objects"] = f"{len(set(a.objects) | set(b.objects)):,} objects"
+        if self.tick is not None:
+            self.tick(1.0)
+        return Diff(
+            a.path, b.path, (a.format, b.format), (a.step, b.step), tuple(rows), found.only_b, found.only_a, objects,
+            self.values, tuple(notes), self.checked, self.not_checked,
+        )  # fmt: skip
+
+    def _stored(self, pair: Pair) -> bool:
+        return all(
+            int(ckpt.catalog.replica[ckpt.catalog.rows_of(tensor)].max(initial=-1)) >= replica
+            for ckpt, tensor, replica in zip(
+                (pair.a, self.b), (pair.tensor_a, pair.tensor_b), self.replicas, strict=True
+            )
+        )
+
+    # ---- rows --------------------------------------------------------------------------------------------------------
+
+    def _rows(self, pairs: Sequence[Pair]) -> list[TensorDiff]:
+        rows = [TensorDiff.of(pair, self.b) for pair in pairs]
+        places = moved(pairs, self.b, self.replicas)
+        rows = [replace(row, moved=place) for row, place in zip(rows, places, strict=True)]
+        todo = [at for at, row in enumerate(rows) if row.status != "shape"]
+        if not self.values or self.evidence == "trust":
+            todo = self._by_evidence(pairs, rows, todo)
+        if self.values:
+            self._by_value(pairs, rows, todo)
+            if self.patterns:
+                self._patterns(pairs, rows)
+        else:
+            self.not_checked["values"] = "no payload was read; compare values to see how tensors differ"
+        return rows
+
+    def _by_evidence(self, pairs: Sequence[Pair], rows: list[TensorDiff], todo: list[int]) -> list[int]:
+        """Fill in what the files say; returns the rows that must still be read."""
+        if self.evidence == "none":
+            for at in todo:
+                rows[at] = replace(rows[at], status="unknown")
+            return todo
+        usable = [at for at in todo if pairs[at].by != MAP and rows[at].dtype_a == rows[at].dtype_b]
+        found = told.gather(
+            self.a, self.b, [pairs[at].tensor_a for at in usable], [pairs[at].tensor_b for at in usable], self.replicas
+        )
+        self.checked |= found.checked
+        settled = set()
+        for at, verdict in zip(usable, found.verdicts, strict=True):
+            if not self.values or verdict.status == "equal":
+                settled.add(at)
+                status = "equal" if not rows[at].numel else verdict.status
+                rows[at] = replace(rows[at], status=status, source=verdict.source, chunk_rows=verdict.chunks)
+        if not self.values:
+            self.not_checked |= found.not_checked
+            for at in set(todo) - set(usable):
+                rows[at] = replace(rows[at], status="equal" if not rows[at].numel else "unknown")
+            return []
+        return [at for at in todo if at not in settled]
+
+    def _by_value(self, pairs: Sequence[Pair], rows: list[TensorDiff], todo: list[int]) -> None:
+        sides: dict[int, list[int]] = {}
+        for at in todo:
+            sides.setdefault(id(pairs[at].a.catalog), []).append(at)
+        total = sum(rows[at].nbytes for at in todo) or 1
+        done, elements, problems = 0, 0, {}
+        chosen = engine(2 * total, self.fast)
+        for group in sides.values():
+            left = pairs[group[0]].a
+            share = sum(rows[at].nbytes for at in group) / total
+            errors: dict[tuple[int, int], str] = {}
+
+            def on_error(side: int, row: int, error: WorkbenchError, left: Checkpoint = left,
+                         errors: dict[tuple[int, int], str] = errors) -> None:  # fmt: skip
+                catalog = (left, self.b)[side].catalog
+                errors.setdefault((side, int(catalog.tensor[row])), str(error))
+
+            found = compare(
+                left.payloads,
+                self.b.payloads,
+                np.array([pairs[at].tensor_a for at in group], np.int64),
+                np.array([pairs[at].tensor_b for at in group], np.int64),
+                replicas=self.replicas,
+                threads=self.threads,
+                tick=None if self.tick is None else _part(self.tick, 0.9 * done / total, 0.9 * share),
+                on_error=on_error,
+                fast=chosen == "numba",
+            )
+            read = dict(found)
+            for k, at in enumerate(group):
+                why = errors.get((0, pairs[at].tensor_a)) or errors.get((1, pairs[at].tensor_b)) or ""
+                rows[at] = rows[at].compared(read.get(k), why)
+                elements += read[k].seen if k in read else 0
+                if why:
+                    problems[rows[at].key_b] = why
+            done += sum(rows[at].nbytes for at in group)
+        if todo:
+            self.checked["values"] = f"{elements:,} elements of {len(todo):,} tensors, bit by bit (with {chosen})"
+        for key, why in problems.items():
+            self.not_checked[f"tensor {key!r}"] = why
+
+    def _patterns(self, pairs: Sequence[Pair], rows: list[TensorDiff]) -> None:
+        wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]
+        wanted.sort(key=lambda at: rows[at].weight(), reverse=True)
+        siblings = self._siblings()
+        spent = looked = 0
+        for at in wanted:
+            pair, row = pairs[at], rows[at]
+            if looked == PATTERN_TENSORS or spent + row.nbytes > PATTERN_BYTES:
+                continue
+            looked, spent = looked + 1, spent + row.nbytes
+            first = pair.a._tensor(pair.tensor_a)
+            second = self.b._tensor(pair.tensor_b)
+            if self.replicas != (0, 0):
+                first, second = first.replica(self.replicas[0]), second.replica(self.replicas[1])
+            others = [
+                pair.a._tensor(t) for t in siblings.get((row.dtype_b, row.shape_b), []) if t != pair.tensor_a
+            ] if pair.a is self.a else []  # fmt: skip
+            try:
+                pattern = recognise(first, second, siblings=others[:SIBLINGS])
+            except WorkbenchError:
+                continue  # the row says already what cannot be read
+            rows[at] = replace(row, pattern=pattern)
+            if self.tick is not None:
+                self.tick(0.9 + 0.1 * looked / min(len(wanted), PATTERN_TENSORS))
+        if looked < len(wanted):
+            self.not_checked["patterns"] = (
+                f"{len(wanted) - looked:,} of {len(wanted):,} changed tensors were not searched for a pattern: at most "
+                f"{PATTERN_TENSORS} tensors and {PATTERN_BYTES >> 20:,} MiB are"
+            )
+
+    def _siblings(self) -> dict[tuple[str, tuple[int, ...]], list[int]]:
+        catalog = self.a.catalog
+        found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for t in range(len(catalog)):
+            found.setdefault((catalog.dtype_of(t).name, catalog.shape_of(t)), []).append(t)
+        return found
+
+
+def _part(tick: Tick, start: float, share: float) -> Tick:
+    return lambda done: tick(start + share * done)

@@ -1,0 +1,213 @@
+"""One pair of tensors of a diff, and the tables made of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.analysis.compare import Comparison
+from workbench.analysis.diff_pairs import RENAMED, Pair
+from workbench.analysis.patterns import Pattern
+from workbench.checkpoint import Checkpoint
+from workbench.core.catalog import Catalog
+from workbench.core.dtypes import by_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["COLUMNS", "TensorDiff", "chunk_table", "tensor_table"]
+
+COLUMNS = (
+    "key_a", "key_b", "by", "role", "dtype", "shape", "numel", "status", "source", "changed", "share", "max_abs", "at",
+    "l2", "rel_l2", "cosine", "ulp_max", "nan_a", "nan_b", "nan_new", "pattern", "moved",
+)  # fmt: skip
+DIFFERENT = ("changed", "type", "shape")
+
+
+@dataclass(frozen=True, eq=False)
+class TensorDiff:
+    """One tensor on both sides.
+
+    Attributes:
+        keys_a, key_b: stored names; several of ``a`` where a name map joins them.
+        by: how they were paired.
+        role: of ``b``.
+        status: ``equal``; ``changed`` (values); ``type`` (another element type, so values are compared as numbers);
+            ``shape``; ``unknown`` (not read, and no evidence); ``unread`` (could not be read on one side).
+        source: what an ``equal`` or ``changed`` rests on, where no payload was read.
+        moved: ``cut`` or ``file``: stored in other boxes or files; no difference.
+        comparison: counts, norms, histograms and bands, where values were compared.
+        pattern: the proved form of the change, if it has one.
+        chunk_rows: chunk rows of ``b`` that changed.
+        why: why it could not be read.
+    """
+
+    keys_a: tuple[str, ...]
+    key_b: str
+    by: str
+    role: str
+    dtype_a: str
+    dtype_b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    numel: int
+    nbytes: int
+    status: str
+    source: str = ""
+    moved: str = ""
+    comparison: Comparison | None = None
+    pattern: Pattern | None = None
+    chunk_rows: tuple[int, ...] = ()
+    why: str = ""
+    catalog: Catalog | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, pair: Pair, b: Checkpoint) -> TensorDiff:
+        """What the catalogs say of a pair; nothing is read."""
+        p, q, t, u = pair.a.catalog, b.catalog, pair.tensor_a, pair.tensor_b
+        shapes = p.shape_of(t), q.shape_of(u)
+        dtypes = p.dtype_of(t).name, q.dtype_of(u).name
+        status = "shape" if shapes[0] != shapes[1] else "type" if dtypes[0] != dtypes[1] else "unread"
+        return cls(
+            pair.keys_a, pair.key_b, pair.by, b.roles[u], *dtypes, *shapes, int(q.numel[u]), int(q.tensor_nbytes[u]),
+            status, catalog=q,
+        )  # fmt: skip
+
+    @property
+    def key_a(self) -> str:
+        """One name for the first side, for people."""
+        return " + ".join(self.keys_a)
+
+    @property
+    def differs(self) -> bool:
+        """Whether this is a difference; another name is one, another place is none."""
+        return self.status in DIFFERENT or self.by == RENAMED
+
+    @property
+    def share(self) -> float | None:
+        """Part of the elements that changed."""
+        c = self.comparison
+        return None if c is None or not c.seen else c.changed / c.seen
+
+    def weight(self) -> tuple[int, float, float]:
+        """Order of a table: other shapes first, then by relative L2, then by the share that changed."""
+        c = self.comparison
+        relative = c.rel_l2 if c is not None and c.rel_l2 is not None else -1.0
+        if c is not None and c.nan_new:
+            relative = math.inf
+        return int(self.status == "shape"), relative, self.share or 0.0
+
+    def compared(self, found: Comparison | None, why: str = "") -> TensorDiff:
+        """The row with what was read of it."""
+        total = self.numel
+        if found is not None and found.how == "raw":
+            bits = by_name(self.dtype_b).bits
+            total = (self.numel * bits + 7) // 8
+        seen = 0 if found is None else found.seen
+        if found is not None:
+            found.unread = total - seen
+        if self.status == "type":
+            status = "type"
+        elif found is not None and found.changed:
+            status = "changed"
+        else:
+            status = "equal" if seen == total else "unread"
+        if status == "unread" and not why:
+            why = f"{total - seen:,} of its {total:,} elements are not stored on both sides"
+        rows = () if found is None else tuple(sorted({row for _, row in found.chunks}))
+        return replace(self, status=status, comparison=found, chunk_rows=rows, why=why)
+
+    def row(self) -> dict[str, Any]:
+        """The columns of :data:`COLUMNS`."""
+        c = self.comparison
+        dtype = self.dtype_b if self.dtype_a == self.dtype_b else f"{self.dtype_a} → {self.dtype_b}"
+        shape: Any = self.shape_b if self.shape_a == self.shape_b else (self.shape_a, self.shape_b)
+        found: dict[str, Any] = dict.fromkeys(COLUMNS)
+        found |= {"key_a": self.key_a, "key_b": self.key_b, "by": self.by, "role": self.role, "dtype": dtype}
+        found |= {"shape": shape, "numel": self.numel, "status": self.status, "source": self.source}
+        found |= {"moved": self.moved, "pattern": self.pattern.name if self.pattern else None, "share": self.share}
+        if c is not None:
+            found |= {"changed": c.changed, "at": c.max_at, "nan_a": c.nan_a, "nan_b": c.nan_b, "nan_new": c.nan_new}
+            for name in ("max_abs", "l2", "rel_l2", "cosine", "ulp_max"):
+                found[name] = getattr(c, name)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The row and its detail as plain JSON."""
+        found = {name: _plain(value) for name, value in self.row().items()}
+        found["pattern"] = None if self.pattern is None else self.pattern.to_json()
+        c = self.comparison
+        if c is not None and c.changed:
+            found |= {"same_number": c.same_number, "inf_a": c.inf_a, "inf_b": c.inf_b, "rounded": c.rounded}
+            found["ulps"] = None if c.ulps is None else np.trim_zeros(c.ulps, "b").tolist()
+            found["tail"] = [list(point) for point in c.tail()]
+            found["bands"] = None if c.bands is None else c.bands.tolist()
+            found["values_there"] = [_plain(c.max_a), _plain(c.max_b)]
+        if self.why:
+            found["why"] = self.why
+        if self.catalog is not None and self.chunk_rows:
+            found["chunks"] = [_chunk(self.catalog, row) for row in self.chunk_rows[:1000]]
+        return found
+
+    def __repr__(self) -> str:
+        from workbench.views.diff import tensor_text
+
+        return tensor_text(self)
+
+
+def tensor_table(rows: Iterable[TensorDiff]) -> pd.DataFrame:
+    """The rows as a DataFrame with the columns of :data:`COLUMNS`."""
+    import pandas as pd
+
+    frame = pd.DataFrame([row.row() for row in rows], columns=list(COLUMNS))
+    for name in ("numel", "changed", "ulp_max", "nan_a", "nan_b", "nan_new"):
+        try:
+            frame[name] = frame[name].astype("Int64")
+        except OverflowError:  # distances of 64-bit floats
+            continue
+    for name in ("share", "l2", "rel_l2", "cosine"):
+        frame[name] = frame[name].astype("float64")
+    return frame
+
+
+def chunk_table(rows: Sequence[TensorDiff]) -> pd.DataFrame:
+    """The changed chunks of the second side."""
+    import pandas as pd
+
+    found = []
+    for row in rows:
+        counts: dict[int, int] = {}
+        if row.comparison is not None:
+            for (_, at), count in row.comparison.chunks.items():
+                counts[at] = counts.get(at, 0) + count
+        for at in row.chunk_rows:
+            assert row.catalog is not None
+            found.append({"key": row.key_b, **_chunk(row.catalog, at), "changed": counts.get(at)})
+    frame = pd.DataFrame(found, columns=["key", "offsets", "sizes", "file", "rank", "changed"])
+    frame["changed"] = frame["changed"].astype("Int64")
+    return frame
+
+
+def _chunk(catalog: Catalog, row: int) -> dict[str, Any]:
+    dims = int(catalog.ndim[catalog.tensor[row]])
+    rank = int(catalog.rank[row])
+    return {
+        "offsets": tuple(catalog.offsets[row, :dims].tolist()),
+        "sizes": tuple(catalog.sizes[row, :dims].tolist()),
+        "file": catalog.files[catalog.file[row]],
+        "rank": rank if rank >= 0 else None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, complex):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,241 @@
+"""What two checkpoints say of their difference without a payload being read.
+
+::
+
+    stored CRC-32      chunk by chunk, of torch.save records: equal CRC, length and type → equal; other CRC → changed
+    manifest           tensor by tensor, of fingerprints that were taken when the manifest was written
+    one file           the same bytes on disk: a hard link, or the checkpoint with itself
+
+All but the last are evidence of what was *written*: a bit that flipped on the disk since then is not seen, and two
+contents share a CRC-32 once in 4·10⁹. What says so is kept beside each verdict.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.manifest import find, load
+from workbench.analysis.manifest_file import Manifest
+from workbench.checkpoint import Checkpoint
+from workbench.core import box
+from workbench.core.catalog import Catalog
+from workbench.core.checksums import StoredCrcs, stored_crcs
+from workbench.errors import MissingFileError, WorkbenchError
+
+__all__ = ["CRC", "MANIFEST", "ONE_FILE", "Evidence", "Verdict", "gather"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+CRC, MANIFEST, ONE_FILE = "stored CRC-32", "manifest", "one file"
+EQUAL, CHANGED, UNKNOWN = "equal", "changed", "unknown"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one pair of tensors without reading them.
+
+    Attributes:
+        status: ``equal``, ``changed`` or ``unknown``.
+        source: what says so; empty when unknown.
+        equal, changed, unknown: chunks of the second side.
+        chunks: chunk rows of the second side that changed.
+    """
+
+    status: str = UNKNOWN
+    source: str = ""
+    equal: int = 0
+    changed: int = 0
+    unknown: int = 0
+    chunks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Verdicts by pair, and what they rest on.
+
+    Attributes:
+        verdicts: one a pair, in their order.
+        checked, not_checked: sentences by name, as of a report.
+    """
+
+    verdicts: list[Verdict]
+    checked: Mapping[str, str] = field(default_factory=dict)
+    not_checked: Mapping[str, str] = field(default_factory=dict)
+
+
+def gather(
+    a: Checkpoint, b: Checkpoint, tensors_a: Sequence[int], tensors_b: Sequence[int], replicas: tuple[int, int] = (0, 0)
+) -> Evidence:
+    """Everything that directories, manifests and the file system say of pairs of tensors of one type and shape."""
+    left, right = np.asarray(tensors_a, np.int64), np.asarray(tensors_b, np.int64)
+    checked: dict[str, str] = {}
+    not_checked: dict[str, str] = {}
+    verdicts = _by_chunks(a, b, left, right, replicas, checked, not_checked)
+    manifests = _manifests(a, b) if replicas == (0, 0) else None
+    if isinstance(manifests, str):
+        not_checked["manifests"] = manifests
+    elif manifests is not None:
+        verdicts = _by_manifest(a, b, left, right, manifests, verdicts, checked)
+    return Evidence(verdicts, checked, not_checked)
+
+
+# ---- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def _by_chunks(
+    a: Checkpoint, b: Checkpoint, left: Ints, right: Ints, replicas: tuple[int, int], checked: dict[str, str],
+    not_checked: dict[str, str],
+) -> list[Verdict]:  # fmt: skip
+    p, q = a.catalog, b.catalog
+    pair, i, j = _same_boxes(p, q, left, right, replicas)
+    crcs = stored_crcs(a.payloads), stored_crcs(b.payloads)
+    same = _one_place(a, b, i, j)
+    equal, changed = _told(crcs, p, q, i, j)
+    counts = np.zeros((3, len(left)), np.int64)
+    np.add.at(counts[0], pair[same | equal], 1)
+    np.add.at(counts[1], pair[changed & ~same], 1)
+    chunks = np.bincount(q.tensor[q.replica == replicas[1]], minlength=len(q))[right]
+    counts[2] = chunks - counts[0] - counts[1]
+    by_place = np.bincount(pair[same], minlength=len(left))
+    where: dict[int, list[int]] = {}
+    for k, row in zip(pair[changed & ~same].tolist(), j[changed & ~same].tolist(), strict=True):
+        where.setdefault(k, []).append(row)
+    with_crc = int((equal | changed).sum())
+    if with_crc:
+        checked[CRC] = (
+            f"of {with_crc:,} chunks on both sides, {int(equal.sum()):,} equal: evidence of what was written, not of "
+            "what the disk holds now"
+        )
+    if int(counts[2].sum()):
+        not_checked["chunks without evidence"] = (
+            f"{int(counts[2].sum()):,} chunks have no CRC on both sides, or are cut otherwise; they were not read"
+        )
+    if same.any():
+        checked[ONE_FILE] = f"{int(same.sum()):,} chunks are the same bytes of the same file on disk"
+    found = []
+    for k, (yes, no, rest) in enumerate(counts.T.tolist()):
+        status = CHANGED if no else EQUAL if yes and not rest else UNKNOWN
+        source = "" if status == UNKNOWN else ONE_FILE if status == EQUAL and by_place[k] == yes else CRC
+        found.append(Verdict(status, source, yes, no, rest, tuple(where.get(k, ()))))
+    return found
+
+
+def _told(crcs: tuple[StoredCrcs, StoredCrcs], p: Catalog, q: Catalog, i: Ints, j: Ints) -> tuple[Array, Array]:
+    """Pairs of chunk rows that their CRCs call equal, and those that they call changed."""
+    one, two = crcs
+    both = (one.crc[i] >= 0) & (two.crc[j] >= 0)
+    exact = one.exact[i] & two.exact[j]
+    alike = exact | (both & _same_view(p, q, i, j))
+    match = (one.crc[i] == two.crc[j]) & (one.nbytes[i] == two.nbytes[j])
+    return both & alike & match, both & exact & ~match
+
+
+def _same_view(p: Catalog, q: Catalog, i: Ints, j: Ints) -> Array:
+    """Whether two chunks are the same part of their records."""
+    inner = [np.zeros(len(rows), np.int64) if c.inner is None else c.inner[rows] for c, rows in ((p, i), (q, j))]
+    same = inner[0] == inner[1]
+    if p.strides is None and q.strides is None:
+        return np.asarray(same)
+    if p.strides is None or q.strides is None:
+        return np.zeros(len(i), bool)
+    dims = min(p.strides.shape[1], q.strides.shape[1])
+    return np.asarray(same & (p.strides[i, :dims] == q.strides[j, :dims]).all(axis=1))
+
+
+def _same_boxes(p: Catalog, q: Catalog, left: Ints, right: Ints, replicas: tuple[int, int]) -> tuple[Ints, Ints, Ints]:
+    """Chunks that hold the same box of a pair of tensors: the pair, a row of the first side, a row of the second."""
+    sides = []
+    dims = max(p.offsets.shape[1], q.offsets.shape[1])
+    for catalog, tensors, replica in ((p, left, replicas[0]), (q, right, replicas[1])):
+        order = np.argsort(tensors, kind="stable")
+        at = np.searchsorted(tensors[order], catalog.tensor)
+        known = (at < len(tensors)) & (catalog.replica == replica)
+        known[known] &= tensors[order][at[known]] == catalog.tensor[known]
+        rows = np.flatnonzero(known)
+        columns = [
+            order[at[rows]],
+            *_padded(catalog.offsets[rows], dims, 0).T,
+            *_padded(catalog.sizes[rows], dims, 1).T,
+        ]
+        sides.append((rows, np.stack(columns, axis=1).astype(np.int64)))
+    (rows_a, keys_a), (rows_b, keys_b) = sides
+    both = np.concatenate([keys_a, keys_b])
+    order = np.lexsort(both.T[::-1])
+    same = (both[order][1:] == both[order][:-1]).all(axis=1) if len(order) else np.empty(0, bool)
+    # a row of each side, next to one another; boxes stored twice in one replica match their first
+    first, second = order[:-1][same], order[1:][same]
+    real = (first < len(rows_a)) & (second >= len(rows_a))
+    first, second = first[real], second[real] - len(rows_a)
+    return keys_a[first, 0], rows_a[first], rows_b[second]
+
+
+def _padded(columns: Array, dims: int, value: int) -> Array:
+    return np.pad(columns, ((0, 0), (0, dims - columns.shape[1])), constant_values=value)
+
+
+def _one_place(a: Checkpoint, b: Checkpoint, i: Ints, j: Ints) -> Array:
+    """Whether two chunks are the same bytes of one file (the same inode)."""
+    p, q = a.catalog, b.catalog
+    nodes = []
+    for ckpt in (a, b):
+        used = box.distinct(ckpt.catalog.file.astype(np.int64))
+        folder = ckpt.path if os.path.isdir(ckpt.path) else os.path.dirname(ckpt.path)
+        table = np.full((len(ckpt.catalog.files), 2), -1, np.int64)
+        for file in used.tolist():
+            try:
+                stat = os.stat(os.path.join(folder, ckpt.catalog.files[file]))
+            except (OSError, ValueError):
+                continue  # then nothing is known of it
+            table[file] = stat.st_dev, stat.st_ino & ((1 << 63) - 1)
+        nodes.append(table)
+    one, two = nodes[0][p.file[i]], nodes[1][q.file[j]]
+    same = (one == two).all(axis=1) & (one[:, 0] >= 0)
+    same &= (p.start[i] == q.start[j]) & (p.stop[i] == q.stop[j]) & (p.codec[i] == q.codec[j])
+    return np.asarray(same & _same_view(p, q, i, j))
+
+
+# ---- manifests -------------------------------------------------------------------------------------------------------
+
+
+def _manifests(a: Checkpoint, b: Checkpoint) -> tuple[Manifest, Manifest] | str | None:
+    found: list[Manifest] = []
+    for ckpt in (a, b):
+        try:
+            found.append(load(find(ckpt.path)))
+        except MissingFileError:
+            continue
+        except WorkbenchError as error:
+            return str(error)
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _by_manifest(
+    a: Checkpoint, b: Checkpoint, left: Ints, right: Ints, manifests: tuple[Manifest, Manifest],
+    verdicts: list[Verdict], checked: dict[str, str],
+) -> list[Verdict]:  # fmt: skip
+    found, told = [], 0
+    for t, u, verdict in zip(left.tolist(), right.tolist(), verdicts, strict=True):
+        one = manifests[0].tensors.get(a.catalog.keys[t])
+        two = manifests[1].tensors.get(b.catalog.keys[u])
+        if one is None or two is None or one.fingerprint is None or two.fingerprint is None:
+            found.append(verdict)
+            continue
+        told += 1
+        status = EQUAL if one.fingerprint == two.fingerprint else CHANGED
+        if verdict.status == UNKNOWN:
+            verdict = Verdict(status, MANIFEST, verdict.equal, verdict.changed, verdict.unknown, verdict.chunks)
+        elif verdict.status != status and verdict.source == CRC:
+            verdict = Verdict(UNKNOWN, "", verdict.equal, verdict.changed, verdict.unknown, verdict.chunks)
+        found.append(verdict)
+    if told:
+        checked[MANIFEST] = (
+            f"fingerprints of {told:,} tensors, as they were when the manifests were written "
+            f"({manifests[0].made} and {manifests[1].made})"
+        )
+    return found

@@ -1,0 +1,59 @@
+"""``workbench diff``: what differs between two checkpoints; exit code 0 nothing, 1 something, 3 cannot read."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from workbench.analysis.diff import diff as compute
+from workbench.checkpoint import Checkpoint
+from workbench.cli_common import note, open_as, print_json
+from workbench.errors import UsageError
+from workbench.views.diff import SHOWN, diff_lines, tensor_text
+from workbench.views.progress import progress
+
+__all__ = ["diff"]
+
+CANNOT_READ = 3
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Compare and print.
+
+    Options: ``a b pattern role no_values evidence all threads json`` and those of every command; optional ``detail``
+    (a key) and ``replicas`` (two numbers).
+    """
+    a, b = (_narrow(open_as(options, path), options) for path in (options.a, options.b))
+    replicas = tuple(getattr(options, "replicas", None) or (0, 0))
+    with progress("diff") as tick:
+        found = compute(
+            a,
+            b,
+            values=not options.no_values,
+            evidence=options.evidence or "auto",
+            replicas=(replicas[0], replicas[1]),
+            threads=options.threads,
+            tick=tick,
+        )
+    if options.json:
+        print_json(found.to_json())
+    elif key := getattr(options, "detail", None):
+        print(tensor_text(found.tensor(key)))
+    else:
+        print("\n".join(diff_lines(found, None if options.all else SHOWN)))
+    if any(row.status == "unread" for row in found.rows):
+        note("some tensors could not be read; what is said holds for the others")
+        return CANNOT_READ
+    return found.exit_code
+
+
+def _narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
+    patterns = [options.pattern] if isinstance(options.pattern, str) else list(options.pattern or ())
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
+    if not patterns and options.role is None:
+        return ckpt
+    return ckpt.select("|".join(f"(?:{pattern})" for pattern in patterns) or None, options.role)
