@@ -19,6 +19,7 @@ from tests.test_reading import stored
 from workbench import errors
 from workbench.core import catalog as cat
 from workbench.core import fingerprint as module
+from workbench.core import stream
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BLOCK, combine, range_digests, tensor_fingerprints
@@ -46,8 +47,9 @@ def of(side, **options):
 def small(monkeypatch):
     """Blocks and tasks of a few elements, so that small tensors are cut everywhere."""
     monkeypatch.setattr(module, "BLOCK", 16)
-    monkeypatch.setattr(module, "TASK", 48)
-    monkeypatch.setattr(module, "PART_COST", 8)
+    monkeypatch.setattr(stream, "BLOCK", 16)
+    monkeypatch.setattr(stream, "TASK", 48)
+    monkeypatch.setattr(stream, "PART_COST", 8)
 
 
 @examples(400)

@@ -125,7 +125,8 @@ def _extents(payloads: Payloads) -> tuple[Ints, Ints, Array]:
     if catalog.strides is not None:
         steps = np.cumprod(np.concatenate([catalog.sizes, np.ones((len(low), 1), np.int64)], axis=1)[:, ::-1], axis=1)
         exact &= ((catalog.strides == steps[:, -2::-1]) | (catalog.sizes <= 1)).all(axis=1)
-    for row in np.flatnonzero(np.isin(catalog.codec, (cat.TORCH_ZIP, cat.TORCH_PART))).tolist():
+    rows = np.flatnonzero(np.isin(catalog.codec, (cat.TORCH_ZIP, cat.TORCH_PART)))
+    for row in rows[np.lexsort((catalog.start[rows], catalog.file[rows]))].tolist():  # each file is opened once
         try:
             start = payloads.straight(row)
         except WorkbenchError:  # damaged already: the item as a whole stands for it

@@ -143,7 +143,8 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
         np.full(catalog.chunks, -1, np.int64), np.zeros(catalog.chunks, np.int64), np.zeros(catalog.chunks, bool)
     )
     mapped = Payloads(catalog, payloads.pool.maps())
-    for row in np.flatnonzero(np.isin(catalog.codec, _PLAIN)).tolist():
+    rows = np.flatnonzero(np.isin(catalog.codec, _PLAIN))
+    for row in rows[np.lexsort((catalog.start[rows], catalog.file[rows]))].tolist():  # each file is opened once
         try:
             item, _ = mapped.item(row)
         except WorkbenchError:

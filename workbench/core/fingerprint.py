@@ -20,7 +20,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,12 +27,12 @@ import xxhash
 
 from workbench.core import box
 from workbench.core import catalog as cat
-from workbench.core.catalog import Catalog
-from workbench.core.dtypes import ALL, DType
+from workbench.core.dtypes import DType
 from workbench.core.payload import Payloads
 from workbench.core.plan import plan_reads
 from workbench.core.scan import Announcer, Tick, cores, in_order
 from workbench.core.storage import Source
+from workbench.core.stream import BLOCK, WHOLE, Layout, Part, runs
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 __all__ = ["BLOCK", "Fingerprint", "combine", "range_digests", "tensor_fingerprints"]
@@ -42,13 +41,7 @@ Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
 
-BLOCK = 4 << 20  #: bytes of a block; part of the definition, so never to be changed under version 1
-TASK = 32 << 20  #: bytes that a thread takes at a time
-PART_COST = 64 << 10  #: bytes that one more tensor is worth
 GATHER = 10  #: blocks gathered at a time, over all threads: with views of the rest, memory stays under 64 MB
-PLAN_ROWS = 50_000  #: chunk rows whose coverage is checked at a time
-_WHOLE = (cat.RAW_BE, cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART, cat.LATIN1_TEXT)  # undone for a whole chunk at a time
-_BITS = np.array([dtype.bits for dtype in ALL], np.int64)
 
 
 class Fingerprint(NamedTuple):
@@ -93,7 +86,7 @@ def tensor_fingerprints(
     """
     catalog = payloads.catalog
     wanted = np.arange(len(catalog)) if tensors is None else box.distinct(np.asarray(tensors, np.int64))
-    layout = _Layout.of(catalog, wanted, replica)
+    layout = Layout.of(catalog, wanted, replica)
     total = max(int(catalog.tensor_nbytes[wanted].sum()), 1)
     count = threads or cores()
     announcer, done = Announcer(), 0
@@ -102,7 +95,7 @@ def tensor_fingerprints(
     with ThreadPoolExecutor(count, thread_name_prefix="workbench-hash") as pool:
         run = _Run(payloads, layout, announcer, max(1, min(4, GATHER // count)))
         try:
-            for results in in_order(pool, run, _tasks(payloads, layout)):
+            for results in in_order(pool, run, runs(payloads, layout)):
                 for part, found in results:
                     if isinstance(found, WorkbenchError):
                         if part.tensor not in failed:
@@ -136,113 +129,6 @@ def range_digests(source: Source, start: int, stop: int) -> list[bytes]:
     return [xxhash.xxh3_128_digest(source.view(at, min(at + BLOCK, stop))) for at in range(start, stop, BLOCK)]
 
 
-# ---- what is to be read ----------------------------------------------------------------------------------------------
-
-
-class _Part(NamedTuple):
-    """Blocks ``[first, stop)`` of a tensor: what one thread hashes in one go."""
-
-    tensor: int
-    shape: tuple[int, ...]
-    first: int
-    stop: int
-    nbytes: int
-    last: bool
-
-
-@dataclass(frozen=True, eq=False)
-class _Layout:
-    """Chunk rows of the wanted tensors in the order of their elements.
-
-    Attributes:
-        tensors: ``(T,)`` in the order in which their files are read.
-        ptr: tensor → range of ``rows``.
-        rows: chunk rows of one replica that hold elements, by tensor and flat position.
-        at: ``(R,)`` byte of the tensor's stream at which each row begins, where ``straight``.
-        straight: tensors whose rows, one after the other, are the stream.
-    """
-
-    tensors: list[int]
-    ptr: dict[int, tuple[int, int]]
-    rows: Ints
-    at: Ints
-    straight: set[int]
-    replica: int
-
-    @classmethod
-    def of(cls, catalog: Catalog, wanted: Ints, replica: int) -> _Layout:
-        keep = (catalog.replica == replica) & (box.volume(catalog.sizes) > 0)
-        if len(wanted) < len(catalog):
-            keep &= np.isin(catalog.tensor, wanted)
-        rows = np.flatnonzero(keep)
-        owner = catalog.tensor[rows].astype(np.int64)
-        flat = _flat_start(catalog.shape[owner], catalog.offsets[rows])
-        order = np.lexsort((flat, owner))
-        rows, owner, flat = rows[order], owner[order], flat[order]
-        ends = flat + box.volume(catalog.sizes[rows])
-        new = np.concatenate([[True], owner[1:] != owner[:-1]])[: len(rows)]
-        begins = np.flatnonzero(new)
-        stops = np.append(begins, len(rows))[1:]
-        # a row continues the one before it, the first begins at 0 and the last ends the tensor
-        good = _is_range(catalog.shape[owner], catalog.sizes[rows])
-        good &= flat == np.where(new, 0, np.concatenate([[0], ends])[:-1])
-        good &= (ends == catalog.numel[owner]) | ~np.concatenate([new, [True]])[1:]
-        good &= flat * _BITS[catalog.dtype[owner]] % 8 == 0
-        whole = np.logical_and.reduceat(good, begins) if len(begins) else np.empty(0, bool)
-        names = owner[begins]
-        ptr = dict(zip(names.tolist(), zip(begins.tolist(), stops.tolist(), strict=True), strict=True))
-        first = {t: (int(catalog.file[rows[a]]), int(catalog.start[rows[a]])) for t, (a, _) in ptr.items()}
-        tensors = sorted(wanted.tolist(), key=lambda t: first.get(t, (-1, t)))
-        empty = np.flatnonzero(catalog.numel == 0).tolist()
-        at = flat * _BITS[catalog.dtype[owner]] // 8
-        return cls(tensors, ptr, rows, at, {*names[whole].tolist(), *empty}, replica)
-
-
-def _flat_start(shapes: Ints, offsets: Ints) -> Ints:
-    steps = np.cumprod(np.concatenate([np.ones((len(shapes), 1), np.int64), shapes[:, :0:-1]], axis=1), axis=1)[:, ::-1]
-    return np.asarray((offsets * steps).sum(axis=1), np.int64)
-
-
-def _is_range(shapes: Ints, sizes: Ints) -> Array:
-    """Per box, whether it is a flat range of its tensor: below the last axis that is cut, only single steps."""
-    dims = shapes.shape[1]
-    cut = sizes != shapes
-    last = np.where(cut.any(axis=1), dims - 1 - np.argmax(cut[:, ::-1], axis=1), 0)
-    single = (sizes == 1) | (np.arange(dims) >= last[:, None])
-    return np.asarray(single.all(axis=1))
-
-
-def _tasks(payloads: Payloads, layout: _Layout) -> Iterator[list[_Part]]:
-    """Runs of blocks of about :data:`TASK` bytes, small tensors several at a time."""
-    catalog = payloads.catalog
-    task: list[_Part] = []
-    weight = 0
-    for tensor in layout.tensors:
-        nbytes, shape = int(catalog.tensor_nbytes[tensor]), catalog.shape_of(tensor)
-        blocks = -(-nbytes // BLOCK)
-        step = TASK // BLOCK if _divisible(payloads, layout, tensor) else blocks
-        for first in range(0, max(blocks, 1), max(step, 1)):
-            stop = min(first + step, blocks)
-            size = min(stop * BLOCK, nbytes) - first * BLOCK
-            if task and weight + size > TASK:
-                yield task
-                task, weight = [], 0
-            task.append(_Part(tensor, shape, first, stop, size, stop == blocks))
-            weight += size + PART_COST
-    if task:
-        yield task
-
-
-def _divisible(payloads: Payloads, layout: _Layout, tensor: int) -> bool:
-    """Whether parts of a tensor can be read without reading or undoing whole chunks again for each."""
-    catalog = payloads.catalog
-    a, b = layout.ptr.get(tensor, (0, 0))
-    codecs = catalog.codec[layout.rows[a:b]]
-    if payloads.pool.mapped:
-        return not np.isin(codecs, _WHOLE).any()
-    return tensor in layout.straight and catalog.strides is None and bool((codecs == cat.RAW).all())
-
-
 # ---- in a thread -----------------------------------------------------------------------------------------------------
 
 
@@ -253,13 +139,13 @@ class _Strided(Exception):
 class _Run:
     """What a thread does with the parts of a task."""
 
-    def __init__(self, payloads: Payloads, layout: _Layout, announcer: Announcer, window: int) -> None:
+    def __init__(self, payloads: Payloads, layout: Layout, announcer: Announcer, window: int) -> None:
         self._payloads, self._layout, self._announcer, self._window = payloads, layout, announcer, window
         self._own = threading.local()
         self._covered: set[int] = set()
 
-    def __call__(self, parts: list[_Part]) -> list[tuple[_Part, list[bytes] | WorkbenchError]]:
-        results: list[tuple[_Part, list[bytes] | WorkbenchError]] = []
+    def __call__(self, parts: list[Part]) -> list[tuple[Part, list[bytes] | WorkbenchError]]:
+        results: list[tuple[Part, list[bytes] | WorkbenchError]] = []
         for part in parts:
             try:
                 results.append((part, self._digests(part)))
@@ -267,7 +153,7 @@ class _Run:
                 results.append((part, error))
         return results
 
-    def _digests(self, part: _Part) -> list[bytes]:
+    def _digests(self, part: Part) -> list[bytes]:
         if part.tensor in self._layout.straight:
             try:
                 return self._straight(part)
@@ -277,7 +163,7 @@ class _Run:
 
     # ---- chunks one after the other ----
 
-    def _straight(self, part: _Part) -> list[bytes]:
+    def _straight(self, part: Part) -> list[bytes]:
         layout, digests = self._layout, []
         begin, end = layout.ptr.get(part.tensor, (0, 0))
         at = layout.at[begin:end]
@@ -328,7 +214,7 @@ class _Run:
 
     # ---- any boxes ----
 
-    def _gathered(self, part: _Part) -> list[bytes]:
+    def _gathered(self, part: Part) -> list[bytes]:
         catalog, tensor = self._payloads.catalog, part.tensor
         dtype = catalog.dtype_of(tensor)
         self._check_coverage(tensor)
@@ -395,7 +281,7 @@ class _Run:
             return held[row]
         self._announcer.announce(payloads.pool, int(payloads.catalog.file[row]))
         array = np.atleast_1d(payloads.array(row))
-        if payloads.catalog.codec[row] in _WHOLE or not payloads.pool.mapped:
+        if payloads.catalog.codec[row] in WHOLE or not payloads.pool.mapped:
             held[row] = array
         return array
 
