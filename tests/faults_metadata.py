@@ -65,9 +65,8 @@ def lost_chunk(case: Case) -> Injected:
     if kind == "torch_save":
         with _resaved(case.path, legacy="legacy" in case.path.name) as document:
             del document["optimizer"]["state"][3]["exp_avg_sq"]
-        return Injected(
-            "a moment is in the optimizer no more", ("optimizer.state.3", *_fqn(case, "optimizer.state.3.exp_avg"))
-        )
+        names = ("optimizer.state.3", *_fqn(case, "optimizer.state.3.exp_avg"))
+        return Injected("a moment is in the optimizer no more", names)
     name = "model.pdopt" if kind == "paddle_save" else "optimizer.tp00_pp00_shard00.pdopt"
     with _edited(case.folder / name) as document:
         key = next(k for k in document if "moment2_0" in k)
@@ -122,6 +121,11 @@ def wrong_dtype(case: Case) -> Injected:
             properties = document.state_dict_metadata[fqn].properties
             same = {torch.float32: torch.int32, torch.bfloat16: torch.float16}
             properties.dtype = same[properties.dtype]
+            # ByteCheckpoint keeps the tensor's own pickle beside it, and believes that
+            for index in getattr(document, "all_tensor_metadata", {}):
+                if index.fqn == fqn:
+                    told = document.all_tensor_metadata[index]
+                    document.all_tensor_metadata[index] = told.replace(b"FloatStorage", b"IntStorage")
         return Injected("the metadata says another type of the same size", (fqn, *_parts_of(case, fqn)))
     if kind == "paddle_dist":
         with _edited(case.folder / "0.metadata") as document:
@@ -148,10 +152,7 @@ def wrong_dtype(case: Case) -> Injected:
     data = path.read_bytes()
     assert data.count(b"\x8c\x02f4") > 0
     path.write_bytes(data.replace(b"\x8c\x02f4", b"\x8c\x02i4"))
-    keys = case.keys_in(name)
-    return Injected(
-        "the pickle says another type of the same size", (name, *keys, *(f for k in keys for f in _fqn(case, k)))
-    )
+    return Injected("the pickle says another type of the same size", (name, *case.keys_in(name)))
 
 
 def tampered_index(case: Case) -> Injected:
@@ -180,7 +181,7 @@ def tampered_index(case: Case) -> Injected:
             alike = [n for n in header if n.endswith(("q_proj.weight", "o_proj.weight"))][:2]
             a, b = (header[name]["data_offsets"] for name in alike)
             header[alike[0]]["data_offsets"], header[alike[1]]["data_offsets"] = b, a
-        return Injected("two tensors of one shape are said to be in each other's place", tuple(alike))
+        return Injected("two tensors of one shape are said to be in each other's place", (*alike, "model.safetensors"))
     name = case.path.name if kind == "torch_save" else case.data_files()[0]
     if kind in PICKLED or not (case.folder / name).read_bytes().startswith(b"PK"):
         raise DoesNotApply("nothing says where the bytes are: the file is read from its beginning")
@@ -317,7 +318,7 @@ def _victims(document: Any) -> list[Any]:
         state = ("optim", "exp_avg", "rng", "step", "_extra_state")
         if index.offset and any(index.offset) and not any(word in index.fqn for word in state):
             found.append((tuple(tensor.size), index))
-    by_size = {size: index for size, index in reversed(found)}
+    by_size = dict(reversed(found))
     return [index for _, index in sorted(by_size.items(), key=lambda item: (-len(item[0]), item[0]))]
 
 

@@ -99,7 +99,7 @@ def verify(
             log.not_checked["values"] = "payloads were not read: verify with --deep (deep=True)"
     if deep or manifest is not None:
         check_manifest(place if opened is None else Place(opened.path), log, manifest, threads, shares.of("manifest"))
-    elif opened is not None:
+    if not deep and manifest is None and opened is not None:
         log.not_checked["flips"] = "bytes were compared with nothing: verify with --deep, or against a manifest"
     return log.report(place.path if opened is None else opened.path)
 

@@ -24,7 +24,7 @@ from workbench.analysis.verify_log import Subject, names, plural
 from workbench.core.place import Place
 from workbench.errors import WorkbenchError
 
-__all__ = ["check_commit", "check_files", "check_folder", "leftovers"]
+__all__ = ["check_commit", "check_files", "check_folder", "leftovers", "listed"]
 
 HOUR = 3_600_000_000_000  #: nanoseconds
 APART = 5  #: how many times wider than the rest of the family a gap in time must be
@@ -90,7 +90,7 @@ def check_folder(subject: Subject) -> None:
     folders = {name.rpartition("/")[0] for name in known}
     extra = []
     for folder in sorted(folders):
-        for name, size in _listed(place, folder):
+        for name, size in listed(place, folder):
             full = f"{folder}/{name}" if folder else name
             if _SHARD.fullmatch(name) and full not in known and size > 0:
                 extra.append(full)
@@ -149,10 +149,10 @@ def leftovers(place: Place) -> list[str]:
     """Temporary files in the checkpoint's folder and the folders directly in it."""
     if place.file is not None:
         stem = place.file + "."
-        return [name for name, _ in _listed(place, "") if name.startswith(stem) and _LEFTOVER.fullmatch(name)]
-    found = [name for name, _ in _listed(place, "") if _LEFTOVER.fullmatch(name)]
+        return [name for name, _ in listed(place, "") if name.startswith(stem) and _LEFTOVER.fullmatch(name)]
+    found = [name for name, _ in listed(place, "") if _LEFTOVER.fullmatch(name)]
     for folder in [*place.folders, ".cache/huggingface/download"]:
-        found += [f"{folder}/{name}" for name, _ in _listed(place, folder) if _LEFTOVER.fullmatch(name)]
+        found += [f"{folder}/{name}" for name, _ in listed(place, folder) if _LEFTOVER.fullmatch(name)]
     return found
 
 
@@ -344,7 +344,7 @@ def _tracker(subject: Subject) -> None:
         return
 
 
-def _listed(place: Place, folder: str) -> Iterator[tuple[str, int]]:
+def listed(place: Place, folder: str) -> Iterator[tuple[str, int]]:
     """Names and sizes of the regular files of a folder inside the place; nothing where it cannot be listed."""
     try:
         with os.scandir(os.path.join(place.root, folder)) as entries:

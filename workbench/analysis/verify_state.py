@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from workbench.analysis.verify_files import listed
 from workbench.analysis.verify_log import NAMED, Subject, names, plural
 from workbench.core.dtypes import ALL
 
@@ -39,6 +40,7 @@ STATES = {
 }
 SHAPED = ("exp_avg", "exp_avg_sq", "master", "momentum")
 MOST_HAVE = 0.75  #: share of the parameters with state from which a kind of state is expected of all
+MAX_FOLDERS = 1000  #: looked into for files of ranks
 FAMILY = 3  #: tensors alike from which one can stand out
 FULL = {"float32", "float64"}
 #: Files that every rank writes, by number.
@@ -91,7 +93,8 @@ def check_state(subject: Subject) -> None:
                 "a weight was lost, or it was renamed",
             )
     bare = [fqn for fqn in params if fqn not in stateful]
-    if bare:
+    numbered = any(f is None and r in SHAPED for f, r in zip(ckpt.fqns, ckpt.roles, strict=True))
+    if bare and not numbered:  # state under numbers may be theirs
         log.add(
             "state.none",
             "info",
@@ -107,12 +110,10 @@ def check_state(subject: Subject) -> None:
 def check_ranks(subject: Subject) -> None:
     """Files that every rank writes, and the grid of ranks that file names tell."""
     families: dict[tuple[str, str, str], set[int]] = defaultdict(set)
-    listed = {*subject.catalog.files, *subject.place.files}
-    for folder in subject.place.folders:
-        listed |= (
-            {f"{folder}/{name}" for name in subject.place.sub(folder).files} if _inside(subject, folder) else set()
-        )
-    for name in listed:
+    there_are = {*subject.catalog.files, *subject.place.files}
+    for folder in subject.place.folders[:MAX_FOLDERS]:
+        there_are |= {f"{folder}/{name}" for name, _ in listed(subject.place, folder)}
+    for name in sorted(there_are):
         if match := _NUMBERED.fullmatch(name):
             families[match[1] or "", match[2] + match[3], match[5] or ""].add(int(match[4]))
     world = subject.ckpt.world_size
@@ -258,10 +259,6 @@ def _shapes(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
                 param=list(a),
                 state=list(b),
             )
-
-
-def _inside(subject: Subject, folder: str) -> bool:
-    return any(name.startswith(f"{folder}/") for name in subject.catalog.files)
 
 
 def _words(roles: Iterable[str]) -> str:

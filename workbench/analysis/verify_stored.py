@@ -22,19 +22,19 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis import manifest_check
 from workbench.analysis.verify_log import Log, Subject, names, plural
 from workbench.core import catalog as cat
 from workbench.core.checksums import RecordCheck, check_archives
 from workbench.core.place import Place
 from workbench.core.scan import Tick
-from workbench.errors import WorkbenchError
+from workbench.errors import MissingFileError, WorkbenchError
 
-__all__ = ["check_manifest", "check_stored", "sidecar"]
+__all__ = ["check_manifest", "check_stored"]
 
 Array = np.ndarray[Any, Any]
 BLOCK = 8 << 20  #: bytes hashed at a time
 HUB = ".cache/huggingface/download"
-INSIDE, BESIDE = ".workbench-manifest.json", ".manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RESTORE = "the bytes are not those that were written: restore the file"
 
@@ -54,31 +54,23 @@ def check_stored(subject: Subject, tick: Tick | None = None) -> None:
 
 def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, tick: Tick | None) -> None:
     """Every byte against a manifest: the one given, or one that lies inside or beside the checkpoint."""
-    known = manifest if manifest is not None else sidecar(place)
-    if known is None:
-        log.not_checked["manifest"] = "none lies beside the checkpoint; `workbench manifest write` makes one"
-        return
-    from workbench.analysis import manifest as manifests
-
     try:
-        loaded = manifests.load(known) if isinstance(known, (str, os.PathLike)) else known
-        report = manifests.check(place.path, loaded, threads=threads, tick=tick)
+        report = manifest_check.check(place.path, manifest, threads=threads, tick=tick)
+    except MissingFileError as error:
+        if manifest is not None:
+            raise
+        log.not_checked["manifest"] = str(error)
+        return
     except WorkbenchError as error:
         if manifest is not None:
             raise
-        log.add("manifest.unreadable", "warn", str(known), str(error), "write it anew from a checkpoint that you trust")
+        log.add("manifest.unreadable", "warn", place.name, str(error), "write it anew from a copy that you trust")
         return
     log.found += report.found
-    log.checked.update(report.checked)
-    log.not_checked.update(report.not_checked)
+    log.checked["manifest"] = "; ".join(report.checked.values())
+    left = [words for name, words in report.not_checked.items() if name != "values"]
+    log.not_checked["manifest"] = "; ".join(left)
     log.not_checked.pop("flips", None)
-
-
-def sidecar(place: Place) -> str | None:
-    """The manifest that lies inside or beside a checkpoint."""
-    here = os.path.join(place.root, place.file or "")
-    inside, beside = os.path.join(place.root, INSIDE), here.rstrip(os.sep) + BESIDE
-    return next((path for path in ([inside] if place.file is None else []) + [beside] if os.path.isfile(path)), None)
 
 
 # ---- archives ------------------------------------------------------------------------------------------------------

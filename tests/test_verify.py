@@ -1,0 +1,575 @@
+"""Every rule of verify by a checkpoint made for it, and silence on every healthy sample."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import workbench as wb
+from workbench import errors
+from workbench.analysis.verify import verify
+from workbench.core import scan as scan_module
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
+#: Samples that hold what a rule is for: made so by whoever wrote them.
+SICK = {
+    "torch_save/odd.pt": {"values.nan", "values.inf"},  # specials of bfloat16, on purpose
+    "fp8": {"values.nan"},  # its tensor is named BAD
+}
+H = 3600
+
+
+def healthy() -> list[tuple[Path, str]]:
+    found = []
+    for root in (ROOT / "sample_ckpts", *([Path(OUTSIDE)] if OUTSIDE else [])):
+        for path in wb.discover(root, depth=6)["path"]:
+            if not path.startswith("truth"):
+                found.append((root, path))
+    return found
+
+
+@pytest.mark.parametrize(("root", "path"), healthy(), ids=lambda value: getattr(value, "name", value))
+def test_a_healthy_sample_is_clean_at_every_depth(root, path):
+    for deep in (False, True):
+        report = verify(root / path, deep=deep, threads=2)
+        told = {one.rule for one in report.found if one.severity != "info"}
+        assert told == (SICK.get(path, set()) if deep else set()), report
+        assert report.checked and "values" in (report.checked if deep else report.not_checked)
+
+
+def test_outside_samples_were_there():
+    if not OUTSIDE:
+        pytest.skip("WORKBENCH_SAMPLES is not set: only the committed samples were verified")
+    assert len(healthy()) > 40
+
+
+# ---- helpers -------------------------------------------------------------------------------------------------------
+
+
+def model(layers: int = 4, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    found = {}
+    for layer in range(layers):
+        for name in ("q", "k", "v", "o"):
+            found[f"model.layers.{layer}.{name}.weight"] = torch.randn(64, 64).to(dtype)
+    return found
+
+
+def sharded(folder: Path, tensors: dict[str, torch.Tensor], files: int = 4) -> Path:
+    """An index and its files, each of some of the tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: f"model-{k % files + 1:05d}-of-{files:05d}.safetensors" for k, name in enumerate(tensors)}
+    for file in set(weights.values()):
+        save_file({name: tensors[name] for name, where in weights.items() if where == file}, folder / file)
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    document = {"metadata": {"total_size": total}, "weight_map": weights}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    return folder
+
+
+def trained(weight: torch.dtype = torch.float32) -> dict:
+    """model and optimizer of one torch.save file, names told by the optimizer."""
+    params = model(3, weight)
+    return {
+        "model": params,
+        "optimizer": {
+            "state": {
+                name: {"step": torch.tensor(7.0), "exp_avg": torch.randn(64, 64), "exp_avg_sq": torch.rand(64, 64)}
+                for name in params
+            },
+            "param_groups": [{"lr": 1e-3, "params": list(params)}],
+        },
+    }
+
+
+def told(report, rule):
+    """The findings of a rule."""
+    return [one for one in report.found if one.rule == rule]
+
+
+def one(report, rule):
+    """The finding of a rule: there is one, and nothing graver than a remark beside it."""
+    found = told(report, rule)
+    assert len(found) == 1, report
+    assert [f.rule for f in report.found if f.severity != "info"] in ([rule], []), report
+    return found[0]
+
+
+# ---- opening -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_at_the_path_is_raised_and_damage_is_reported(tmp_path):
+    with pytest.raises(errors.NotACheckpointError):
+        verify(tmp_path / "absent")
+    (tmp_path / "x.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{]      ")
+    report = verify(tmp_path / "x.safetensors", deep=True)
+    assert report.exit_code == 2 and report.found[0].rule == "open.corrupt"
+    assert "everything else" in report.not_checked
+
+
+def test_what_opens_in_part_is_checked_in_part(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/dcp_fsdp2", tmp_path / "c")
+    (folder / "__2_0.distcp").unlink()
+    report = verify(folder, deep=True)
+    assert {f.rule for f in report.found if f.severity != "info"} == {"files.missing"}
+    lost = told(report, "files.missing")[0]
+    assert lost.where == "__2_0.distcp" and lost.evidence["chunks"] > 100
+    assert "values" in report.checked and "checksums" in report.checked
+
+
+def test_a_checkpoint_that_is_open_already_is_verified_as_it_is(tmp_path):
+    with wb.open(sharded(tmp_path / "c", model())) as ckpt:
+        assert verify(ckpt, deep=True).exit_code == 0
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_file_hours_older_than_its_siblings(tmp_path):
+    folder = sharded(tmp_path / "c", model())
+    assert verify(folder).exit_code == 0
+    os.utime(folder / "model-00003-of-00004.safetensors", (1e9, 1e9))
+    found = one(verify(folder), "files.age")
+    assert found.where == "model-00003-of-00004.safetensors" and found.severity == "warn"
+    for number in range(1, 5):  # a slow copy: every file 50 minutes after the one before
+        os.utime(folder / f"model-{number:05d}-of-00004.safetensors", (1e9 + number * 3000, 1e9 + number * 3000))
+    assert verify(folder).exit_code == 0
+
+
+def test_links_of_the_hubs_cache_may_be_of_any_age(tmp_path):
+    repo = tmp_path / "models--a--b"
+    sharded(repo / "blobs", model())
+    snapshot = repo / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted((repo / "blobs").iterdir())):
+        os.utime(path, (1e9 + number * number * 10 * H,) * 2)
+        (snapshot / path.name).symlink_to(path)
+    assert verify(snapshot, deep=True).exit_code == 0
+
+
+def test_permissions_leftovers_and_unlisted_shards(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/dcp_fsdp2", tmp_path / "c")
+    (folder / "__1_0.distcp").chmod(0o600)
+    (folder / ".metadata.tmp").write_bytes(b"x")
+    (folder / "__9_0.distcp").write_bytes(b"of a run with more ranks")
+    (folder / "__8_0.distcp").write_bytes(b"")  # an empty rank's file is no remainder
+    report = verify(folder)
+    rules = {f.rule: f.where for f in report.found if f.severity == "warn"}
+    assert rules == {
+        "files.permissions": "__1_0.distcp",
+        "files.leftover": ".metadata.tmp",
+        "files.unlisted": "__9_0.distcp",
+    }
+
+
+def test_a_file_that_may_not_be_read(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may read every file")
+    folder = sharded(tmp_path / "c", model())
+    (folder / "model-00003-of-00004.safetensors").chmod(0)
+    assert any("model-00003-of-00004.safetensors" in f.message + f.where for f in verify(folder).found)
+
+
+def test_a_hole_on_disk_is_named_with_its_bytes(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file({"w": torch.randn(1 << 18), "z": torch.zeros(4)}, path)
+    size = path.stat().st_size
+    data = path.read_bytes()
+    with open(path, "wb") as handle:
+        handle.truncate(size)
+        handle.write(data[: 1 << 18])
+        handle.seek(1 << 19)
+        handle.write(data[1 << 19 :])
+    if path.stat().st_blocks * 512 >= size:
+        pytest.skip("this file system keeps no holes")
+    found = one(verify(path), "files.sparse")
+    assert found.severity == "warn" and found.evidence["start"] == 1 << 18 and found.evidence["stop"] == 1 << 19
+    assert found.evidence["tensors"] == ["w"]
+    deep = told(verify(path, deep=True), "values.zero_pages")[0]
+    assert deep.evidence["start"] <= 1 << 18 < 1 << 19 <= deep.evidence["stop"]
+
+
+def test_the_tracker_of_the_run(tmp_path):
+    run = shutil.copytree(ROOT / "sample_ckpts/deepspeed_zero1", tmp_path / "run")
+    assert verify(run / "global_step4").exit_code == 0
+    (run / "latest").write_text("global_step9")
+    assert one(verify(run / "global_step4"), "commit.tracker").where == "../latest"
+
+
+# ---- index ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_that_lists_less_or_claims_more(tmp_path):
+    folder = sharded(tmp_path / "c", model())
+    path = folder / "model.safetensors.index.json"
+    document = json.loads(path.read_text())
+    document["metadata"]["total_size"] += 4
+    path.write_text(json.dumps(document))
+    found = one(verify(folder), "index.total_size")
+    assert found.evidence["claimed"] - found.evidence["stored"] == 4
+    document["metadata"]["total_size"] -= 4 + 64 * 64 * 4
+    del document["weight_map"]["model.layers.2.k.weight"]
+    path.write_text(json.dumps(document))
+    assert one(verify(folder), "index.unlisted").evidence["tensors"] == ["model.layers.2.k.weight"]
+
+
+def test_a_tensor_in_two_files(tmp_path):
+    tensors = model()
+    folder = sharded(tmp_path / "c", tensors)
+    other = {n: tensors[n] for n in tensors if n.endswith(".k.weight")} | {"model.layers.0.q.weight": torch.ones(2)}
+    save_file(other, folder / "model-00002-of-00004.safetensors")
+    assert one(verify(folder), "index.duplicate").evidence["tensors"] == ["model.layers.0.q.weight"]
+
+
+# ---- names, state, ranks, steps ------------------------------------------------------------------------------------
+
+
+def test_a_stack_that_lacks_a_layer_and_a_type_that_stands_out(tmp_path):
+    tensors = {n: t for n, t in model(6).items() if ".layers.3." not in n}
+    save_file(tensors, tmp_path / "gap.safetensors")
+    assert one(verify(tmp_path / "gap.safetensors"), "names.layer_gap").where == "model.layers.3"
+    half = model(6, torch.bfloat16)
+    half["model.layers.2.v.weight"] = half["model.layers.2.v.weight"].to(torch.float16)
+    save_file(half, tmp_path / "half.safetensors")
+    assert one(verify(tmp_path / "half.safetensors"), "names.dtype").where == "model.layers.2.v.weight"
+    # a Sequential with activations between, and pipeline stages that begin anywhere, are no gaps
+    save_file({f"net.{k}.weight": torch.randn(4) for k in (0, 2, 4)}, tmp_path / "net.safetensors")
+    assert verify(tmp_path / "net.safetensors").exit_code == 0
+
+
+def test_state_that_a_parameter_lacks(tmp_path):
+    state = trained()
+    del state["optimizer"]["state"]["model.layers.1.k.weight"]["exp_avg_sq"]
+    torch.save(state, tmp_path / "c.pt")
+    found = one(verify(tmp_path / "c.pt"), "state.partner")
+    assert found.evidence == {"role": "exp_avg_sq"} and "layers.1.k" in found.where
+    state = trained()
+    del state["optimizer"]["state"]["model.layers.1.k.weight"]  # frozen
+    torch.save(state, tmp_path / "c.pt")
+    assert verify(tmp_path / "c.pt").exit_code == 0 and told(verify(tmp_path / "c.pt"), "state.none")
+    state = trained()
+    del state["model"]["model.layers.1.k.weight"]
+    torch.save(state, tmp_path / "c.pt")
+    assert one(verify(tmp_path / "c.pt"), "state.orphan")
+    state = trained()
+    state["optimizer"]["state"]["model.layers.1.k.weight"]["exp_avg"] = torch.randn(3)
+    torch.save(state, tmp_path / "c.pt")
+    assert one(verify(tmp_path / "c.pt"), "state.shape")
+
+
+def test_one_optimizer_step_that_differs(tmp_path):
+    state = trained()
+    state["optimizer"]["state"]["model.layers.1.k.weight"]["step"] = torch.tensor(5.0)
+    torch.save(state, tmp_path / "c.pt")
+    found = one(verify(tmp_path / "c.pt"), "steps.optimizer")
+    assert found.evidence["step"] == 5 and found.evidence["usual"] == 7
+
+
+def test_trainer_optimizer_and_folder_tell_one_step(tmp_path):
+    state = trained() | {"global_step": 7}
+    torch.save(state, tmp_path / "step-7.pt")
+    assert verify(tmp_path / "step-7.pt").exit_code == 0
+    torch.save(state, tmp_path / "step-9000.pt")
+    assert one(verify(tmp_path / "step-9000.pt"), "steps.folder").evidence == {"named": 9000, "stored": 7}
+    torch.save(state | {"global_step": 70}, tmp_path / "c.pt")
+    assert one(verify(tmp_path / "c.pt"), "steps.trainer").severity == "warn"
+    # a gradient scaler skips steps
+    torch.save(state | {"global_step": 70, "scaler": {"scale": 65536.0}}, tmp_path / "c.pt")
+    assert verify(tmp_path / "c.pt").exit_code == 0
+
+
+def test_ranks_that_disagree_and_ranks_that_are_gone(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/bytecheckpoint_fsdp1_flat/global_step_3", tmp_path / "global_step_3")
+    (folder / "extra_state/extra_state_rank_2.pt").unlink()
+    found = told(verify(folder), "ranks.gap")[0]
+    assert found.where == "extra_state/extra_state_rank_2.pt" and found.evidence["lost"] == [2]
+    shutil.copy(folder / "extra_state/extra_state_rank_3.pt", folder / "extra_state/extra_state_rank_2.pt")
+    state = torch.load(folder / "extra_state/extra_state_rank_2.pt", weights_only=False)
+    torch.save(state | {"global_step": 2}, folder / "extra_state/extra_state_rank_2.pt")
+    assert told(verify(folder), "steps.parts")[0].where == "extra_state_rank_2"
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "bfloat16", "float16", "float8_e5m2", "complex64", "complex128"]
+)
+@pytest.mark.parametrize(("value", "rule"), [("nan", "values.nan"), ("inf", "values.inf"), ("-inf", "values.inf")])
+def test_nan_and_infinities_of_every_type_are_found_where_they_are(tmp_path, dtype, value, rule):
+    tensor = torch.randn(33, 31, dtype=torch.float32).to(getattr(torch, dtype))
+    raw = tensor.view(torch.uint8) if "float8" in dtype else tensor
+    bad = torch.tensor(float(value)).to(getattr(torch, dtype))
+    raw[20, 7] = bad.view(torch.uint8) if "float8" in dtype else bad
+    torch.save({"w": tensor}, tmp_path / "c.pt")
+    found = one(verify(tmp_path / "c.pt", deep=True), rule)
+    assert found.severity == "error" and found.where == "w" and found.evidence["first"] == [20, 7]
+
+
+def test_nan_of_types_without_infinity(tmp_path):
+    for dtype, code in (("float8_e4m3fn", 0x7F), ("float8_e4m3fnuz", 0x80), ("float8_e5m2fnuz", 0x80)):
+        tensor = torch.randint(0, 100, (300,), dtype=torch.uint8)
+        tensor[255] = code
+        torch.save({"w": tensor.view(getattr(torch, dtype))}, tmp_path / "c.pt")
+        assert one(verify(tmp_path / "c.pt", deep=True), "values.nan").evidence["nan"] == 1, dtype
+
+
+def test_every_finite_float16_and_bfloat16_is_fine_and_every_other_counted(tmp_path):
+    for dtype in (torch.float16, torch.bfloat16):
+        everything = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(dtype)
+        torch.save({"w": everything}, tmp_path / "c.pt")
+        report = verify(tmp_path / "c.pt", deep=True)
+        assert told(report, "values.nan")[0].evidence["nan"] == int(everything.isnan().sum())
+        inf = told(report, "values.inf")[0].evidence
+        assert (inf["posinf"], inf["neginf"]) == (1, 1)
+        torch.save({"w": everything[everything.isfinite()].clone()}, tmp_path / "c.pt")
+        assert verify(tmp_path / "c.pt", deep=True).exit_code == 0
+
+
+def test_infinity_in_a_mask_is_a_remark(tmp_path):
+    save_file(
+        {"layers.0.attn.mask": torch.full((4, 4), -torch.inf), "layers.0.w": torch.ones(2)}, tmp_path / "c.safetensors"
+    )
+    report = verify(tmp_path / "c.safetensors", deep=True)
+    assert report.exit_code == 0 and told(report, "values.inf")[0].severity == "info"
+
+
+def test_a_negative_second_moment(tmp_path):
+    state = trained()
+    state["optimizer"]["state"]["model.layers.1.k.weight"]["exp_avg_sq"][5, 6] *= -1
+    state["optimizer"]["state"]["model.layers.0.k.weight"]["exp_avg_sq"][5, 6] = -0.0  # a zero
+    torch.save(state, tmp_path / "c.pt")
+    found = one(verify(tmp_path / "c.pt", deep=True), "values.negative_square")
+    assert found.evidence["first"] == [5, 6] and found.evidence["negative"] == 1
+
+
+def test_a_tensor_of_zeros_among_others(tmp_path):
+    tensors = model(5)
+    tensors["model.layers.3.o.weight"] = torch.zeros(64, 64)
+    save_file(tensors, tmp_path / "c.safetensors")
+    assert one(verify(tmp_path / "c.safetensors", deep=True), "values.all_zero").where == "model.layers.3.o.weight"
+    save_file({n: torch.zeros(4) if ".o." in n else t for n, t in tensors.items()}, tmp_path / "c.safetensors")
+    assert verify(tmp_path / "c.safetensors", deep=True).exit_code == 0  # all alike: fresh LoRA, biases
+
+
+# ---- zero pages ----------------------------------------------------------------------------------------------------
+
+
+def zeroed(tmp_path: Path, tensor: torch.Tensor, start: int, stop: int) -> Path:
+    """A safetensors file with bytes of the *file* zeroed."""
+    path = tmp_path / "c.safetensors"
+    save_file({"w": tensor}, path)
+    data = bytearray(path.read_bytes())
+    data[start : min(stop, len(data))] = bytes(min(stop, len(data)) - start)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
+@pytest.mark.parametrize("width", [100, 64, 1000, 4097])
+def test_a_lost_page_is_found_in_any_shape(tmp_path, dtype, width):
+    torch.manual_seed(1)
+    tensor = (torch.randn(200_000 // width, width) * 1000 + 1).to(dtype)
+    for page, count in ((5, 1), (17, 3)):
+        found = told(
+            verify(zeroed(tmp_path, tensor, page * 4096, (page + count) * 4096), deep=True), "values.zero_pages"
+        )
+        assert len(found) == 1, (page, count)
+        assert found[0].where == "w" and found[0].evidence["file"] == "c.safetensors"
+        assert found[0].evidence["start"] <= page * 4096 and found[0].evidence["stop"] >= (page + count) * 4096
+        assert found[0].evidence["stop"] - found[0].evidence["start"] < count * 4096 + 32
+
+
+def test_a_lost_tail_is_found_and_padded_rows_are_not(tmp_path):
+    tensor = torch.randn(1000, 300)
+    path = zeroed(tmp_path, tensor, 900_001, 1 << 30)
+    assert one(verify(path, deep=True), "values.zero_pages").evidence["stop"] == path.stat().st_size
+    tensor[900:] = 0  # a vocabulary padded to a round number
+    tensor[100:120] = 0  # tokens that never came up
+    save_file({"w": tensor}, path)
+    assert verify(path, deep=True).exit_code == 0
+
+
+def test_thousands_of_natural_zero_rows_raise_nothing(tmp_path):
+    rng = np.random.default_rng(0)
+    for width in (1024, 512, 128, 333, 2048):
+        tensor = torch.randn(4000, width)
+        tensor[torch.from_numpy(rng.random(4000) < 0.9)] = 0  # moments of tokens never seen
+        torch.save({"w": tensor}, tmp_path / "c.pt")
+        save_file({"w": tensor}, tmp_path / "c.safetensors")
+        for name in ("c.pt", "c.safetensors"):
+            assert verify(tmp_path / name, deep=True).exit_code == 0, (width, name)
+    triangle = torch.tril(torch.randn(3000, 3000))  # a mask of its own kind
+    save_file({"w": triangle}, tmp_path / "c.safetensors")
+    assert verify(tmp_path / "c.safetensors", deep=True).exit_code == 0
+
+
+def test_a_lost_page_in_a_strided_tensor_and_in_an_item_of_dcp(tmp_path):
+    torch.save({"w": torch.randn(500, 400).t()}, tmp_path / "c.pt")
+    path = tmp_path / "c.pt"
+    data = bytearray(path.read_bytes())
+    data[9 * 4096 : 10 * 4096] = bytes(4096)
+    path.write_bytes(data)
+    report = verify(path, deep=True)
+    assert {f.rule for f in report.found} == {"values.zero_pages", "checksum.mismatch"}
+
+
+# ---- pairs ---------------------------------------------------------------------------------------------------------
+
+
+def test_masters_that_are_not_what_the_weights_are_rounded_from(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/deepspeed_zero1", tmp_path / "run") / "global_step4"
+    with wb.open(folder) as ckpt:
+        key = next(k for k in ckpt if ckpt[k].role == "param" and ckpt[k].numel > 4096)
+        row = int(ckpt.catalog.row_ptr[ckpt.catalog.index[key]])
+        inner = 0 if ckpt.catalog.inner is None else int(ckpt.catalog.inner[row])
+        at = int(ckpt.catalog.start[row]) + inner
+        file = folder / ckpt.catalog.files[ckpt.catalog.file[row]]
+    data = bytearray(file.read_bytes())
+    data[at + 100] ^= 4
+    file.write_bytes(data)
+    found = told(verify(folder, deep=True), "master.differs")[0]
+    assert found.where == key and found.evidence["differ"] == 1 and found.evidence["ulps"] == 4
+
+
+def test_rounding_is_torchs_for_every_kind_of_number():
+    from workbench.analysis.verify_pairs import Rounding
+
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)
+    edge = np.arange(1 << 16, dtype=np.uint32)[:, None] << np.uint32(16) | np.array(
+        [0, 0x7FFF, 0x8000, 0x8001], np.uint32
+    )
+    for numbers in (bits, edge.reshape(-1)):
+        wide = numbers.view(np.float32)
+        wide = wide[~np.isnan(wide)]
+        for half, dtype in ((False, torch.bfloat16), (True, torch.float16)):
+            want = torch.from_numpy(wide.copy()).to(dtype).view(torch.uint16).numpy()
+            assert (Rounding.rounded(2, half, wide.view(np.uint32)) == want).all(), dtype
+
+
+def masters(weight: torch.Tensor, master: torch.Tensor) -> dict:
+    return {
+        "model": {"a.weight": weight},
+        "optimizer": {
+            "state": {"a.weight": {"exp_avg": torch.randn_like(master), "master_param": master}},
+            "param_groups": [{"params": ["a.weight"]}],
+        },
+    }
+
+
+def test_stochastic_rounding_is_a_warning_and_rebuilt_masters_too(tmp_path):
+    master = torch.randn(100, 100)
+    weight = master.to(torch.bfloat16)
+    torch.save(masters(weight, master), tmp_path / "c.pt")
+    report = verify(tmp_path / "c.pt", deep=True)
+    assert report.exit_code == 0 and "bfloat16" in report.checked["masters"]
+    other = (weight.view(torch.int16) + torch.randint(0, 2, weight.shape, dtype=torch.int16)).view(torch.bfloat16)
+    torch.save(masters(other, master), tmp_path / "c.pt")
+    assert one(verify(tmp_path / "c.pt", deep=True), "master.rounding")
+    torch.save(masters(weight, weight.float()), tmp_path / "c.pt")
+    assert one(verify(tmp_path / "c.pt", deep=True), "master.low_bits").evidence["share"] == 1
+    ones = torch.ones(100, 100)
+    torch.save(masters(ones.to(torch.bfloat16), ones), tmp_path / "c.pt")  # a norm that was never trained
+    assert verify(tmp_path / "c.pt", deep=True).exit_code == 0
+
+
+def test_tied_tensors_that_differ(tmp_path):
+    embed = torch.randn(50, 8)
+    tensors = {"model.embed_tokens.weight": embed, "lm_head.weight": embed.clone()}
+    folder = sharded(tmp_path / "c", tensors, files=1)
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
+    report = verify(folder, deep=True)
+    assert report.exit_code == 0 and "ties" in report.checked
+    tensors["lm_head.weight"][3, 3] += 1
+    sharded(folder, tensors, files=1)
+    assert one(verify(folder, deep=True), "tied.differ").where == "lm_head.weight"
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
+    assert verify(folder, deep=True).exit_code == 0
+
+
+# ---- what was written down -----------------------------------------------------------------------------------------
+
+
+def test_integrity_json_and_the_hubs_digests(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/megatron_dp_reshardable", tmp_path / "c")
+    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+    (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": sums}))
+    report = verify(folder, deep=True)
+    assert report.exit_code == 0 and "digests" in report.checked
+    (folder / "metadata.json").write_text((folder / "metadata.json").read_text() + "\n")
+    assert one(verify(folder, deep=True), "digest.mismatch").where == "metadata.json"
+
+    folder = sharded(tmp_path / "hub", model(), files=2)
+    notes = folder / ".cache/huggingface/download"
+    notes.mkdir(parents=True)
+    for path in folder.glob("*.safetensors"):
+        etag = hashlib.sha256(path.read_bytes()).hexdigest()
+        (notes / f"{path.name}.metadata").write_text(f"{'0' * 40}\n{etag}\n1700000000.0\n")
+    report = verify(folder, deep=True)
+    assert report.exit_code == 0 and "flips" not in report.not_checked
+    path = folder / "model-00001-of-00002.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert one(verify(folder, deep=True), "digest.mismatch").where == path.name
+
+
+def test_without_checksums_the_report_says_how_many_tensors_may_be_flipped(tmp_path):
+    folder = sharded(tmp_path / "c", model())
+    assert "in 16 of 16 tensors" in verify(folder, deep=True).not_checked["flips"]
+    torch.save(model(), tmp_path / "c.pt")
+    assert "flips" not in verify(tmp_path / "c.pt", deep=True).not_checked
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(model(), tmp_path / "c.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    report = verify(tmp_path / "c.pt", deep=True)
+    assert report.exit_code == 0 and "in 16 of 16 tensors" in report.not_checked["flips"]
+
+
+# ---- the pass ------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_and_threads_do_not_change_what_is_found(tmp_path, monkeypatch):
+    tensor = torch.randn(700, 600)
+    tensor[333, 444] = torch.nan
+    path = zeroed(tmp_path, tensor, 50 * 4096, 52 * 4096)
+    whole = verify(path, deep=True, threads=1).to_json()["findings"]
+    assert {f["rule"] for f in whole} == {"values.nan", "values.zero_pages"}
+    monkeypatch.setattr(scan_module, "PIECE", 5000)
+    assert verify(path, deep=True, threads=3).to_json()["findings"] == whole
+
+
+def test_tick_runs_to_the_end_and_ends_the_check_by_raising(tmp_path):
+    folder = sharded(tmp_path / "c", model())
+    shares: list[float] = []
+    verify(folder, deep=True, tick=shares.append)
+    assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
+
+    def stop(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(folder, deep=True, tick=stop)
+
+
+def test_every_rule_is_on_the_page_and_the_reverse():
+    page = set(re.findall(r"`((?:[a-z]+)\.(?:[a-z_]+|\*))`", (ROOT / "docs/verify.md").read_text()))
+    code = set()
+    for path in (ROOT / "workbench/analysis").glob("verify*.py"):
+        text = path.read_text()
+        code |= set(re.findall(r"\.add\(\s*\"([a-z]+\.[a-z_]+)\"", text))
+        code |= set(re.findall(r"\"((?:open|headers)\.[a-z]+)\"", text))
+    assert code == {rule for rule in page if not rule.endswith((".json", ".save", ".*"))}
