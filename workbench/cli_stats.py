@@ -1,0 +1,79 @@
+"""``workbench stats``: range, mean, spread, norms and oddities of every tensor."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from workbench.analysis.stats import stats as statistics
+from workbench.cli_common import note, open_as, paint, print_json
+from workbench.cli_list import _narrow
+from workbench.errors import UsageError
+from workbench.views import units
+from workbench.views.progress import progress
+from workbench.views.stats import sick_words, stats_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["stats"]
+
+CANNOT_READ = 3
+
+
+def stats(options: argparse.Namespace) -> int:
+    """The table; 3 if a part of the checkpoint could not be read, else 0."""
+    ckpt = _narrow(open_as(options, options.path), options)
+    title = f"stats {os.path.basename(os.path.normpath(ckpt.path))}"
+    with progress(title) as tick:
+        frame = statistics(
+            ckpt,
+            options.by,
+            quantiles=options.quantiles,
+            threads=options.threads,
+            tick=tick,
+            cache=not options.no_cache,
+        )
+    frame = _sorted(frame, options.sort)
+    if options.json:
+        head = {"path": ckpt.path, "format": ckpt.format, "step": ckpt.step, "by": options.by}
+        print_json(head | {"engine": frame.attrs["engine"], "rows": _rows(frame)})
+    else:
+        _print(frame, options.by)
+    lost = int(frame["error"].notna().sum())
+    if lost:
+        note(f"{units.plural(lost, options.by)} could not be read whole; the numbers are of the rest")
+    return CANNOT_READ if lost else 0
+
+
+def _sorted(frame: pd.DataFrame, column: str | None) -> pd.DataFrame:
+    """Numbers largest first, names in their order."""
+    if column is None:
+        return frame
+    if column not in frame.columns:
+        raise UsageError(f"--sort {column!r}: choose one of {', '.join(map(str, frame.columns))}")
+    numeric = frame[column].dtype.kind in "iuf"
+    return frame.sort_values(column, ascending=not numeric, kind="stable")
+
+
+def _print(frame: pd.DataFrame, by: str) -> None:
+    for at, line in enumerate(stats_lines(frame, by)):
+        print(paint(line, "head") if not at else paint(line, "bad") if line.startswith("  ") else line)
+    sick = sum(bool(sick_words(row)) for row in frame.to_dict("records"))
+    if sick:
+        print(f"{units.plural(sick, by)} of {len(frame):,} with something odd")
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): _plain(value) for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON: what is missing is null, and numbers beyond JSON's are null as well."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return None if str(value) == "<NA>" else value

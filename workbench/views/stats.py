@@ -1,0 +1,110 @@
+"""A table of statistics as text of 100 columns, the sick marked in words.
+
+::
+
+    tensor                      dtype  shape         mean     std      min     max   norm
+    layers.0.wq.weight          bf16   [64, 64]   0.00012    0.02   -0.081   0.079   1.28
+      NaN! ×3, +Inf!
+    layers.0.wk.weight          bf16   [16, 64]         0       0        0       0      0
+      all zeros
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from workbench.views import units
+from workbench.views.names import columns, pad, safe, shorten
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["sick_words", "stats_lines"]
+
+WIDTH = 100
+NAME = 34  #: columns that a name keeps at least; columns of numbers are left out before
+_NUMBERS = ("mean", "std", "min", "max", "norm")
+_SPREAD = ("min", "q01", "q25", "q50", "q75", "q99", "max", "distinct")
+_LEAST_WANTED = ("file", "shape", "sizes", "distinct", "q25", "q75", "rank", "dtype", "norm", "tensors")
+_MISSING = ("nan", "<NA>", "None")
+_WORDS = (("nan", "NaN!"), ("posinf", "+Inf!"), ("neginf", "-Inf!"))
+
+
+def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int = WIDTH) -> Iterator[str]:
+    """Header, then a line a row, and one more for what is wrong with it; names are shortened in the middle."""
+    rows: list[dict[str, Any]] = frame.to_dict("records")
+    texts, numbers = _shown(frame, by)
+    cells = {name: [name, *(_text(row[name]) for row in rows)] for name in texts}
+    cells |= {name: [name, *(_number(row[name]) for row in rows)] for name in numbers}
+    names = [by if by != "shard" else "tensor", *(_name(row, by) for row in rows)]
+    _drop(cells, width, min(max(map(columns, names)), NAME))
+    widths = {name: max(map(columns, column)) for name, column in cells.items()}
+    room = width - sum(2 + one for one in widths.values())
+    first = min(max(map(columns, names)), room)
+    for at, name in enumerate(names):
+        line = pad(_fit(name, first), first)
+        for title, column in cells.items():
+            cell = column[at]
+            space = " " * (widths[title] - columns(cell))
+            line += "  " + (space + cell if title in numbers else cell + space)
+        yield line.rstrip()
+        if at and (words := sick_words(rows[at - 1])):
+            yield shorten("  " + ", ".join(words), width)
+
+
+def sick_words(row: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a row: ``NaN! ×3``, ``all +Inf!``, ``all zeros``, why it is incomplete; nothing if healthy."""
+    total, found = int(row["numel"]), []
+    for column, word in _WORDS:
+        if n := int(row[column]):
+            found.append(f"all {word}" if n == total > 1 else f"{word} ×{n:,}" if n > 1 else word)
+    if int(row["zero"]) == total > 1:
+        found.append("all zeros")
+    if isinstance(row["error"], str):
+        found.append(safe(row["error"]))
+    return found
+
+
+def _shown(frame: pd.DataFrame, by: str) -> tuple[Sequence[str], Sequence[str]]:
+    texts = {"tensor": ("dtype", "shape"), "shard": ("sizes", "file", "rank"), "module": ("tensors",)}[by]
+    return texts, _SPREAD if "q50" in frame.columns else _NUMBERS
+
+
+def _name(row: Mapping[str, Any], by: str) -> str:
+    if by == "module":
+        return safe(row["module"]) or "(all)"
+    name = safe(row["key"]) or "''"
+    if by == "shard":
+        at = "" if not any(row["offsets"]) else " @ " + ",".join(map(str, row["offsets"]))
+        name += at + (f" copy {row['replica']}" if row["replica"] else "")
+    return name
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return units.shape(value)
+    if isinstance(value, str):
+        return shorten(safe(units.dtype(value)), 28)
+    return "–" if str(value) in _MISSING else f"{value:,}"
+
+
+def _number(value: Any) -> str:
+    """Three digits; counts whole; nothing finite is a dash."""
+    if str(value) in _MISSING:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def _drop(cells: dict[str, list[str]], width: int, wanted: int) -> None:
+    """Leave out columns, the least wanted first, until names have room."""
+    for name in _LEAST_WANTED:
+        if width - sum(2 + max(map(columns, column)) for column in cells.values()) >= wanted:
+            return
+        cells.pop(name, None)
+
+
+def _fit(text: str, width: int) -> str:
+    while columns(text) > width:
+        text = shorten(text, min(width, len(text) - 1))
+    return text
