@@ -1,4 +1,4 @@
-"""Statistics of checkpoints against torch over their tensors, the table on a terminal, and results kept between runs."""
+"""Statistics of checkpoints against torch over their tensors; the table on a terminal; results kept between runs."""
 
 from __future__ import annotations
 
