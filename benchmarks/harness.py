@@ -4,10 +4,11 @@ A program prints nothing; what lies between ``with timed():`` is measured in it:
 system, all threads) and the peak of anonymous memory above the start of the block. Programs of one table take turns,
 so that a busy minute of the machine hurts all of them alike; the best round counts.
 
-``settle(folder, nbytes)`` touches and frees so much memory and brings a folder's files into the page cache. Virtual
-machines need it: memory that was free for some seconds goes back to the host, and the first touch afterwards costs
-up to ten times a copy, for whichever program comes to it first. It also collects garbage: a process that has just
-imported torch owes one full collection (0.1 s), which falls due with the next 700 objects that anybody makes.
+``settle(folder, nbytes)`` brings a folder's files into the page cache, then touches and frees so much memory until
+that gets no faster. Virtual machines need it: memory that was free for some seconds goes back to the host, and the
+first touch afterwards costs up to fifty times a copy, for whichever program comes to it first. It also collects
+garbage: a process that has just imported torch owes one full collection (0.1 s), which falls due with the next 700
+objects that anybody makes.
 """
 
 from __future__ import annotations
@@ -30,15 +31,22 @@ def _anon():
 def settle(folder, nbytes):
     import gc, mmap
     gc.collect()
-    with mmap.mmap(-1, nbytes) as block:
-        block.madvise(mmap.MADV_HUGEPAGE)
-        for at in range(0, nbytes, 4096):
-            block[at] = 1
     buffer = bytearray(1 << 20)
     for name in os.listdir(folder):
         with open(os.path.join(folder, name), 'rb', buffering=0) as f:
             while f.readinto(buffer):
                 pass
+    last = float('inf')
+    for _ in range(4):
+        begin = time.perf_counter()
+        with mmap.mmap(-1, nbytes) as block:
+            block.madvise(mmap.MADV_HUGEPAGE)
+            for at in range(0, nbytes, 4096):
+                block[at] = 1
+        took = time.perf_counter() - begin
+        if took > .8 * last:
+            break
+        last = took
 class timed:
     def __enter__(self):
         self.base = self.peak = _anon()
