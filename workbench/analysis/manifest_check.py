@@ -16,6 +16,7 @@ from workbench.analysis.folder import walk
 from workbench.analysis.manifest import is_manifest, load
 from workbench.analysis.manifest_file import FileEntry, Manifest, read
 from workbench.analysis.report import Finding, Report
+from workbench.analysis.segments import Label
 from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import file_digests
 from workbench.core.place import Place, stat_or_absent
@@ -153,7 +154,7 @@ def _difference(
     name: str, entry: FileEntry, manifest: Manifest, start: int, stop: int, count: int, reason: str
 ) -> Finding:
     labels = _labels(entry, manifest, start, stop)
-    tensors = [key for kind, key in labels if kind == "tensor"]
+    tensors = _keys(labels)
     blocks = f"{count:,} blocks" if count > 1 else "a block"
     fact = f"cannot be read ({reason})" if reason else "differ from the manifest"
     words = f"bytes {start:,} to {stop:,} ({blocks}) {fact}: {_some([_named(label) for label in labels], quote=False)}"
@@ -165,7 +166,7 @@ def _difference(
     return Finding(rule, "error", tensors[0] if len(tensors) == 1 else name, words, evidence, "restore from a copy")
 
 
-def _labels(entry: FileEntry, manifest: Manifest, start: int, stop: int) -> list[tuple[str, str]]:
+def _labels(entry: FileEntry, manifest: Manifest, start: int, stop: int) -> list[Label]:
     """What lies in a range of a file, each once."""
     ends = np.cumsum(entry.lengths)
     first, last = int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(ends, stop, side="left"))
@@ -173,7 +174,11 @@ def _labels(entry: FileEntry, manifest: Manifest, start: int, stop: int) -> list
 
 
 def _tensors(entry: FileEntry, manifest: Manifest, start: int, stop: int) -> list[str]:
-    return [key for kind, key in _labels(entry, manifest, start, stop) if kind == "tensor"]
+    return _keys(_labels(entry, manifest, start, stop))
+
+
+def _keys(labels: Sequence[Label]) -> list[str]:
+    return list(dict.fromkeys(key for kind, *keys in labels if kind == "tensor" for key in keys))
 
 
 _WORDS = {
@@ -186,8 +191,9 @@ _WORDS = {
 }
 
 
-def _named(label: tuple[str, str]) -> str:
-    return _WORDS[label[0]].format(label[1])
+def _named(label: Label) -> str:
+    shared = f", shared with {_some(label[2:])}" if label[2:] else ""
+    return _WORDS[label[0]].format(label[1]) + shared
 
 
 def _some(names: Sequence[str], *, quote: bool = True) -> str:

@@ -104,9 +104,10 @@ def _places(manifest: Manifest) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for name, entry in manifest.files.items():
         for owner in np.unique(entry.owners).tolist():
-            kind, key = manifest.labels[owner]
+            kind, *keys = manifest.labels[owner]
             if kind == "tensor":
-                found[key].add(name)
+                for key in keys:
+                    found[key].add(name)
     return found
 
 

@@ -93,7 +93,7 @@ class Manifest:
         made: time, ISO 8601 in UTC.
         name, format, step: of the checkpoint.
         grain: bytes up to which neighbouring segments share a digest; 0 where each has its own.
-        labels: what segments are: ``(kind, name)``.
+        labels: what segments are: ``(kind, name)``, with more names where tensors share bytes.
         files, tensors: by name.
         left_out: what lies in the folder but is not covered, with the reason.
     """
@@ -291,9 +291,11 @@ class _Checked:
         return value
 
     def label(self, row: Any) -> Label:
-        if not (isinstance(row, list) and len(row) == 2 and row[0] in KINDS and isinstance(row[1], str)):
+        if not (isinstance(row, list) and len(row) >= 2 and all(isinstance(name, str) for name in row)):
             raise self.fail(f"{str(row)[:80]!r} is no label")
-        return row[0], row[1]
+        if row[0] not in KINDS or (len(row) > 2 and row[0] != "tensor"):
+            raise self.fail(f"{str(row)[:80]!r} is no label")
+        return tuple(row)
 
     def path(self, name: str) -> str:
         if not name or os.path.isabs(name) or "\0" in name or ".." in re.split(r"[/\\]", name):

@@ -7,9 +7,9 @@
                    └──────┴──────────────────────┴────┴──────┴─────────┴────┴ …
     x.safetensors  │ header │ tensor 'a' │ tensor 'b' │ …
 
-Labels are pairs ``(kind, name)``:
+Labels are ``(kind, name)``:
 
-    ``tensor``   elements of a tensor, by its key
+    ``tensor``   elements of a tensor, by its key; ``(kind, name, name …)`` where several share them (tied weights)
     ``archive``  zip headers, pickle and directory around one tensor's elements, by the tensor's key
     ``object``   a stored object that is no tensor, by its key
     ``record``   a record of a file that is one archive: ``archive/data.pkl``
@@ -34,7 +34,7 @@ __all__ = ["KINDS", "Label", "Labels", "Segments", "cut_files"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-Label = tuple[str, str]
+Label = tuple[str, ...]
 
 KINDS = ("tensor", "archive", "object", "record", "header", "rest")
 _ARCHIVES = (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP, cat.TORCH_PART, cat.ZSTD_TORCH_PART)
@@ -55,9 +55,9 @@ class Labels(list[Label]):
         super().__init__()
         self._position: dict[Label, int] = {}
 
-    def of(self, kind: str, name: str = "") -> int:
+    def of(self, kind: str, *names: str) -> int:
         """The position of a label, added at its first use."""
-        label = kind, name
+        label = (kind, *names) if names else (kind, "")
         if label not in self._position:
             self._position[label] = len(self)
             self.append(label)
@@ -88,19 +88,18 @@ def cut_files(payloads: Payloads, sizes: dict[str, int], labels: Labels) -> Cut:
     catalog = payloads.catalog
     payloads = Payloads(catalog, payloads.pool.maps())
     low, high, exact = _extents(payloads)
-    rest = labels.of("rest")
     by_file = np.argsort(catalog.file, kind="stable")
     bounds = np.searchsorted(catalog.file[by_file], np.arange(len(catalog.files) + 1))
     known = {name: number for number, name in enumerate(catalog.files)}
     result: dict[str, Segments] = {}
     for name, size in sizes.items():
-        paint = _Paint(size, rest)
+        paint = _Paint(size, labels)
         if (file := known.get(name)) is not None:
             rows = by_file[bounds[file] : bounds[file + 1]]
             _paint_surroundings(payloads, file, rows, paint, labels)
             names = [catalog.keys[t] for t in catalog.tensor[rows].tolist()]
             owners = [labels.of("tensor", key) for key in names]
-            paint.add(low[rows], high[rows], np.array(owners, np.int64))
+            paint.add(low[rows], high[rows], np.array(owners, np.int64), shared=True)
         result[name] = paint.segments()
     alone = np.flatnonzero(exact & (np.diff(catalog.row_ptr)[catalog.tensor] == 1))
     alone = alone[catalog.chunk_nbytes[alone] == catalog.tensor_nbytes[catalog.tensor[alone]]]
@@ -172,25 +171,45 @@ def _paint_head(payloads: Payloads, file: int, rows: Ints, paint: _Paint, labels
 class _Paint:
     """Ranges of one file, the later over the earlier."""
 
-    def __init__(self, size: int, ground: int) -> None:
-        self.size, self._ground = size, ground
-        self._layers: list[tuple[Ints, Ints, Ints]] = []
+    def __init__(self, size: int, labels: Labels) -> None:
+        self.size, self._labels = size, labels
+        self._layers: list[tuple[Ints, Ints, Ints, bool]] = []
 
-    def add(self, low: Ints, high: Ints, labels: Ints) -> None:
+    def add(self, low: Ints, high: Ints, labels: Ints, *, shared: bool = False) -> None:
+        """Paint ranges; where several of a ``shared`` layer meet, all their names count."""
         low, high = np.clip(low, 0, self.size), np.clip(high, 0, self.size)
         keep = high > low
-        self._layers.append((low[keep].astype(np.int64), high[keep].astype(np.int64), labels[keep]))
+        self._layers.append((low[keep].astype(np.int64), high[keep].astype(np.int64), labels[keep], shared))
 
     def segments(self) -> Segments:
         ends = [np.array([0, self.size], np.int64)]
-        ends += [column for low, high, _ in self._layers for column in (low, high)]
+        ends += [column for low, high, *_ in self._layers for column in (low, high)]
         edges = np.unique(np.concatenate(ends))
-        labels = np.full(len(edges) - 1, self._ground, np.int64)
-        for low, high, owners in self._layers:
+        labels = np.full(len(edges) - 1, self._labels.of("rest"), np.int64)
+        for low, high, owners, shared in self._layers:
             first, last = np.searchsorted(edges, low), np.searchsorted(edges, high)
             single = last == first + 1
             labels[first[single]] = owners[single]
             for a, b, owner in zip(first[~single].tolist(), last[~single].tolist(), owners[~single].tolist(),
                                    strict=True):  # fmt: skip
                 labels[a:b] = owner
+            if shared:
+                self._share(first, last, owners, labels)
         return Segments(np.diff(edges), labels)
+
+    def _share(self, first: Ints, last: Ints, owners: Ints, labels: Ints) -> None:
+        """Name all whose ranges meet in a segment."""
+        steps = np.zeros(len(labels) + 1, np.int64)
+        np.add.at(steps, first, 1)
+        np.add.at(steps, last, -1)
+        many = np.cumsum(steps[:-1]) > 1
+        if not many.any():
+            return
+        before = np.concatenate([[0], np.cumsum(many)])
+        names: dict[int, list[str]] = {}
+        for row in np.flatnonzero(before[last] > before[first]).tolist():
+            name = self._labels[int(owners[row])][1]
+            for at in (first[row] + np.flatnonzero(many[first[row] : last[row]])).tolist():
+                names.setdefault(at, []).append(name)
+        for at, found in names.items():
+            labels[at] = self._labels.of("tensor", *dict.fromkeys(found))
