@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.analysis.patterns_fill import filled
 from workbench.analysis.patterns_found import Pattern
 from workbench.analysis.patterns_likely import likely
-from workbench.analysis.patterns_local import Difference, filled, flipped, replaced
+from workbench.analysis.patterns_local import Difference, flipped, replaced
 from workbench.analysis.patterns_moved import moved, reordered
 from workbench.analysis.patterns_read import readable
 from workbench.analysis.patterns_shape import reshaped, sibling, transposed

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.patterns_evidence import choose, multinomial
+from workbench.analysis.patterns_index import anchors, assign, cycles, divisors, factors, parted, source
 from workbench.analysis.patterns_read import fold
 
 __all__ = ["Form", "find_form"]
@@ -34,7 +35,6 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BLOCKS = 64  #: equal blocks whose order is listed
 MOVES = 8  #: moves that are listed of a general order
-ANCHORS = 8  #: rows that a form is tried on before all
 FACTORS = 20_000  #: factorisations tried, at most
 
 
@@ -69,14 +69,6 @@ def find_form(before: Array, after: Array) -> Form | None:
         if form is not None:
             return form
     return _general(before, order)
-
-
-def assign(before: Array, after: Array) -> Ints:
-    """An old row for each new one: itself where it may stay, else equal rows in their order."""
-    order = np.arange(len(before))
-    rest = np.flatnonzero(before != after)
-    order[rest[np.argsort(after[rest], kind="stable")]] = rest[np.argsort(before[rest], kind="stable")]
-    return order
 
 
 # ---- the forms -------------------------------------------------------------------------------------------------------
@@ -128,7 +120,7 @@ def _halves(n: int) -> Form:
 def _rolls(before: Array, order: Ints) -> list[Form]:
     n = len(order)
     found = []
-    for at in _anchors(before, order)[:2] or [0]:
+    for at in anchors(before, order)[:2] or [0]:
         by = int(at - order[at]) % n  # as numpy.roll: positive moves rows to higher positions
         if not by:
             continue
@@ -151,13 +143,13 @@ def _reversed(n: int) -> Form:
 def _interleave(before: Array, after: Array, order: Ints) -> Form | None:
     """``a.reshape(x, p, q, r)`` read as ``(x, q, p, r)``."""
     n = len(order)
-    anchors = [(at, int(order[at])) for at in _anchors(before, order)]
-    if not anchors:
+    certain = [(at, int(order[at])) for at in anchors(before, order)]
+    if not certain:
         return None
-    for tried, (x, p, q, r) in enumerate(_factors(n)):
+    for tried, (x, p, q, r) in enumerate(factors(n)):
         if tried >= FACTORS:
             return None
-        if any(_source(at, p, q, r) != old for at, old in anchors):
+        if any(source(at, p, q, r) != old for at, old in certain):
             continue
         made = np.arange(n).reshape(x, p, q, r).transpose(0, 2, 1, 3).reshape(-1)
         if (before[made] == after).all():
@@ -177,7 +169,7 @@ def _interleaved(made: Ints, x: int, p: int, q: int, r: int) -> Form:
 def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
     """The fewest equal blocks of which only the order changed."""
     n = len(before)
-    for count in _divisors(n):
+    for count in divisors(n):
         size = n // count
         if count < 2 or size < 2 or count > BLOCKS:
             continue
@@ -198,14 +190,14 @@ def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
 def _regroup(before: Array, after: Array) -> Form | None:
     """Groups of unequal parts gathered by part, or the other way round."""
     n = len(before)
-    for count in _divisors(n):
+    for count in divisors(n):
         if not 4 < count <= 4096:
             continue
         blocks = _block_order(before, after, count)
         if blocks is None:
             continue
         for gathered, order in ((True, blocks), (False, np.argsort(blocks))):
-            shape = _parted(order)
+            shape = parted(order)
             if shape is None:
                 continue
             groups, sizes = shape
@@ -223,36 +215,10 @@ def _regroup(before: Array, after: Array) -> Form | None:
     return None
 
 
-def _parted(order: Ints) -> tuple[int, list[int]] | None:
-    """Number of groups and sizes of their parts, where ``order`` reads part after part through all groups."""
-    n = len(order)
-    run = 1
-    while run < n and order[run] == order[run - 1] + 1:
-        run += 1
-    if order[0] != 0 or run >= n:
-        return None
-    width = int(order[run])
-    if width <= 0 or n % width:
-        return None
-    groups = n // width
-    starts = np.arange(groups) * width
-    sizes: list[int] = []
-    at = inside = 0
-    while inside < width and len(sizes) < 16:
-        size = 1
-        while inside + size < width and order[at + size] == order[at] + size:
-            size += 1
-        if (order[at : at + groups * size] != (starts[:, None] + inside + np.arange(size)).reshape(-1)).any():
-            return None
-        sizes.append(size)
-        at, inside = at + groups * size, inside + size
-    return (groups, sizes) if inside == width and len(sizes) > 1 else None
-
-
 def _repeated(before: Array, after: Array, order: Ints, general: bool = False) -> Form | None:
     """The same reordering inside each of several equal parts."""
     n = len(order)
-    for times in reversed(_divisors(n)):
+    for times in reversed(divisors(n)):
         size = n // times
         if times < 2 or size < 2:
             continue
@@ -313,61 +279,20 @@ def _around(order: Ints, first: int, last: int) -> Iterator[tuple[int, int]]:
 def _general(before: Array, order: Ints) -> Form:
     n = len(order)
     moved = np.flatnonzero(order != np.arange(n))
-    cycles = _cycles(order)
+    lengths = cycles(order)
+    longest = int(lengths.max())
     moves = [[int(order[at]), int(at)] for at in moved[:MOVES].tolist()]
     counts = np.unique(before[moved], return_counts=True)[1]
     cost = choose(n, len(moved)) + multinomial(counts)  # which rows, and their order
 
     def say(row: str, rows: str) -> str:
         told = ", ".join(f"{a:,}→{b:,}" for a, b in moves) + (" …" if len(moved) > MOVES else "")
-        longest = f", the longest of {max(cycles):,}" if len(cycles) > 1 else ""
-        word = "cycle" if len(cycles) == 1 else "cycles"
-        return f"{len(moved):,} of {n:,} {rows} reordered in {len(cycles):,} {word}{longest} ({told})"
+        most = f", the longest of {longest:,}" if len(lengths) > 1 else ""
+        word = "cycle" if len(lengths) == 1 else "cycles"
+        return f"{len(moved):,} of {n:,} {rows} reordered in {len(lengths):,} {word}{most} ({told})"
 
-    detail = {"moved": len(moved), "n": n, "cycles": len(cycles), "longest": max(cycles), "moves": moves}
+    detail = {"moved": len(moved), "n": n, "cycles": len(lengths), "longest": longest, "moves": moves}
     return Form("order", order, cost, say, detail)
-
-
-# ---- small things ----------------------------------------------------------------------------------------------------
-
-
-def _anchors(before: Array, order: Ints) -> list[int]:
-    """New positions of some rows that moved and have no equal, spread out; of such the old position is certain."""
-    sorted_keys = np.sort(before)
-    double = np.zeros(len(before) + 1, bool)
-    double[1:-1] = sorted_keys[1:] == sorted_keys[:-1]
-    single = sorted_keys[~(double[1:] | double[:-1])]
-    moved = np.flatnonzero(order != np.arange(len(order)))
-    if len(moved) > 4096:
-        moved = moved[np.linspace(0, len(moved) - 1, 4096).astype(np.int64)]
-    certain = moved[np.isin(before[order[moved]], single)]
-    if len(certain) > ANCHORS:
-        certain = certain[np.linspace(0, len(certain) - 1, ANCHORS).astype(np.int64)]
-    found: list[int] = certain.tolist()
-    return found
-
-
-def _source(at: int, p: int, q: int, r: int) -> int:
-    """Where the row at ``at`` of ``(x, q, p, r)`` was in ``(x, p, q, r)``."""
-    rest, unit = divmod(at, r)
-    rest, group = divmod(rest, p)
-    outer, each = divmod(rest, q)
-    return ((outer * p + group) * q + each) * r + unit
-
-
-def _factors(n: int) -> Iterator[tuple[int, int, int, int]]:
-    """``x·p·q·r = n`` with ``p, q ≥ 2``: fewest outer groups, largest units first."""
-    for x in _divisors(n):
-        for r in reversed(_divisors(n // x)):
-            both = n // x // r
-            for p in _divisors(both):
-                if p > 1 and both // p > 1:
-                    yield x, p, both // p, r
-
-
-def _divisors(n: int) -> list[int]:
-    small = [k for k in range(1, int(n**0.5) + 1) if n % k == 0]
-    return small + [n // k for k in reversed(small) if k * k != n]
 
 
 def _block_order(before: Array, after: Array, count: int) -> Ints | None:
@@ -382,19 +307,3 @@ def _block_order(before: Array, after: Array, count: int) -> Ints | None:
 
 def _listed(order: Ints) -> str:
     return "(" + ", ".join(str(k) for k in order.tolist()) + ")"
-
-
-def _cycles(order: Ints) -> list[int]:
-    """Lengths of the cycles that move something."""
-    seen = order == np.arange(len(order))
-    follow = order.tolist()
-    found = []
-    for start in np.flatnonzero(~seen).tolist():
-        if seen[start]:
-            continue
-        at, length = start, 0
-        while not seen[at]:
-            seen[at] = True
-            at, length = follow[at], length + 1
-        found.append(length)
-    return found

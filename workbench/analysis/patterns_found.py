@@ -10,10 +10,18 @@ import numpy as np
 
 from workbench.core.dtypes import DType
 
-__all__ = ["Pattern", "axis_words", "box_text", "made"]
+__all__ = ["NAMES", "Pattern", "axis_words", "box_text", "made"]
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[Array, "Array | None"], Array]
+
+#: Every name that a pattern may have.
+NAMES = (
+    "halves", "swap", "rolled", "reversed", "interleave", "regroup", "blocks", "order",
+    "shift", "resized", "transposed", "reshaped", "sibling",
+    "ratio", "rounded", "cast", "byteswap",
+    "bit_flip", "bit_flips", "zero_run", "fill", "replaced",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +29,7 @@ class Pattern:
     """How a tensor came from another one.
 
     Attributes:
-        name: one of the names of ``docs/patterns.md``, stable.
+        name: one of :data:`NAMES`, which ``docs/patterns.md`` explains; stable.
         sentence: the fact, with its numbers.
         detail: the same numbers, of JSON's types only.
         likely: what usually does this to a tensor of this name, or ``""``. A guess, and only ever said as one.

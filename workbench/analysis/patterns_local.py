@@ -18,14 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from workbench.analysis.patterns_evidence import MARGIN, choose, entropy, pairs
-from workbench.analysis.patterns_file import chunk_boxes, place_of
 from workbench.analysis.patterns_flips import flip_text, one_flip
 from workbench.analysis.patterns_found import Pattern, axis_words, box_text
-from workbench.analysis.patterns_read import Runs, bits
+from workbench.analysis.patterns_read import Run, Runs, bits
 from workbench.analysis.patterns_rounding import half_step, numbers
 from workbench.tensor import LazyTensor
 
-__all__ = ["Difference", "Watcher", "filled", "flipped", "replaced"]
+__all__ = ["Difference", "Watcher", "flipped", "replaced"]
 
 Array = np.ndarray[Any, Any]
 
@@ -74,29 +73,39 @@ class Difference:
 
     def run(self, watchers: list[Any]) -> None:
         """The pass."""
+        equal: list[Run] = []  # shown to those alive at the end: until a block differs, all would be
         for run in Runs(self.shape, self.a.element.itemsize).ends_first():
             left, right = bits(self.a, run.key), bits(self.b, run.key)
-            self._look(left.reshape(run.sizes), right.reshape(run.sizes), run)
+            if not self._look(left.reshape(run.sizes), right.reshape(run.sizes), run):
+                equal.append(run)
+                continue
             for watcher in watchers:
                 if watcher.alive:
                     watcher.feed(left.reshape(-1), right.reshape(-1))
             if not (self._local() or any(watcher.alive for watcher in watchers)):
                 return
         self.complete = True
+        for run in equal if self.count else []:
+            left = bits(self.a, run.key).reshape(-1)
+            for watcher in watchers:
+                if watcher.alive:
+                    watcher.feed(left, left)
+            if not any(watcher.alive for watcher in watchers):
+                return
 
     @property
     def bits_each(self) -> float:
         """Entropy of a changed element's new value."""
         return entropy(self.after)
 
-    def _look(self, left: Array, right: Array, run: Any) -> None:
+    def _look(self, left: Array, right: Array, run: Run) -> int:
         different = left != right
         count = int(np.count_nonzero(different))
         for axis, seen in enumerate(self._seen):
             if seen is not None:
                 seen[run.low[axis] : run.low[axis] + run.sizes[axis]] = True
         if not count:
-            return
+            return 0
         flat = np.flatnonzero(different) if count < different.size else None
         ends = (0, different.size - 1) if flat is None else (int(flat[0]), int(flat[-1]))
         self.first, self.last = min(self.first, run.start + ends[0]), max(self.last, run.start + ends[1])
@@ -117,8 +126,9 @@ class Difference:
             self.flips += [(run.start + k, int(left.reshape(-1)[k]), int(right.reshape(-1)[k])) for k in places]
         else:
             self.flips = []
+        return count
 
-    def _hull(self, different: Array, everything: bool, run: Any) -> None:
+    def _hull(self, different: Array, everything: bool, run: Run) -> None:
         for axis in range(different.ndim):
             at, size = run.low[axis], run.sizes[axis]
             others = tuple(k for k in range(different.ndim) if k != axis)
@@ -167,19 +177,6 @@ def flipped(seen: Difference) -> Pattern | None:
     return Pattern(name, flip_text(found, seen.a.numel), {"flips": found}, evidence=surprise, make=make)
 
 
-def filled(seen: Difference) -> Pattern | None:
-    """Every element that changed became the same value, and so the whole run or block between them has it."""
-    if not seen.complete or seen.constant is None or not seen.count:
-        return None
-    value = seen.constant
-    boxes = [((0,) * len(seen.shape), seen.shape), *chunk_boxes(seen.b, tuple(seen.low), tuple(seen.high))]
-    for low, sizes in boxes:
-        found = _run(seen, value, low, sizes)
-        if found is not None:
-            return found
-    return _filled_box(seen, value)
-
-
 def replaced(seen: Difference) -> Pattern | None:
     """All that differs lies in one block, or in some rows or columns; the rest is equal bit for bit."""
     if not seen.complete or not seen.count:
@@ -222,102 +219,6 @@ def _with_rest(key: Any) -> Any:
     return make
 
 
-def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, ...]) -> Pattern | None:
-    """The elements between the first and the last changed one, in the row-major order of a box, are all ``value``."""
-    a, b = seen.a, seen.b
-    box = tuple(slice(k, k + n) for k, n in zip(low, sizes, strict=True))
-    whole = sizes == seen.shape
-    inner = b if whole else b.lazy[box]
-    first, last = (seen.first, seen.last) if whole else _ends(a.lazy[box], inner)
-    start, stop = _grown(inner, first, last, value)
-    if stop <= start:
-        return None
-    zero = int(value) == 0
-    length = stop - start
-    surprise = seen.count * (log2(a.numel / (last + 1 - first)) + _rarity(seen, value)) - 2 * log2(a.numel)
-    if surprise < MARGIN:
-        return None
-    detail: dict[str, Any] = {"start": start, "length": length, "changed": seen.count, "value": _value(seen, value)}
-    detail |= {} if whole else {"offsets": list(low), "sizes": list(sizes)}
-    place = place_of(b, low, sizes, start, length)
-    tell = f"{length:,} elements from flat position {start:,}"
-    tell += "" if whole else f" of the stored chunk {box_text(low, box_high(low, sizes), seen.shape)}"
-    if length == a.numel:
-        tell = f"all {length:,} elements"
-    sentence = f"{tell} {'became zero' if zero else 'became ' + detail['value']}"
-    if seen.count < length:
-        sentence += f" ({length - seen.count:,} were already)"
-    if place is not None:
-        detail |= place
-        sentence += f"; in the file: bytes {place['byte_start']:,}:{place['byte_stop']:,} of {place['file']!r}"
-        sentence += ", whole 4,096-byte pages" if place["aligned"] else ""
-
-    def make(array: Array, rest: Array | None) -> Array:
-        out = array.copy()
-        part = np.ascontiguousarray(out.view(seen.a.element.raw)[box])
-        part.reshape(-1)[start:stop] = value
-        out.view(seen.a.element.raw)[box] = part
-        return out
-
-    return Pattern("zero_run" if zero else "fill", sentence, detail, evidence=surprise, make=make)
-
-
-def box_high(low: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The far corner."""
-    return tuple(k + n for k, n in zip(low, sizes, strict=True))
-
-
-def _ends(a: LazyTensor, b: LazyTensor) -> tuple[int, int]:
-    first, last = a.numel, -1
-    for run in Runs(a.shape, a.element.itemsize):
-        hits = np.flatnonzero((bits(a, run.key) != bits(b, run.key)).reshape(-1))
-        if len(hits):
-            first, last = min(first, run.start + int(hits[0])), run.start + int(hits[-1])
-    return first, last
-
-
-def _grown(b: LazyTensor, first: int, last: int, value: Any) -> tuple[int, int]:
-    """The longest run of ``value`` around ``[first, last]``; empty where that holds another one."""
-    start, stop, inside = first, last + 1, False
-    other_before, other_after = -1, b.numel
-    for run in Runs(b.shape, b.element.itemsize):
-        others = np.flatnonzero(bits(b, run.key).reshape(-1) != value) + run.start
-        if not len(others):
-            continue
-        at = int(np.searchsorted(others, first))
-        if at:
-            other_before = int(others[at - 1])
-        if at < len(others):
-            inside = int(others[at]) <= last
-            other_after = int(others[at])
-            break
-    start, stop = other_before + 1, other_after
-    return (0, 0) if inside else (start, stop)
-
-
-def _filled_box(seen: Difference, value: Any) -> Pattern | None:
-    low, high = tuple(seen.low), tuple(seen.high)
-    box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
-    inner = seen.b.lazy[box]
-    for run in Runs(inner.shape, inner.element.itemsize):
-        if (bits(inner, run.key) != value).any():
-            return None
-    surprise = seen.count * (log2(seen.a.numel / inner.numel) + _rarity(seen, value))
-    surprise -= sum(pairs(n) for n in seen.shape)
-    if surprise < MARGIN:
-        return None
-    told = _value(seen, value)
-    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel:,} elements became {told}; all others are equal"
-    detail = {"offsets": list(low), "sizes": list(inner.shape), "changed": seen.count, "value": told}
-
-    def make(array: Array, rest: Array | None) -> Array:
-        out = array.copy()
-        out.view(seen.a.element.raw)[box] = value
-        return out
-
-    return Pattern("fill", sentence, detail, evidence=surprise, make=make)
-
-
 def _untouched(seen: Difference) -> float:
     """How surprising it is that an addition as large as the flip left the others as they are.
 
@@ -337,18 +238,3 @@ def _untouched(seen: Difference) -> float:
         worth = np.log2(np.fmax(change / half_step(values, element), 1.0)) if change > 0 else np.zeros(1)
     # NaN: the flip made or undid one, which adding little does not
     return float(16.0 * len(values) if np.isnan(change) else np.fmin(worth, 16.0).sum())
-
-
-def _rarity(seen: Difference, value: Any) -> float:
-    """Bits that one element's becoming ``value`` is worth: seldom seen before, worth much."""
-    known = seen.before[:KEPT]
-    # what changed was not ``value``: how common it is elsewhere is told by the first elements that stayed
-    first = bits(seen.a, Runs(seen.shape, seen.a.element.itemsize, 1 << 16)[0].key).reshape(-1)
-    share = (np.count_nonzero(first == value) + 1) / (len(first) + 2)
-    return min(-log2(share), entropy(known))  # what was one constant may become another in many ways
-
-
-def _value(seen: Difference, value: Any) -> str:
-    from workbench.analysis.patterns_flips import number_text
-
-    return number_text(seen.a.element, int(value))

@@ -25,7 +25,8 @@ __all__ = ["moved", "reordered"]
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-LONGEST = 1 << 20  #: rows of an axis of which the order is looked for: a key is kept for each
+SOME = 64  #: rows of which one at least must have been there before
+LONGEST = 1 << 19  #: rows of an axis of which the order is looked for: some numbers are kept for each
 
 
 def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
@@ -121,6 +122,8 @@ def _moved(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> 
     part = list(slab((*a.shape[:axis], longest, *a.shape[axis + 1 :]), axis, a.element.itemsize))
     part[axis] = slice(None)
     before, after = (keys(one.lazy[tuple(part)], axis, longest) for one in (a, b))
+    if not np.isin(before, after[:: max(m // SOME, 1)]).any():
+        return None
     by = _offset(before, after)
     if by is None or (by == 0 and n == m):
         return None

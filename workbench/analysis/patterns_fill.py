@@ -1,0 +1,146 @@
+"""Runs and blocks of a tensor that became one value: zeroed pages, NaN, a constant.
+
+::
+
+    · · · · · ·      from the first to the last element that changed all are zero: a run, in row-major order;
+    · · · 0 0 0      of a tensor in several chunks also in the order of the one chunk that holds it,
+    0 0 0 0 · ·      as a lost page of the file would be
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import MARGIN, entropy, pairs
+from workbench.analysis.patterns_file import chunk_boxes, place_of
+from workbench.analysis.patterns_flips import number_text
+from workbench.analysis.patterns_found import Pattern, box_text
+from workbench.analysis.patterns_local import KEPT, Difference
+from workbench.analysis.patterns_read import Runs, bits
+from workbench.tensor import LazyTensor
+
+__all__ = ["filled"]
+
+Array = np.ndarray[Any, Any]
+
+
+def filled(seen: Difference) -> Pattern | None:
+    """Every element that changed became the same value, and so the whole run or block between them has it."""
+    if not seen.complete or seen.constant is None or not seen.count:
+        return None
+    value = seen.constant
+    boxes = [((0,) * len(seen.shape), seen.shape), *chunk_boxes(seen.b, tuple(seen.low), tuple(seen.high))]
+    for low, sizes in boxes:
+        found = _run(seen, value, low, sizes)
+        if found is not None:
+            return found
+    return _filled_box(seen, value)
+
+
+def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, ...]) -> Pattern | None:
+    """The elements between the first and the last changed one, in the row-major order of a box, are all ``value``."""
+    a, b = seen.a, seen.b
+    box = tuple(slice(k, k + n) for k, n in zip(low, sizes, strict=True))
+    whole = sizes == seen.shape
+    inner = b if whole else b.lazy[box]
+    first, last = (seen.first, seen.last) if whole else _ends(a.lazy[box], inner)
+    start, stop = _grown(inner, first, last, value)
+    if stop <= start:
+        return None
+    zero = int(value) == 0
+    length = stop - start
+    surprise = seen.count * (log2(a.numel / (last + 1 - first)) + _rarity(seen, value)) - 2 * log2(a.numel)
+    if surprise < MARGIN:
+        return None
+    told = number_text(a.element, int(value))
+    detail: dict[str, Any] = {"start": start, "length": length, "changed": seen.count, "value": told}
+    detail |= {} if whole else {"offsets": list(low), "sizes": list(sizes)}
+    place = place_of(b, low, sizes, start, length)
+    tell = f"{length:,} elements from flat position {start:,}"
+    tell += "" if whole else f" of the stored chunk {box_text(low, _far(low, sizes), seen.shape)}"
+    if length == a.numel:
+        tell = f"all {length:,} elements"
+    sentence = f"{tell} {'became zero' if zero else f'became {told}'}"
+    if seen.count < length:
+        sentence += f" ({length - seen.count:,} were already)"
+    if place is not None:
+        detail |= place
+        sentence += f"; in the file: bytes {place['byte_start']:,}:{place['byte_stop']:,} of {place['file']!r}"
+        sentence += ", whole 4,096-byte pages" if place["aligned"] else ""
+
+    def make(array: Array, rest: Array | None) -> Array:
+        out = array.copy()
+        part = np.ascontiguousarray(out.view(seen.a.element.raw)[box])
+        part.reshape(-1)[start:stop] = value
+        out.view(seen.a.element.raw)[box] = part
+        return out
+
+    return Pattern("zero_run" if zero else "fill", sentence, detail, evidence=surprise, make=make)
+
+
+def _far(low: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The far corner."""
+    return tuple(k + n for k, n in zip(low, sizes, strict=True))
+
+
+def _ends(a: LazyTensor, b: LazyTensor) -> tuple[int, int]:
+    first, last = a.numel, -1
+    for run in Runs(a.shape, a.element.itemsize):
+        hits = np.flatnonzero((bits(a, run.key) != bits(b, run.key)).reshape(-1))
+        if len(hits):
+            first, last = min(first, run.start + int(hits[0])), run.start + int(hits[-1])
+    return first, last
+
+
+def _grown(b: LazyTensor, first: int, last: int, value: Any) -> tuple[int, int]:
+    """The longest run of ``value`` around ``[first, last]``; empty where that holds another one."""
+    start, stop, inside = first, last + 1, False
+    other_before, other_after = -1, b.numel
+    for run in Runs(b.shape, b.element.itemsize):
+        others = np.flatnonzero(bits(b, run.key).reshape(-1) != value) + run.start
+        if not len(others):
+            continue
+        at = int(np.searchsorted(others, first))
+        if at:
+            other_before = int(others[at - 1])
+        if at < len(others):
+            inside = int(others[at]) <= last
+            other_after = int(others[at])
+            break
+    start, stop = other_before + 1, other_after
+    return (0, 0) if inside else (start, stop)
+
+
+def _filled_box(seen: Difference, value: Any) -> Pattern | None:
+    low, high = tuple(seen.low), tuple(seen.high)
+    box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
+    inner = seen.b.lazy[box]
+    for run in Runs(inner.shape, inner.element.itemsize):
+        if (bits(inner, run.key) != value).any():
+            return None
+    surprise = seen.count * (log2(seen.a.numel / inner.numel) + _rarity(seen, value))
+    surprise -= sum(pairs(n) for n in seen.shape)
+    if surprise < MARGIN:
+        return None
+    told = number_text(seen.a.element, int(value))
+    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel:,} elements became {told}; all others are equal"
+    detail = {"offsets": list(low), "sizes": list(inner.shape), "changed": seen.count, "value": told}
+
+    def make(array: Array, rest: Array | None) -> Array:
+        out = array.copy()
+        out.view(seen.a.element.raw)[box] = value
+        return out
+
+    return Pattern("fill", sentence, detail, evidence=surprise, make=make)
+
+
+def _rarity(seen: Difference, value: Any) -> float:
+    """Bits that one element's becoming ``value`` is worth: seldom seen before, worth much."""
+    known = seen.before[:KEPT]
+    # what changed was not ``value``: how common it is elsewhere is told by the first elements that stayed
+    first = bits(seen.a, Runs(seen.shape, seen.a.element.itemsize, 1 << 16)[0].key).reshape(-1)
+    share = (np.count_nonzero(first == value) + 1) / (len(first) + 2)
+    return min(-log2(share), entropy(known))  # what was one constant may become another in many ways
