@@ -35,7 +35,7 @@ from workbench.core.payload import Payloads
 from workbench.core.scan import PIECE, OnError, Piece, Tick, scan
 from workbench.core.work import pair_work
 
-__all__ = ["Compare", "Comparison", "compare", "engine"]
+__all__ = ["Compare", "Comparison", "compare", "engine", "ratio_of"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -133,9 +133,7 @@ class Comparison:
         if self.how in ("raw", "none"):
             return None
         dd, aa, _ = self.squares
-        if dd == 0:
-            return 0.0
-        return math.inf if aa == 0 else _ratio(dd, aa)
+        return ratio_of(dd, aa)
 
     @property
     def cosine(self) -> float | None:
@@ -183,6 +181,7 @@ def compare(
     tick: Tick | None = None,
     on_error: OnError | None = None,
     fast: bool | None = None,
+    norms: bool = False,
 ) -> Iterator[tuple[int, Comparison]]:
     """Compare ``tensors_a[k]`` with ``tensors_b[k]`` for every ``k``; yields ``(k, comparison)`` as they are done.
 
@@ -193,6 +192,7 @@ def compare(
         tensors_a, tensors_b: positions of tensors of equal shapes.
         replicas: which stored copies.
         fast: use the compiled code; by default if numba is installed and the pass is not small.
+        norms: take the norms of equal tensors too.
 
     Raises:
         OpenError: a chunk cannot be read (only without ``on_error``, which is told as :func:`scan` tells it).
@@ -200,10 +200,9 @@ def compare(
     work = pair_work(a, b, tensors_a, tensors_b, replicas=replicas)
     chosen = engine(int(work.nbytes.sum()), fast)
     found: dict[int, Comparison] = {}
-    share = 1.0
     told = None if tick is None else (lambda done: tick(0.9 * done))  # the second look is mostly short
     for k, state in scan(work, Compare(a, fast=chosen == "numba"), threads=threads, tick=told, on_error=on_error):
-        if state.changed and state.looked < state.seen and state.how in ("bits", "numbers"):
+        if (state.changed or norms) and state.looked < state.seen and state.how in ("bits", "numbers"):
             found[k] = state
         else:
             yield k, state
@@ -220,7 +219,7 @@ def compare(
                 state.ulps[0] += more.finite
             yield k, state
     if tick is not None:
-        tick(share)
+        tick(1.0)
 
 
 def engine(nbytes: int, fast: bool | None = None) -> str:
@@ -234,6 +233,16 @@ def engine(nbytes: int, fast: bool | None = None) -> str:
             raise MissingExtraError("compiled comparison needs numba; pip install 'ckpt-workbench[fast]'")
         return "numpy"
     return "numba"
+
+
+def ratio_of(above: int, below: int) -> float:
+    """√(above / below) of two exact sums; 0 for 0 / 0, infinite where only ``below`` is 0."""
+    if above == 0 or below == 0:
+        return math.inf if above else 0.0
+    shift = above.bit_length() - below.bit_length() - 128
+    shift -= shift & 1
+    quotient = (above << -shift) // below if shift < 0 else above // (below << shift)
+    return _scaled(math.isqrt(quotient), shift // 2)
 
 
 class Compare:
@@ -420,14 +429,6 @@ def _root(square: int) -> float:
         return 0.0
     shift = max(square.bit_length() - 128, 0) & ~1
     return _scaled(math.isqrt(square >> shift), (shift - _UNIT) // 2)
-
-
-def _ratio(above: int, below: int) -> float:
-    """√(above / below)."""
-    shift = above.bit_length() - below.bit_length() - 128
-    shift -= shift & 1
-    quotient = (above << -shift) // below if shift < 0 else above // (below << shift)
-    return _scaled(math.isqrt(quotient), shift // 2)
 
 
 def _quotient(above: int, below: int) -> float:

@@ -242,7 +242,12 @@ class _Differ:
             self.not_checked["renamed"] = "tensors of other names were not compared by content"
         rows = self._rows(pairs)
         objects = tuple(object_changes(a.objects, b.objects)) if a is not b and self.replicas == (0, 0) else ()
-        self.checked["objects"] = f"{len(set(a.objects) | set(b.objects)):,} objects"
+        for change in objects:
+            if change.kind in ("unreadable", "unlooked"):
+                self.not_checked[f"object {change.path!r}"] = change.text
+        objects = tuple(change for change in objects if change.kind not in ("unreadable", "unlooked"))
+        if self.replicas == (0, 0):
+            self.checked["objects"] = f"{len(set(a.objects) | set(b.objects)):,} objects"
         if self.tick is not None:
             self.tick(1.0)
         return Diff(

@@ -66,14 +66,16 @@ class _Walk:
             sides = []
             for side in (a, b):
                 try:
-                    sides.append((name in side, side.get(name), ""))
+                    value = _own(name, side[name]) if name in side else _ABSENT
+                    sides.append((value is not _ABSENT, value, ""))
                 except WorkbenchError as error:
                     sides.append((True, None, str(error)))
             (in_a, before, why_a), (in_b, after, why_b) = sides
             path = name if _plain(name) else short(name)
             if why_a or why_b:
-                if why_a != why_b:
-                    yield ObjectChange(path, "unreadable", why_a or why_b)
+                yield ObjectChange(path, "unreadable", why_a or why_b)
+            elif not in_a and not in_b:
+                continue
             elif not in_a:
                 yield _added(path, after)
             elif not in_b:
@@ -125,6 +127,22 @@ class _Walk:
 
 
 # ---- parts and leaves ------------------------------------------------------------------------------------------------
+
+
+_ABSENT = object()
+_LAYOUT = {"format", "DCP_SHARDING_INFO", "total_size", "total_parameters"}
+
+
+def _own(name: str, value: Any) -> Any:
+    """An object without what only tells how the files are laid out: safetensors' headers and index, say."""
+    if name == "__metadata__" and isinstance(value, Mapping):
+        parts = [part for part in value.values() if isinstance(part, Mapping)]
+        value = {key: item for part in parts for key, item in part.items() if key not in _LAYOUT}
+    elif name.endswith(".safetensors.index") and isinstance(value, Mapping):
+        value = {key: item for key, item in value.items() if key not in _LAYOUT}
+    else:
+        return value
+    return value or _ABSENT
 
 
 class _At(int):

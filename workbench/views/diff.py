@@ -194,9 +194,7 @@ def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _cells(row: TensorDiff) -> list[str]:
     c = row.comparison
     if c is None:
-        return (
-            ["", row.source or "", "", "", "", _types(row)] if not row.source else ["", "yes", "", "", "", _types(row)]
-        )
+        return ["", "yes" if row.source else "", "", "", _types(row)]
     share = units.percent(c.changed, c.seen) if c.seen else ""
     nan = "NaN!" if c.nan_new else _number(c.max_abs)
     return [_number(c.rel_l2), share, nan, _cosine(c.cosine), _types(row)]

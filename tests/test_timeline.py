@@ -1,0 +1,55 @@
+"""The steps of a run against norms and changes computed by torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import workbench as wb
+from workbench import errors
+from workbench.analysis.timeline import timeline
+
+
+def test_a_run_of_two_steps_is_that_of_torch(samples):
+    frame = timeline(samples / "titan_run")
+    assert frame["step"].tolist() == [2, 4] and frame["complete"].all()
+    steps = [wb.open(samples / f"titan_run/step-{n}") for n in (2, 4)]
+    params = [{t.fqn: t.torch().double() for t in (s[k] for k in s) if t.role == "param"} for s in steps]
+    norms = [sum(float((v**2).sum()) for v in p.values()) ** 0.5 for p in params]
+    assert frame["norm_param"].tolist() == pytest.approx(norms)
+    moved = sum(float(((params[1][k] - v) ** 2).sum()) for k, v in params[0].items()) ** 0.5
+    assert frame["change"].isna().tolist() == [True, False]
+    assert frame["change"][1] == pytest.approx(moved / norms[0])
+    assert (frame["norm_exp_avg"] > 0).all() and frame["tensors"].tolist() == [86, 86]
+
+
+def test_by_tensor_each_step_has_its_rows(samples):
+    frame = timeline(samples / "titan_run", by="tensor")
+    assert len(frame) == 2 * 86 and frame[frame["step"] == 2]["change"].isna().all()
+    key = "layers.0.attention.wq.weight"
+    a, b = (wb.open(samples / f"titan_run/step-{n}")[key].torch().double() for n in (2, 4))
+    row = frame[(frame["step"] == 4) & (frame["key"] == key)].iloc[0]
+    assert row["norm"] == pytest.approx(float(b.norm()))
+    assert row["change"] == pytest.approx(float((b - a).norm() / a.norm()))
+
+
+def test_incomplete_and_damaged_steps_are_rows_that_say_why(tmp_path):
+    for step in (1, 2, 3):
+        (tmp_path / f"step-{step}").mkdir()
+        save_file({"w": torch.full((10,), float(step))}, str(tmp_path / f"step-{step}" / "model.safetensors"))
+    (tmp_path / "step-2" / "model.safetensors").write_bytes(b"")
+    frame = timeline(tmp_path)
+    assert frame["step"].tolist() == [1, 2, 3] and frame["complete"].tolist() == [True, False, True]
+    assert frame["why"][1] and frame["change"][2] == pytest.approx(2.0)  # against step 1, the complete one before
+    bare = timeline(tmp_path, values=False)
+    assert bare["norm_param"].isna().all() and bare["tensors"].tolist()[0] == 1
+
+
+def test_a_list_of_checkpoints_is_a_run_too(samples):
+    paths = [samples / "trainer_run/checkpoint-6", wb.open(samples / "trainer_run/checkpoint-3")]
+    told = []
+    frame = timeline(paths, tick=told.append)
+    assert frame["step"].tolist() == [3, 6] and told == sorted(told) and told[-1] == 1.0
+    with pytest.raises(errors.UsageError):
+        timeline(paths, by="module")

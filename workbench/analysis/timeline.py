@@ -1,0 +1,181 @@
+"""The steps of a run, one after the other: what is stored, how large the weights and moments are, how far they moved.
+
+::
+
+    step  path         complete  tensors  nbytes   norm_param  norm_exp_avg  norm_exp_avg_sq  change
+    2000  step-2000    yes           738  11.2 GB      412.7         0.031           2.1e-05      –
+    4000  step-4000    yes           738  11.2 GB      431.0         0.027           1.9e-05  0.081     ‖w₄ − w₂‖ / ‖w₂‖
+    6000  step-6000    no: .metadata is missing
+
+``change`` is that of all weights (role ``param``) against the complete step before, over the tensors that both hold.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.analysis.compare import compare, ratio_of
+from workbench.analysis.diff_pairs import align
+from workbench.analysis.stats import stats
+from workbench.checkpoint import Checkpoint, open
+from workbench.core.scan import Tick
+from workbench.errors import UsageError, WorkbenchError
+from workbench.runs import discover, step_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["timeline"]
+
+ROLES = ("param", "exp_avg", "exp_avg_sq")
+STEP_COLUMNS = (
+    "step", "path", "format", "complete", "why", "tensors", "nbytes", "norm_param", "norm_exp_avg", "norm_exp_avg_sq",
+    "change",
+)  # fmt: skip
+TENSOR_COLUMNS = ("step", "path", "key", "fqn", "role", "norm", "absmean", "nan", "change")
+
+
+def timeline(
+    run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Checkpoint],
+    *,
+    by: str = "step",
+    values: bool = True,
+    threads: int | None = None,
+    tick: Tick | None = None,
+) -> pd.DataFrame:
+    """The checkpoints of a run in the order of their steps.
+
+    Args:
+        run: a run's folder, or its checkpoints or their paths.
+        by: ``step``: one row a step; ``tensor``: one row a tensor of each step that could be read.
+        values: read norms and changes; else only what metadata tells (``step`` only).
+        threads, tick: as for ``stats``.
+
+    Returns:
+        by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change; what a
+        step lacks is missing. By tensor: step path key fqn role norm absmean nan change, with ``change`` of weights
+        and moments alike. A step that is incomplete or cannot be read is a row whose ``why`` says so.
+
+    Raises:
+        OpenError: the folder cannot be listed. UsageError: an unknown ``by``.
+    """
+    import pandas as pd
+
+    if by not in ("step", "tensor") or (by == "tensor" and not values):
+        raise UsageError(f"by={by!r}: choose 'step', or 'tensor' with values=True")
+    found = _steps(run)
+    rows: list[dict[str, Any]] = []
+    before: Checkpoint | None = None
+    for number, one in enumerate(found):
+        told = None if tick is None else _part(tick, number, len(found))
+        row: dict[str, Any] = dict.fromkeys(STEP_COLUMNS)
+        row |= {"step": one.step, "path": one.path, "complete": not one.why, "why": one.why, "format": one.format}
+        try:
+            ckpt = one.ckpt or (None if one.why else open(one.full))
+            if ckpt is not None:
+                row |= {"format": ckpt.format, "step": one.step if ckpt.step is None else ckpt.step}
+                row |= {"tensors": len(ckpt), "nbytes": int(ckpt.catalog.tensor_nbytes.sum())}
+                if values:
+                    tensors = _tensors(before, ckpt, row, threads, told)
+                    if by == "tensor":
+                        rows += tensors
+                before = ckpt
+        except WorkbenchError as error:
+            row |= {"complete": False, "why": str(error)}
+        if by == "step":
+            rows.append(row)
+        if tick is not None:
+            tick((number + 1) / len(found))
+    frame = pd.DataFrame(rows, columns=list(STEP_COLUMNS if by == "step" else TENSOR_COLUMNS))
+    for name in ("step", "tensors", "nbytes", "nan"):
+        if name in frame:
+            frame[name] = frame[name].astype("Int64")
+    for name in ("norm_param", "norm_exp_avg", "norm_exp_avg_sq", "change", "norm", "absmean"):
+        if name in frame:
+            frame[name] = frame[name].astype("float64")
+    return frame
+
+
+@dataclass(frozen=True)
+class _Step:
+    step: int | None
+    path: str
+    full: str
+    format: str
+    why: str
+    ckpt: Checkpoint | None = None
+
+
+def _steps(run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Checkpoint]) -> list[_Step]:
+    if isinstance(run, (str, os.PathLike)):
+        root = os.fspath(run)
+        steps = [
+            _Step(one.step, one.path, os.path.join(root, one.path), one.format, one.why)
+            for one in discover(root)
+            if one.step is not None
+        ]
+    else:
+        steps = []
+        for item in run:
+            if isinstance(item, Checkpoint):
+                steps.append(_Step(item.step, item.path, item.path, item.format, "", item))
+            else:
+                path = os.fspath(item)
+                steps.append(_Step(step_of(path), path, path, "", ""))
+    return sorted(steps, key=lambda one: (one.step is None, one.step or 0))
+
+
+def _tensors(
+    before: Checkpoint | None, ckpt: Checkpoint, row: dict[str, Any], threads: int | None, tick: Tick | None
+) -> list[dict[str, Any]]:
+    """Fill in a step's norms and change; returns the rows of its tensors."""
+    frame = stats(ckpt, threads=threads, tick=None if tick is None else _part(tick, 0, 2))
+    roles = np.array(ckpt.roles)
+    norms = frame["norm"].to_numpy("float64", na_value=math.nan)
+    for role in ROLES:
+        picked = norms[(roles == role) & ~np.isnan(norms)]
+        if len(picked):
+            row[f"norm_{role}"] = math.hypot(*picked.tolist())
+    changes = {} if before is None else _changes(before, ckpt, threads, None if tick is None else _part(tick, 1, 2))
+    weights = [squares for u, squares in changes.items() if ckpt.roles[u] == "param"]
+    if weights:
+        row["change"] = ratio_of(sum(s[0] for s in weights), sum(s[1] for s in weights))
+    rows = []
+    for u, (key, norm, mean, nan) in enumerate(
+        zip(frame["key"].tolist(), norms.tolist(), frame["absmean"].tolist(), frame["nan"].tolist(), strict=True)
+    ):
+        made = {"step": row["step"], "path": row["path"], "key": key, "fqn": ckpt.fqns[u], "role": ckpt.roles[u]}
+        change = ratio_of(*changes[u]) if u in changes else None
+        rows.append(made | {"norm": norm, "absmean": mean, "nan": nan, "change": change})
+    return rows
+
+
+def _changes(
+    before: Checkpoint, ckpt: Checkpoint, threads: int | None, tick: Tick | None
+) -> dict[int, tuple[int, int]]:
+    """For tensors that both steps hold whole: exact Σδ² and Σa², by position in the later step."""
+    pairs = [
+        pair
+        for pair in align(before, ckpt).pairs
+        if pair.a is before and before.catalog.shape_of(pair.tensor_a) == ckpt.catalog.shape_of(pair.tensor_b)
+    ]
+    left = np.array([pair.tensor_a for pair in pairs], np.int64)
+    right = np.array([pair.tensor_b for pair in pairs], np.int64)
+    passed = compare(
+        before.payloads, ckpt.payloads, left, right, threads=threads, tick=tick, on_error=lambda *_: None, norms=True
+    )
+    return {
+        pairs[k].tensor_b: (state.squares[0], state.squares[1])
+        for k, state in passed
+        if state.how in ("bits", "numbers") and state.seen == ckpt.catalog.numel[pairs[k].tensor_b]
+    }
+
+
+def _part(tick: Tick, number: int, of: int) -> Tick:
+    return lambda share: tick((number + share) / of)
