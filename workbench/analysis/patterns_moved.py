@@ -17,6 +17,7 @@ from workbench.analysis.patterns_evidence import MARGIN, entropy, pairs
 from workbench.analysis.patterns_forms import Form, find_form
 from workbench.analysis.patterns_found import Pattern, axis_words, box_text
 from workbench.analysis.patterns_local import Difference
+from workbench.analysis.patterns_long import LONGEST, reordered_units
 from workbench.analysis.patterns_read import Runs, bits, differing, keys, slab
 from workbench.tensor import LazyTensor
 
@@ -26,11 +27,12 @@ Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SOME = 64  #: rows of which one at least must have been there before
-LONGEST = 1 << 19  #: rows of an axis of which the order is looked for: some numbers are kept for each
 
 
 def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
     """``b`` has the rows (columns, …) of ``a`` in another order; elsewhere on the other axes it may be equal."""
+    if len(seen.shape) == 1 and seen.shape[0] > LONGEST:
+        return reordered_units(a, b, seen)
     for axis, n in enumerate(seen.shape):
         if not 2 <= n <= LONGEST:
             continue

@@ -1,0 +1,70 @@
+"""Orders of a flat tensor too long for a number an element: a key for each unit of 2, 4, 8 … elements instead.
+
+::
+
+    2,097,152 elements   ▏4▕▏4▕▏4▕ …   524,288 units; blocks, halves and rolls by whole units are found
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns_evidence import MARGIN
+from workbench.analysis.patterns_forms import find_form
+from workbench.analysis.patterns_found import Pattern
+from workbench.analysis.patterns_local import Difference
+from workbench.analysis.patterns_read import Runs, bits, differing, fold
+from workbench.tensor import LazyTensor
+
+__all__ = ["LONGEST", "reordered_units"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+LONGEST = 1 << 19  #: indices of an axis of which the order is looked for: some numbers are kept for each
+
+
+def reordered_units(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
+    """``b`` has the units of ``a``, both of one axis longer than ``LONGEST``, in another order."""
+    (n,) = seen.shape
+    unit = 1 << (-(-n // LONGEST) - 1).bit_length()
+    runs = Runs(seen.shape, a.element.itemsize)
+    if n % unit or (len(runs) > 1 and runs[1].start % unit):
+        return None
+    form = find_form(_unit_keys(a, unit), _unit_keys(b, unit))
+    if form is None:
+        return None
+    surprise = seen.count * seen.bits_each - form.cost
+    if surprise < MARGIN or not _proved(a, b, form.order, unit):
+        return None
+    units = f"of {unit:,} elements"
+    sentence = form.say(f"unit {units}", f"units {units}")
+    detail = {"axis": 0, "unit_of": unit, **form.detail}
+    order = form.order
+
+    def make(array: Array, rest: Array | None) -> Array:
+        return array.reshape(-1, unit)[order].reshape(-1)
+
+    return Pattern(form.name, sentence, detail, evidence=surprise, make=make)
+
+
+def _unit_keys(tensor: LazyTensor, unit: int) -> Array:
+    found = np.zeros(tensor.numel // unit, np.uint64)
+    for run in Runs(tensor.shape, tensor.element.itemsize):
+        rows = bits(tensor, run.key).reshape(-1, unit)
+        inside = slice(run.start // unit, run.start // unit + len(rows))
+        found[inside] = fold(found[inside], rows)
+    return found
+
+
+def _proved(a: LazyTensor, b: LazyTensor, order: Ints, unit: int) -> bool:
+    # what a unit was is read by its elements' positions, 8 bytes each: fewer at a time
+    for run in Runs(b.shape, b.element.itemsize, max(unit, 1 << 18) * b.element.itemsize).ends_first():
+        first = run.start // unit
+        old = order[first : first + run.sizes[0] // unit]
+        where = (old[:, None] * unit + np.arange(unit)).reshape(-1)
+        if differing(bits(a, (where,)), bits(b, run.key)):
+            return False
+    return True
