@@ -137,13 +137,16 @@ class Comparison:
 
     @property
     def cosine(self) -> float | None:
-        """Cosine of the angle between a and b; ``None`` where one of them is zero. Exactly 1 for equal tensors."""
+        """Cosine of the angle between a and b, exactly 1 for equal tensors; to about 1e-16 times the ratio of their norms.
+
+        ``None`` where one of them is zero, or 2³² times as long as the other.
+        """
         if self.how in ("raw", "none"):
             return None
         dd, aa, bb = self.squares
         if dd == 0 and (aa or not self.looked):
             return 1.0
-        if aa == 0 or bb == 0:
+        if not min(aa, bb) or max(aa, bb).bit_length() - min(aa, bb).bit_length() > 64:
             return None
         root = math.isqrt(aa * bb)
         return max(-1.0, min(1.0, _quotient(aa + bb - dd, 2 * root)))
