@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -172,12 +174,33 @@ def test_permissions_leftovers_and_unlisted_shards(tmp_path):
     }
 
 
-def test_a_file_that_may_not_be_read(tmp_path):
-    if os.geteuid() == 0:
-        pytest.skip("root may read every file")
-    folder = sharded(tmp_path / "c", model())
-    (folder / "model-00003-of-00004.safetensors").chmod(0)
-    assert any("model-00003-of-00004.safetensors" in f.message + f.where for f in verify(folder).found)
+def test_a_file_that_may_not_be_read_is_one_finding(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/dcp_fsdp2", tmp_path / "c")
+    (folder / "__1_0.distcp").chmod(0)
+    code = "import sys, os, json, zlib, workbench.formats.dcp as _, workbench.core.checksums as _\n"
+    code += "from workbench.analysis import manifest_check as _\nfrom workbench.analysis.verify import verify\n"
+    if os.geteuid() == 0:  # who may read every file
+        for path in (folder, *folder.parents):
+            if path.is_relative_to(tmp_path.parents[1]):
+                path.chmod(path.stat().st_mode | 0o055)
+        for path in folder.iterdir():
+            path.chmod(0 if path.name == "__1_0.distcp" else 0o644)
+        code += "os.seteuid(65534)\n"
+    code += "print(json.dumps([verify(sys.argv[1], deep=d, threads=1).to_json()['findings'] for d in (False, True)]))"
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for findings in json.loads(done.stdout):
+        graver = [(f["rule"], f["where"]) for f in findings if f["severity"] != "info"]
+        assert graver == [("files.unreadable", "__1_0.distcp")]
+
+
+def test_bytes_after_the_last_item(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/dcp_fsdp2", tmp_path / "c")
+    with open(folder / "__3_0.distcp", "ab") as handle:
+        handle.write(b"of a larger save")
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+    assert one(verify(folder), "files.trailing").where == "__3_0.distcp"
 
 
 def test_a_hole_on_disk_is_named_with_its_bytes(tmp_path):

@@ -45,7 +45,8 @@ def check_boxes(subject: Subject) -> None:
     for a, b in zip(first[i].tolist(), first[j].tolist(), strict=True):
         _overlap(subject, a, b)
     for tensor in np.union1d(np.flatnonzero(volume != catalog.numel), box.distinct(owner[i])).tolist():
-        _holes(subject, tensor, offsets[owner == tensor], sizes[owner == tensor])
+        low, high = np.searchsorted(owner, [tensor, tensor + 1]).tolist()
+        _holes(subject, tensor, offsets[low:high], sizes[low:high])
     if catalog.format in OWN_BYTES:
         _shared_bytes(subject)
 

@@ -61,6 +61,7 @@ class Subject:
     Attributes:
         threads: how many may read side by side.
         lost: ``(chunks,) bool`` rows whose bytes are known not to be there; no rule reads them again.
+        shut: files that may not be read.
     """
 
     ckpt: Checkpoint
@@ -68,6 +69,8 @@ class Subject:
     log: Log
     threads: int | None = None
     lost: Array = field(default_factory=lambda: np.empty(0, bool))
+
+    shut: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.lost = np.zeros(self.catalog.chunks, bool)
@@ -92,6 +95,8 @@ class Subject:
 
     def gone(self, file: str, stop: int) -> bool:
         """Whether a byte range of a file is known not to be there."""
+        if file in self.shut:
+            return True
         number = self.catalog.files.index(file) if file in self.catalog.files else -1
         return number >= 0 and stop > self.catalog.file_stats[number].size
 

@@ -42,7 +42,10 @@ def check_steps(subject: Subject) -> None:
     log.checked["steps"] = f"{counted} (scalars: their bytes were read), and the folder's name"
     _parts(subject, told)
     usual = _optimizer(subject, scalars)
-    step = subject.ckpt.step
+    try:
+        step = subject.ckpt.step
+    except (WorkbenchError, RecursionError):  # told by check_objects
+        return
     if step is None or not told:
         return
     _folder(subject, step)

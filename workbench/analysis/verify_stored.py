@@ -18,6 +18,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -79,58 +80,54 @@ def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, t
 def _archives(subject: Subject, tick: Tick | None) -> Array:
     """CRC-32 of every record; returns the chunk rows whose bytes one vouches for."""
     log, catalog = subject.log, subject.catalog
-    good: dict[str, list[tuple[int, int]]] = {}
     counts = {"ok": 0, "absent": 0, "mismatch": 0, "damaged": 0}
-    for one in check_archives(subject.payloads, subject.place, threads=subject.threads, tick=tick):
-        counts[one.status] = counts.get(one.status, 0) + 1
-        if one.status == "mismatch":
-            log.add(
-                "checksum.mismatch",
-                "error",
-                one.owner or one.file,
-                f"record {one.record!r} at bytes {one.start:,} to "
-                f"{one.stop:,} of {one.file!r}{_also(subject, one)}: CRC-32 is {one.computed or 0:08x}, stored is "
-                f"{one.stored or 0:08x}",
-                _RESTORE,
-                file=one.file,
-                record=one.record,
-                start=one.start,
-                stop=one.stop,
-                stored=one.stored,
-                computed=one.computed,
-            )
-        elif one.status == "damaged" and not _told(subject, one):
-            log.add(
-                "checksum.damaged",
-                "error",
-                one.owner or one.file,
-                one.message,
-                _RESTORE,
-                file=one.file,
-                record=one.record,
-                start=one.start,
-                stop=one.stop,
-            )
-        if one.status in ("ok", "mismatch"):
-            good.setdefault(one.file, []).append((one.start, one.stop))
+    covered = np.zeros(catalog.chunks, bool)
+    by_file = np.argsort(catalog.file, kind="stable")
+    checks = check_archives(subject.payloads, subject.place, threads=subject.threads, tick=tick)
+    for file, group in groupby(checks, key=lambda one: one.file):  # one file at a time: millions of records are many
+        good = []
+        for one in group:
+            counts[one.status] += 1
+            if one.status in ("ok", "mismatch"):
+                good.append((one.start, one.stop))
+            _tell(subject, one)
+        if good and file in catalog.files:
+            number = catalog.files.index(file)
+            low, high = (np.searchsorted(catalog.file, number, side=side, sorter=by_file) for side in ("left", "right"))
+            rows = by_file[low:high]
+            covered[rows] |= _inside(np.array(sorted(good), np.int64), catalog, rows)
     if counts["ok"] or counts["mismatch"]:
         log.checked["checksums"] = f"the CRC-32 of {plural(counts['ok'] + counts['mismatch'], 'record')} of torch.save"
-    covered = np.zeros(catalog.chunks, bool)
-    for number, name in enumerate(catalog.files):
-        ranges = np.array(sorted(good.get(name, [])), np.int64).reshape(-1, 2)
-        rows = np.flatnonzero(catalog.file == number)
-        if len(ranges) and len(rows):
-            covered[rows] = _inside(ranges, catalog, rows)
     return covered
+
+
+def _tell(subject: Subject, one: RecordCheck) -> None:
+    place: dict[str, Any] = {"file": one.file, "record": one.record, "start": one.start, "stop": one.stop}
+    if one.status == "mismatch":
+        subject.log.add(
+            "checksum.mismatch",
+            "error",
+            one.owner or one.file,
+            f"record {one.record!r} at bytes {one.start:,} to {one.stop:,} of {one.file!r}{_also(subject, one)}: "
+            f"CRC-32 is {one.computed or 0:08x}, stored is {one.stored or 0:08x}",
+            _RESTORE,
+            stored=one.stored,
+            computed=one.computed,
+            **place,
+        )
+    elif one.status == "damaged" and not _told(subject, one):
+        subject.log.add("checksum.damaged", "error", one.owner or one.file, one.message, _RESTORE, **place)
 
 
 def _told(subject: Subject, one: RecordCheck) -> bool:
     """Whether the structure already showed this damage."""
+    catalog = subject.catalog
     if subject.gone(one.file, one.stop):
         return True
-    lost = np.flatnonzero(subject.lost)
-    here = [row for row in lost.tolist() if subject.file(row) == one.file]
-    return any(subject.catalog.start[row] < one.stop and subject.catalog.stop[row] > one.start for row in here)
+    if one.file not in catalog.files:
+        return False
+    here = subject.lost & (catalog.file == catalog.files.index(one.file))
+    return bool((here & (catalog.start < one.stop) & (catalog.stop > one.start)).any())
 
 
 def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:

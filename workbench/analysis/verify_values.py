@@ -162,7 +162,7 @@ def check_values(subject: Subject, tick: Tick | None = None) -> None:
     low = np.zeros((len(catalog), 2), np.int64)
     for row, state in scan(work, ValueScan(subject), threads=subject.threads, tick=tick, on_error=failed):
         read[row], zero[row] = True, not state.nonzero
-        if state.nan or state.posinf or state.neginf or state.negative or state.pages:
+        if state.nan or state.posinf or state.neginf or state.negative or (state.pages and state.nonzero):
             sick[row] = state
         if catalog.replica[row] == 0:
             low[catalog.tensor[row]] += (state.low, state.full)
@@ -171,7 +171,7 @@ def check_values(subject: Subject, tick: Tick | None = None) -> None:
         _numbers(subject, row, sick[row], known)
     _masters(subject, low)
     _zeros(subject, read, zero)
-    check_pages(subject, {row: state.pages for row, state in sick.items() if state.pages and not zero[row]}, zero)
+    check_pages(subject, {row: state.pages for row, state in sick.items() if state.pages}, zero)
     size = int(catalog.chunk_nbytes[read].sum())
     log.checked["values"] = (
         f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: NaN, infinities, signs, zero pages, low bits"
