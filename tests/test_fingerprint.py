@@ -48,6 +48,10 @@ def small(monkeypatch):
     """Blocks and tasks of a few elements, so that small tensors are cut everywhere."""
     monkeypatch.setattr(module, "BLOCK", 16)
     monkeypatch.setattr(stream, "BLOCK", 16)
+    monkeypatch.setattr(module, "STEP", 8)
+    monkeypatch.setattr(module, "PIECE", 4)
+    monkeypatch.setattr(module, "TASK", 48)
+    monkeypatch.setattr(module, "MAX_HELD", 2)
     monkeypatch.setattr(stream, "TASK", 48)
     monkeypatch.setattr(stream, "PART_COST", 8)
 

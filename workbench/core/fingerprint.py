@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from workbench.core.payload import Payloads
 from workbench.core.plan import plan_reads
 from workbench.core.scan import Announcer, Tick, cores, in_order
 from workbench.core.storage import Source
-from workbench.core.stream import BLOCK, WHOLE, Layout, Part, runs
+from workbench.core.stream import BLOCK, TASK, WHOLE, Layout, Part, runs
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 __all__ = ["BLOCK", "Fingerprint", "combine", "range_digests", "tensor_fingerprints"]
@@ -41,7 +42,10 @@ Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
 
-GATHER = 10  #: blocks gathered at a time, over all threads: with views of the rest, memory stays under 64 MB
+STEP = 1 << 20  #: bytes gathered, or read, at a time: they are still in a core's cache when they are hashed
+PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least
+GATHER = 10  #: blocks gathered at a time where there are very many chunks, over all threads: 40 MB of buffers
+MAX_HELD = 128  #: chunks whose views are kept, and with them perhaps as many files open
 
 
 class Fingerprint(NamedTuple):
@@ -164,28 +168,19 @@ class _Run:
     # ---- chunks one after the other ----
 
     def _straight(self, part: Part) -> list[bytes]:
-        layout, digests = self._layout, []
+        layout, hasher = self._layout, _Hasher()
         begin, end = layout.ptr.get(part.tensor, (0, 0))
         at = layout.at[begin:end]
         start, stop = part.first * BLOCK, part.first * BLOCK + part.nbytes
         number = int(np.searchsorted(at, start, side="right")) - 1
-        hasher, filled = xxhash.xxh3_128(), 0
         while start < stop:
             low = int(at[number])
             high = min(int(at[number + 1]), stop) if number + 1 < len(at) else stop
             view = self._bytes(int(layout.rows[begin + number]), start - low, high - low)
-            for piece in _pieces(view, BLOCK - filled):
-                if len(piece) == BLOCK:
-                    digests.append(xxhash.xxh3_128_digest(piece))
-                    continue
-                hasher.update(piece)
-                filled += len(piece)
-                if filled == BLOCK:
-                    digests.append(hasher.digest())
-                    hasher, filled = xxhash.xxh3_128(), 0
+            hasher.update(view)
             start += len(view)
             number += start == high
-        return [*digests, hasher.digest()] if filled else digests
+        return hasher.digests()
 
     def _bytes(self, row: int, low: int, high: int) -> Array:
         """Bytes of a chunk's own stream, or the first of them; raises _Strided where a copy is needed."""
@@ -193,7 +188,7 @@ class _Run:
         catalog = payloads.catalog
         self._announcer.announce(payloads.pool, int(payloads.catalog.file[row]))
         if not payloads.pool.mapped and catalog.codec[row] == cat.RAW and catalog.strides is None:
-            return self._read(row, low, min(high, low + BLOCK))
+            return self._read(row, low, min(high, low + STEP))
         array = payloads.array(row)
         if not array.flags.c_contiguous:
             raise _Strided
@@ -223,14 +218,19 @@ class _Run:
                 f"tensor {catalog.keys[tensor]!r}: chunks of {dtype} elements that share bytes are not in order, so "
                 "that they cannot be put together; save it unsharded to fingerprint it"
             )
+        a, b = self._layout.ptr[tensor]
+        step = max(min(STEP, BLOCK), dtype.itemsize)
+        while step < self._window * BLOCK and step < PIECE * (b - a):  # many chunks: fewer, larger copies
+            step *= 2
+        window = max(TASK, step)
         held: dict[int, Array] = {}
-        digests: list[bytes] = []
-        for first in range(part.first, part.stop, self._window):
-            stop = min(first + self._window, part.stop)
-            size = min(stop * BLOCK, int(catalog.tensor_nbytes[tensor])) - first * BLOCK
-            flat = self._fill(tensor, first * BLOCK // dtype.itemsize, size // dtype.itemsize, held)
-            digests += [xxhash.xxh3_128_digest(block) for block in _pieces(flat, BLOCK)]
-        return digests
+        hasher = _Hasher()
+        begin, end = part.first * BLOCK, part.first * BLOCK + part.nbytes
+        for first in range(begin, end, window):
+            cuts = np.append(np.arange(first, min(first + window, end), step), min(first + window, end))
+            for flat in self._fill(tensor, cuts // dtype.itemsize, held):
+                hasher.update(flat)
+        return hasher.digests()
 
     def _check_coverage(self, tensor: int) -> None:
         """Name the whole of a hole, not the part of it in a block."""
@@ -240,50 +240,52 @@ class _Run:
             plan_reads(catalog, one, np.zeros_like(whole), whole, replica=self._layout.replica)
             self._covered.add(tensor)
 
-    def _fill(self, tensor: int, start: int, count: int, held: dict[int, Array]) -> Array:
-        """Elements ``[start, start + count)`` of the flattened tensor as bytes, valid until the next call."""
+    def _fill(self, tensor: int, cuts: Ints, held: dict[int, Array]) -> Iterator[Array]:
+        """Bytes of the elements between one cut of the flattened tensor and the next, valid until the next ones."""
         payloads = self._payloads
         catalog = payloads.catalog
         ndim, raw = max(int(catalog.ndim[tensor]), 1), catalog.dtype_of(tensor).raw
-        out = self._buffer(count * raw.itemsize).view(raw)
-        _, offsets, sizes, at = box.flat_ranges(catalog.shape[[tensor]], np.array([start]), np.array([start + count]))
-        owner = np.full(len(at), tensor)
-        plan = plan_reads(catalog, owner, offsets, sizes, replica=self._layout.replica)
-        twice = int(box.volume(plan.sizes).sum()) > count
-        seen = np.zeros(count, bool) if twice else None
-        places = [slice(a, a + n) for a, n in zip((at - start).tolist(), box.volume(sizes).tolist(), strict=True)]
-        shapes = [tuple(row[:ndim]) for row in sizes.tolist()]
+        shapes = np.repeat(catalog.shape[[tensor]], len(cuts) - 1, axis=0)
+        step, offsets, sizes, at = box.flat_ranges(shapes, cuts[:-1], cuts[1:])
+        plan = plan_reads(catalog, np.full(len(at), tensor), offsets, sizes, replica=self._layout.replica)
+        counts = box.volume(sizes)
+        volume = np.bincount(step[plan.request], box.volume(plan.sizes), len(cuts) - 1)
         rows = set(plan.row.tolist())
         for row in [row for row in held if row not in rows]:
             del held[row]
-        last: tuple[int, Array] | None = None
-        for item in plan.items(ndim):
-            if last is None or last[0] != item.row:
-                last = item.row, self._held(item.row, held)
-            new = last[1][item.source]
-            place, shape = places[item.request], shapes[item.request]
-            dest = out[place].reshape(shape)[item.dest]
-            if seen is not None:
-                marks = seen[place].reshape(shape)[item.dest]
-                if (dest[marks] != new[marks]).any():
-                    raise CorruptError(
-                        f"{payloads.describe(item.row)} overlaps another chunk and holds other values; which one is "
-                        "meant is unknown"
-                    )
-                marks[...] = True
-            dest[...] = new
-        return out.view(np.uint8)
+        by_step = plan.take(np.argsort(step[plan.request], kind="stable"))
+        items = groupby(by_step.items(ndim), key=lambda item: step[item.request])
+        for number, group in items:
+            start, count = int(cuts[number]), int(cuts[number + 1] - cuts[number])
+            out = self._buffer(count * raw.itemsize).view(raw)
+            seen = np.zeros(count, bool) if volume[number] > count else None
+            for item in group:
+                new = self._held(item.row, held)[item.source]
+                low = int(at[item.request]) - start
+                place, shape = slice(low, low + int(counts[item.request])), tuple(sizes[item.request, :ndim].tolist())
+                dest = out[place].reshape(shape)[item.dest]
+                if seen is not None:
+                    marks = seen[place].reshape(shape)[item.dest]
+                    if (dest[marks] != new[marks]).any():
+                        raise CorruptError(
+                            f"{payloads.describe(item.row)} overlaps another chunk and holds other values; which one "
+                            "is meant is unknown"
+                        )
+                    marks[...] = True
+                dest[...] = new
+            yield out.view(np.uint8)
 
     def _held(self, row: int, held: dict[int, Array]) -> Array:
-        """The chunk's array; what took work to undo is kept for the next window."""
+        """The chunk's array: views for as long as few files are open, what took work for the whole tensor."""
         payloads = self._payloads
-        if row in held:
-            return held[row]
-        self._announcer.announce(payloads.pool, int(payloads.catalog.file[row]))
-        array = np.atleast_1d(payloads.array(row))
-        if payloads.catalog.codec[row] in WHOLE or not payloads.pool.mapped:
-            held[row] = array
-        return array
+        if row not in held:
+            if len(held) >= MAX_HELD and payloads.pool.mapped:
+                for other in [other for other in held if payloads.catalog.codec[other] not in WHOLE]:
+                    del held[other]
+            file = int(payloads.catalog.file[row])
+            self._announcer.announce(payloads.pool, file)
+            held[row] = np.atleast_1d(payloads.array(row))
+        return held[row]
 
     def _buffer(self, nbytes: int) -> Array:
         found: Array | None = getattr(self._own, "buffer", None)
@@ -292,8 +294,28 @@ class _Run:
         return found[:nbytes]
 
 
-def _pieces(flat: Array, first: int) -> Iterator[Array]:
-    """Views of a flat array: up to the end of the block that is under way, then block by block."""
-    yield flat[:first]
-    for at in range(first, len(flat), BLOCK):
-        yield flat[at : at + BLOCK]
+class _Hasher:
+    """Digests of a stream's blocks, however it comes."""
+
+    def __init__(self) -> None:
+        self._done: list[bytes] = []
+        self._open, self._filled = xxhash.xxh3_128(), 0
+
+    def update(self, flat: Array) -> None:
+        """More of the stream: up to the end of the block that is under way, then block by block."""
+        at = 0
+        while at < len(flat):
+            piece = flat[at : at + BLOCK - self._filled]
+            at += len(piece)
+            if len(piece) == BLOCK:
+                self._done.append(xxhash.xxh3_128_digest(piece))
+                continue
+            self._open.update(piece)
+            self._filled += len(piece)
+            if self._filled == BLOCK:
+                self._done.append(self._open.digest())
+                self._open, self._filled = xxhash.xxh3_128(), 0
+
+    def digests(self) -> list[bytes]:
+        """Of all blocks, the last as it is."""
+        return [*self._done, self._open.digest()] if self._filled else self._done

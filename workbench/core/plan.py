@@ -59,6 +59,10 @@ class ReadPlan:
     def __len__(self) -> int:
         return len(self.row)
 
+    def take(self, index: Ints) -> ReadPlan:
+        """Some of the copies, in the order given."""
+        return ReadPlan(self.request[index], self.row[index], self.source[index], self.dest[index], self.sizes[index])
+
     def items(self, ndim: int) -> Iterator[ReadItem]:
         """The copies as slices of ``ndim`` axes (for tensors of one rank)."""
         columns = (self.request, self.row, self.source[:, :ndim], self.dest[:, :ndim], self.sizes[:, :ndim])
