@@ -26,6 +26,8 @@ __all__ = ["check_folder", "check_siblings", "leftovers", "listed"]
 
 HOUR = 3_600_000_000_000  #: nanoseconds
 APART = 5  #: how many times wider than the rest of the family a gap in time must be
+#: Endings of files that are never empty (a rank without tensors writes an empty .distcp).
+STATE = (".json", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".metadata")
 MAX_SCANNED = 100_000  #: names looked at in one folder
 
 _LEFTOVER = re.compile(
@@ -60,6 +62,11 @@ def check_folder(subject: Subject) -> None:
             "is a temporary file: a save or a download was interrupted, or still runs",
             "wait for it to end, or save again; then delete it",
         )
+    empty = (
+        [name for name, size in listed(place, "") if size == 0 and name.endswith(STATE)] if place.file is None else []
+    )
+    for name in empty:
+        log.add("files.empty", "warn", name, "has no bytes", "a write was lost: restore it")
     folders = {name.rpartition("/")[0] for name in known}
     extra = []
     for folder in sorted(folders):
