@@ -2,7 +2,7 @@
 
 ::
 
-    workbench manifest write step-4000 [-o FILE | --inside]     step-4000.manifest.json beside it
+    workbench manifest write step-4000 [--output FILE | --inside]   step-4000.manifest.json beside it
     workbench manifest check step-4000 [MANIFEST]               0 as it was · 1 a file was added · 2 bytes differ
     workbench manifest diff  BEFORE AFTER                       0 the same tensors · 1 others; no checkpoint is read
 """
