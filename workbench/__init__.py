@@ -5,11 +5,58 @@
 >>> ckpt["model.model.embed_tokens.weight"][2:4, :3]  # doctest: +SKIP
 """
 
+from typing import TYPE_CHECKING
+
 from workbench import errors
 from workbench.checkpoint import Checkpoint, discover, open
 from workbench.namemap import NameMap, name_map
 from workbench.tensor import LazyTensor
 
-__all__ = ["Checkpoint", "LazyTensor", "NameMap", "discover", "errors", "name_map", "open"]
+if TYPE_CHECKING:
+    from workbench.analysis.diff import Diff, diff
+    from workbench.analysis.report import Report
+    from workbench.analysis.stats import stats
+    from workbench.analysis.timeline import timeline
+    from workbench.analysis.verify import verify
+
+__all__ = [
+    "Checkpoint",
+    "Diff",
+    "LazyTensor",
+    "NameMap",
+    "Report",
+    "diff",
+    "discover",
+    "errors",
+    "name_map",
+    "open",
+    "stats",
+    "timeline",
+    "verify",
+]
 
 __version__ = "0.1.0"
+
+#: Analyses are imported when they are first asked for: opening a checkpoint does not wait for them.
+_LATER = {
+    "Diff": "workbench.analysis.diff",
+    "Report": "workbench.analysis.report",
+    "diff": "workbench.analysis.diff",
+    "stats": "workbench.analysis.stats",
+    "timeline": "workbench.analysis.timeline",
+    "verify": "workbench.analysis.verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _LATER:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    found: object = getattr(import_module(_LATER[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,8 @@
 
     stdout   results: text for people, or one JSON document with --json
     stderr   one line an error; ``note: …`` for what was decided on the way
-    exit     0 done · 3 cannot open or read · 64 wrong usage · 130 interrupted · 141 the reader of a pipe went away
+    exit     0 done, nothing found · 1 warnings, differences · 2 errors found · 3 cannot open or read · 64 wrong usage
+             130 interrupted · 141 the reader of a pipe went away
 
 Nothing heavy is imported here: every command imports what it needs when it runs.
 """
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="workbench",
         description="See, slice and check checkpoints without loading them.",
-        epilog="Exit codes: 0 done, 3 cannot open or read, 64 wrong usage.",
+        epilog="Exit codes: 0 done, 1 warnings or differences, 2 errors found, 3 cannot open or read, 64 wrong usage.",
         parents=[_common(top=True)],
     )
     top.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
@@ -83,6 +84,50 @@ def parser() -> argparse.ArgumentParser:
     objects = _command(commands, "objects", _objects, "the state that is no tensor: step, arguments, schedulers …")
     objects.add_argument("path", help="a checkpoint")
     objects.add_argument("name", nargs="?", help="one object, or all whose names begin with NAME and a dot")
+
+    stats = _command(commands, "stats", _stats, "range, moments and odd values of every tensor")
+    stats.add_argument("path", help="a checkpoint")
+    stats.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them")
+    stats.add_argument("--by", choices=("tensor", "shard", "module"), default="tensor", help="what a row is")
+    stats.add_argument("--quantiles", action="store_true", help="quantiles, distinct values and entropy as well")
+    stats.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
+    stats.add_argument("--sort", metavar="COLUMN", help="largest of this column first (default: as stored)")
+    stats.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
+
+    verify = _command(commands, "verify", _verify, "whether a checkpoint is whole and its parts belong together")
+    verify.add_argument("path", help="a checkpoint")
+    verify.add_argument("--deep", action="store_true", help="read every byte: checksums, values, copies, masters")
+    verify.add_argument("--manifest", metavar="FILE", help="compare with what a manifest says (see workbench manifest)")
+    verify.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
+
+    manifest = _command(commands, "manifest", _manifest, "fingerprints of every byte and tensor, to prove later")
+    manifest.add_argument("action", choices=("write", "check", "diff"), help="what to do")
+    manifest.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="write: a checkpoint; check: a checkpoint and, if elsewhere, its manifest; diff: two manifests",
+    )
+    manifest.add_argument("--output", metavar="FILE", help="write it here (default: NAME.manifest.json beside NAME)")
+    manifest.add_argument("--inside", action="store_true", help="keep it in the checkpoint's folder")
+    manifest.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
+
+    diff = _command(commands, "diff", _diff, "what differs between two checkpoints, bit for bit")
+    diff.add_argument("a", help="a checkpoint")
+    diff.add_argument("b", help="another, of any format and sharding")
+    diff.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them")
+    diff.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
+    diff.add_argument("--no-values", action="store_true", help="names, shapes, types and objects only")
+    diff.add_argument(
+        "--evidence",
+        choices=("auto", "none", "trust"),
+        default="auto",
+        help="stored checksums, manifests: with --no-values (auto), never, or instead of reading what they call equal",
+    )
+    diff.add_argument("--tensor", metavar="KEY", dest="detail", help="one tensor in detail: histograms and where")
+    diff.add_argument("--replicas", type=int, nargs=2, metavar=("I", "J"), help="copy I of A with copy J of B")
+    diff.add_argument("--all", action="store_true", help="list every tensor that differs, not only the first")
+    diff.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
 
     serve = _command(commands, "serve", _serve, "the dashboard, in a browser")
     serve.add_argument("root", help="folder with checkpoints; nothing outside it can be opened")
@@ -181,6 +226,30 @@ def _objects(options: argparse.Namespace) -> None:
     from workbench.cli_show import objects
 
     objects(options)
+
+
+def _stats(options: argparse.Namespace) -> int | None:
+    from workbench.cli_stats import stats
+
+    return stats(options)
+
+
+def _verify(options: argparse.Namespace) -> int | None:
+    from workbench.cli_verify import verify
+
+    return verify(options)
+
+
+def _manifest(options: argparse.Namespace) -> int | None:
+    from workbench.cli_manifest import manifest
+
+    return manifest(options)
+
+
+def _diff(options: argparse.Namespace) -> int | None:
+    from workbench.cli_diff import diff
+
+    return diff(options)
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -20,25 +20,23 @@ CANNOT_READ = 3
 def diff(options: argparse.Namespace) -> int:
     """Compare and print.
 
-    Options: ``a b pattern role no_values evidence all threads json`` and those of every command; optional ``detail``
-    (a key) and ``replicas`` (two numbers).
+    Options: ``a b pattern role no_values evidence all threads json detail replicas`` and those of every command.
     """
     a, b = (_narrow(open_as(options, path), options) for path in (options.a, options.b))
-    replicas = tuple(getattr(options, "replicas", None) or (0, 0))
     with progress("diff") as tick:
         found = compute(
             a,
             b,
             values=not options.no_values,
-            evidence=options.evidence or "auto",
-            replicas=(replicas[0], replicas[1]),
+            evidence=options.evidence,
+            replicas=tuple(options.replicas or (0, 0)),
             threads=options.threads,
             tick=tick,
         )
     if options.json:
         print_json(found.to_json())
-    elif key := getattr(options, "detail", None):
-        print(tensor_text(found.tensor(key)))
+    elif options.detail is not None:
+        print(tensor_text(found.tensor(options.detail)))
     else:
         print("\n".join(diff_lines(found, None if options.all else SHOWN)))
     if any(row.status == "unread" for row in found.rows):
