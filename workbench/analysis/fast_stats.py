@@ -51,16 +51,19 @@ def fold(state: Moment, dtype: DType, bits: Array) -> None:
     """Take in elements: flat, contiguous, of the raw type of one of :data:`KINDS`."""
     if not len(bits):
         return
-    if not bits.flags.aligned:
+    if bits.__array_interface__["data"][0] % 8:
         bits = bits.copy()
     bits = bits.view()
     bits.flags.writeable = False  # one type of array, one compilation
+    words = bits[: bits.nbytes // 8 * 8 // bits.itemsize].view(np.uint64)
     signed = bits.view(bits.dtype.str.replace("u", "i"))
     layout, width = LAYOUTS[dtype.name], bits.itemsize * 8
     dirty = np.zeros(-(-len(bits) // RUN), np.bool_)
     sums, counts = np.zeros(4), np.zeros(7, np.int64)
     unsigned = bits.dtype.type
-    _fold(bits, signed, KINDS[dtype.name], unsigned(layout.special), unsigned(layout.normal), sums, counts, dirty)
+    _fold(
+        bits, signed, words, KINDS[dtype.name], unsigned(layout.special), unsigned(layout.normal), sums, counts, dirty
+    )
     n, zero, subnormal, umin, umax, smin, smax = counts.tolist()
     state.count += n
     state.zero += zero
@@ -102,7 +105,7 @@ def _value(dtype: DType, pattern: int) -> float:
 
 
 @_jit
-def _fold(bits, signed, kind, special, normal, sums, counts, dirty):
+def _fold(bits, signed, words, kind, special, normal, sums, counts, dirty):
     """All runs; ``sums``: mean, M₂, Σ|x|; ``counts``: n, zero, subnormal, and the range of the bits."""
     mean, m2, l1, n = 0.0, 0.0, 0.0, 0
     for start in range(0, len(bits), RUN):
@@ -113,7 +116,7 @@ def _fold(bits, signed, kind, special, normal, sums, counts, dirty):
             dirty[start // RUN] = True
             continue
         if least < normal:
-            zero, small = _below(run, normal)
+            zero, small = _below(run, words, start, normal)
             counts[1] += zero
             counts[2] += small - zero
         if n == 0:
@@ -164,7 +167,7 @@ def _magnitudes(umin, umax, smin, smax, normal):
 
 
 @_jit
-def _below(bits, normal):
+def _below_wide(bits, normal):
     """How many are zero, and how many zero or subnormal."""
     mask = _mask(normal)
     zero, small = np.int32(0), np.int32(0)
@@ -172,7 +175,38 @@ def _below(bits, normal):
         magnitude = bits[k] & mask
         zero += np.int32(magnitude == 0)
         small += np.int32(magnitude < normal)
+    return np.int64(zero), np.int64(small)
+
+
+@_jit
+def _below_bytes(bits, words, start, normal):
+    """The same of bytes, eight in a word: adding 0x80 − limit to seven bits carries into the eighth from limit on."""
+    low, ones = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x0101010101010101)
+    up, eighth = np.uint64(np.uint64(0x80 - np.int64(normal)) * ones), np.uint64(7)
+    whole = len(bits) // 8
+    there, ordinary = np.int64(0), np.int64(0)
+    for first in range(0, whole, 255):  # a byte of a sum counts to 255
+        part = words[start // 8 + first : start // 8 + min(first + 255, whole)]
+        a, b = np.uint64(0), np.uint64(0)
+        for k in range(len(part)):
+            magnitude = np.uint64(part[k] & low)
+            a += np.uint64(np.uint64(np.uint64(magnitude + low) >> eighth) & ones)
+            b += np.uint64(np.uint64(np.uint64(magnitude + up) >> eighth) & ones)
+        there, ordinary = there + _sum_bytes(a), ordinary + _sum_bytes(b)
+    zero, small = 8 * whole - there, 8 * whole - ordinary
+    for k in range(8 * whole, len(bits)):
+        magnitude_of_one = bits[k] & np.uint8(0x7F)
+        zero += magnitude_of_one == 0
+        small += magnitude_of_one < normal
     return zero, small
+
+
+@_jit
+def _sum_bytes(word):
+    total = np.int64(0)
+    for k in range(8):
+        total += np.int64(np.uint64(word >> np.uint64(8 * k)) & np.uint64(0xFF))
+    return total
 
 
 @_jit
@@ -199,6 +233,18 @@ def _mask(normal: Any) -> Any:
 def _mask_of(normal):
     ones = {types.uint8: np.uint8(0x7F), types.uint16: np.uint16(0x7FFF), types.uint32: np.uint32(0x7FFFFFFF)}[normal]
     return lambda normal: ones
+
+
+def _below(bits: Any, words: Any, start: Any, normal: Any) -> Any:
+    """How many of a run are zero, and how many zero or subnormal."""
+    raise NotImplementedError
+
+
+@overload(_below)
+def _below_of(bits, words, start, normal):
+    if bits.dtype == types.uint8:
+        return lambda bits, words, start, normal: _below_bytes(bits, words, start, normal)
+    return lambda bits, words, start, normal: _below_wide(bits, normal)
 
 
 def _sums(bits: Any, kind: Any, scale: Any, shift: Any) -> Any:

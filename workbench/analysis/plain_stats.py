@@ -36,7 +36,7 @@ __all__ = ["LAYOUTS", "Layout", "fold", "fold_counts", "pattern_counts", "patter
 Array = np.ndarray[Any, Any]
 BLOCK = 128 << 10  #: elements at a time: 512 KiB of float32 stay in a core's cache
 ROW = 2048  #: elements added in float32
-COUNTED = 32 << 10  #: elements that torch counts at a time: it starts threads of its own beyond
+COUNTED = 31 << 10  #: elements that torch counts at a time: from 32 Ki on it starts threads of its own
 SMALL, HUGE = 1e-140, 1e140  #: magnitudes beyond which squares may leave float64
 WORTH_TORCH = 1 << 20  #: bytes of one piece from which importing torch to count them pays
 
@@ -123,11 +123,8 @@ def _block(state: Moment, name: str, layout: Layout, bits: Array, plain: bool) -
     lowest, highest, least, most = extremes(bits)
     subnormal = 0
     if least < layout.normal:
-        subnormal = small = _below(bits, layout.normal)
-        if least == 0:
-            zero = _below(bits, 1)
-            state.zero += zero
-            subnormal = small - zero
+        zero, subnormal = _small(bits, layout.normal)
+        state.zero += zero
         state.subnormal += subnormal if plain else 0
     if most >= layout.special:
         _with_specials(state, name, bits)
@@ -155,12 +152,14 @@ def ordered(umin: int, umax: int, smin: int, smax: int, width: int) -> tuple[int
     return lowest, highest, least, most
 
 
-def _below(bits: Array, limit: int) -> int:
-    """How many magnitudes are less than a pattern."""
+def _small(bits: Array, normal: int) -> tuple[int, int]:
+    """How many are zero, and how many subnormal: of a magnitude less than this pattern."""
     kind = bits.dtype.type
     mask = kind((1 << (bits.itemsize * 8 - 1)) - 1)
     magnitude = np.bitwise_and(bits, mask, out=_scratch.other.view(bits.dtype)[: len(bits)])
-    return int(np.count_nonzero(magnitude < kind(limit)))
+    flags = _scratch.values.view(np.bool_)[: len(bits)]
+    zero = int(np.count_nonzero(np.equal(magnitude, kind(0), out=flags)))
+    return zero, int(np.count_nonzero(np.less(magnitude, kind(normal), out=flags))) - zero
 
 
 def pattern_value(name: str, pattern: int) -> float:
