@@ -284,3 +284,23 @@ def test_numba_works_from_folders_that_cannot_be_written(tmp_path):
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.split() == ["1.0", "6.0", "3.0"], done.stderr
+
+
+def test_without_numba_or_with_a_broken_one_numpy_does_it(monkeypatch):
+    import importlib.util
+
+    from workbench.analysis import moments
+
+    monkeypatch.setitem(sys.modules, "numba", None)  # importing it raises ImportError
+    assert moments.engine(1 << 40) == "numpy" and Moments().engine == "numpy"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert moments.engine(1 << 40) == "numpy"
+
+
+@pytest.mark.skipif("numba" not in ENGINES, reason="numba is not installed")
+def test_numba_is_taken_where_it_is_worth_its_import(monkeypatch):
+    from workbench.analysis import moments
+
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    assert moments.engine(1 << 20) == "numpy"
+    assert moments.engine(1 << 31) == "numba"

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import workbench as wb
+from tests.test_moments import ENGINES
 from tests.test_reading import stored
 from workbench import cli_stats, errors
 from workbench.analysis import stats as module
@@ -305,3 +306,19 @@ def test_names_are_shortened_and_harmless(tmp_path):
     for width in (100, 60, 40):
         lines = list(stats_lines(stats(wb.open(tmp_path)), width=width))
         assert all(line.isprintable() and columns(line) <= width for line in lines), width
+
+
+@pytest.mark.skipif("WORKBENCH_SAMPLES" not in os.environ, reason="WORKBENCH_SAMPLES is not set")
+def test_every_tensor_of_the_larger_samples(monkeypatch):
+    found = wb.discover(os.environ["WORKBENCH_SAMPLES"], depth=4)
+    assert len(found) > 10
+    for path in found[found["complete"]]["path"]:
+        full = Path(os.environ["WORKBENCH_SAMPLES"]) / path
+        ckpt = wb.open(full, cache=False)
+        for engine in ENGINES:
+            monkeypatch.setattr(module, "engine", lambda nbytes, how=engine: how)
+            frame = stats(ckpt, cache=False)
+            assert frame["error"].isna().all(), (path, frame["error"].dropna().iloc[0])
+            for row in frame[frame["numel"] < 1 << 20].to_dict("records"):
+                if ckpt[row["key"]].element.torch_name is not None:
+                    agrees(row, *dense(ckpt, row["key"]))

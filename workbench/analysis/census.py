@@ -65,7 +65,8 @@ class Counts:
         """Keep what occurs only."""
         if self.table is not None:
             self.patterns = np.flatnonzero(self.table).astype(np.uint16)
-            self.times, self.table = self.table[self.patterns], None
+            times, self.table = self.table[self.patterns], None
+            self.times = times.astype(np.min_scalar_type(int(times.max(initial=0))))
 
     def merge(self, other: Counts) -> None:
         """Take in what another state has seen."""
@@ -97,7 +98,7 @@ class Counts:
         """Finite values ascending and how often each occurs; the middles of bins for wide types."""
         self.close()
         values = pattern_values(self.dtype) if self.exact else _middles()
-        values, times = values[self.patterns], self.times
+        values, times = values[self.patterns], self.times.astype(np.int64)
         if values.dtype.kind == "f":
             finite = np.isfinite(values)
             values, times = values[finite], times[finite]

@@ -34,7 +34,7 @@ __all__ = ["ACCURACY", "Moment", "Moments", "engine"]
 
 Array = np.ndarray[Any, Any]
 ACCURACY = 1e-6  #: relative, of sums of floats of 16 and 32 bits
-WORTH_NUMBA = 1 << 30  #: bytes from which importing numba (a second) pays
+WORTH_NUMBA = 1 << 30  #: bytes from which importing numba and its compiled code (half a second) pays
 
 
 @dataclass
@@ -180,7 +180,7 @@ def engine(nbytes: int) -> str:
 def _resolve(wanted: str, nbytes: int) -> str:
     if wanted != "auto":
         return wanted
-    if "numba" in sys.modules:
+    if sys.modules.get("numba") is not None:
         return "numba"
     if nbytes < WORTH_NUMBA or importlib.util.find_spec("numba") is None:
         return "numpy"
