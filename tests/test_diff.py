@@ -462,6 +462,7 @@ def test_names_of_a_stranger_are_harmless(tmp_path):
 def options(a, b, **more):
     common = {"json": False, "format": None, "no_cache": True, "io": "mmap", "partial": False}
     own = {"pattern": [], "role": None, "no_values": False, "evidence": "auto", "all": False, "threads": None}
+    own |= {"detail": None, "replicas": None}
     return Namespace(a=str(a), b=str(b), **{**common, **own, **more})
 
 
@@ -494,7 +495,9 @@ def test_json_is_one_document_of_plain_values(tmp_path, capsys):
     assert got["summary"]["changed"] == 3 and not got["same"]
     rows = {row["key_b"]: row for row in got["tensors"]}
     assert rows["norm"]["cosine"] is None and rows["layers.1.w"]["chunks"][0]["sizes"] == [48, 40]
-    assert set(rows["layers.1.w"]) >= {"rel_l2", "ulps", "tail", "bands", "pattern"}
+    assert set(rows["layers.1.w"]) >= {"rel_l2", "ulp_max", "bands", "pattern"}
+    detail = diff(a, b).tensor("layers.1.w").to_json(detail=True)
+    assert sum(detail["ulps"]) == 48 * 40 and detail["tail"][-1][1] <= 1
 
 
 def test_a_key_of_no_pair_is_said_to_be_where_it_is(tmp_path):

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import workbench as wb
 from workbench.views import units
 from workbench.views.html import checkpoint_html, tensor_html
-from workbench.views.names import columns, safe, shorten
+from workbench.views.names import columns, safe, shorten, shorten_all
 from workbench.views.text import SAMPLE, checkpoint_text, tensor_line, tree_lines
 from workbench.views.tree import build, walk
 from workbench.views.values import values_text
@@ -52,6 +52,16 @@ def test_safe_text_prints_and_keeps_what_prints(text: str) -> None:
 
 def test_safe_names_are_visible_escapes() -> None:
     assert safe("a\x1b[2J\a\u202eb\ud800\U000e0001") == r"a\x1b[2J\x07\u202eb\ud800\U000e0001"
+
+
+def test_the_names_of_a_column_stay_different() -> None:
+    layer = "model.layers.0.self_attn.{}_proj.weight_scale_inv"
+    names = [layer.format(one) for one in "qkvo"]
+    short = shorten_all(names, [38] * 4)
+    assert len({shorten(name, 38) for name in names}) == 1
+    assert len(set(short)) == 4 and max(map(len, short)) == 38
+    assert shorten_all(["a", "b"], [5, 5]) == ["a", "b"]
+    assert shorten_all(["same-name"] * 2, [4, 4])[0] == shorten_all(["same-name"], [4])[0]
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=80), st.integers(2, 40))

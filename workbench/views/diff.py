@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -21,8 +22,9 @@ from workbench.analysis.diff import Diff
 from workbench.analysis.diff_objects import ObjectChange
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_rows import TensorDiff
+from workbench.errors import WorkbenchError
 from workbench.views import units
-from workbench.views.names import columns, safe, shorten
+from workbench.views.names import columns, safe, shorten, shorten_all
 from workbench.views.spark import spark
 
 __all__ = ["diff_html", "diff_lines", "diff_text", "headline", "tensor_text"]
@@ -94,6 +96,8 @@ def tensor_text(row: TensorDiff) -> str:
     name = safe(row.key_b) if row.key_a == row.key_b else f"{safe(row.key_a)} → {safe(row.key_b)}"
     lines = [shorten(f"{name} {_shapes(row)} {_types(row)}: {row.status}", WIDTH)]
     c = row.comparison
+    with suppress(WorkbenchError):  # files that went away since: what was read stays
+        c = row.detail
     if c is not None and c.changed:
         noun = "bytes" if c.how == "raw" else "elements"
         lines.append(f"  {c.changed:,} of {c.seen:,} {noun} differ ({units.percent(c.changed, c.seen)})")
@@ -111,7 +115,7 @@ def tensor_text(row: TensorDiff) -> str:
         lines += [f"  {', '.join(odd)}; {c.nan_new:,} newly NaN"] if odd else []
         if c.ulps is not None:
             top = int(np.flatnonzero(c.ulps)[-1]) + 1 if c.ulps.any() else 1
-            lines.append(f"  steps of the type  0 {spark(c.ulps[:top])} ≤{(1 << (top - 1)) - 1:,}")
+            lines.append(f"  steps of the type  0 {spark(c.ulps[:top])} {c.furthest:,}")
         for axis, counts in enumerate(c.bands if c.bands is not None else ()):
             size = row.shape_b[axis]
             width = max(-(-size // len(counts)), 1)
@@ -132,9 +136,8 @@ def diff_html(diff: Diff) -> str:
     for row in diff.changed_rows[: 2 * SHOWN]:
         cells = "".join(f"<td {cell}>{escape(text)}</td>" for text in _cells(row))
         more = f"<br>{escape(_pattern(row.pattern))}" if row.pattern is not None else ""
-        body.append(
-            f"<tr>{cells}<td {left}><code>{escape(_name(row, 80))}</code> {escape(_shapes(row))}{more}</td></tr>"
-        )
+        name = _renamed(row, 80) if row.by == RENAMED else shorten(safe(row.key_b), 80)
+        body.append(f"<tr>{cells}<td {left}><code>{escape(name)}</code> {escape(_shapes(row))}{more}</td></tr>")
     if len(diff.changed_rows) > 2 * SHOWN:
         body.append(f"<tr><td colspan=6>… {len(diff.changed_rows) - 2 * SHOWN:,} more</td></tr>")
     parts = [f"<b>{escape(headline(diff))}</b>", *(f"<div>{escape(line)}</div>" for line in _sides(diff))]
@@ -176,12 +179,12 @@ def _table(rows: Sequence[TensorDiff]) -> list[str]:
     widths = [max(columns(row[at]) for row in (HEADS, *table)) for at in range(len(HEADS))]
     room = WIDTH - sum(widths) - 2 * len(widths) - 2
     lines = [f"  {_joined(HEADS, widths)}  tensor"]
-    for row, cells in zip(rows, table, strict=True):
-        shape, name = _shapes(row), safe(row.key_b)
-        if columns(name) + 1 + columns(shape) > room and (row.shape_a == row.shape_b or columns(shape) > room // 2):
-            shape = ""
-        space = room - (columns(shape) + 1 if shape else 0)
-        lines.append(f"  {_joined(cells, widths)}  {_name(row, space)} {shape}".rstrip())
+    shapes = [_shape_beside(row, room) for row in rows]
+    spaces = [room - (columns(shape) + 1 if shape else 0) for shape in shapes]
+    names = shorten_all([safe(row.key_b) for row in rows], spaces)
+    for row, cells, shape, space, name in zip(rows, table, shapes, spaces, names, strict=True):
+        name = _renamed(row, space) if row.by == RENAMED else name
+        lines.append(f"  {_joined(cells, widths)}  {name} {shape}".rstrip())
         if row.pattern is not None:
             lines += _wrapped(" " * INDENT + "↳ ", _pattern(row.pattern))
     return lines
@@ -210,11 +213,16 @@ def _shapes(row: TensorDiff) -> str:
     return a if a == b else f"{a} → {b}"
 
 
-def _name(row: TensorDiff, width: int) -> str:
-    if row.by == RENAMED:
-        half = max((width - 3) // 2, 8)
-        return f"{shorten(safe(row.key_a), half)} → {shorten(safe(row.key_b), half)}"
-    return shorten(safe(row.key_b), width)
+def _shape_beside(row: TensorDiff, room: int) -> str:
+    """The shape, unless the name needs its room and it did not change."""
+    shape = _shapes(row)
+    tight = columns(safe(row.key_b)) + 1 + columns(shape) > room
+    return "" if tight and (row.shape_a == row.shape_b or columns(shape) > room // 2) else shape
+
+
+def _renamed(row: TensorDiff, width: int) -> str:
+    half = max((width - 3) // 2, 8)
+    return f"{shorten(safe(row.key_a), half)} → {shorten(safe(row.key_b), half)}"
 
 
 def _pattern(pattern: Any) -> str:

@@ -10,8 +10,9 @@ could make one name look like another; both are shown instead of obeyed::
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
-__all__ = ["columns", "pad", "safe", "shorten"]
+__all__ = ["columns", "pad", "safe", "shorten", "shorten_all"]
 
 
 def safe(text: object) -> str:
@@ -22,12 +23,24 @@ def safe(text: object) -> str:
     return "".join(char if char.isprintable() else _escape(char) for char in plain)
 
 
-def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters, the middle left out: names differ at their ends."""
+def shorten(text: str, width: int, ending: float = 0.6) -> str:
+    """At most ``width`` characters, the middle left out, as names differ at their ends; ``ending`` is their share."""
     if len(text) <= width:
         return text
-    tail = (width - 1) * 3 // 5
+    tail = min(int((width - 1) * ending + 0.001), width - 1)
     return f"{text[: width - 1 - tail]}…{text[-tail:] if tail else ''}"
+
+
+def shorten_all(texts: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """The names of one column, each at most its width, cut where they stay different from one another."""
+    best: list[str] = []
+    for ending in (0.6, 0.75, 0.9, 1.0, 0.4, 0.2):
+        short = [shorten(text, width, ending) for text, width in zip(texts, widths, strict=True)]
+        if len(set(short)) > len(set(best)) or not best:
+            best = short
+        if len(set(short)) == len(set(texts)):
+            break
+    return best
 
 
 def columns(text: str) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workbench.views import units
-from workbench.views.names import columns, pad, safe, shorten
+from workbench.views.names import columns, pad, safe, shorten, shorten_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ _WORDS = (("nan", "NaN!"), ("posinf", "+Inf!"), ("neginf", "-Inf!"))
 
 
 def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int = WIDTH) -> Iterator[str]:
-    """Header, then a line a row, and one more for what is wrong with it; names are shortened in the middle."""
+    """Header, then a line a row, and one more for what is wrong with it; names are cut where they stay different."""
     rows: list[dict[str, Any]] = frame.to_dict("records")
     texts, numbers = _shown(frame, by)
     cells = {name: [name, *(_text(row[name]) for row in rows)] for name in texts}
@@ -42,7 +42,7 @@ def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int = WIDTH) 
     widths = {name: max(map(columns, column)) for name, column in cells.items()}
     room = width - sum(2 + one for one in widths.values())
     first = min(max(map(columns, names)), room)
-    for at, name in enumerate(names):
+    for at, name in enumerate(shorten_all(names, [first] * len(names))):
         line = pad(_fit(name, first), first)
         for title, column in cells.items():
             cell = column[at]
