@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,7 +52,7 @@ def finish_sparse(folder: Path, metadata: Any, ends: Mapping[int, int]) -> None:
             os.ftruncate(handle.fileno(), end)
 
 
-def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
+def write_llama(folder: str | Path, nbytes: int, ranks: int = 4, moved: str | None = None) -> None:
     """Llama-shaped bf16 weights of ``nbytes``: ``hf/`` safetensors, and ``dcp/`` saved by ``ranks`` row shards.
 
     The DCP files hold ``torch.save`` items as torch writes them, laid down through torch's own serialiser.
@@ -80,7 +81,10 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4) -> None:
     shard: dict[str, torch.Tensor] = {}
     count = 0
     for name, shape in shapes.items():
-        tensor = torch.randn(shape, dtype=torch.float32).bfloat16()
+        tensor = torch.randn(shape, dtype=torch.float32)
+        if moved and re.search(moved, name):  # as if some steps had been taken
+            tensor *= 1 + 0.01 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        tensor = tensor.bfloat16()
         shard[name] = tensor
         chunks = []
         for r, piece in enumerate(tensor.chunk(ranks)):

@@ -53,12 +53,12 @@ def side(folder, bits, name, chunks):
     return payloads(folder, stored(folder, bits, chunks, dtype=name))
 
 
-def one(tmp, a, b, name, other=None, chunks=None, more=None, fast=False, threads=2):
+def one(tmp, a, b, name, other=None, chunks=None, more=None, fast=False, threads=2, histograms=True):
     shape = a.shape
     whole = [((0,) * len(shape), shape)]
     left = side(tmp / "a", a, name, chunks or whole)
     right = side(tmp / "b", b, other or name, more or whole)
-    got = dict(compare(left, right, np.array([0]), np.array([0]), threads=threads, fast=fast))
+    got = dict(compare(left, right, np.array([0]), np.array([0]), threads=threads, fast=fast, histograms=histograms))
     return got[0]
 
 
@@ -115,7 +115,9 @@ def check(got, a, b, name):
     if by_name(name).kind == "f" and name != "float8_e8m0fnu":
         bits = 8 * a.itemsize
         keys = [[int(v) if int(v) < 1 << (bits - 1) else (1 << (bits - 1)) - int(v) for v in s.ravel()] for s in (a, b)]
-        steps = [abs(p - q).bit_length() for p, q, ok in zip(*keys, good, strict=True) if ok]
+        steps = [abs(p - q) for p, q, ok in zip(*keys, good, strict=True) if ok]
+        assert got.ulp_max == max(steps, default=0)
+        steps = [step.bit_length() for step in steps]
         assert got.ulps.tolist() == np.bincount(steps, minlength=66).tolist()
     narrow = by_name(name).bits <= 32 and by_name(name).kind == "f"
     with np.errstate(all="ignore"):
@@ -201,6 +203,17 @@ def test_both_engines_agree(tmp_path, name):
     for field in ("ulps", "octaves", "bands"):
         assert (getattr(slow, field) == getattr(fast, field)).all(), field
     assert math.isclose(slow.l2, fast.l2, rel_tol=1e-12) and math.isclose(slow.rel_l2, fast.rel_l2, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("fast", ENGINES)
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "float64", "int32"])
+def test_without_histograms_the_rest_is_the_same(tmp_path, name, fast):
+    a, b = patterns(40_000, name, 1), patterns(40_000, name, 2)
+    full, bare = (one(tmp_path, a, b, name, fast=fast, histograms=wanted) for wanted in (True, False))
+    assert bare.ulps is None and bare.octaves is None and bare.tail() == []
+    for field in set(vars(full)) - {"ulps", "octaves", "bands"}:
+        assert getattr(full, field) == getattr(bare, field), field
+    assert (full.bands == bare.bands).all()
 
 
 def test_special_values_are_told_apart(tmp_path):

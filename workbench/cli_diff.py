@@ -33,7 +33,9 @@ def diff(options: argparse.Namespace) -> int:
             threads=options.threads,
             tick=tick,
         )
-    if options.json:
+    if options.json and options.detail is not None:
+        print_json(found.tensor(options.detail).to_json(detail=True))
+    elif options.json:
         print_json(found.to_json())
     elif options.detail is not None:
         print(tensor_text(found.tensor(options.detail)))

@@ -62,9 +62,11 @@ class Comparison:
         max_at: position of the largest |δ| in the tensor, or ``None``; the first in row-major order.
         max_a, max_b: the two elements there.
         rounded: elements equal after rounding the wider of two float types to the narrower, or ``None``.
+        furthest: largest distance in steps of the type between two finite numbers; −0 and +0 are 0 apart.
         ulps: ``(66,)`` pairs of finite numbers by bit length of their distance in steps of the type: 0, 1, 2–3, 4–7 …;
-            only for floats of one type. −0 and +0 are 0 apart.
-        octaves: ``(256,)`` pairs with δ ≠ 0 by floor(log₂ |δ|) + 127; the first and last take what lies beyond.
+            only for floats of one type, and only where histograms were asked for.
+        octaves: ``(256,)`` pairs with δ ≠ 0 by floor(log₂ |δ|) + 127; the first and last take what lies beyond. Only
+            where histograms were asked for.
         bands: ``(D, 64)`` changed elements along each axis.
         chunks: changed elements by (chunk row in a, chunk row in b).
         unread: elements that could not be read on one of the sides.
@@ -86,6 +88,7 @@ class Comparison:
     inf_a: int = 0
     inf_b: int = 0
     rounded: int | None = None
+    furthest: int = 0
     max_float: float = 0.0
     max_at: tuple[int, ...] | None = None
     max_a: Any = None
@@ -137,7 +140,7 @@ class Comparison:
 
     @property
     def cosine(self) -> float | None:
-        """Cosine of the angle between a and b, exactly 1 for equal tensors; to about 1e-16 times the ratio of their norms.
+        """Cosine of the angle between a and b, to about 1e-16 times the ratio of their norms; 1 for equal tensors.
 
         ``None`` where one of them is zero, or 2³² times as long as the other.
         """
@@ -153,11 +156,8 @@ class Comparison:
 
     @property
     def ulp_max(self) -> int | None:
-        """Upper bound of the largest distance in steps of the type: one less than a power of two."""
-        if self.ulps is None:
-            return 0 if self.how == "bits" and self.a.kind == "f" and not self.changed else None
-        filled = np.flatnonzero(self.ulps)
-        return 0 if not len(filled) else (1 << int(filled[-1])) - 1
+        """Largest distance in steps of the type; ``None`` unless both sides are of one float type."""
+        return self.furthest if self.how == "bits" and self.a.kind == "f" else None
 
     def tail(self) -> list[tuple[float, float]]:
         """``(t, share of the elements with |δ| ≥ t)`` for powers of two ``t``, falling."""
@@ -185,6 +185,7 @@ def compare(
     on_error: OnError | None = None,
     fast: bool | None = None,
     norms: bool = False,
+    histograms: bool = False,
 ) -> Iterator[tuple[int, Comparison]]:
     """Compare ``tensors_a[k]`` with ``tensors_b[k]`` for every ``k``; yields ``(k, comparison)`` as they are done.
 
@@ -196,6 +197,7 @@ def compare(
         replicas: which stored copies.
         fast: use the compiled code; by default if numba is installed and the pass is not small.
         norms: take the norms of equal tensors too.
+        histograms: fill ``ulps`` and ``octaves``, which costs as much again.
 
     Raises:
         OpenError: a chunk cannot be read (only without ``on_error``, which is told as :func:`scan` tells it).
@@ -203,8 +205,9 @@ def compare(
     work = pair_work(a, b, tensors_a, tensors_b, replicas=replicas)
     chosen = engine(int(work.nbytes.sum()), fast)
     found: dict[int, Comparison] = {}
+    reducer = Compare(a, fast=chosen == "numba", histograms=histograms)
     told = None if tick is None else (lambda done: tick(0.9 * done))  # the second look is mostly short
-    for k, state in scan(work, Compare(a, fast=chosen == "numba"), threads=threads, tick=told, on_error=on_error):
+    for k, state in scan(work, reducer, threads=threads, tick=told, on_error=on_error):
         if (state.changed or norms) and state.looked < state.seen and state.how in ("bits", "numbers"):
             found[k] = state
         else:
@@ -255,10 +258,11 @@ class Compare:
         a: the first side, for the shapes of its tensors.
         fast: whether the compiled code is used for the types it knows.
         only_equal: look at the equal pieces instead of the differing ones, for their norms and NaN.
+        histograms: fill those too.
     """
 
-    def __init__(self, a: Payloads, *, fast: bool = False, only_equal: bool = False) -> None:
-        self._catalog, self._fast, self._only_equal = a.catalog, fast, only_equal
+    def __init__(self, a: Payloads, *, fast: bool = False, only_equal: bool = False, histograms: bool = False) -> None:
+        self._catalog, self._fast, self._only_equal, self._histograms = a.catalog, fast, only_equal, histograms
         self._local = threading.local()
 
     def begin(self, dtype: DType, other: DType | None) -> Comparison:
@@ -287,6 +291,7 @@ class Compare:
         for name in _COUNTED:
             setattr(state, name, getattr(state, name) + getattr(later, name))
         state.shape = state.shape or later.shape
+        state.furthest = max(state.furthest, later.furthest)
         if later.rounded is not None:
             state.rounded = (state.rounded or 0) + later.rounded
         state.squares = [p + q for p, q in zip(state.squares, later.squares, strict=True)]
@@ -323,9 +328,10 @@ class Compare:
             state.squares[which] += _exact(value, exponent)
         if not changed:
             return
-        if state.how == "bits" and state.a.kind == "f":
+        state.furthest = max(state.furthest, int(counts.view(np.uint64)[flat.FURTHEST]))
+        if self._histograms and state.how == "bits" and state.a.kind == "f":
             state.ulps = ulps if state.ulps is None else state.ulps + ulps
-        if state.how != "raw":
+        if self._histograms and state.how != "raw":
             state.octaves = octaves if state.octaves is None else state.octaves + octaves
         self._place(state, piece, mask, changed, sums[3], int(counts[flat.AT]))
 
@@ -355,12 +361,12 @@ class Compare:
             kind = fast_compare.KINDS.get(state.a.name)
             if kind is not None:
                 table = fp8_table(state.a.name) if kind == 2 else _NO_TABLE
-                fast_compare.tally(kind, a, b, table, mask, *into)
+                fast_compare.tally(kind, a, b, table, (mask, *into), self._histograms)
                 return []
         known: dict[tuple[str, str], Numpy] = self._local.__dict__.setdefault("engines", {})
         key = state.a.name, state.b.name
         if key not in known:
-            known[key] = Numpy(state.a, state.b)
+            known[key] = Numpy(state.a, state.b, self._histograms)
         return known[key].tally(a, b, mask, *into)
 
     def _mask(self, size: int) -> Array:

@@ -4,7 +4,7 @@ What is folded, for both engines (``fast_compare`` is the other):
 
     counts   changed · NaN on both sides with other bits · NaN in a · in b · new NaN · Inf in a · in b · pairs of
              finite numbers · index of the largest |δ| · δ = 0 · changed among the pairs that are not finite ·
-             equal after rounding to the narrower type
+             equal after rounding to the narrower type · largest distance in steps of the type
     sums     Σδ² · Σa² · Σb² · largest |δ|                  over the pairs of finite numbers
     ulps     by bit length of the distance in steps of the type: 0, 1, 2–3, 4–7, …
     octaves  by floor(log₂ |δ|) + 127 of δ ≠ 0; 0: below 2⁻¹²⁶, 255: 2¹²⁸ and more
@@ -30,8 +30,8 @@ Scaled = tuple[int, float, int]
 
 BLOCK = 32 << 10  #: elements at a time
 SAFE = 400  #: powers of two whose squares, and sums of them, stay far inside float64
-COUNTS, ULPS, OCTAVES = 12, 66, 256
-CHANGED, NAN_NAN, NAN_A, NAN_B, NAN_NEW, INF_A, INF_B, FINITE, AT, ZEROS, ODD_CHANGED, ROUNDED = range(COUNTS)
+COUNTS, ULPS, OCTAVES = 13, 66, 256
+CHANGED, NAN_NAN, NAN_A, NAN_B, NAN_NEW, INF_A, INF_B, FINITE, AT, ZEROS, ODD_CHANGED, ROUNDED, FURTHEST = range(COUNTS)
 LARGEST = 3
 
 
@@ -46,8 +46,8 @@ def how(a: DType, b: DType) -> str:
 class Numpy:
     """Buffers of one thread for pieces of one pair of types."""
 
-    def __init__(self, a: DType, b: DType) -> None:
-        self.a, self.b, self.how = a, b, how(a, b)
+    def __init__(self, a: DType, b: DType, histograms: bool = True) -> None:
+        self.a, self.b, self.how, self._histograms = a, b, how(a, b), histograms
         self._decode = _Numbers(a), _Numbers(b)
         self._wide = [np.empty(BLOCK) for _ in range(3)]
         self._huge = max(a.bits // (2 if a.kind == "c" else 1), b.bits // (2 if b.kind == "c" else 1)) >= 64
@@ -95,10 +95,16 @@ class Numpy:
         if (top := float(distance[at])) > 0:
             if top > sums[LARGEST]:
                 sums[LARGEST], counts[AT] = top, start + at
-            octaves += _octaves(distance)
+            if self._histograms:
+                octaves += _octaves(distance)
         if self.how == "bits" and self.a.kind == "f":
             steps = _steps(a, b, self.a)
-            ulps += np.bincount(_bit_length(steps if finite is None else steps[finite]), minlength=ULPS)
+            steps = steps if finite is None else steps[finite]
+            furthest = int(steps.max(initial=0))
+            unsigned = counts.view(np.uint64)
+            unsigned[FURTHEST] = max(int(unsigned[FURTHEST]), furthest)
+            if self._histograms:
+                ulps += np.bincount(_bit_length(steps), minlength=ULPS)
         return self._squares(x, y, distance, sums)
 
     def _squares(self, x: Array, y: Array, distance: Array, sums: Array) -> list[Scaled]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.analysis import evidence as told
-from workbench.analysis.compare import compare, engine
+from workbench.analysis.compare import Comparison, compare, engine
 from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.diff_pairs import MAP, RENAMED, Pair, align, renamed
 from workbench.analysis.diff_place import moved
@@ -120,7 +120,7 @@ class Diff:
         return sorted((row for row in self.rows if row.differs), key=TensorDiff.weight, reverse=True)
 
     def tensor(self, key: str) -> TensorDiff:
-        """The row of a key of ``b``, or of ``a``; its ``comparison`` holds histograms and bands.
+        """The row of a key of ``b``, or of ``a``; its ``detail`` holds histograms and bands.
 
         Raises:
             TensorNotFoundError: no pair has that key.
@@ -335,7 +335,7 @@ class _Differ:
             read = dict(found)
             for k, at in enumerate(group):
                 why = errors.get((0, pairs[at].tensor_a)) or errors.get((1, pairs[at].tensor_b)) or ""
-                rows[at] = rows[at].compared(read.get(k), why)
+                rows[at] = replace(rows[at].compared(read.get(k), why), again=self._again(pairs[at]))
                 elements += read[k].seen if k in read else 0
                 if why:
                     problems[rows[at].key_b] = why
@@ -344,6 +344,12 @@ class _Differ:
             self.checked["values"] = f"{elements:,} elements of {len(todo):,} tensors, bit by bit (with {chosen})"
         for key, why in problems.items():
             self.not_checked[f"tensor {key!r}"] = why
+
+    def _again(self, pair: Pair) -> Callable[[], Comparison | None]:
+        """Compares one pair once more, with histograms."""
+        one, two = np.array([pair.tensor_a]), np.array([pair.tensor_b])
+        first, second, replicas = pair.a.payloads, self.b.payloads, self.replicas
+        return lambda: dict(compare(first, second, one, two, replicas=replicas, histograms=True)).get(0)
 
     def _patterns(self, pairs: Sequence[Pair], rows: list[TensorDiff]) -> None:
         wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]

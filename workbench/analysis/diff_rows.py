@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class TensorDiff:
             ``shape``; ``unknown`` (not read, and no evidence); ``unread`` (could not be read on one side).
         source: what an ``equal`` or ``changed`` rests on, where no payload was read.
         moved: ``cut`` or ``file``: stored in other boxes or files; no difference.
-        comparison: counts, norms, histograms and bands, where values were compared.
+        comparison: counts, norms and bands, where values were compared; :attr:`detail` adds histograms.
         pattern: the proved form of the change, if it has one.
         chunk_rows: chunk rows of ``b`` that changed.
         why: why it could not be read.
@@ -64,6 +65,19 @@ class TensorDiff:
     chunk_rows: tuple[int, ...] = ()
     why: str = ""
     catalog: Catalog | None = field(default=None, repr=False)
+    again: Callable[[], Comparison | None] | None = field(default=None, repr=False)
+
+    @cached_property
+    def detail(self) -> Comparison | None:
+        """The comparison with its histograms of ulps and |δ|: the tensor is read once more.
+
+        Raises:
+            OpenError: it cannot be read any more.
+        """
+        c = self.comparison
+        if c is None or not c.changed or self.again is None or c.octaves is not None:
+            return c
+        return self.again()
 
     @classmethod
     def of(cls, pair: Pair, b: Checkpoint) -> TensorDiff:
@@ -136,17 +150,18 @@ class TensorDiff:
                 found[name] = getattr(c, name)
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        """The row and its detail as plain JSON."""
+    def to_json(self, *, detail: bool = False) -> dict[str, Any]:
+        """The row as plain JSON; with ``detail`` also histograms, for which the tensor is read once more."""
         found = {name: _plain(value) for name, value in self.row().items()}
         found["pattern"] = None if self.pattern is None else self.pattern.to_json()
         c = self.comparison
         if c is not None and c.changed:
             found |= {"same_number": c.same_number, "inf_a": c.inf_a, "inf_b": c.inf_b, "rounded": c.rounded}
-            found["ulps"] = None if c.ulps is None else np.trim_zeros(c.ulps, "b").tolist()
-            found["tail"] = [list(point) for point in c.tail()]
             found["bands"] = None if c.bands is None else c.bands.tolist()
             found["values_there"] = [_plain(c.max_a), _plain(c.max_b)]
+        if detail and (more := self.detail) is not None:
+            found["ulps"] = None if more.ulps is None else np.trim_zeros(more.ulps, "b").tolist()
+            found["tail"] = [list(point) for point in more.tail()]
         if self.why:
             found["why"] = self.why
         if self.catalog is not None and self.chunk_rows:

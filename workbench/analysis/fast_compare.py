@@ -34,18 +34,17 @@ def _jit(function: Any) -> Any:
     return njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")(function)
 
 
-def tally(kind: int, a: Array, b: Array, table: Array, mask: Array, ulps: Array, octaves: Array, counts: Array,
-          sums: Array) -> None:  # fmt: skip
-    """Fold one piece of two sides of one type into the tallies of :mod:`workbench.analysis.compare`.
+def tally(kind: int, a: Array, b: Array, table: Array, into: tuple[Array, ...], histograms: bool) -> None:
+    """Fold one piece of two sides of one type into the tallies of :mod:`workbench.analysis.compare_numpy`.
 
     Args:
         kind: of :data:`KINDS`.
         a, b: bits, ``(N,)``.
-        table: ``(256,) float32`` values of an 8-bit type, or empty.
-        mask: ``(N,) uint8`` set to 1 where bits differ.
-        ulps, octaves, counts, sums: added to, see there.
+        table: ``(256,) float32`` values of an 8-bit type; not used by others.
+        into: mask ``(N,) uint8``, set to 1 where bits differ; ulps, octaves, counts, sums: added to, see there.
+        histograms: whether ulps and octaves are wanted: they are half of the work.
     """
-    (_wide if kind == 3 else _narrow)(kind, a, b, table, mask, ulps, octaves, counts, sums)
+    (_wide if kind == 3 else _narrow)(kind, a, b, table, *into, histograms)
 
 
 # ---- loops that become wide instructions -----------------------------------------------------------------------------
@@ -156,6 +155,29 @@ def _ulps_wide(x, y, out):
 
 
 @_jit
+def _furthest_narrow(x, y, sign):
+    found = np.int32(0)
+    for i in range(len(x)):
+        p, q = np.int32(x[i]), np.int32(y[i])
+        p = p if p < sign else sign - p
+        q = q if q < sign else sign - q
+        found = max(found, np.int32(abs(np.int32(p - q))))
+    return found
+
+
+@_jit
+def _furthest_wide(x, y):
+    found = np.uint32(0)
+    for i in range(len(x)):
+        p, q = np.int32(x[i]), np.int32(y[i])
+        p = p if p >= 0 else np.int32(np.int32(-0x80000000) - p)
+        q = q if q >= 0 else np.int32(np.int32(-0x80000000) - q)
+        d = np.uint32(np.uint32(p) - np.uint32(q)) if p > q else np.uint32(np.uint32(q) - np.uint32(p))
+        found = max(found, d)
+    return found
+
+
+@_jit
 def _both(octave, ulp, base, out):
     for i in range(len(octave)):
         low = min(max(np.int32((octave[i] >> np.int32(23)) - base), np.int32(0)), np.int32(15))
@@ -238,7 +260,7 @@ def _flush(tables, base, ulps, octaves):
 
 
 @_jit
-def _narrow(kind, a, b, table, mask, ulps, octaves, counts, sums):
+def _narrow(kind, a, b, table, mask, ulps, octaves, counts, sums, histograms):
     """Types of 8 and 16 bits."""
     sign = np.int32(1) << np.int32(8 * a.itemsize - 1)
     scale = np.float32(2.0**112)
@@ -290,10 +312,13 @@ def _narrow(kind, a, b, table, mask, ulps, octaves, counts, sums):
             largest = high
         zeros = _below(di, np.int32(1))
         counts[9] += zeros - odd
+        counts[12] = max(counts[12], np.int64(_furthest_narrow(x, y, sign)))
+        if not histograms:
+            continue
         top = np.int32(high >> np.int32(23))
         if top > base + 15 or (top < base + 12 and base > 0 and high > 0):
             _flush(tables, base, ulps, octaves)
-            base = np.int32(max(top - 14, 0))
+            base = max(np.int32(top - 14), np.int32(0))
         _ulps_narrow(x, y, sign, k)
         if _top(ki) >= 0x47000000:  # distances from 2**15 on do not fit the shared byte
             beyond = n - _below(ki, np.int32(0x47000000))
@@ -319,7 +344,7 @@ def _narrow(kind, a, b, table, mask, ulps, octaves, counts, sums):
 
 
 @_jit
-def _wide(kind, a, b, table, mask, ulps, octaves, counts, sums):
+def _wide(kind, a, b, table, mask, ulps, octaves, counts, sums, histograms):
     """float32, whose ulp distances need more than four bits."""
     fa_all, fb_all = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     d_all, k_all = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
@@ -362,6 +387,9 @@ def _wide(kind, a, b, table, mask, ulps, octaves, counts, sums):
             largest = high
         zeros = _below(di, np.int32(1))
         counts[9] += zeros - odd
+        counts[12] = max(counts[12], np.int64(_furthest_wide(x.view(np.int32), y.view(np.int32))))
+        if not histograms:
+            continue
         _ulps_wide(x.view(np.int32), y.view(np.int32), k)
         packed[n:] = 0
         _octave(di, np.int32(0), packed[:n])
