@@ -123,7 +123,7 @@ def _block(state: Moment, name: str, layout: Layout, bits: Array, plain: bool) -
     lowest, highest, least, most = extremes(bits)
     subnormal = 0
     if least < layout.normal:
-        zero, subnormal = _small(bits, layout.normal)
+        zero, subnormal = _small(bits, layout.normal, least)
         state.zero += zero
         state.subnormal += subnormal if plain else 0
     if most >= layout.special:
@@ -152,13 +152,13 @@ def ordered(umin: int, umax: int, smin: int, smax: int, width: int) -> tuple[int
     return lowest, highest, least, most
 
 
-def _small(bits: Array, normal: int) -> tuple[int, int]:
-    """How many are zero, and how many subnormal: of a magnitude less than this pattern."""
+def _small(bits: Array, normal: int, least: int) -> tuple[int, int]:
+    """How many are zero, and how many subnormal: of a magnitude less than this pattern; ``least`` is the smallest."""
     kind = bits.dtype.type
     mask = kind((1 << (bits.itemsize * 8 - 1)) - 1)
     magnitude = np.bitwise_and(bits, mask, out=_scratch.other.view(bits.dtype)[: len(bits)])
     flags = _scratch.values.view(np.bool_)[: len(bits)]
-    zero = int(np.count_nonzero(np.equal(magnitude, kind(0), out=flags)))
+    zero = 0 if least else int(np.count_nonzero(np.equal(magnitude, kind(0), out=flags)))
     return zero, int(np.count_nonzero(np.less(magnitude, kind(normal), out=flags))) - zero
 
 

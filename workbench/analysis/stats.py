@@ -261,7 +261,13 @@ def _with_numbers(frame: pd.DataFrame, columns: dict[str, Array], errors: dict[i
 
 def _path(ckpt: Checkpoint, by: str, quantiles: bool) -> str:
     catalog = ckpt.catalog
-    what: list[Any] = [VERSION, "shard" if by == "shard" else "tensor", quantiles, catalog.format, os.path.realpath(ckpt.path)]
+    what: list[Any] = [
+        VERSION,
+        "shard" if by == "shard" else "tensor",
+        quantiles,
+        catalog.format,
+        os.path.realpath(ckpt.path),
+    ]
     what += [[name, stat.size, stat.mtime_ns] for name, stat in zip(catalog.files, catalog.file_stats, strict=True)]
     digest = hashlib.blake2b(json.dumps([what, catalog.keys]).encode("utf-8", "surrogatepass"), digest_size=16)
     places = (catalog.row_ptr, catalog.file, catalog.start, catalog.stop, catalog.offsets, catalog.sizes, catalog.inner)
