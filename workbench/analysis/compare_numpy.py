@@ -231,10 +231,20 @@ def _steps(a: Array, b: Array, dtype: DType) -> Array:
     if dtype.bits == 64:
         p, q = (np.where(v >> np.uint64(63), np.uint64(1 << 63) - v, v).view(np.int64) for v in (a, b))
         return np.where(p > q, p.view(np.uint64) - q.view(np.uint64), q.view(np.uint64) - p.view(np.uint64))
-    sign = 1 << (dtype.bits - 1)
-    keys: list[Array] = [v.astype(np.int32 if dtype.bits < 32 else np.int64) for v in (a, b)]
-    left, right = (np.where(key < sign, key, sign - key) for key in keys)
-    return np.abs(left - right).astype(np.uint32)
+    left, right = (_ordered(v, dtype.bits) for v in (a, b))
+    left -= right
+    return np.abs(left, out=left).view(f"u{left.itemsize}")
+
+
+def _ordered(bits: Array, width: int) -> Array:
+    """Signed integers in the order of the floats: the magnitude, negated under a sign."""
+    key: Array = bits.astype(np.int32 if width < 32 else np.int64)
+    sign = key >> (width - 1)
+    key &= (1 << (width - 1)) - 1
+    np.negative(sign, out=sign)
+    key ^= sign
+    key -= sign
+    return key
 
 
 def _bit_length(steps: Array) -> Array:
