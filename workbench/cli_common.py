@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from typing import Any
 
 import workbench
 from workbench.checkpoint import Checkpoint
+from workbench.errors import UsageError
+from workbench.views import units
 from workbench.views.names import safe
 
-__all__ = ["note", "open_as", "paint", "print_json"]
+__all__ = ["narrow", "note", "open_as", "paint", "print_json"]
 
 _COLOURS = {"bad": "31", "head": "1"}
 
@@ -25,6 +28,23 @@ def open_as(options: argparse.Namespace, path: str) -> Checkpoint:
     for sentence in ckpt.notes:
         note(sentence)
     return ckpt
+
+
+def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
+    """The tensors that ``options.pattern`` (regular expressions, any of them) and ``options.role`` mean."""
+    for pattern in options.pattern:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
+    if not options.pattern and options.role is None:
+        return ckpt
+    joined = "|".join(f"(?:{pattern})" for pattern in options.pattern) or None
+    narrow = ckpt.select(joined, options.role)
+    if not len(narrow):
+        roles = ", ".join(sorted(set(ckpt.roles)))
+        note(f"none of {units.plural(len(ckpt), 'tensor')} is meant by that; roles stored are {roles}")
+    return narrow
 
 
 def note(sentence: str) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from workbench.analysis.diff import diff as compute
-from workbench.checkpoint import Checkpoint
-from workbench.cli_common import note, open_as, print_json
-from workbench.errors import UsageError
+from workbench.cli_common import narrow, note, open_as, print_json
 from workbench.views.diff import SHOWN, diff_lines, tensor_text
 from workbench.views.progress import progress
 
@@ -22,7 +19,7 @@ def diff(options: argparse.Namespace) -> int:
 
     Options: ``a b pattern role no_values evidence all threads json detail replicas`` and those of every command.
     """
-    a, b = (_narrow(open_as(options, path), options) for path in (options.a, options.b))
+    a, b = (narrow(open_as(options, path), options) for path in (options.a, options.b))
     with progress("diff") as tick:
         found = compute(
             a,
@@ -45,15 +42,3 @@ def diff(options: argparse.Namespace) -> int:
         note("some tensors could not be read; what is said holds for the others")
         return CANNOT_READ
     return found.exit_code
-
-
-def _narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
-    patterns = [options.pattern] if isinstance(options.pattern, str) else list(options.pattern or ())
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
-    if not patterns and options.role is None:
-        return ckpt
-    return ckpt.select("|".join(f"(?:{pattern})" for pattern in patterns) or None, options.role)

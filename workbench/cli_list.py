@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli_common import note, open_as, paint, print_json
+from workbench.cli_common import narrow, open_as, paint, print_json
 from workbench.core.place import Place
-from workbench.errors import UsageError
 from workbench.formats import FORMATS, detect, detect_or_raise
 from workbench.views import facts, units
 from workbench.views.names import columns, pad, safe
@@ -34,7 +33,7 @@ def ls(options: argparse.Namespace) -> None:
     """A checkpoint's modules; or the checkpoints under a folder that is none itself."""
     if options.format is None and not (options.pattern or options.flat or options.role) and _listed(options):
         return
-    ckpt = _narrow(open_as(options, options.path), options)
+    ckpt = narrow(open_as(options, options.path), options)
     if options.json:
         head = {"path": ckpt.path, "format": ckpt.format, "step": ckpt.step, "world_size": ckpt.world_size}
         print_json(head | {"notes": ckpt.notes, "tensors": tensor_rows(ckpt)})
@@ -73,22 +72,6 @@ def _listed(options: argparse.Namespace) -> bool:
         ],
     )
     return True
-
-
-def _narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
-    for pattern in options.pattern:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
-    if not options.pattern and options.role is None:
-        return ckpt
-    joined = "|".join(f"(?:{pattern})" for pattern in options.pattern) or None
-    narrow = ckpt.select(joined, options.role)
-    if not len(narrow):
-        roles = ", ".join(sorted(set(ckpt.roles)))
-        note(f"none of {units.plural(len(ckpt), 'tensor')} is meant by that; roles stored are {roles}")
-    return narrow
 
 
 def _tree(ckpt: Checkpoint, depth: int | None) -> None:

@@ -8,8 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.stats import stats as statistics
-from workbench.cli_common import note, open_as, paint, print_json
-from workbench.cli_list import _narrow
+from workbench.cli_common import narrow, note, open_as, paint, print_json
 from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.progress import progress
@@ -25,7 +24,7 @@ CANNOT_READ = 3
 
 def stats(options: argparse.Namespace) -> int:
     """The table; 3 if a part of the checkpoint could not be read, else 0."""
-    ckpt = _narrow(open_as(options, options.path), options)
+    ckpt = narrow(open_as(options, options.path), options)
     title = f"stats {os.path.basename(os.path.normpath(ckpt.path))}"
     with progress(title) as tick:
         frame = statistics(
