@@ -1,7 +1,7 @@
-"""Differences of whole checkpoints: GB of one side a CPU-second, beside memcmp, a read-only sum, and what else there is.
+"""Differences of whole checkpoints: GB of one side a CPU-second, beside the floors and what else there is.
 
-``python benchmarks/differences.py [SCRATCH]`` prints Markdown; ``make bench`` puts it into ``RESULTS.md``. SCRATCH needs
-~9 GB; what it made there is used again. Peers that are commands (sft-cli, mergelens) are taken from PATH.
+``python benchmarks/differences.py [SCRATCH]`` prints Markdown; ``make bench`` puts it into ``RESULTS.md``. SCRATCH
+needs ~9 GB; what it made there is used again. Peers that are commands (sft-cli, mergelens) are taken from PATH.
 """
 
 from __future__ import annotations
