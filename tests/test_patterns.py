@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 import workbench as wb
 from tests.properties import examples
 from tests.test_reading import lazy, stored
-from workbench.analysis import patterns_read
+from workbench.analysis.patterns import read as patterns_read
 from workbench.analysis.patterns import recognise
-from workbench.analysis.patterns_found import NAMES
+from workbench.analysis.patterns.found import NAMES
 
 FLOATS = ["bfloat16", "float16", "float32", "float8_e4m3fn"]
 ALL = [*FLOATS, "float8_e5m2", "float64", "int8", "int32"]

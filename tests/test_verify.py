@@ -466,7 +466,7 @@ def test_masters_that_are_not_what_the_weights_are_rounded_from(tmp_path):
 
 
 def test_rounding_is_torchs_for_every_kind_of_number():
-    from workbench.analysis.verify_pairs import Rounding
+    from workbench.analysis.verify.pairs import Rounding
 
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)
@@ -591,7 +591,7 @@ def test_tick_runs_to_the_end_and_ends_the_check_by_raising(tmp_path):
 def test_every_rule_is_on_the_page_and_the_reverse():
     page = set(re.findall(r"`((?:[a-z]+)\.(?:[a-z_]+|\*))`", (ROOT / "docs/verify.md").read_text()))
     code = set()
-    for path in (ROOT / "workbench/analysis").glob("verify*.py"):
+    for path in (ROOT / "workbench/analysis").glob("verify/*.py"):
         text = path.read_text()
         code |= set(re.findall(r"\.add\(\s*\"([a-z]+\.[a-z_]+)\"", text))
         code |= set(re.findall(r"\"((?:open|headers)\.[a-z]+)\"", text))

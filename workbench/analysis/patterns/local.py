@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import MARGIN, choose, entropy, pairs
-from workbench.analysis.patterns_flips import flip_text, one_flip
-from workbench.analysis.patterns_found import Pattern, axis_words, box_text
-from workbench.analysis.patterns_read import Run, Runs, bits
-from workbench.analysis.patterns_rounding import half_step, numbers
+from workbench.analysis.patterns.evidence import MARGIN, choose, entropy, pairs
+from workbench.analysis.patterns.flips import flip_text, one_flip
+from workbench.analysis.patterns.found import Pattern, axis_words, box_text
+from workbench.analysis.patterns.read import Run, Runs, bits
+from workbench.analysis.patterns.rounding import half_step, numbers
 from workbench.tensor import LazyTensor
 
 __all__ = ["Difference", "Watcher", "flipped", "replaced"]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify_log import Subject, names, plural
+from workbench.analysis.verify.log import Subject, names, plural
 from workbench.core.dtypes import DType
 from workbench.core.scan import Piece, Tick, scan
 from workbench.core.work import Work, pair_work

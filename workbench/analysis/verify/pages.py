@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify_log import Subject
+from workbench.analysis.verify.log import Subject
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.payload import Payloads

@@ -9,7 +9,7 @@
     b = another tensor, or a in another shape
 
 A name is a fact: it is given when ``b`` equals what the pattern makes of ``a`` bit for bit on *all* elements, and when
-a random change would have had less than one chance in 2⁴⁰ to look alike (:mod:`.patterns_evidence`). What may lie
+a random change would have had less than one chance in 2⁴⁰ to look alike (:mod:`.evidence`). What may lie
 behind it, told from the tensor's name, stands apart in ``likely``.
 
 Blocks of at most 4 MiB are in memory, whatever the size of the tensor, besides one number for each row of it.
@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.analysis.patterns_fill import filled
-from workbench.analysis.patterns_found import Pattern
-from workbench.analysis.patterns_likely import likely
-from workbench.analysis.patterns_local import Difference, flipped, replaced
-from workbench.analysis.patterns_moved import moved, reordered
-from workbench.analysis.patterns_read import readable
-from workbench.analysis.patterns_shape import reshaped, sibling, transposed
-from workbench.analysis.patterns_values import cast, elementwise
+from workbench.analysis.patterns.fill import filled
+from workbench.analysis.patterns.found import Pattern
+from workbench.analysis.patterns.likely import likely
+from workbench.analysis.patterns.local import Difference, flipped, replaced
+from workbench.analysis.patterns.moved import moved, reordered
+from workbench.analysis.patterns.read import readable
+from workbench.analysis.patterns.shape import reshaped, sibling, transposed
+from workbench.analysis.patterns.values import cast, elementwise
 from workbench.tensor import LazyTensor
 
 __all__ = ["Pattern", "recognise"]

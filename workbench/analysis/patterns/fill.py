@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import MARGIN, entropy, pairs
-from workbench.analysis.patterns_file import chunk_boxes, place_of
-from workbench.analysis.patterns_flips import number_text
-from workbench.analysis.patterns_found import Pattern, box_text
-from workbench.analysis.patterns_local import KEPT, Difference
-from workbench.analysis.patterns_read import Runs, bits
+from workbench.analysis.patterns.evidence import MARGIN, entropy, pairs
+from workbench.analysis.patterns.file import chunk_boxes, place_of
+from workbench.analysis.patterns.flips import number_text
+from workbench.analysis.patterns.found import Pattern, box_text
+from workbench.analysis.patterns.local import KEPT, Difference
+from workbench.analysis.patterns.read import Runs, bits
 from workbench.tensor import LazyTensor
 
 __all__ = ["filled"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from workbench.analysis.patterns_found import Pattern
+from workbench.analysis.patterns.found import Pattern
 from workbench.tensor import LazyTensor
 
 __all__ = ["likely"]

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.analysis.verify_log import Subject
+from workbench.analysis.verify.log import Subject
 from workbench.core.place import Place
 
 __all__ = ["check_folder", "check_siblings", "leftovers", "listed"]

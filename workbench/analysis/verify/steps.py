@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
-from workbench.analysis.verify_log import Subject, names, plural
+from workbench.analysis.verify.log import Subject, names, plural
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_steps"]

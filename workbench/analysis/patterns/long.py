@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import MARGIN
-from workbench.analysis.patterns_forms import find_form
-from workbench.analysis.patterns_found import Pattern
-from workbench.analysis.patterns_local import Difference
-from workbench.analysis.patterns_read import Runs, bits, differing, fold
+from workbench.analysis.patterns.evidence import MARGIN
+from workbench.analysis.patterns.forms import find_form
+from workbench.analysis.patterns.found import Pattern
+from workbench.analysis.patterns.local import Difference
+from workbench.analysis.patterns.read import Runs, bits, differing, fold
 from workbench.tensor import LazyTensor
 
 __all__ = ["LONGEST", "reordered_units"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import MARGIN, entropy
-from workbench.analysis.patterns_found import Pattern
-from workbench.analysis.patterns_local import Difference
-from workbench.analysis.patterns_read import Runs, bits, corner
+from workbench.analysis.patterns.evidence import MARGIN, entropy
+from workbench.analysis.patterns.found import Pattern
+from workbench.analysis.patterns.local import Difference
+from workbench.analysis.patterns.read import Runs, bits, corner
 from workbench.tensor import LazyTensor
 
 __all__ = ["reshaped", "sibling", "transposed"]

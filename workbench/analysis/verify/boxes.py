@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify_log import Subject, plural
+from workbench.analysis.verify.log import Subject, plural
 from workbench.core import box
 from workbench.core import catalog as cat
 from workbench.core.build import row_major

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify_log import Subject, names, plural
+from workbench.analysis.verify.log import Subject, names, plural
 from workbench.core import catalog as cat
 from workbench.core.scan import Tick, cores
 from workbench.core.ziparchive import single_tensor

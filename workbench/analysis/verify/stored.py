@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis import manifest_check
-from workbench.analysis.verify_log import Log, Subject, names, plural
+from workbench.analysis.verify.log import Log, Subject, names, plural
 from workbench.core import catalog as cat
 from workbench.core.checksums import RecordCheck, check_archives
 from workbench.core.place import Place

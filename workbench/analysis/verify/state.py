@@ -17,8 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from workbench.analysis.verify_log import NAMED, Subject, names, plural
-from workbench.analysis.verify_siblings import listed
+from workbench.analysis.verify.log import NAMED, Subject, names, plural
+from workbench.analysis.verify.siblings import listed
 from workbench.core.dtypes import ALL
 
 __all__ = ["check_ranks", "check_state"]

@@ -6,8 +6,8 @@
     content     every byte once: stored checksums, values, copies of each other   deep=True, about the speed of reading
     manifest    every byte against what was written down earlier                  any later flip, located
 
-One file a family of rules: verify_files, verify_siblings, verify_commit, verify_boxes, verify_headers, verify_steps and
-verify_state; for the content verify_values, verify_pairs and verify_stored. docs/verify.md lists every rule.
+One file a family of rules: files, siblings, commit, boxes, headers, steps and state; for the content values, pages,
+pairs and stored. docs/verify.md lists every rule.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from workbench import checkpoint
 from workbench.analysis.report import Report
-from workbench.analysis.verify_boxes import check_boxes
-from workbench.analysis.verify_commit import check_commit
-from workbench.analysis.verify_files import check_files
-from workbench.analysis.verify_headers import check_headers, check_index, check_objects
-from workbench.analysis.verify_log import Log, Subject
-from workbench.analysis.verify_pairs import check_pairs
-from workbench.analysis.verify_siblings import check_folder, leftovers
-from workbench.analysis.verify_state import check_ranks, check_state
-from workbench.analysis.verify_steps import check_steps
-from workbench.analysis.verify_stored import check_manifest, check_stored
-from workbench.analysis.verify_values import check_values
+from workbench.analysis.verify.boxes import check_boxes
+from workbench.analysis.verify.commit import check_commit
+from workbench.analysis.verify.files import check_files
+from workbench.analysis.verify.headers import check_headers, check_index, check_objects
+from workbench.analysis.verify.log import Log, Subject
+from workbench.analysis.verify.pairs import check_pairs
+from workbench.analysis.verify.siblings import check_folder, leftovers
+from workbench.analysis.verify.state import check_ranks, check_state
+from workbench.analysis.verify.steps import check_steps
+from workbench.analysis.verify.stored import check_manifest, check_stored
+from workbench.analysis.verify.values import check_values
 from workbench.checkpoint import Checkpoint
 from workbench.core.place import Place
 from workbench.core.scan import Tick

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import choose, multinomial
-from workbench.analysis.patterns_index import anchors, assign, cycles, divisors, factors, parted, source
-from workbench.analysis.patterns_read import fold
+from workbench.analysis.patterns.evidence import choose, multinomial
+from workbench.analysis.patterns.index import anchors, assign, cycles, divisors, factors, parted, source
+from workbench.analysis.patterns.read import fold
 
 __all__ = ["Form", "find_form"]
 

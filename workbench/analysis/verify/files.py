@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify_log import Subject, names, plural
-from workbench.analysis.verify_siblings import check_siblings
+from workbench.analysis.verify.log import Subject, names, plural
+from workbench.analysis.verify.siblings import check_siblings
 from workbench.core import catalog as cat
 from workbench.core.place import Place
 from workbench.errors import WorkbenchError

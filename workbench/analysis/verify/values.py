@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify_log import Subject, names, plural
-from workbench.analysis.verify_pages import Pages, check_pages
+from workbench.analysis.verify.log import Subject, names, plural
+from workbench.analysis.verify.pages import Pages, check_pages
 from workbench.core.dtypes import DType
 from workbench.core.scan import Piece, Tick, scan
 from workbench.core.work import chunk_work

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import MARGIN, steps
-from workbench.analysis.patterns_found import Pattern, made
-from workbench.analysis.patterns_local import Difference, Watcher
-from workbench.analysis.patterns_ratio import Ratio
-from workbench.analysis.patterns_read import Runs, bits, parts
-from workbench.analysis.patterns_rounding import FLOATS, encode, numbers, rounded
+from workbench.analysis.patterns.evidence import MARGIN, steps
+from workbench.analysis.patterns.found import Pattern, made
+from workbench.analysis.patterns.local import Difference, Watcher
+from workbench.analysis.patterns.ratio import Ratio
+from workbench.analysis.patterns.read import Runs, bits, parts
+from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
 from workbench.core.dtypes import DType
 from workbench.tensor import LazyTensor
 

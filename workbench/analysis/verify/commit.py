@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from workbench import completeness, runs
-from workbench.analysis.verify_log import Subject
+from workbench.analysis.verify.log import Subject
 from workbench.core.place import Place
 from workbench.errors import WorkbenchError
 

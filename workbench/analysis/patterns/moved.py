@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns_evidence import MARGIN, entropy, pairs
-from workbench.analysis.patterns_forms import Form, find_form
-from workbench.analysis.patterns_found import Pattern, axis_words, box_text
-from workbench.analysis.patterns_local import Difference
-from workbench.analysis.patterns_long import LONGEST, reordered_units
-from workbench.analysis.patterns_read import Runs, bits, differing, keys, slab
+from workbench.analysis.patterns.evidence import MARGIN, entropy, pairs
+from workbench.analysis.patterns.forms import Form, find_form
+from workbench.analysis.patterns.found import Pattern, axis_words, box_text
+from workbench.analysis.patterns.local import Difference
+from workbench.analysis.patterns.long import LONGEST, reordered_units
+from workbench.analysis.patterns.read import Runs, bits, differing, keys, slab
 from workbench.tensor import LazyTensor
 
 __all__ = ["moved", "reordered"]
