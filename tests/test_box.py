@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties import boxes, examples, shapes
+from tests.properties import boxes, chunkings, examples, shapes
 from workbench.core import box
 
 
@@ -129,3 +129,36 @@ def test_many_flat_ranges_at_once_are_the_ranges_one_by_one(data):
 @pytest.mark.parametrize(("shape", "a", "b", "count"), [((4, 6), 4, 17, 3), ((3, 4, 5), 1, 59, 5), ((7,), 2, 5, 1)])
 def test_ragged_ranges_use_all_their_boxes(shape, a, b, count):
     assert len(box.flat_ranges(np.array([shape]), np.array([a]), np.array([b]))[0]) == count
+
+
+@examples()
+@given(st.data())
+def test_overlapping_pairs_of_several_groups_under_any_numbers(data):
+    shape = data.draw(shapes(max_dims=3).filter(len))
+    found = data.draw(st.lists(st.tuples(st.sampled_from([-(1 << 40), 3, 1 << 40]), boxes(shape)), max_size=8))
+    group = np.array([g for g, _ in found], np.int64)
+    offsets, sizes = columns([b for _, b in found], len(shape))
+    i, j = box.overlapping(group, offsets, sizes)
+    want = [
+        (x, y)
+        for x in range(len(found))
+        for y in range(x + 1, len(found))
+        if group[x] == group[y] and (painted(shape, offsets[[x, y]], sizes[[x, y]]) == 2).any()
+    ]
+    assert sorted(zip(i.tolist(), j.tolist(), strict=True)) == want
+
+
+@examples()
+@given(st.data())
+def test_the_pieces_of_a_chunking_do_not_overlap_in_any_order(data):
+    shape = data.draw(shapes(min_side=1).filter(len))
+    tiles = [data.draw(chunkings(shape)) for _ in range(2)]
+    group = np.repeat([0, 1], [len(one) for one in tiles])
+    order = np.array(data.draw(st.permutations(range(len(group)))))
+    offsets, sizes = columns([*tiles[0], *tiles[1]], len(shape))
+    i, _ = box.overlapping(group[order], offsets[order], sizes[order])
+    assert len(i) == 0
+    i, j = box.overlapping(group[order] * 0, offsets[order], sizes[order])
+    assert (group[order][i] != group[order][j]).all() and box.volume(
+        box.intersect(offsets[order][i], sizes[order][i], offsets[order][j], sizes[order][j])[1]
+    ).sum() == np.prod(shape)

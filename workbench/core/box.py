@@ -25,7 +25,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 def volume(sizes: Ints) -> Ints:
     """Elements in each box: ``(N,)`` for sizes of shape ``(N, D)``."""
-    return np.prod(sizes, axis=-1, dtype=np.int64)
+    found = np.ones(sizes.shape[:-1], np.int64)
+    for axis in range(sizes.shape[-1]):  # one pass a column is several times np.prod over short rows
+        found *= sizes[..., axis]
+    return found
 
 
 def intersect(offsets_a: Ints, sizes_a: Ints, offsets_b: Ints, sizes_b: Ints) -> tuple[Ints, Ints]:
@@ -40,49 +43,39 @@ def group_join(
 ) -> tuple[Ints, Ints]:
     """All pairs ``(i, j)`` of the same group whose boxes share at least one element.
 
-    An interval join on one axis (the one that tells the boxes of ``b`` apart best, chosen per group), then a filter
+    An interval join on one axis (the one on which the fewest pairs should meet, chosen per group), then a filter
     on the others: O((N + M + pairs) log M), where the usual nested loop is O(N·M). Chunks of a tensor almost always
     form a grid, on which the axis chosen leaves few pairs to filter.
 
     Returns:
         two index arrays into ``a`` and ``b``; ordered by ``i``, then by position along the axis.
     """
-    keep_a, keep_b = np.flatnonzero(volume(sizes_a) > 0), np.flatnonzero(volume(sizes_b) > 0)
-    if not len(keep_a) or not len(keep_b):
+    keep_a, keep_b = _full(sizes_a), _full(sizes_b)
+    ga, gb = np.asarray(group_a)[keep_a].astype(np.int64), np.asarray(group_b)[keep_b].astype(np.int64)
+    if not len(ga) or not len(gb):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    groups = distinct(group_b[keep_b])
-    ga, gb = np.searchsorted(groups, group_a[keep_a]), np.searchsorted(groups, group_b[keep_b])
-    known = (ga < len(groups)) & (groups[np.minimum(ga, len(groups) - 1)] == group_a[keep_a])
-    keep_a, ga = keep_a[known], ga[known]
-    axis = _best_axis(gb, offsets_b[keep_b], len(groups))
-
-    rows_a, rows_b = np.arange(len(keep_a)), np.arange(len(keep_b))
-    low_a, low_b = offsets_a[keep_a][rows_a, axis[ga]], offsets_b[keep_b][rows_b, axis[gb]]
-    high_a, high_b = low_a + sizes_a[keep_a][rows_a, axis[ga]], low_b + sizes_b[keep_b][rows_b, axis[gb]]
-    low_a, low_b, high_a, high_b, span = _fit(low_a, low_b, high_a, high_b, len(groups))
-
-    # group · span + coordinate keeps the groups apart on one number line
-    order = np.argsort(gb * span + low_b, kind="stable")
-    starts = (gb * span + low_b)[order]
-    ends = np.maximum.accumulate((gb * span + high_b)[order])
-    first = np.searchsorted(ends, ga * span + low_a, side="right")
-    last = np.searchsorted(starts, ga * span + high_a, side="left")
-    counts = np.maximum(last - first, 0)
-
-    i = np.repeat(rows_a, counts)
-    within = np.arange(len(i)) - np.repeat(np.cumsum(counts) - counts, counts)
-    j = order[np.repeat(first, counts) + within]
-    i, j = keep_a[i], keep_b[j]
-    _, sizes = intersect(offsets_a[i], sizes_a[i], offsets_b[j], sizes_b[j])
-    real = (sizes > 0).all(axis=1)
-    return i[real], j[real]
+    low_a, low_b, size_a, size_b = offsets_a[keep_a], offsets_b[keep_b], sizes_a[keep_a], sizes_b[keep_b]
+    ga, gb, groups = _numbered(ga, gb)
+    axis = _best_axis(ga, low_a, size_a, gb, low_b, size_b, groups)
+    i, j, exact = _sweep(ga, low_a, size_a, gb, low_b, size_b, groups, axis)
+    real = np.ones(len(i), bool)
+    for k in _cut_axes(low_a, low_b):
+        if not (exact and (axis == k).all()):
+            begin_a, begin_b = low_a[:, k], low_b[:, k]
+            real &= (begin_a[i] < (begin_b + size_b[:, k])[j]) & (begin_b[j] < (begin_a + size_a[:, k])[i])
+    if not real.all():
+        i, j = i[real], j[real]
+    rows_a = i if isinstance(keep_a, slice) else keep_a[i]
+    return rows_a, j if isinstance(keep_b, slice) else keep_b[j]
 
 
 def overlapping(group: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints]:
     """Pairs ``i < j`` of boxes of the same group that share elements."""
-    i, j = group_join(group, offsets, sizes, group, offsets, sizes)
+    rows = np.flatnonzero(volume(sizes) > 0)
+    rows = rows[_doubtful(group[rows], offsets[rows], sizes[rows])]
+    i, j = group_join(group[rows], offsets[rows], sizes[rows], group[rows], offsets[rows], sizes[rows])
     keep = i < j
-    return i[keep], j[keep]
+    return rows[i[keep]], rows[j[keep]]
 
 
 def missing(offset: Ints, size: Ints, offsets: Ints, sizes: Ints, *, limit: int = 8) -> list[tuple[Ints, Ints]]:
@@ -162,19 +155,103 @@ def _box_of(shapes: Ints, index: Ints, start: Ints, stop: Ints, row: Ints, axis:
     return index, offsets, sizes, start
 
 
-def _best_axis(group: Ints, offsets: Ints, groups: int) -> Ints:
-    """For each group, the axis along which its boxes have the most distinct offsets."""
-    dims = offsets.shape[1]
-    distinct = np.ones((groups, dims), np.int64)
-    for axis in range(dims):
-        column = offsets[:, axis]
-        if column.any():
-            order = np.lexsort((column, group))
-            g, c = group[order], column[order]
-            new = np.ones(len(g), bool)
-            new[1:] = (g[1:] != g[:-1]) | (c[1:] != c[:-1])
-            distinct[:, axis] = np.bincount(g[new], minlength=groups)
-    return np.argmax(distinct, axis=1)
+def _full(sizes: Ints) -> Any:
+    """The boxes that are not empty, as an index; a slice where all are."""
+    return slice(None) if (sizes > 0).all() else np.flatnonzero(volume(sizes) > 0)
+
+
+def _numbered(ga: Ints, gb: Ints) -> tuple[Ints, Ints, int]:
+    """Groups as small numbers; they mostly are, as positions in a catalog."""
+    low, high = int(min(ga.min(), gb.min())), int(max(ga.max(), gb.max()))
+    if high - low < 4 * (len(ga) + len(gb)) + 1000:
+        return ga - low, gb - low, high - low + 1
+    groups = distinct(np.concatenate([ga, gb]))
+    return np.searchsorted(groups, ga), np.searchsorted(groups, gb), len(groups)
+
+
+def _cut_axes(*offsets: Ints) -> list[int]:
+    """Axes on which some box does not begin at 0; on the others all boxes (which are not empty) share elements."""
+    return [axis for axis in range(offsets[0].shape[1]) if any(one[:, axis].any() for one in offsets)]
+
+
+def _best_axis(ga: Ints, low_a: Ints, size_a: Ints, gb: Ints, low_b: Ints, size_b: Ints, groups: int) -> Ints:
+    """For each group, the axis on which the fewest pairs meet, if boxes lay anywhere: (size a + size b) / span."""
+    axes = _cut_axes(low_a, low_b)
+    if len(axes) < 2:
+        return np.full(groups, axes[0] if axes else 0)
+    count_a, count_b = (np.maximum(np.bincount(g, minlength=groups), 1) for g in (ga, gb))
+    meet = np.full((groups, low_a.shape[1]), np.inf)
+    for axis in axes:
+        span = np.ones(groups, np.int64)
+        np.maximum.at(span, ga, low_a[:, axis] + size_a[:, axis])
+        np.maximum.at(span, gb, low_b[:, axis] + size_b[:, axis])
+        mean_a, mean_b = (
+            np.bincount(ga, size_a[:, axis], groups) / count_a,
+            np.bincount(gb, size_b[:, axis], groups) / count_b,
+        )
+        meet[:, axis] = (mean_a + mean_b) / span
+    return np.argmin(meet, axis=1)
+
+
+def _sweep(
+    ga: Ints, low_a: Ints, size_a: Ints, gb: Ints, low_b: Ints, size_b: Ints, groups: int, axis: Ints
+) -> tuple[Ints, Ints, bool]:
+    """Pairs whose intervals on their group's axis may meet; ``exact`` says that they do."""
+    begin_a, begin_b, end_a, end_b = (_pick(column, axis, g) for column, g in (
+        (low_a, ga), (low_b, gb), (size_a, ga), (size_b, gb)))  # fmt: skip
+    end_a, end_b = end_a + begin_a, end_b + begin_b
+    begin_a, begin_b, end_a, end_b, span = _fit(begin_a, begin_b, end_a, end_b, groups)
+    # group · span + coordinate keeps the groups apart on one number line
+    base_a, base_b = ga * span, gb * span
+    starts = base_b + begin_b
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], (base_b + end_b)[order]
+    reach = np.maximum.accumulate(ends)
+    first = np.searchsorted(reach, base_a + begin_a, side="right")
+    last = np.searchsorted(starts, base_a + end_a, side="left")
+    counts = np.maximum(last - first, 0)
+    i = np.repeat(np.arange(len(ga)), counts)
+    j = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    j += np.arange(len(j))
+    return i, order[j], bool((reach == ends).all())
+
+
+def _pick(columns: Ints, axis: Ints, group: Ints) -> Ints:
+    """Of each row the column that is its group's axis."""
+    if (axis == axis[0]).all():
+        return columns[:, axis[0]]
+    return columns[np.arange(len(columns)), axis[group]]
+
+
+def _doubtful(group: Ints, offsets: Ints, sizes: Ints) -> Any:
+    """Which boxes (none empty) are in a group that is not told to be disjoint by looking at neighbours.
+
+    Boxes ordered by offsets are disjoint if each begins, on the first axis where its interval is another than its
+    neighbour's, where that ends: slabs that are disjoint and are cut, each for itself, in the same way. All grids
+    are, and most that is not a grid.
+    """
+    if len(group) < 2:
+        return np.zeros(len(group), bool)
+    axes = _cut_axes(offsets)
+    lows = [offsets[:, axis] for axis in axes]
+    highs = [low + sizes[:, axis] for low, axis in zip(lows, axes, strict=True)]
+    if (group[1:] >= group[:-1]).all() and not _clashes(group, lows, highs).any():
+        return np.zeros(len(group), bool)  # in this order already, as in every catalog
+    order = np.lexsort([*lows[::-1], group])
+    ordered = group[order]
+    clash = _clashes(ordered, [low[order] for low in lows], [high[order] for high in highs])
+    return np.isin(group, ordered[1:][clash])
+
+
+def _clashes(group: Ints, lows: list[Ints], highs: list[Ints]) -> Any:
+    """Whether each box but the first does not follow on the one before it."""
+    undecided = group[1:] == group[:-1]
+    clash = np.zeros(len(undecided), bool)
+    for low, high in zip(lows, highs, strict=True):
+        alike = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
+        clash |= undecided & ~alike & (low[1:] < high[:-1])
+        undecided &= alike
+    return clash | undecided
 
 
 def _fit(low_a: Ints, low_b: Ints, high_a: Ints, high_b: Ints, groups: int) -> tuple[Ints, Ints, Ints, Ints, int]:

@@ -93,16 +93,15 @@ def plan_reads(
     tensors = np.asarray(tensors, np.int64)
     rows = _rows_of(catalog, box.distinct(tensors))
     rows = rows[catalog.replica[rows] == replica]
-    request, found = box.group_join(
-        tensors, offsets, sizes, catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows]
-    )
-    row = rows[found]
-    low, extent = box.intersect(offsets[request], sizes[request], catalog.offsets[row], catalog.sizes[row])
+    # Chunks go first, in the files' order: the join keeps it, and there are mostly fewer of them than copies.
+    ordered = rows[_file_order(catalog, rows)]
+    chunks = catalog.offsets[ordered], catalog.sizes[ordered]
+    found, request = box.group_join(catalog.tensor[ordered], *chunks, tensors, offsets, sizes)
+    row = ordered[found]
+    source, dest, extent = _placed(*chunks, found, offsets, sizes, request)
     if not partial:
-        _check_coverage(catalog, tensors, offsets, sizes, request, low, extent)
-    order = np.lexsort((catalog.start[row], catalog.file[row]))
-    request, row, low, extent = request[order], row[order], low[order], extent[order]
-    return ReadPlan(request, row, low - catalog.offsets[row], low - offsets[request], extent)
+        _check_coverage(catalog, rows, tensors, offsets, sizes, request, dest, extent)
+    return ReadPlan(request, row, source, dest, extent)
 
 
 def disjoint(catalog: Catalog, tensors: Ints, *, replica: int = 0) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -146,18 +145,55 @@ def _rows_of(catalog: Catalog, tensors: Ints) -> Ints:
     return np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
 
 
+def _file_order(catalog: Catalog, rows: Ints) -> Ints:
+    """Order of chunk rows by file and position in it."""
+    file, start = catalog.file[rows], catalog.start[rows]
+    order = np.argsort(start, kind="stable")
+    if len(catalog.files) < 1 << 16:
+        file = file.astype(np.uint16)  # which numpy sorts digit by digit
+    return order[np.argsort(file[order], kind="stable")]
+
+
+def _placed(
+    offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: Ints, j: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """What box ``i`` of chunks and ``j`` of requests share: its first element in either, its size; column by column."""
+    dims = offsets_a.shape[1]
+    source, dest, extent = (np.zeros((dims, len(i)), np.int64).T for _ in range(3))
+    for axis in range(dims):
+        low_a, low_b = offsets_a[:, axis], offsets_b[:, axis]
+        size_a, size_b = sizes_a[:, axis], sizes_b[:, axis]
+        if not low_a.any() and not low_b.any():
+            np.minimum(size_a[i], size_b[j], out=extent[:, axis])
+            continue
+        begin_a, begin_b = low_a[i], low_b[j]
+        low = np.maximum(begin_a, begin_b)
+        np.minimum((low_a + size_a)[i], (low_b + size_b)[j], out=extent[:, axis])
+        extent[:, axis] -= low
+        np.subtract(low, begin_a, out=source[:, axis])
+        np.subtract(low, begin_b, out=dest[:, axis])
+    return source, dest, extent
+
+
 def _check_coverage(
-    catalog: Catalog, tensors: Ints, offsets: Ints, sizes: Ints, request: Ints, low: Ints, extent: Ints
+    catalog: Catalog, rows: Ints, tensors: Ints, offsets: Ints, sizes: Ints, request: Ints, dest: Ints, extent: Ints
 ) -> None:
     want = box.volume(sizes)
     have = np.zeros(len(tensors), np.int64)
     np.add.at(have, request, box.volume(extent))
-    # Overlapping copies can hide a hole from the sum; only boxes without overlap prove themselves by volume.
-    i, _ = box.overlapping(request, low, extent)
-    doubtful = box.distinct(np.concatenate([np.flatnonzero(have != want), request[i]]))
-    for position in doubtful.tolist():
+    doubtful = have != want
+    # Overlapping copies can hide a hole from the sum; those of chunks without overlap have none.
+    i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows])
+    if len(i):
+        shared = np.zeros(len(catalog), bool)
+        shared[catalog.tensor[rows[i]]] = True
+        copies = np.flatnonzero(shared[tensors[request]])
+        i, _ = box.overlapping(request[copies], dest[copies], extent[copies])
+        doubtful[request[copies[i]]] = True
+    for position in np.flatnonzero(doubtful).tolist():
         mine = request == position
-        holes = box.missing(offsets[position], sizes[position], low[mine], extent[mine], limit=1)
+        low = dest[mine] + offsets[position]
+        holes = box.missing(offsets[position], sizes[position], low, extent[mine], limit=1)
         if holes:
             raise _hole(catalog, int(tensors[position]), *holes[0], int(want[position] - have[position]))
 
