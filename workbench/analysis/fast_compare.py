@@ -16,7 +16,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 __all__ = ["KINDS", "tally"]
 
@@ -45,6 +47,20 @@ def tally(kind: int, a: Array, b: Array, table: Array, into: tuple[Array, ...], 
         histograms: whether ulps and octaves are wanted: they are half of the work.
     """
     (_wide if kind == 3 else _narrow)(kind, a, b, table, *into, histograms)
+
+
+@intrinsic
+def _as_float(context, bits):
+    """uint32 → the float32 of these bits, in a register: a view needs the numbers to be in memory."""
+    del context, bits
+    return types.float32(types.uint32), lambda _, builder, __, args: builder.bitcast(args[0], ir.FloatType())
+
+
+@intrinsic
+def _as_bits(context, value):
+    """float32 → its bits as int32."""
+    del context, value
+    return types.int32(types.float32), lambda _, builder, __, args: builder.bitcast(args[0], ir.IntType(32))
 
 
 # ---- loops that become wide instructions -----------------------------------------------------------------------------
@@ -79,15 +95,12 @@ def _look_up(x, table, out):
 
 @_jit
 def _differ(x, y, out):
+    """Marks where bits differ; how many do."""
+    found = np.int32(0)
     for i in range(len(x)):
-        out[i] = x[i] != y[i]
-
-
-@_jit
-def _count(x):
-    found = np.int64(0)
-    for i in range(len(x)):
-        found += x[i]
+        mark = np.uint8(x[i] != y[i])
+        out[i] = mark
+        found += np.int32(mark)
     return found
 
 
@@ -109,11 +122,12 @@ def _below(x, limit):
 
 @_jit
 def _squares(x):
+    """As _sums of equal sides."""
     found = 0.0
     for i in range(len(x)):
         p = np.float64(x[i])
         found += p * p
-    return found
+    return 0.0, found, found
 
 
 @_jit
@@ -129,9 +143,43 @@ def _sums(x, y):
 
 
 @_jit
+def _sums_short(x, y):
+    """As _sums, of bfloat16."""
+    dd, aa, bb = 0.0, 0.0, 0.0
+    for i in range(len(x)):
+        p = np.float64(_as_float(np.uint32(np.uint32(x[i]) << np.uint32(16))))
+        q = np.float64(_as_float(np.uint32(np.uint32(y[i]) << np.uint32(16))))
+        t = q - p
+        dd += t * t
+        aa += p * p
+        bb += q * q
+    return dd, aa, bb
+
+
+@_jit
+def _distance_short(x, y):
+    """As _distance, of bfloat16; the distances themselves are not kept."""
+    high, zeros = np.int32(0), np.int32(0)
+    for i in range(len(x)):
+        p = _as_float(np.uint32(np.uint32(x[i]) << np.uint32(16)))
+        q = _as_float(np.uint32(np.uint32(y[i]) << np.uint32(16)))
+        bits = _as_bits(np.float32(abs(np.float32(q - p))))
+        high = max(high, bits)
+        zeros += np.int32(bits < np.int32(1))
+    return high, zeros
+
+
+@_jit
 def _distance(x, y, out):
+    """|δ|; the largest, as bits, and how many are 0."""
+    bits = out.view(np.int32)
     for i in range(len(x)):
         out[i] = abs(y[i] - x[i])
+    high, zeros = np.int32(0), np.int32(0)
+    for i in range(len(x)):
+        high = max(high, bits[i])
+        zeros += np.int32(bits[i] < np.int32(1))
+    return high, zeros
 
 
 @_jit
@@ -270,47 +318,55 @@ def _narrow(kind, a, b, table, mask, ulps, octaves, counts, sums, histograms):
     packed = np.zeros(BLOCK, np.uint8)
     tables = np.zeros((8, 256), np.int32)
     base, largest, dd, aa, bb = np.int32(0), np.int32(0), 0.0, 0.0, 0.0
+    fa, fb, d, k = fa_all, fb_all, d_all, k_all
+    di, ki = d.view(np.int32), k.view(np.int32)
     for start in range(0, len(a), BLOCK):
         stop = min(start + BLOCK, len(a))
         n = stop - start
         x, y, marks = a[start:stop], b[start:stop], mask[start:stop]
-        fa, fb, d, k = fa_all[:n], fb_all[:n], d_all[:n], k_all[:n]
-        _differ(x, y, marks)
-        changed = _count(marks)
+        if n < BLOCK:  # the last; a slice costs as much as some hundred elements
+            fa, fb, d, k = fa_all[:n], fb_all[:n], d_all[:n], k_all[:n]
+            di, ki = d.view(np.int32), k.view(np.int32)
+        changed = _differ(x, y, marks)
         counts[0] += changed
         if kind == 0:
-            _shift(x, fa.view(np.uint32))
-            _shift(y, fb.view(np.uint32))
-        elif kind == 1:
-            _half(x, fa, scale)
-            _half(y, fb, scale)
+            part = _sums_short(x, y)
         else:
-            _look_up(x, table, fa)
-            _look_up(y, table, fb)
+            if kind == 1:
+                _half(x, fa, scale)
+                _half(y, fb, scale)
+            else:
+                _look_up(x, table, fa)
+                _look_up(y, table, fb)
+            part = _sums(fa, fb) if changed else _squares(fa)
         odd = 0
-        if max(_top(fa.view(np.int32)), _top(fb.view(np.int32))) >= 0x7F800000:
+        if not part[1] + part[2] < np.inf:  # squares of float32 never leave float64: there is a NaN or an Inf
+            if kind == 0:
+                _shift(x, fa.view(np.uint32))
+                _shift(y, fb.view(np.uint32))
             odd = _without_odd(x, y, xs, ys, fa, fb, counts)
             x, y = xs[:n], ys[:n]
-        counts[7] += n - odd
-        if changed == 0:
-            square = _squares(fa)
-            aa += square
-            bb += square
-            ulps[0] += n - odd
-            counts[9] += n - odd
-            continue
-        part = _sums(fa, fb)
+            part = _sums(fa, fb)
         dd += part[0]
         aa += part[1]
         bb += part[2]
-        _distance(fa, fb, d)
-        di, ki = d.view(np.int32), k.view(np.int32)
-        high = _top(di)
+        counts[7] += n - odd
+        if changed == 0:
+            ulps[0] += n - odd
+            counts[9] += n - odd
+            continue
+        if kind == 0:
+            high, zeros = _distance_short(x, y)
+            if histograms or high > largest:
+                _shift(x, fa.view(np.uint32))
+                _shift(y, fb.view(np.uint32))
+                _distance(fa, fb, d)
+        else:
+            high, zeros = _distance(fa, fb, d)
         if high > largest:
             at = _first(di, high)
             counts[8], sums[3] = start + at, np.float64(d[at])
             largest = high
-        zeros = _below(di, np.int32(1))
         counts[9] += zeros - odd
         counts[12] = max(counts[12], np.int64(_furthest_narrow(x, y, sign)))
         if not histograms:
@@ -352,40 +408,38 @@ def _wide(kind, a, b, table, mask, ulps, octaves, counts, sums, histograms):
     packed = np.zeros(BLOCK, np.uint8)
     near, far = np.zeros((8, 256), np.int32), np.zeros((8, 256), np.int32)
     largest, dd, aa, bb = np.int32(0), 0.0, 0.0, 0.0
+    d, k = d_all, k_all
+    di, ki = d.view(np.int32), k.view(np.int32)
     for start in range(0, len(a), BLOCK):
         stop = min(start + BLOCK, len(a))
         n = stop - start
         x, y, marks = a[start:stop], b[start:stop], mask[start:stop]
-        d, k = d_all[:n], k_all[:n]
-        _differ(x, y, marks)
-        changed = _count(marks)
+        if n < BLOCK:
+            d, k = d_all[:n], k_all[:n]
+            di, ki = d.view(np.int32), k.view(np.int32)
+        changed = _differ(x, y, marks)
         counts[0] += changed
         fa, fb = x.view(np.float32), y.view(np.float32)
         odd = 0
-        if max(_top(x.view(np.int32)), _top(y.view(np.int32))) >= 0x7F800000:
+        part = _sums(fa, fb) if changed else _squares(fa)
+        if not part[1] + part[2] < np.inf:  # as above
             fa_all[:n], fb_all[:n] = fa, fb
             odd = _without_odd(x, y, xs, ys, fa_all[:n], fb_all[:n], counts)
             x, y, fa, fb = xs[:n], ys[:n], fa_all[:n], fb_all[:n]
-        counts[7] += n - odd
-        if changed == 0:
-            square = _squares(fa)
-            aa += square
-            bb += square
-            ulps[0] += n - odd
-            counts[9] += n - odd
-            continue
-        part = _sums(fa, fb)
+            part = _sums(fa, fb)
         dd += part[0]
         aa += part[1]
         bb += part[2]
-        _distance(fa, fb, d)
-        di, ki = d.view(np.int32), k.view(np.int32)
-        high = _top(di)
+        counts[7] += n - odd
+        if changed == 0:
+            ulps[0] += n - odd
+            counts[9] += n - odd
+            continue
+        high, zeros = _distance(fa, fb, d)
         if high > largest:
             at = _first(di, high)
             counts[8], sums[3] = start + at, np.float64(d[at])
             largest = high
-        zeros = _below(di, np.int32(1))
         counts[9] += zeros - odd
         counts[12] = max(counts[12], np.int64(_furthest_wide(x.view(np.int32), y.view(np.int32))))
         if not histograms:
