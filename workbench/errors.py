@@ -16,6 +16,7 @@
     ├── HoleError                     some elements of a tensor are stored nowhere
     ├── TensorNotFoundError           no such key (also a KeyError)
     ├── SelectionError                an index that does not fit the shape (also an IndexError)
+    ├── WriteError                    a target exists, has no room, or cannot be written
     └── UsageError                    an argument that makes no sense; the command line exits with 64
 
 A message says what, which file or tensor, which byte, by how much, and what to do, in one line.
@@ -39,6 +40,7 @@ __all__ = [
     "UnsupportedFormatError",
     "UsageError",
     "WorkbenchError",
+    "WriteError",
 ]
 
 
@@ -99,6 +101,10 @@ class TensorNotFoundError(WorkbenchError, KeyError):
 
 class SelectionError(WorkbenchError, IndexError):
     """An index that does not fit the tensor's shape."""
+
+
+class WriteError(WorkbenchError):
+    """What should be written cannot be: the target exists, the disk is full or failed; nothing of it is visible."""
 
 
 class UsageError(WorkbenchError, ValueError):

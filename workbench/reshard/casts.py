@@ -1,0 +1,121 @@
+"""Casts between float types, rounded to the nearest, ties to even, and what they cost.
+
+::
+
+    float32   s eeeeeeee mmmmmmmmmmmmmmmm|mmmmmmm     bfloat16 keeps the upper half:
+                              bfloat16   |dropped     + 0x7fff + (lowest kept bit), then >> 16
+
+Every cast goes through float32, as torch's do (float64 → bfloat16 is rounded twice there, and so it is here). What
+overflows becomes infinite. NaN stay NaN of their sign; torch gives them 0x7fc0 or 0xffff, by the instructions used.
+
+Source: torch 2.13, ``c10/util/BFloat16.h`` (``round_to_nearest_even``), ``c10/util/Half.h``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.core.dtypes import DType, by_name
+from workbench.errors import UnsupportedFormatError
+
+__all__ = ["FLOATS", "CastError", "cast", "target"]
+
+Array = np.ndarray[Any, Any]
+FLOATS = ("bfloat16", "float16", "float32")  #: what can be written
+SOURCES = (*FLOATS, "float64")  #: what is cast; integers and the 8-bit floats (which have scales) stay as they are
+
+
+@dataclass
+class CastError:
+    """What a cast changed, summed over elements.
+
+    Attributes:
+        elements: how many were cast.
+        changed: how many have another value now (NaN that stay NaN have not).
+        overflowed: how many were finite and are infinite now; they count as changed.
+        max_abs: the largest difference of those that stayed finite.
+    """
+
+    elements: int = 0
+    changed: int = 0
+    overflowed: int = 0
+    max_abs: float = 0.0
+
+    def merge(self, other: CastError) -> None:
+        """Add another part of the tensor."""
+        self.elements += other.elements
+        self.changed += other.changed
+        self.overflowed += other.overflowed
+        self.max_abs = max(self.max_abs, other.max_abs)
+
+
+def target(name: object) -> DType:
+    """The float type that a cast goes to: ``bf16``, ``fp16``, ``fp32``, torch's names, or a ``torch.dtype``.
+
+    Raises:
+        UnsupportedFormatError: any other.
+    """
+    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    found = by_name(short.get(str(name), name))
+    if found.name not in FLOATS:
+        raise UnsupportedFormatError(f"a cast to {found} is not offered; choose {', '.join(FLOATS)}")
+    return found
+
+
+def cast(raw: Array, source: DType, wanted: DType) -> tuple[Array, CastError]:
+    """Elements of one float type as another, both as unsigned integers of their bits.
+
+    Args:
+        raw: flat, of ``source.raw``.
+
+    Returns:
+        the new bits, and what changed.
+    """
+    error = CastError(elements=len(raw))
+    before = _widened(raw, source)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = before if before.dtype == np.float32 else before.astype(np.float32)
+        out = _narrowed(single, wanted)
+        after = _widened(out, wanted)
+        if _always_exact(source, wanted):
+            return out, error
+        differ = after != before  # in the wider of the two types, where both are exact
+        differ &= ~(np.isnan(before) & np.isnan(after))
+        error.changed = int(np.count_nonzero(differ))
+        if error.changed:
+            old, new = before[differ], after[differ]
+            finite = np.isfinite(new)
+            error.overflowed = int(np.count_nonzero(~finite & np.isfinite(old)))
+            gaps = np.abs(old[finite].astype(np.float64) - new[finite])
+            error.max_abs = float(gaps.max(initial=0.0))
+    return out, error
+
+
+def _always_exact(source: DType, wanted: DType) -> bool:
+    return wanted.name == "float32" and source.bits <= 32
+
+
+def _widened(raw: Array, dtype: DType) -> Array:
+    """The values, in a type of numpy that holds them exactly: float64 for float64, else float32."""
+    if dtype.name == "bfloat16":
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype.name == "float16":
+        return raw.view(np.float16).astype(np.float32)
+    return raw.view(dtype.numpy)
+
+
+def _narrowed(single: Array, wanted: DType) -> Array:
+    if wanted.name == "float32":
+        return single.view(wanted.raw)
+    if wanted.name == "float16":
+        return single.astype(np.float16).view(wanted.raw)
+    bits = single.view(np.uint32)
+    nan = np.isnan(single)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    out = (rounded >> np.uint32(16)).astype(np.uint16)
+    if nan.any():  # rounding could carry a NaN over to zero; keep its sign and set the quiet bit
+        out[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x0040)
+    return out

@@ -1,0 +1,255 @@
+"""The pass that fills target files: read, cast, hash and write each byte once, in memory of a few MB a thread.
+
+::
+
+    units    parts of pieces, at most 32 MiB, cut where blocks of fingerprints end, in the order of the targets
+             (of the sources, where these are very many files)
+    thread   ┌ 1 MiB of the piece's stream: pread from the source straight into the buffer, or gathered ┐
+             │   xxh3 of it · cast · xxh3 and CRC-32 of what is written · pwrite at its place           │ repeated
+             └───────────────── the buffer stays in a core's cache between these steps ─────────────────┘
+    file     room for all of it first; written back while others are still filled; synced when it is full
+
+Nothing is written before everything is planned: a hole, a type that cannot be cast and a wrong map raise in
+:func:`prepare`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from workbench.core.crc32 import crc32_of_two
+from workbench.core.dtypes import ALL
+from workbench.core.fingerprint import BLOCK, Fingerprint, combine
+from workbench.core.payload import Payloads
+from workbench.core.scan import Announcer, Tick, cores, in_order
+from workbench.core.storage import SourcePool
+from workbench.core.stream import WHOLE
+from workbench.errors import WriteError
+from workbench.reshard.casts import CastError
+from workbench.reshard.copies import Copies
+from workbench.reshard.filemap import FileMap
+from workbench.reshard.syscalls import allocate
+from workbench.reshard.units import Done, Filler
+from workbench.reshard.writing import write_all, writing
+
+__all__ = ["Job", "Written", "prepare"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+TASK = 32 << 20  #: bytes that a thread takes at a time
+UNIT_COST = 64 << 10  #: bytes that one more unit is worth
+MANY_FILES = 64  #: source files from which on they are read one after the other, wherever their bytes go
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a piece.
+
+    Attributes:
+        source: fingerprint of its elements as they are stored.
+        target: fingerprint of what was written; the same unless it was cast.
+        cast: what the cast changed, or ``None`` where there was none.
+    """
+
+    source: Fingerprint
+    target: Fingerprint
+    cast: CastError | None
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Everything planned; :meth:`run` moves the bytes."""
+
+    maps: tuple[FileMap, ...]
+    copies: Copies
+    payloads: Payloads  #: through maps
+    direct: SourcePool  #: the same files, read by ``pread``
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all target files."""
+        return sum(one.size for one in self.maps)
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of elements that will be read."""
+        return int(((self.copies.numel * _BITS[self.copies.code] + 7) // 8).sum())
+
+    def run(self, paths: Sequence[str], *, threads: int | None = None, tick: Tick | None = None) -> list[list[Written]]:
+        """Write and sync every file; folders are the caller's to sync.
+
+        Args:
+            paths: where each map's file goes; one that exists is overwritten.
+            threads: how many work side by side; by default as many as this process may use cores, at most 8.
+            tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
+
+        Returns:
+            for each map, what became of each of its pieces.
+
+        Raises:
+            WriteError: no room, or the disk failed; says which file.
+            CorruptError: two chunks hold other values for one element.
+            OpenError: a chunk cannot be read.
+        """
+        for one, path in zip(self.maps, paths, strict=True):
+            _create(one, path)
+        units = _Units.of(self)
+        left = np.bincount(units.file, minlength=len(self.maps))
+        found: dict[int, list[Done]] = defaultdict(list)
+        done, total = 0, max(int(units.nbytes.sum()), 1)
+        written: list[list[Written]] = [[] for _ in self.maps]
+        filler = Filler(self.maps, self.copies, self.payloads, self.direct, Announcer(), list(paths))
+        bases = np.cumsum([0, *(len(one.pieces) for one in self.maps)]).tolist()
+        syncs: list[Future[None]] = []
+        with (
+            ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-export") as pool,
+            ThreadPoolExecutor(1, thread_name_prefix="workbench-sync") as syncer,
+        ):
+
+            def complete(file: int) -> None:
+                pieces = range(bases[file], bases[file + 1])
+                results = [self._result(file, at, at - bases[file], found.pop(at, [])) for at in pieces]
+                written[file] = [one for one, _ in results]
+                syncs.append(syncer.submit(_finish, self.maps[file], paths[file], [crc for _, crc in results]))
+
+            try:
+                for file in np.flatnonzero(left == 0).tolist():
+                    complete(file)
+                for results in in_order(pool, filler, units.tasks()):
+                    for unit in results:
+                        found[unit.piece].append(unit)
+                        done += unit.nbytes
+                        left[unit.file] -= 1
+                        if not left[unit.file]:
+                            complete(unit.file)
+                    if syncs and syncs[-1].done():
+                        syncs[-1].result()  # a disk that fails ends the pass
+                    if tick is not None and done < total:
+                        tick(done / total)
+                for sync in syncs:
+                    sync.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+                filler.announcer.restore()
+        if tick is not None:
+            tick(1.0)
+        return written
+
+    def _result(self, file: int, at: int, piece: int, parts: list[Done]) -> tuple[Written, int]:
+        """Fingerprints and CRC-32 of a piece from those of its units."""
+        pieces = self.maps[file].pieces
+        shape, new = pieces.shape_of(piece), pieces.dtype_of(piece)
+        old = ALL[self.copies.code[at]]
+        parts.sort(key=lambda part: part.first)
+        crc, error = 0, CastError() if new != old else None
+        for part in parts:
+            crc = crc32_of_two(crc, part.crc, part.written)
+            if error is not None and part.cast is not None:
+                error.merge(part.cast)
+        source = combine(old, shape, [digest for part in parts for digest in part.source])
+        if error is None:
+            return Written(source, source, None), crc
+        return Written(source, combine(new, shape, [digest for part in parts for digest in part.target]), error), crc
+
+
+def prepare(payloads: Payloads, maps: Sequence[FileMap], direct: SourcePool) -> Job:
+    """Plan the pass over all maps.
+
+    Args:
+        direct: the files of ``payloads``, read by ``pread``.
+
+    Raises:
+        HoleError: an element that is wanted is stored nowhere; names the box.
+        UnsupportedFormatError: elements that cannot be cast, or put together.
+        UsageError: maps that contradict themselves.
+    """
+    for one in maps:
+        one.check()
+    copies = Copies.of(payloads.catalog, [one.pieces for one in maps])
+    mapped = payloads if payloads.pool.mapped else Payloads(payloads.catalog, payloads.pool.maps())
+    return Job(tuple(maps), copies, mapped, direct)
+
+
+@dataclass(frozen=True, eq=False)
+class _Units:
+    """Parts of pieces, in the order in which they are worked on: elements ``[first, stop)`` of a piece's stream."""
+
+    file: Ints
+    piece: Ints
+    first: Ints
+    stop: Ints
+    nbytes: Ints
+
+    @classmethod
+    def of(cls, job: Job) -> _Units:
+        copies, catalog = job.copies, job.payloads.catalog
+        count = np.array([len(one.pieces) for one in job.maps], np.int64)
+        file = np.repeat(np.arange(len(job.maps)), count)
+        start = np.concatenate([np.empty(0, np.int64), *(one.start for one in job.maps)])
+        bits = _BITS[copies.code]
+        # units end where blocks end, of elements before and after a cast: multiples of BLOCK elements do
+        step = BLOCK * np.maximum(TASK * 8 // (BLOCK * bits), 1)
+        undone = np.isin(catalog.codec[copies.row], WHOLE)  # chunks undone whole: not once for each unit
+        pieces = np.repeat(np.arange(len(copies.numel)), np.diff(copies.ptr))
+        step[np.isin(np.arange(len(step)), pieces[undone]) | (bits % 8 != 0)] = 1 << 62
+        parts = -(-copies.numel // step)
+        piece = np.repeat(np.arange(len(parts)), parts)
+        first = (np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)) * step[piece]
+        stop = np.minimum(first + np.minimum(step[piece], copies.numel[piece]), copies.numel[piece])
+        nbytes = ((stop - first) * bits[piece] + 7) // 8
+        order = np.lexsort((first, start[piece], file[piece]))
+        sources = catalog.file[copies.row]
+        if len(np.bincount(sources).nonzero()[0]) > MANY_FILES:
+            span = int(copies.numel.max(initial=0)) + 1
+            scaled = piece.astype(float) * span + first  # 53 bits: only an order
+            copy = np.searchsorted(pieces.astype(float) * span + copies.lo, scaled, side="right") - 1
+            row = copies.row[np.clip(copy, copies.ptr[piece], copies.ptr[piece + 1] - 1)]
+            order = np.lexsort((first, catalog.start[row], catalog.file[row]))
+        return cls(*(column[order] for column in (file[piece], piece, first, stop, nbytes)))
+
+    def tasks(self) -> Iterator[list[tuple[int, int, int, int]]]:
+        """Runs of units of about :data:`TASK` bytes: ``(file, piece, first, stop)``."""
+        turn = np.cumsum(self.nbytes + UNIT_COST) // (TASK + UNIT_COST)
+        cuts = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(turn)]
+        columns = [column.tolist() for column in (self.file, self.piece, self.first, self.stop)]
+        for a, b in pairwise(cuts):
+            if b > a:
+                yield list(zip(*(column[a:b] for column in columns), strict=True))
+
+
+def _create(one: FileMap, path: str) -> None:
+    """The file at its size, with its literals."""
+    with writing(one.name):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            allocate(fd, one.size)
+            for at, data in one.literals:
+                write_all(fd, memoryview(data), at)
+        finally:
+            os.close(fd)
+
+
+def _finish(one: FileMap, path: str, crcs: list[int]) -> None:
+    """The bytes that depend on checksums, and everything on the disk."""
+    with writing(one.name):
+        fd = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            for at, data in one.finish(crcs) if one.finish is not None else ():
+                if at < 0 or at + len(data) > one.size:
+                    raise WriteError(f"file {one.name!r}: its directory would end at byte {at + len(data):,}")
+                write_all(fd, memoryview(data), at)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+_BITS = np.array([dtype.bits for dtype in ALL], np.int64)
