@@ -49,18 +49,20 @@ def tally(kind: int, a: Array, b: Array, table: Array, into: tuple[Array, ...], 
     (_wide if kind == 3 else _narrow)(kind, a, b, table, *into, histograms)
 
 
-@intrinsic
-def _as_float(context, bits):
+def _float_of(context, bits):
     """uint32 → the float32 of these bits, in a register: a view needs the numbers to be in memory."""
     del context, bits
     return types.float32(types.uint32), lambda _, builder, __, args: builder.bitcast(args[0], ir.FloatType())
 
 
-@intrinsic
-def _as_bits(context, value):
+def _bits_of(context, value):
     """float32 → its bits as int32."""
     del context, value
     return types.int32(types.float32), lambda _, builder, __, args: builder.bitcast(args[0], ir.IntType(32))
+
+
+_as_float: Any = intrinsic(_float_of)
+_as_bits: Any = intrinsic(_bits_of)
 
 
 # ---- loops that become wide instructions -----------------------------------------------------------------------------
