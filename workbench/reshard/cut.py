@@ -33,7 +33,7 @@ class Locals:
     Attributes:
         tensor: ``(L,)`` which global tensor.
         rank: ``(L,)`` who holds it.
-        copy: ``(L,)`` 0 for the first rank that holds these elements, 1 for the next …
+        copy: ``(L,)`` 0 for the first rank that holds these elements; each rank that holds them has another number.
         ndim: ``(L,)``.
         shape: ``(L, D)`` of the local tensor, padded with 1.
         ptr: ``(L+1,)``: ``ptr[l]:ptr[l+1]`` are its boxes, in the order of its elements; none if it is empty.
@@ -73,7 +73,7 @@ def cut(shapes: Ints, ndim: int, steps: Sequence[tuple[Placement, int]], coordin
     Args:
         shapes: ``(T, D)`` global shapes, padded with 1.
         ndim: axes that they have, all the same.
-        steps: placements in the order they are applied, each with the size of its mesh axis.
+        steps: placements in the order they are applied, each with the size of its mesh axis; one a mesh axis.
         coordinates: ``(R, len(steps))`` of each rank along these mesh axes.
 
     Returns:
@@ -202,16 +202,14 @@ def _dim(placement: Shard | StridedShard | PartedShard, ndim: int) -> int:
 
 
 def _copies(steps: Sequence[tuple[Placement, int]], coordinates: Ints) -> Ints:
-    """For each rank, how many before it hold the same elements."""
-    parts = [position for position, (one, _) in enumerate(steps) if not isinstance(one, Replicate | Only)]
-    key = np.zeros(len(coordinates), np.int64)
-    for position in parts:
-        key = key * steps[position][1] + coordinates[:, position]
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    first = np.searchsorted(ordered, ordered)
-    found = np.empty(len(key), np.int64)
-    found[order] = np.arange(len(key)) - first
+    """Number of each rank's copy, counted over the axes that do not cut."""
+    found = np.zeros(len(coordinates), np.int64)
+    for position, (placement, count) in enumerate(steps):
+        if isinstance(placement, Only):
+            held = np.sort(placement.coordinates)
+            found = found * len(held) + np.searchsorted(held, coordinates[:, position])
+        elif isinstance(placement, Replicate):
+            found = found * count + coordinates[:, position]
     return found
 
 

@@ -1,0 +1,73 @@
+"""How one tensor lies on a mesh, and rules that say so by pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+from workbench.errors import UsageError
+from workbench.reshard.mesh import Mesh
+from workbench.reshard.placement import Only, Placement
+
+__all__ = ["Layout", "Rule", "Steps"]
+
+Steps = tuple[tuple[str, Placement], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies on a mesh.
+
+    Attributes:
+        steps: axis and placement in the order they are applied; the tensor is copied along the other axes.
+        why: which rule says so.
+    """
+
+    steps: Steps
+    why: str
+
+    def __str__(self) -> str:
+        return ", ".join(f"{axis} {_shown(placement)}" for axis, placement in self.steps) or "Replicate()"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Placements of the tensors whose key or fqn matches a regular expression somewhere.
+
+    Attributes:
+        pattern: the expression.
+        placements: by mesh axis, applied in the order written, axes that are not named staying as they are; or one
+            placement for each axis of the mesh, as a DTensor has them.
+        role: of this role only; by default of every role, as states follow their parameter.
+    """
+
+    pattern: str
+    placements: Mapping[str, Placement] | Sequence[Placement]
+    role: str | None = None
+
+    def matches(self, key: str, fqn: str | None, role: str) -> bool:
+        """Raises UsageError for a pattern that is no regular expression."""
+        if self.role not in (None, role):
+            return False
+        try:
+            return bool(re.search(self.pattern, key) or (fqn and re.search(self.pattern, fqn)))
+        except re.error as error:
+            raise UsageError(f"pattern {self.pattern!r} is no regular expression: {error}") from None
+
+    def steps(self, mesh: Mesh) -> tuple[Steps, bool]:
+        """The placements in order, and whether they are all that counts."""
+        if isinstance(self.placements, Mapping):
+            for axis in self.placements:
+                if axis not in mesh.axes:
+                    raise UsageError(f"rule {self.pattern!r} places along {axis!r}, which {mesh!r} has not")
+            return tuple(self.placements.items()), False
+        if len(self.placements) != len(mesh.axes):
+            raise UsageError(f"rule {self.pattern!r} has {len(self.placements)} placements for {mesh!r}")
+        return tuple(zip(mesh.axes, self.placements, strict=True)), True
+
+
+def _shown(placement: Placement) -> str:
+    """``Shard(0)``, ``Only(0, 3)``."""
+    values = placement.coordinates if isinstance(placement, Only) else astuple(placement)
+    return f"{type(placement).__name__}({', '.join(map(str, values))})"
