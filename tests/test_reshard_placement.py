@@ -167,6 +167,7 @@ def test_sets_of_local_tensors_are_joined_in_the_order_of_tensors_and_ranks():
     a = cut(np.array([[5, 4]]), 2, [(StridedShard(0, 2), 3)], coordinates)
     b = cut(np.array([[7, 1]]), 1, [(Shard(0), 3)], coordinates[:2])
     b.tensor[:] = 1
+    assert concatenate([a]) is a
     for parts in ([a, b], [b, a]):
         both = concatenate(parts)
         assert both.tensor.tolist() == [0, 0, 0, 1, 1] and both.rank.tolist() == [0, 1, 2, 0, 1]

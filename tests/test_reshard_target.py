@@ -67,10 +67,10 @@ def test_any_target_of_any_chunking_is_the_slice_of_the_dense_tensor(tmp_path_fa
             ours[-1] = Flat()
         layouts.append(Layout(tuple(zip(mesh.axes, ours, strict=True)), "drawn"))
     target = Target(payloads.catalog, mesh, layouts, [])
-    ranks = data.draw(st.none() | st.lists(st.integers(0, mesh.world_size - 1), unique=True))
+    ranks = data.draw(st.none() | st.lists(st.integers(0, mesh.world_size - 1)))
     got = assembled(payloads, target.plan(ranks=ranks))
-    mine = sorted(range(mesh.world_size) if ranks is None else ranks)
-    assert sorted(got) == [(t, rank) for t in range(len(tensors)) for rank in mine]
+    mine = sorted(set(range(mesh.world_size) if ranks is None else ranks))
+    assert list(got) == [(t, rank) for t in range(len(tensors)) for rank in mine]
     for (t, rank), value in got.items():
         key = f"t{t}"
         coordinate = mesh.coordinates([rank])[0].tolist()

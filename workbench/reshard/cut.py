@@ -116,11 +116,13 @@ def cut(shapes: Ints, ndim: int, steps: Sequence[tuple[Placement, int]], coordin
 
 def concatenate(parts: Sequence[Locals]) -> Locals:
     """Several sets of local tensors in one, reordered by tensor, then rank."""
-    owners = np.concatenate([part.owner + base for part, base in zip(parts, _bases(parts), strict=True)])
+    if len(parts) == 1 and (np.diff(parts[0].tensor) >= 0).all():  # and by rank, as they are cut
+        return parts[0]
     tensor, rank = (np.concatenate([getattr(part, name) for part in parts]) for name in ("tensor", "rank"))
     order = np.lexsort((rank, tensor))
     counts = np.concatenate([np.diff(part.ptr) for part in parts])[order]
-    begins = np.searchsorted(owners, order)  # boxes come by owner
+    bases = np.cumsum([0, *(len(part.at) for part in parts[:-1])])
+    begins = np.concatenate([part.ptr[:-1] + base for part, base in zip(parts, bases, strict=True)])[order]
     rows = _spans(begins, counts)
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _BY_LOCAL + _BY_BOX}
     return Locals(
@@ -269,13 +271,9 @@ def _flatten(found: Locals, inside: Ints, start: Ints, stop: Ints) -> Locals:
 
 
 def _pointers(owner: Ints, count: int) -> Ints:
-    return np.searchsorted(owner, np.arange(count + 1)).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=count))]).astype(np.int64)
 
 
 def _spans(begins: Ints, counts: Ints) -> Ints:
     """``begins[k], begins[k] + 1, …``, ``counts[k]`` of them, one after the other."""
     return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-
-
-def _bases(parts: Sequence[Locals]) -> list[int]:
-    return np.cumsum([0, *(len(part) for part in parts[:-1])]).tolist()

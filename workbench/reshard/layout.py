@@ -68,6 +68,6 @@ class Rule:
 
 
 def _shown(placement: Placement) -> str:
-    """``Shard(0)``, ``Only(0, 3)``."""
+    """``Shard(0)``, ``Only(0, 3)``, ``Flat()``."""
     values = placement.coordinates if isinstance(placement, Only) else astuple(placement)
-    return f"{type(placement).__name__}({', '.join(map(str, values))})"
+    return f"{type(placement).__name__}({', '.join(str(value) for value in values if value is not None)})"

@@ -21,6 +21,7 @@ import numpy as np
 from workbench import naming
 from workbench.checkpoint import Checkpoint
 from workbench.conventions import geometry
+from workbench.core import box
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL
 from workbench.core.plan import ReadPlan, plan_reads
@@ -88,8 +89,8 @@ class Target:
         Raises:
             UsageError: a placement that does not fit its tensor; the message names it.
         """
-        coordinates = self.mesh.coordinates(ranks)
-        numbers = np.arange(self.mesh.world_size) if ranks is None else np.asarray(ranks, np.int64)
+        numbers = np.arange(self.mesh.world_size) if ranks is None else box.distinct(np.array(ranks, np.int64))
+        coordinates = self.mesh.coordinates(numbers)
         parts = []
         for steps, ndim, tensors in self._groups:
             applied = [*((axis, Replicate()) for axis in self.mesh.axes if axis not in dict(steps)), *steps]
