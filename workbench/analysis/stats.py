@@ -270,7 +270,16 @@ def _path(ckpt: Checkpoint, by: str, quantiles: bool) -> str:
     ]
     what += [[name, stat.size, stat.mtime_ns] for name, stat in zip(catalog.files, catalog.file_stats, strict=True)]
     digest = hashlib.blake2b(json.dumps([what, catalog.keys]).encode("utf-8", "surrogatepass"), digest_size=16)
-    places = (catalog.row_ptr, catalog.file, catalog.start, catalog.stop, catalog.offsets, catalog.sizes, catalog.inner)
+    places = (
+        catalog.row_ptr,
+        catalog.file,
+        catalog.start,
+        catalog.stop,
+        catalog.offsets,
+        catalog.sizes,
+        catalog.inner,
+        catalog.strides,
+    )
     for column in places:
         digest.update(np.ascontiguousarray(0 if column is None else column))
     return os.path.join(cache_folder(), f"stats-{digest.hexdigest()}.npz")
