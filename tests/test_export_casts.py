@@ -57,6 +57,18 @@ def _largest(gaps: torch.Tensor, where: torch.Tensor) -> float:
     return float(gaps[where].abs().max()) if bool(where.any()) else 0.0
 
 
+@pytest.mark.parametrize("new", FLOATS)
+@pytest.mark.parametrize("old", SOURCES)
+def test_the_cost_of_finite_values_is_counted_alike(old, new):
+    source, wanted = by_name(old), by_name(new)
+    raw = patterns(old)
+    values = as_torch(raw.copy(), source)
+    raw = raw[torch.isfinite(values.to(wanted.torch)).numpy()]
+    got, error = cast(raw, source, wanted)
+    gaps = (as_torch(raw.copy(), source).double() - as_torch(got, wanted).double()).abs()
+    assert (error.changed, error.overflowed, error.max_abs) == (int((gaps > 0).sum()), 0, float(gaps.max()))
+
+
 @pytest.mark.parametrize("new", ["bfloat16", "float16"])
 def test_nan_keep_their_sign_and_never_become_infinite(new):
     raw = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000], np.uint32)

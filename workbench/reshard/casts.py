@@ -82,16 +82,25 @@ def cast(raw: Array, source: DType, wanted: DType) -> tuple[Array, CastError]:
         after = _widened(out, wanted)
         if _always_exact(source, wanted):
             return out, error
-        differ = after != before  # in the wider of the two types, where both are exact
-        differ &= ~(np.isnan(before) & np.isnan(after))
-        error.changed = int(np.count_nonzero(differ))
-        if error.changed:
-            old, new = before[differ], after[differ]
-            finite = np.isfinite(new)
-            error.overflowed = int(np.count_nonzero(~finite & np.isfinite(old)))
-            gaps = np.abs(old[finite].astype(np.float64) - new[finite])
-            error.max_abs = float(gaps.max(initial=0.0))
+        gaps = np.subtract(after, before)  # exact: the digits that were dropped; zero only where both are equal
+        np.abs(gaps, out=gaps)
+        largest = float(gaps.max(initial=0.0))
+        if np.isfinite(largest):
+            error.changed, error.max_abs = int(np.count_nonzero(gaps)), largest
+        else:
+            _count_odd(error, before, after)
     return out, error
+
+
+def _count_odd(error: CastError, before: Array, after: Array) -> None:
+    """The same where some elements are, or become, infinite or NaN."""
+    differ = after != before
+    differ &= ~(np.isnan(before) & np.isnan(after))
+    old, new = before[differ], after[differ]
+    finite = np.isfinite(new)
+    error.changed = len(old)
+    error.overflowed = int(np.count_nonzero(~finite & np.isfinite(old)))
+    error.max_abs = float(np.abs(old[finite] - new[finite]).max(initial=0.0))
 
 
 def _always_exact(source: DType, wanted: DType) -> bool:

@@ -1,12 +1,11 @@
-"""Three Linux calls that Python does not offer; each says when it could not, and the caller does without.
+"""Two Linux calls that Python does not offer; each says when it could not, and the caller does without.
 
 ``fallocate``      room for a file now, so that a full disk shows before hours of writing; also what makes writing
                    into a file in any order cheap. ``os.posix_fallocate`` would, on file systems without it (NFS 3,
                    some FUSE), write one byte into each block instead.
 ``renameat2``      ``RENAME_EXCHANGE`` swaps two names in one step, ``RENAME_NOREPLACE`` never overwrites.
-``sync_file_range``  begin to write back what was written so far, without waiting for it.
 
-Source: man-pages 6.9, fallocate(2), renameat2(2), sync_file_range(2); linux/fs.h.
+Source: man-pages 6.9, fallocate(2), renameat2(2); linux/fs.h.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import os
 from functools import cache
 from typing import Any
 
-__all__ = ["allocate", "rename_exchange", "rename_noreplace", "start_writeback"]
+__all__ = ["allocate", "rename_exchange", "rename_noreplace"]
 
 _AT_FDCWD, _NOREPLACE, _EXCHANGE = -100, 1, 2
-_SYNC_WRITE = 2
 #: errors that mean "not here" rather than "failed"
 _NOT_HERE = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM}
 
@@ -49,13 +47,6 @@ def rename_exchange(a: str, b: str) -> bool:
 def rename_noreplace(old: str, new: str) -> bool:
     """Rename unless the new name is taken (then ``FileExistsError``); ``False`` where the file system cannot."""
     return _renameat2(old, new, _NOREPLACE)
-
-
-def start_writeback(fd: int, start: int, nbytes: int) -> None:
-    """Ask the kernel to begin writing a range to disk; only a hint."""
-    call = _libc("sync_file_range")
-    if call is not None:
-        call(fd, ctypes.c_int64(start), ctypes.c_int64(nbytes), ctypes.c_uint(_SYNC_WRITE))
 
 
 def _renameat2(a: str, b: str, flag: int) -> bool:

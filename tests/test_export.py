@@ -1,0 +1,399 @@
+"""Exports of the samples, opened by safetensors, torch and transformers; refusals; kills in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import workbench as wb
+from tests.properties import SLOW
+from tests.reader_suite import same_bits
+from workbench import errors
+from workbench.reshard import export as module
+from workbench.reshard.export import export
+
+ROOT = Path(__file__).resolve().parents[1]
+TRUTHS = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
+
+
+def load(path: Path, format: str) -> dict[str, torch.Tensor]:
+    """What the owning library reads."""
+    if format == "torch":
+        return torch.load(path, weights_only=True)
+    if path.is_file():
+        return load_file(path)
+    index = path / "model.safetensors.index.json"
+    names = (
+        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    )
+    found = {}
+    for name in names:
+        found |= load_file(path / name)
+    assert {p.name for p in path.glob("*.safetensors")} == set(names)
+    return found
+
+
+def key_of(ckpt: wb.Checkpoint, name: str) -> str:
+    """Truths of merged ranks name tensors by role and parameter."""
+    role, _, fqn = name.partition(".")
+    return name if name in ckpt else ckpt.param(fqn, {"fp32_param": "master"}.get(role, role)).key
+
+
+@pytest.mark.parametrize("format", ["safetensors", "one", "torch"])
+@pytest.mark.parametrize("name", TRUTHS)
+def test_every_tensor_of_every_format_is_the_truth(samples, tmp_path, name, format):
+    truth = load_file(samples / "truth" / f"{name}.safetensors")
+    target = tmp_path / {"safetensors": "folder", "one": "one.safetensors", "torch": "one.pt"}[format]
+    kind = "torch" if format == "torch" else "safetensors"
+    with wb.open(samples / name) as ckpt:
+        report = export(ckpt, target, kind, role=None, max_shard_size="100KB", verify=True)
+        keys, objects = list(ckpt), list(ckpt.objects)
+        stored = {want: key_of(ckpt, want) for want in truth}
+        read = ckpt.state_dict()
+    assert report.identical and report.verified and not report.casts
+    assert [one.key for one in report.tensors] == keys and list(report.left_out) == objects
+    got = load(target, kind)
+    assert set(got) == set(keys)
+    direct = {key: want for key, want in truth.items() if stored[key] in got}
+    assert len(direct) > 0.7 * len(truth)  # the rest are views of what is stored: Megatron's stacks and fused norms
+    for key, want in direct.items():
+        same_bits(got[stored[key]], want, key)
+    for key, want in read.items():
+        same_bits(got[key], want, key)
+    files = sorted(target.iterdir()) if target.is_dir() else [target]
+    assert sum(file.stat().st_size for file in files) == report.nbytes
+    assert os.listdir(tmp_path) == [target.name]
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A checkpoint of a few kinds of tensors, in its own folder, and its tensors."""
+    torch.manual_seed(3)
+    tensors = {
+        "model.a.weight": torch.randn(40, 50),
+        "model.a.bias": torch.randn(40, dtype=torch.float16),
+        "model.b.running_mean": torch.randn(4, dtype=torch.float64),
+        "model.b.ids": torch.arange(9),
+        "optim.state.a.weight.exp_avg": torch.randn(40, 50),
+    }
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    return wb.open(folder), tensors
+
+
+def test_what_is_selected_and_how_it_is_called(small, tmp_path):
+    ckpt, tensors = small
+    model = [key for key in tensors if key.startswith("model.")]
+    assert {one.key for one in export(ckpt, tmp_path / "1").tensors} == set(model)
+    assert {one.key for one in export(ckpt, tmp_path / "2", role=None).tensors} == set(tensors)
+    assert {one.key for one in export(ckpt, tmp_path / "3", role="exp_avg").tensors} == {"optim.state.a.weight.exp_avg"}
+    export(ckpt, tmp_path / "4", select=[r"a\.w", "bias$"], rename={"model.a.bias": "β"})
+    assert set(load(tmp_path / "4", "safetensors")) == {"model.a.weight", "β"}
+    export(ckpt, tmp_path / "5", rename=lambda key: key.removeprefix("model."))
+    assert set(load(tmp_path / "5", "safetensors")) == {key[6:] for key in model}
+    export(ckpt, tmp_path / "6", rename="fqn")
+    assert set(load(tmp_path / "6", "safetensors")) == {ckpt[key].fqn for key in model}
+    narrow = export(ckpt.select("bias"), tmp_path / "7.pt", "torch")
+    assert [one.key for one in narrow.tensors] == ["model.a.bias"]
+    same_bits(load(tmp_path / "7.pt", "torch")["model.a.bias"], tensors["model.a.bias"], "bias")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", torch.float16, "fp32"])
+def test_casts_are_torchs_and_their_cost_is_told(small, tmp_path, dtype):
+    ckpt, tensors = small
+    wanted = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(dtype, dtype)
+    report = export(ckpt, tmp_path / "out", dtype=dtype, role=None, verify=True)
+    got = load(tmp_path / "out", "safetensors")
+    assert not report.identical and "elements changed" in str(report)
+    for one in report.tensors:
+        old = tensors[one.key]
+        new = old.to(wanted) if old.is_floating_point() else old
+        same_bits(got[one.key], new, one.key)
+        gaps = (new.double() - old.double()).abs()
+        assert (one.changed, one.max_abs) == (int((gaps > 0).sum()), float(gaps.max()))
+        assert (one.source == one.target) == (old.dtype == new.dtype)
+
+
+def test_a_dry_run_refuses_the_same_and_writes_nothing(small, tmp_path):
+    ckpt, _ = small
+    report = export(ckpt, tmp_path / "out", dry_run=True, max_shard_size=8000)
+    assert os.listdir(tmp_path) == ["source"] and not report.identical and str(report).startswith("would write")
+    real = export(ckpt, tmp_path / "out", max_shard_size=8000)
+    assert (report.files, report.read_nbytes, report.nbytes) == (real.files, real.read_nbytes, real.nbytes)
+    assert [(one.key, one.file, one.nbytes) for one in report.tensors] == [
+        (one.key, one.file, one.nbytes) for one in real.tensors
+    ]
+    assert json.loads(json.dumps(real.to_dict()))["identical"] is True
+    with pytest.raises(errors.WriteError, match="exists"):
+        export(ckpt, tmp_path / "out", dry_run=True)
+
+
+def test_what_cannot_be_is_refused_and_leaves_nothing(small, tmp_path, monkeypatch):
+    ckpt, _ = small
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    out = tmp_path / "out"
+    refused = [
+        (errors.UnsupportedFormatError, "choose safetensors, torch", {"format": "gguf"}),
+        (errors.UnsupportedFormatError, "cast to float64", {"dtype": "float64"}),
+        (errors.UsageError, "no tensor is selected", {"select": "nothing"}),
+        (errors.UsageError, "regular expression", {"select": "("}),
+        (errors.UsageError, "called", {"rename": lambda key: "one"}),
+        (errors.UsageError, "choose 'fqn'", {"rename": "hf"}),
+        (errors.UsageError, "max_shard_size", {"max_shard_size": "5 gold bars"}),
+        (errors.UsageError, "is, or contains", {"dest": ckpt.path, "overwrite": True}),
+        (errors.UsageError, "is, or contains", {"dest": tmp_path, "overwrite": True}),
+        (errors.WriteError, "does not exist", {"dest": tmp_path / "no" / "out"}),
+        (errors.WriteError, "is no checkpoint", {"dest": tmp_path / "mine", "overwrite": True}),
+        (errors.WriteError, "exists", {"dest": tmp_path / "mine"}),
+    ]
+    for kind, words, options in refused:
+        with pytest.raises(kind, match=words):
+            export(ckpt, **{"dest": out} | options)
+    full = os.statvfs_result((4096, 4096, 100, 10, 10, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(errors.WriteError, match="no room"):
+        export(ckpt, out)
+    assert sorted(os.listdir(tmp_path)) == ["mine", "source"] and os.listdir(tmp_path / "mine") == ["thesis.tex"]
+
+
+def test_overwriting_replaces_all_of_it(small, tmp_path):
+    ckpt, _ = small
+    export(ckpt, tmp_path / "out", max_shard_size=3000)
+    assert len(os.listdir(tmp_path / "out")) > 2
+    export(ckpt, tmp_path / "out", select="bias", overwrite=True)
+    assert os.listdir(tmp_path / "out") == ["model.safetensors"]
+    export(ckpt, tmp_path / "x.pt", "torch")
+    export(ckpt, tmp_path / "x.pt", "torch", select="bias", overwrite=True)
+    assert list(load(tmp_path / "x.pt", "torch")) == ["model.a.bias"]
+
+
+def test_small_files_of_the_model_pass_through(samples, tmp_path):
+    with wb.open(samples / "hf_llama_bf16_sharded") as ckpt:
+        plain = export(ckpt, tmp_path / "plain")
+        cast = export(ckpt, tmp_path / "cast", dtype="fp32")
+    assert set(plain.copied) == set(cast.copied) == {"config.json", "generation_config.json"}
+    source = samples / "hf_llama_bf16_sharded"
+    for name in plain.copied:
+        assert (tmp_path / "plain" / name).read_bytes() == (source / name).read_bytes()
+    old, new = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "cast"))
+    key = "dtype" if "dtype" in old else "torch_dtype"
+    assert (old[key], new.pop(key)) == ("bfloat16", "float32") and cast.notes
+    old.pop(key)
+    assert new == old
+
+
+def test_transformers_loads_an_export_of_another_format(samples, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    with wb.open(samples / "hf_llama_bf16_sharded") as ckpt:
+        export(ckpt, tmp_path / "out", max_shard_size="60KB")
+    mine = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(samples / "hf_llama_bf16_sharded")
+    for (name, a), (other, b) in zip(mine.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert name == other
+        same_bits(a, b, name)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch"])
+def test_verifying_finds_a_disk_that_lies(small, tmp_path, monkeypatch, format):
+    ckpt, _ = small
+    real = os.pwrite
+
+    def lying(fd, data, at):
+        if len(data) == 8000:
+            data = bytearray(data)
+            data[4321] ^= 1
+        return real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", lying)
+    with pytest.raises(errors.CorruptError, match=r"'model\.a\.weight'"):
+        export(ckpt, tmp_path / "out", format, verify=True)
+    assert os.listdir(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "open", "mkdir", "ftruncate"])
+@pytest.mark.parametrize("code", [28, 5], ids=["ENOSPC", "EIO"])
+def test_every_call_may_fail_in_the_middle(small, tmp_path, monkeypatch, call, code):
+    """Each call of a real export fails in turn; what is visible is the old export or the new one, whole."""
+    ckpt, tensors = small
+    target = tmp_path / "out"
+    export(ckpt, target, select="bias")
+    old = set(load(target, "safetensors"))
+    monkeypatch.setattr("workbench.reshard.syscalls._libc", lambda name: None)  # the long way round
+    real, failed = getattr(os, call), 0
+    for which in range(60):
+        hits = 0
+
+        def failing(*args, which=which, **named):
+            nonlocal hits
+            if call == "open" and str(tmp_path / "source") in str(args[0]):
+                return real(*args, **named)
+            hits += 1
+            if hits == which + 1:
+                raise OSError(code, os.strerror(code))
+            return real(*args, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing)
+            try:
+                export(ckpt, target, role=None, max_shard_size=9000, overwrite=True, threads=1)
+            except errors.WriteError as error:
+                failed += 1
+                assert os.strerror(code) in str(error)
+        got = load(target, "safetensors")
+        assert set(got) in (old, set(tensors))
+        for key, value in got.items():
+            same_bits(value, tensors[key], key)
+        if hits <= which:
+            break
+        export(ckpt, target, select="bias", overwrite=True)
+        assert sorted(os.listdir(tmp_path)) == ["out", "source"]
+    assert failed and hits <= which
+
+
+def test_cancelling_leaves_nothing(small, tmp_path):
+    ckpt, _ = small
+
+    def stop(share):
+        raise RuntimeError("cancelled")
+
+    with pytest.raises(RuntimeError, match="cancelled"):
+        export(ckpt, tmp_path / "out", tick=stop)
+    assert os.listdir(tmp_path) == ["source"]
+
+
+def test_a_source_that_is_damaged_meanwhile_leaves_nothing(small, tmp_path, monkeypatch):
+    ckpt, _ = small
+    real = module.staging
+
+    def shortening(*args, **named):
+        os.truncate(tmp_path / "source" / "model.safetensors", 500)
+        return real(*args, **named)
+
+    monkeypatch.setattr(module, "staging", shortening)
+    with pytest.raises(errors.OpenError, match=r"model\.safetensors"):
+        export(ckpt, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["source"]
+
+
+def test_a_run_of_many_files_is_read_file_by_file(tmp_path, monkeypatch):
+    """More source files than are kept open, and read in their own order."""
+    monkeypatch.setattr("workbench.reshard.engine.MANY_FILES", 3)
+    tensors, weights = {}, {}
+    (tmp_path / "source").mkdir()
+    for number in range(9):
+        part = {f"{letter}{number}": torch.randn(100, number + 1) for letter in "ab"}
+        save_file(part, tmp_path / "source" / f"model-{number + 1:05d}-of-00009.safetensors")
+        weights |= dict.fromkeys(part, f"model-{number + 1:05d}-of-00009.safetensors")
+        tensors |= part
+    (tmp_path / "source" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    with wb.open(tmp_path / "source") as ckpt:
+        export(ckpt, tmp_path / "out", max_shard_size=5000)
+    got = load(tmp_path / "out", "safetensors")
+    assert set(got) == set(tensors)
+    for key, value in got.items():
+        same_bits(value, tensors[key], key)
+
+
+LOOP = """
+import itertools, os, signal, sys
+import workbench as wb
+from workbench.reshard.export import export
+ckpt, left = wb.open(sys.argv[1]), int(sys.argv[4])
+def deadly(call):
+    real = getattr(os, call)
+    def counted(*args, **named):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **named)
+    setattr(os, call, counted)
+for turn in itertools.count():
+    if turn == 1 and left:
+        for call in ('pwrite', 'fsync', 'mkdir', 'unlink'):
+            deadly(call)
+    report = export(ckpt, sys.argv[2], sys.argv[3], select=("a", "b")[turn % 2], overwrite=True)
+    if turn == 0:
+        print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch"])
+def test_kills_at_random_points_leave_a_whole_export(tmp_path, format):
+    tensors = {f"{letter}{n}": torch.randn(250, 400) for letter in "ab" for n in range(4)}
+    (tmp_path / "source").mkdir()
+    save_file(tensors, tmp_path / "source" / "model.safetensors")
+    target = tmp_path / ("out.pt" if format == "torch" else "out")
+    chance, middle = random.Random(11), 0
+    for turn in range(100 if SLOW else 8):
+        timed = turn % 2
+        countdown = 0 if timed else chance.randint(1, 25)
+        child = subprocess.Popen(
+            [sys.executable, "-c", LOOP, str(tmp_path / "source"), str(target), format, str(countdown)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        if timed:  # at some time; else before some call of its second export
+            time.sleep(chance.random() * 0.1)
+            child.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
+        _, said = child.communicate(timeout=60)
+        assert child.returncode in (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM), said.decode()
+        got = load(target, format)
+        assert set(got) in ({key for key in tensors if key[0] == letter} for letter in "ab")
+        for key, value in got.items():
+            same_bits(value, tensors[key], key)
+        middle += len(os.listdir(tmp_path)) > 2
+    assert middle, "no kill ever came in the middle"
+    with wb.open(tmp_path / "source") as ckpt:
+        export(ckpt, target, format, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == sorted(["source", target.name])
+    assert set(load(target, format)) == set(tensors)
+
+
+def test_memory_stays_small(tmp_path):
+    """Anonymous memory, with a tensor that is larger than the bound would allow."""
+    code = """
+import sys, numpy as np, workbench as wb
+from workbench.reshard.export import export
+def anon():
+    with open('/proc/self/status') as f:
+        return next(int(line.split()[1]) for line in f if line.startswith('RssAnon')) / 1024
+ckpt = wb.open(sys.argv[1])
+base, most = anon(), 0
+def tick(share):
+    global most
+    most = max(most, anon() - base)
+for n, options in enumerate(({}, {'dtype': 'bf16'})):
+    export(ckpt, sys.argv[2] + str(n), tick=tick, **options)
+print(most)
+"""
+    header = {"t": {"dtype": "F32", "shape": [4096, 20480], "data_offsets": [0, 4096 * 20480 * 4]}}
+    text = json.dumps(header).encode()
+    with open(tmp_path / "model.safetensors", "wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        handle.truncate(8 + len(text) + 4096 * 20480 * 4)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model.safetensors"), str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout) < 64, done.stdout
+    assert np.fromfile(tmp_path / "out1" / "model.safetensors", np.uint8)[4096:].max() == 0

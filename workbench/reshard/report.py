@@ -1,0 +1,115 @@
+"""What an export did: files, tensors, and the proof that their elements are the source's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["ExportReport", "FileReport", "TensorReport"]
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """A file of the target: its name in the folder, bytes, and how many tensors it holds."""
+
+    name: str
+    nbytes: int
+    tensors: int
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One tensor of the target.
+
+    Attributes:
+        key: its name in the source.
+        name: its name in the target.
+        file: where it is.
+        source_dtype, dtype: element types before and after.
+        shape: elements along each axis.
+        nbytes: bytes as written.
+        source: fingerprint of its elements as read; ``None`` in a dry run.
+        target: fingerprint of the bytes as written; equal to ``source`` unless it was cast.
+        changed, overflowed, max_abs: elements with another value after the cast, those of them that became infinite,
+            and the largest difference of the others; 0 where nothing was cast.
+    """
+
+    key: str
+    name: str
+    file: str
+    source_dtype: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    source: str | None = None
+    target: str | None = None
+    changed: int = 0
+    overflowed: int = 0
+    max_abs: float = 0.0
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written, or in a dry run what would be.
+
+    Attributes:
+        path: the target; visible under this name unless ``dry_run``.
+        format: the target's.
+        files: in the order in which they are numbered.
+        tensors: in the order of the source.
+        read_nbytes: bytes of elements read from the source.
+        copied: small files of the source that were passed through (``config.json`` …).
+        left_out: non-tensor objects of the source that have no place in the target.
+        verified: whether the target was read again, and every fingerprint found as written.
+        seconds: wall time of planning, writing, syncing and verifying.
+        dry_run: nothing was written.
+        notes: sentences on what was decided.
+    """
+
+    path: str
+    format: str
+    files: tuple[FileReport, ...]
+    tensors: tuple[TensorReport, ...]
+    read_nbytes: int
+    copied: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    verified: bool = False
+    seconds: float = 0.0
+    dry_run: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.nbytes for file in self.files)
+
+    @property
+    def casts(self) -> tuple[TensorReport, ...]:
+        """Tensors whose element type changed."""
+        return tuple(one for one in self.tensors if one.source_dtype != one.dtype)
+
+    @property
+    def identical(self) -> bool:
+        """Whether every tensor was written bit for bit as it is stored; ``False`` for a dry run: it proves nothing."""
+        return not self.dry_run and all(one.source is not None and one.source == one.target for one in self.tensors)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"nbytes": self.nbytes, "identical": self.identical}
+
+    def __str__(self) -> str:
+        what = f"{len(self.tensors):,} tensors, {self.nbytes:,} bytes in {len(self.files):,} files of {self.format}"
+        if self.dry_run:
+            return f"would write {what} to {self.path!r}"
+        if self.identical:
+            proof = "bit-identical to the source"
+        else:
+            worst = max(self.casts, key=lambda one: one.max_abs)
+            lost = sum(one.overflowed for one in self.casts)
+            proof = (
+                f"{len(self.casts):,} cast, {sum(one.changed for one in self.casts):,} elements changed, by at most "
+                f"{worst.max_abs:.3g} (in {worst.name!r})" + (f", {lost:,} overflowed" if lost else "")
+            )
+        return f"wrote {what} to {self.path!r} in {self.seconds:.1f} s: {proof}" + (
+            "; read again and found so" if self.verified else ""
+        )
