@@ -6,10 +6,10 @@
            │          │ rename, only if nothing has the name; to overwrite: the two names are exchanged
            └ out ◄────┘ visible only when it is complete and on the disk
 
-Whatever happens at whichever point, the name shows the old state or the new one (but see the last paragraph). An exception or a signal removes the
-temp; after a kill -9 or a power cut it stays, and the next run into the same target removes it, once nobody holds its
-lock and the process that its name records is gone (processes on machines it cannot see: once nothing in it changed
-for a day).
+Whatever happens at whichever point, the name shows the old state or the new one (but see the last paragraph). An
+exception or a signal removes the temp; after a kill -9 or a power cut it stays, and the next run into the same target
+removes it, once nobody holds its lock and the process that its name records is gone (processes on machines it cannot
+see: once nothing in it changed for a day).
 
 Where a file system cannot exchange names (NFS, some FUSE), a folder is overwritten by two renames: the old one to
 ``.out.old-…``, the new one in. A death between the two leaves the old state under that name, and the next run puts it
