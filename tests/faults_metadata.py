@@ -100,7 +100,9 @@ def overlapping_chunk(case: Case) -> Injected:
             index = next(i for i in document.storage_metadata if i.tensor_key == key
                          and i.global_offset == chunk.global_offset)  # fmt: skip
             where = document.storage_metadata.pop(index)
-            chunk.global_offset = index.global_offset = (chunk.global_offset[0] - 1, *chunk.global_offset[1:])
+            moved = (chunk.global_offset[0] - 1, *chunk.global_offset[1:])
+            for one in (chunk, index):  # paddle's own index is frozen
+                object.__setattr__(one, "global_offset", moved)
             document.storage_metadata[index] = where
         return Injected("a chunk begins one row too early", (key,))
     if kind in ("safetensors", "hf_trainer"):
