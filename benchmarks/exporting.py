@@ -24,7 +24,7 @@ import torch, numpy, workbench as wb
 from workbench.reshard.export import export
 shutil.rmtree(OUT, ignore_errors=True); os.makedirs(OUT)
 os.sync()
-settle(FOLDER, 6 << 30)
+settle(FOLDER, SPACE)
 """
 FLOOR = (
     START
@@ -48,7 +48,7 @@ with timed():
 """
 )
 PEER_TORCH = (
-    START
+    START.replace("SPACE", "6 << 30")
     + """
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 with timed():
@@ -56,7 +56,7 @@ with timed():
 """
 )
 PEER = (
-    START
+    START.replace("SPACE", "6 << 30")  # all of it in memory, and in one or two files
     + """
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from safetensors.torch import save_file
@@ -96,7 +96,7 @@ def main(scratch: Path) -> None:
         "dcp_to_torch_save": PEER_TORCH,
         "ours: torch.save archive": ours("'/one.pt'", "'torch'", ""),
     }
-    values = {"FOLDER": repr(str(llama / "dcp")), "OUT": repr(str(out)), "NBYTES": str(size)}
+    values = {"FOLDER": repr(str(llama / "dcp")), "OUT": repr(str(out)), "NBYTES": str(size), "SPACE": "3 << 30"}
     for word, value in values.items():
         programs = {name: code.replace(word, value) for name, code in programs.items()}
     found = best(programs, 3, by="wall")
