@@ -16,7 +16,8 @@ from tests.test_reading import stored
 from tests.test_scan import payloads
 from workbench import errors
 from workbench.analysis import compare as compare_module
-from workbench.analysis.compare import Compare, Comparison, compare, engine
+from workbench.analysis.compare import Compare, compare, engine
+from workbench.analysis.comparison import Comparison
 from workbench.analysis.where import band_width
 from workbench.core import scan as scan_module
 from workbench.core import work as work_module

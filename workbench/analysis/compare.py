@@ -7,19 +7,15 @@
     piece of b ─┘        └──► differs: counts, Σδ² Σa² Σb², max |δ| with its place, ulps, octaves of |δ|, bands
 
 Equality is of bits (NaN equals the same NaN; −0 differs from +0, by no number). Numbers are compared where both sides
-are finite; NaN and Inf are counted apart. Sums are carried exactly from piece to piece, as integers in units of
-2⁻⁴⁸⁰⁰, so that partial results from threads, files and machines add up to the same whatever their order.
-
-Cosine needs Σab, and has it: 2·Σab = Σa² + Σb² − Σδ².
+are finite; NaN and Inf are counted apart. Sums are carried exactly from piece to piece
+(:mod:`workbench.analysis.comparison`), so that the order of the pieces does not matter.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -28,6 +24,7 @@ import numpy as np
 
 from workbench.analysis import compare_numpy as flat
 from workbench.analysis.compare_numpy import Numpy, how
+from workbench.analysis.comparison import Comparison, exact
 from workbench.analysis.numbers import Decoder, fp8_table
 from workbench.analysis.where import BANDS, add_bands
 from workbench.core.dtypes import DType, by_name
@@ -35,142 +32,12 @@ from workbench.core.payload import Payloads
 from workbench.core.scan import PIECE, OnError, Piece, Tick, scan
 from workbench.core.work import pair_work
 
-__all__ = ["Compare", "Comparison", "compare", "engine", "ratio_of"]
+__all__ = ["Compare", "compare", "engine"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 COMPILE = 256 << 20  #: bytes of a pass from which loading compiled code pays for itself
-_UNIT = 4800  #: sums are integers in units of 2**-_UNIT
-
-
-@dataclass(eq=False)
-class Comparison:
-    """How the elements of one tensor on two sides compare. Filled by a pass; to be read afterwards.
-
-    Attributes:
-        a, b: element types.
-        how: ``bits`` (one type); ``numbers`` (two types: values are compared, not bits); ``raw`` (a type whose
-            elements share bytes: bytes are compared and counted); ``none`` (nothing to compare by).
-        seen: elements (bytes, if ``raw``) that were compared.
-        changed: those that differ.
-        same_number: differing bits that mean the same number: −0 and +0, NaN and another NaN.
-        finite: pairs of two finite numbers, among ``looked``.
-        looked: elements of pieces that differ somewhere; the rest is equal, and its NaN are not counted
-            (:func:`compare` looks at them too once the tensor has changed at all).
-        nan_a, nan_b, nan_new, inf_a, inf_b: elements; ``nan_new`` are NaN in b only.
-        max_at: position of the largest |δ| in the tensor, or ``None``; the first in row-major order.
-        max_a, max_b: the two elements there.
-        rounded: elements equal after rounding the wider of two float types to the narrower, or ``None``.
-        furthest: largest distance in steps of the type between two finite numbers; −0 and +0 are 0 apart.
-        ulps: ``(66,)`` pairs of finite numbers by bit length of their distance in steps of the type: 0, 1, 2–3, 4–7 …;
-            only for floats of one type, and only where histograms were asked for.
-        octaves: ``(256,)`` pairs with δ ≠ 0 by floor(log₂ |δ|) + 127; the first and last take what lies beyond. Only
-            where histograms were asked for.
-        bands: ``(D, 64)`` changed elements along each axis.
-        chunks: changed elements by (chunk row in a, chunk row in b).
-        unread: elements that could not be read on one of the sides.
-    """
-
-    a: DType
-    b: DType
-    shape: tuple[int, ...] = ()
-    how: str = "bits"
-    seen: int = 0
-    changed: int = 0
-    same_number: int = 0
-    looked: int = 0
-    finite: int = 0
-    zeros: int = 0
-    nan_a: int = 0
-    nan_b: int = 0
-    nan_new: int = 0
-    inf_a: int = 0
-    inf_b: int = 0
-    rounded: int | None = None
-    furthest: int = 0
-    max_float: float = 0.0
-    max_at: tuple[int, ...] | None = None
-    max_a: Any = None
-    max_b: Any = None
-    squares: list[int] = field(default_factory=lambda: [0, 0, 0])
-    ulps: Ints | None = None
-    octaves: Ints | None = None
-    bands: Ints | None = None
-    chunks: dict[tuple[int, int], int] = field(default_factory=dict)
-    unread: int = 0
-
-    @property
-    def equal(self) -> bool:
-        """Whether every element was read and none differs."""
-        return not self.changed and not self.unread
-
-    @property
-    def max_abs(self) -> float | int | None:
-        """Largest |δ| over pairs of finite numbers ; an integer for integer types.
-
-        Of types up to 32 bits, values that are one in float32 count as equal, and the first is taken.
-        """
-        if self.how in ("raw", "none"):
-            return None
-        return 0.0 if self.max_at is None else abs(self.max_b - self.max_a)
-
-    @property
-    def l2(self) -> float | None:
-        """‖b − a‖₂."""
-        return None if self.how in ("raw", "none") else _root(self.squares[0])
-
-    @property
-    def l2_a(self) -> float | None:
-        """‖a‖₂ over the elements looked at."""
-        return None if self.how in ("raw", "none") else _root(self.squares[1])
-
-    @property
-    def l2_b(self) -> float | None:
-        """‖b‖₂ over the elements looked at."""
-        return None if self.how in ("raw", "none") else _root(self.squares[2])
-
-    @property
-    def rel_l2(self) -> float | None:
-        """‖b − a‖ / ‖a‖; infinite where a is zero and b is not; 0 for equal tensors."""
-        if self.how in ("raw", "none"):
-            return None
-        dd, aa, _ = self.squares
-        return ratio_of(dd, aa)
-
-    @property
-    def cosine(self) -> float | None:
-        """Cosine of the angle between a and b, to about 1e-16 times the ratio of their norms; 1 for equal tensors.
-
-        ``None`` where one of them is zero, or 2³² times as long as the other.
-        """
-        if self.how in ("raw", "none"):
-            return None
-        dd, aa, bb = self.squares
-        if dd == 0 and (aa or not self.looked):
-            return 1.0
-        if not min(aa, bb) or max(aa, bb).bit_length() - min(aa, bb).bit_length() > 64:
-            return None
-        root = math.isqrt(aa * bb)
-        return max(-1.0, min(1.0, _quotient(aa + bb - dd, 2 * root)))
-
-    @property
-    def ulp_max(self) -> int | None:
-        """Largest distance in steps of the type; ``None`` unless both sides are of one float type."""
-        return self.furthest if self.how == "bits" and self.a.kind == "f" else None
-
-    def tail(self) -> list[tuple[float, float]]:
-        """``(t, share of the elements with |δ| ≥ t)`` for powers of two ``t``, falling."""
-        if self.octaves is None:
-            return []
-        filled = np.flatnonzero(self.octaves)
-        if not len(filled) or not self.seen:
-            return []
-        found, total = [], 0
-        for octave in range(int(filled[-1]), int(filled[0]) - 1, -1):
-            total += int(self.octaves[octave])
-            found.append((math.ldexp(1.0, octave - 127) if octave else 0.0, total / self.seen))
-        return found
 
 
 def compare(
@@ -216,7 +83,7 @@ def compare(
         rest = work.take(np.flatnonzero(np.isin(work.group, list(found))))
         told = None if tick is None else (lambda done: tick(0.9 + 0.1 * done))
         look = Compare(a, fast=chosen == "numba", only_equal=True)
-        for k, more in scan(rest, look, threads=threads, tick=told, on_error=lambda *_: None):
+        for k, more in scan(rest, look, threads=threads, tick=told, on_error=on_error):
             state = found[k]
             for name in ("looked", "finite", "zeros", "nan_a", "nan_b", "inf_a", "inf_b"):
                 setattr(state, name, getattr(state, name) + getattr(more, name))
@@ -239,16 +106,6 @@ def engine(nbytes: int, fast: bool | None = None) -> str:
             raise MissingExtraError("compiled comparison needs numba; pip install 'ckpt-workbench[fast]'")
         return "numpy"
     return "numba"
-
-
-def ratio_of(above: int, below: int) -> float:
-    """√(above / below) of two exact sums; 0 for 0 / 0, infinite where only ``below`` is 0."""
-    if above == 0 or below == 0:
-        return math.inf if above else 0.0
-    shift = above.bit_length() - below.bit_length() - 128
-    shift -= shift & 1
-    quotient = (above << -shift) // below if shift < 0 else above // (below << shift)
-    return _scaled(math.isqrt(quotient), shift // 2)
 
 
 class Compare:
@@ -323,9 +180,9 @@ class Compare:
         if state.how == "numbers" and a.dtype.kind != "V" and _rounds(state.a, state.b):
             state.rounded = (state.rounded or 0) + int(counts[flat.ROUNDED])
         for which, value in enumerate(sums[:3].tolist()):
-            state.squares[which] += _exact(value)
+            state.squares[which] += exact(value)
         for which, value, exponent in scaled:
-            state.squares[which] += _exact(value, exponent)
+            state.squares[which] += exact(value, exponent)
         if not changed:
             return
         state.furthest = max(state.furthest, int(counts.view(np.uint64)[flat.FURTHEST]))
@@ -422,36 +279,3 @@ def _value(bits: Array, dtype: DType) -> float | int | complex:
         return complex(real, imag)
     found: float | int = Decoder(by_name(dtype.name)).numbers(bits.view(dtype.numpy))[0].item()
     return found
-
-
-def _exact(value: float, exponent: int = 0) -> int:
-    """A float64 times a power of two, in units of ``2**-_UNIT``."""
-    if value == 0.0:
-        return 0
-    mantissa, power = math.frexp(value)
-    return int(mantissa * 2.0**53) << (power - 53 + exponent + _UNIT)
-
-
-def _root(square: int) -> float:
-    """Square root of an exact sum; infinite beyond float64."""
-    if square <= 0:
-        return 0.0
-    shift = max(square.bit_length() - 128, 0) & ~1
-    return _scaled(math.isqrt(square >> shift), (shift - _UNIT) // 2)
-
-
-def _quotient(above: int, below: int) -> float:
-    sign = -1.0 if above < 0 else 1.0
-    shift = abs(above).bit_length() - below.bit_length() - 64
-    quotient = (abs(above) << -shift) // below if shift < 0 else abs(above) // (below << shift)
-    return sign * _scaled(quotient, shift)
-
-
-def _scaled(value: int, exponent: int) -> float:
-    try:
-        return math.ldexp(float(value), exponent)
-    except OverflowError:
-        return math.inf
-
-
-assert _UNIT % 2 == 0

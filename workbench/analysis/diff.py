@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.analysis import evidence as told
-from workbench.analysis.compare import Comparison, compare, engine
+from workbench.analysis.compare import compare, engine
+from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.diff_pairs import MAP, RENAMED, Pair, align, renamed
 from workbench.analysis.diff_place import moved

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.analysis.compare import Comparison
+from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_pairs import RENAMED, Pair
 from workbench.analysis.patterns import Pattern
 from workbench.checkpoint import Checkpoint

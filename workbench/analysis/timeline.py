@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.analysis.compare import compare, ratio_of
+from workbench.analysis.compare import compare
+from workbench.analysis.comparison import ratio_of
 from workbench.analysis.diff_pairs import align
 from workbench.analysis.stats import stats
 from workbench.checkpoint import Checkpoint, open
