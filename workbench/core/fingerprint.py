@@ -36,7 +36,7 @@ from workbench.core.storage import Source
 from workbench.core.stream import BLOCK, TASK, WHOLE, Layout, Part, runs
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
-__all__ = ["BLOCK", "Fingerprint", "combine", "range_digests", "tensor_fingerprints"]
+__all__ = ["BLOCK", "BlockDigests", "Fingerprint", "combine", "range_digests", "tensor_fingerprints"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -168,7 +168,7 @@ class _Run:
     # ---- chunks one after the other ----
 
     def _straight(self, part: Part) -> list[bytes]:
-        layout, hasher = self._layout, _Hasher()
+        layout, hasher = self._layout, BlockDigests()
         begin, end = layout.ptr.get(part.tensor, (0, 0))
         at = layout.at[begin:end]
         start, stop = part.first * BLOCK, part.first * BLOCK + part.nbytes
@@ -224,7 +224,7 @@ class _Run:
             step *= 2
         window = max(TASK, step)
         held: dict[int, Array] = {}
-        hasher = _Hasher()
+        hasher = BlockDigests()
         begin, end = part.first * BLOCK, part.first * BLOCK + part.nbytes
         for first in range(begin, end, window):
             cuts = np.append(np.arange(first, min(first + window, end), step), min(first + window, end))
@@ -266,11 +266,7 @@ class _Run:
                 dest = out[place].reshape(shape)[item.dest]
                 if seen is not None:
                     marks = seen[place].reshape(shape)[item.dest]
-                    if (dest[marks] != new[marks]).any():
-                        raise CorruptError(
-                            f"{payloads.describe(item.row)} overlaps another chunk and holds other values; which one "
-                            "is meant is unknown"
-                        )
+                    payloads.check_overlap(item.row, dest, new, marks)
                     marks[...] = True
                 dest[...] = new
             yield out.view(np.uint8)
@@ -294,8 +290,8 @@ class _Run:
         return found[:nbytes]
 
 
-class _Hasher:
-    """Digests of a stream's blocks, however it comes."""
+class BlockDigests:
+    """Digests of a stream's blocks, however it comes; it begins where a block begins."""
 
     def __init__(self) -> None:
         self._done: list[bytes] = []

@@ -133,6 +133,18 @@ class Payloads:
             self._items[place] = found
         return found, data
 
+    def check_overlap(self, row: int, old: Array, new: Array, seen: Array) -> None:
+        """What two chunks hold must be alike: ``new`` of this row, where ``seen``, is what is there already.
+
+        Raises:
+            CorruptError: it is not; the message says of which chunk and how many elements.
+        """
+        if wrong := int(np.count_nonzero(old[seen] != new[seen])):
+            raise CorruptError(
+                f"{self.describe(row)} overlaps another chunk and holds other values in {wrong:,} elements; which one "
+                "is meant is unknown, slice around it or restore the file"
+            )
+
     def describe(self, row: int) -> str:
         """How messages name a chunk: tensor, file and byte."""
         c = self.catalog

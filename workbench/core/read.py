@@ -14,7 +14,6 @@ from workbench.core import box, memory
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
 from workbench.core.select import Selection
-from workbench.errors import CorruptError
 
 __all__ = ["read_selection", "single_chunk"]
 
@@ -83,10 +82,7 @@ def _copy_overlapping(
             continue
         source, dest = wanted
         new = payloads.array(item.row)[item.source][source]
-        old, seen = out[dest], filled[dest]
-        if (old[seen] != new[seen]).any():
-            where = payloads.describe(item.row)
-            raise CorruptError(f"{where} overlaps another chunk and holds other values; which one is meant is unknown")
+        payloads.check_overlap(item.row, out[dest], new, filled[dest])
         out[dest], filled[dest] = new, True
 
 

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from workbench.core import box
 from workbench.core.dtypes import ALL, DType
-from workbench.core.fingerprint import BLOCK
+from workbench.core.fingerprint import BlockDigests
 from workbench.core.payload import Payloads
 from workbench.core.scan import Announcer
 from workbench.core.storage import SourcePool
-from workbench.errors import CorruptError
 from workbench.reshard.casts import CastError, cast
 from workbench.reshard.copies import Copies
 from workbench.reshard.filemap import FileMap
@@ -83,7 +81,7 @@ class Filler:
         old, new = ALL[self._copies.code[piece]], one.pieces.dtype_of(inside)
         at = int(one.start[inside]) + first * new.bits // 8
         done = Done(file, piece, first, 0, 0)
-        before, after = _Blocks(), _Blocks() if new != old else None
+        before, after = BlockDigests(), BlockDigests() if new != old else None
         for flat in self._stream(piece, first, stop, old):
             done.nbytes += flat.nbytes
             before.update(flat)
@@ -179,21 +177,11 @@ class Filler:
                     new = self._held(int(copies.row[copy]), held)[_key(source, extent[k], len(shape))]
                     key = _key(dest, extent[k], len(shape))
                     if seen is not None:
-                        self._compare(int(copies.row[copy]), out, seen, window, size, key, new)
+                        marks = seen[window].reshape(size)[key]
+                        self._payloads.check_overlap(int(copies.row[copy]), out[window].reshape(size)[key], new, marks)
+                        marks[...] = True
                     out[window].reshape(size)[key] = new
             yield out.view(np.uint8)
-
-    def _compare(
-        self, row: int, out: Array, seen: Array, window: slice, size: Array, key: tuple[slice, ...], new: Array
-    ) -> None:
-        """What is stored twice must be stored alike."""
-        marks = seen[window].reshape(size)[key]
-        if (out[window].reshape(size)[key][marks] != new[marks]).any():
-            raise CorruptError(
-                f"{self._payloads.describe(row)} overlaps another chunk and holds other values; which one is meant is "
-                "unknown"
-            )
-        marks[...] = True
 
     def _held(self, row: int, held: dict[int, Array]) -> Array:
         """The chunk's array of as many axes as the catalog's boxes have."""
@@ -217,29 +205,6 @@ class Filler:
         if found is None or len(found) < nbytes:
             found = self._own.buffer = np.empty(max(nbytes, STEP), np.uint8)
         return found[:nbytes]
-
-
-class _Blocks:
-    """Digests of a stream's blocks, as it comes; it begins where a block begins."""
-
-    def __init__(self) -> None:
-        self._done: list[bytes] = []
-        self._open, self._filled = xxhash.xxh3_128(), 0
-
-    def update(self, flat: Array) -> None:
-        at = 0
-        while at < len(flat):
-            piece = flat[at : at + BLOCK - self._filled]
-            at += len(piece)
-            self._open.update(piece)
-            self._filled += len(piece)
-            if self._filled == BLOCK:
-                self._done.append(self._open.digest())
-                self._open, self._filled = xxhash.xxh3_128(), 0
-
-    def digests(self) -> list[bytes]:
-        """Of all blocks, the last as it is."""
-        return [*self._done, self._open.digest()] if self._filled else self._done
 
 
 def _key(begin: Array, extent: Array, dims: int) -> tuple[slice, ...]:
