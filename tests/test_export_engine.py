@@ -154,7 +154,7 @@ def test_raising_in_tick_ends_the_pass(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         job.run([str(tmp_path / "out")], tick=stop)
-    assert not [one for one in threading.enumerate() if one.name.startswith("workbench-")]
+    assert not [one for one in threading.enumerate() if one.name.startswith(("workbench-export", "workbench-sync"))]
 
 
 def test_chunks_that_overlap_are_compared(tmp_path):
