@@ -243,6 +243,16 @@ def test_what_cannot_be_read_is_a_row_and_the_rest_is_compared(tmp_path):
     assert all("truncated" in row.why for row in unread) and "not compared" in repr(found)
 
 
+def test_a_pattern_that_could_not_be_searched_for_is_told(tmp_path):
+    a = write(tmp_path / "a", {"w": torch.arange(600.0).reshape(20, 30)})
+    b = write(tmp_path / "b", {"w": torch.arange(600.0).reshape(30, 20)})
+    path = b / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    found = diff(a, wb.open(b, partial=True))
+    assert found.tensor("w").status == "shape" and found.tensor("w").pattern is None
+    assert "truncated" in found.not_checked["pattern of tensor 'w'"]
+
+
 def test_progress_rises_to_one_and_can_stop_the_diff(tmp_path):
     a, b = write(tmp_path / "a", weights()), write(tmp_path / "b", moved(weights()))
     told = []

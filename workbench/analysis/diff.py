@@ -371,8 +371,9 @@ class _Differ:
             ] if pair.a is self.a else []  # fmt: skip
             try:
                 pattern = recognise(first, second, siblings=others[:SIBLINGS])
-            except WorkbenchError:
-                continue  # the row says already what cannot be read
+            except WorkbenchError as error:
+                self.not_checked[f"pattern of tensor {row.key_b!r}"] = str(error)
+                continue
             rows[at] = replace(row, pattern=pattern)
             if self.tick is not None:
                 self.tick(0.9 + 0.1 * looked / min(len(wanted), PATTERN_TENSORS))
