@@ -37,9 +37,9 @@ def settle(folder, nbytes):
             while f.readinto(buffer):
                 pass
     last = float('inf')
-    for _ in range(4):
+    for _ in range(6):
         begin = time.perf_counter()
-        with mmap.mmap(-1, nbytes) as block:
+        with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
             block.madvise(mmap.MADV_HUGEPAGE)
             for at in range(0, nbytes, 4096):
                 block[at] = 1

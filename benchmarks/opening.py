@@ -113,7 +113,7 @@ with timed():
 def materialise(folder: Path) -> None:
     print("### All tensors of a 2 GB DCP checkpoint (4 ranks) into fresh memory\n")
     dcp = str(folder / "dcp")
-    settled = f"settle({dcp!r}, {3 * GB // 2})"
+    settled = f"settle({dcp!r}, {5 * GB // 2})"
     floor = f"""
 import mmap, numpy as np, os
 from concurrent.futures import ThreadPoolExecutor
