@@ -19,6 +19,7 @@ RANK = {
     "errors": 0,
     "core": 1,
     "param_ids": 1,  # an optimizer's numbers
+    "step": 1,  # of the trainer
     "naming": 2,
     "conventions": 2,  # how frameworks name and fuse one weight
     "formats": 3,

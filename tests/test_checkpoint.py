@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
@@ -25,6 +26,21 @@ def test_a_run_folder_opens_its_newest_complete_step_and_says_so(samples):
     ckpt = wb.open(samples / "titan_run")
     assert ckpt.step == 4 and any("step-4" in note for note in ckpt.notes)
     assert wb.open(samples / "titan_run" / "step-2").notes == []
+
+
+def test_a_step_that_cannot_be_read_is_none_not_the_folders(tmp_path):
+    folder = tmp_path / "step-4"
+    dcp.save({"w": torch.ones(2), "train_state": {"step": 5}}, checkpoint_id=str(folder), no_dist=True)
+    catalog = wb.open(folder).catalog
+    assert wb.open(folder).step == 5
+    (row,) = range(len(catalog.objects.keys))
+    with open(folder / catalog.files[catalog.objects.file[row]], "r+b") as file:
+        file.seek(int(catalog.objects.start[row]))
+        file.write(bytes(int(catalog.objects.stop[row] - catalog.objects.start[row])))
+    ckpt = wb.open(folder)
+    assert ckpt.step is None and "step-4" in repr(ckpt)
+    with pytest.raises(wb.errors.CorruptError, match="train_state"):
+        ckpt.objects["train_state.step"]
 
 
 def test_a_tracker_says_that_a_folder_is_a_run_whatever_else_lies_there(samples, tmp_path):

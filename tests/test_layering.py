@@ -33,6 +33,7 @@ LIGHT_ROOMS = {
     "errors",
     "core",
     "param_ids",
+    "step",
     "naming",
     "formats",
     "tensor",

@@ -16,8 +16,10 @@ from workbench.core import cache as catalog_cache
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
+from workbench.core.scan import cores
 from workbench.core.storage import SourcePool
 from workbench.errors import TensorNotFoundError, UsageError
+from workbench.step import find_step
 from workbench.tensor import LazyTensor, read_whole
 
 if TYPE_CHECKING:
@@ -25,20 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Checkpoint", "discover", "open"]
-
-#: Where trainers keep the step, in order of trust: torchtitan, ours and most scripts, Lightning, Megatron, HF.
-STEP_KEYS = (
-    "train_state.step",
-    "train_state",
-    "step",
-    "global_step",
-    "iteration",
-    "trainer_state",
-    "state.step",
-)
-MAX_THREADS = 8  #: reading side by side: disks and memory are busy long before
-WORLD_KEYS = ("world_size", "args")
-_STEP_NAME = re.compile(r"(?:.*[-_./])?(?:step|checkpoint|ckpt|iter|global_step)[-_]?(\d+)(?:\.\w+)?", re.IGNORECASE)
 
 
 def open(
@@ -133,11 +121,14 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @cached_property
     def step(self) -> int | None:
-        """Training step, as stored in the state or, failing that, in the trainer's folder name; ``None`` if neither."""
+        """Training step, as stored in the state or, failing that, in the trainer's folder name.
+
+        ``None`` where neither tells, or where what should tell cannot be read.
+        """
         if self._parent is not None:
             return self._parent.step
         told = self.catalog.meta.get("step")
-        return told if isinstance(told, int) else _find_step(self._objects, self._place.name)
+        return told if isinstance(told, int) else find_step(self._objects, self._place.name)
 
     @cached_property
     def world_size(self) -> int | None:
@@ -269,8 +260,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         pool = self._pool
         if pool.mapped:  # what is copied is copied by `pread`: a map faults on every 64 KiB besides
             pool = SourcePool(self._place, self.catalog.files, self.catalog.file_stats, "pread")
-        count = threads or min(MAX_THREADS, _cores())
-        return dict(zip(self.catalog.keys, read_whole(self._payloads, pool, threads=count), strict=True))
+        whole = read_whole(self._payloads, pool, threads=threads or cores())
+        return dict(zip(self.catalog.keys, whole, strict=True))
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -314,11 +305,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return LazyTensor(self._payloads, position, self._names[0][position], self._names[1][position])
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
     """The checkpoint itself, or the step of a run folder with the reason why that one."""
     found = format or formats.detect(place)
@@ -331,20 +317,6 @@ def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
         return place, None
     relative, reason = picked
     return place.sub(relative), reason
-
-
-def _find_step(objects: Mapping[str, Any], name: str) -> int | None:
-    for key in STEP_KEYS:
-        if key in objects:
-            value = objects[key]
-            if isinstance(value, Mapping):
-                value = next((value[k] for k in ("global_step", "step", "iteration") if k in value), None)
-            if hasattr(value, "numel") and value.numel() == 1:
-                value = value.item()
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-    found = _STEP_NAME.fullmatch(name)
-    return int(found[1]) if found else None
 
 
 def _not_found(key: str, known: list[str], what: str = "tensor") -> str:

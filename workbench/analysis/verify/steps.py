@@ -42,11 +42,8 @@ def check_steps(subject: Subject) -> None:
     log.checked["steps"] = f"{counted} (scalars: their bytes were read), and the folder's name"
     _parts(subject, told)
     usual = _optimizer(subject, scalars)
-    try:
-        step = subject.ckpt.step
-    except (WorkbenchError, RecursionError):  # told by check_objects
-        return
-    if step is None or not told:
+    step = subject.ckpt.step
+    if step is None or not told:  # an object that cannot be read is told by check_objects
         return
     _folder(subject, step)
     if usual is not None:
