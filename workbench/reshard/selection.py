@@ -1,0 +1,127 @@
+"""What an export writes: which tensors, under which names, in which element types, and how they lie on a mesh."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.checkpoint import Checkpoint
+from workbench.core.catalog import Catalog
+from workbench.core.dtypes import ALL, DType
+from workbench.errors import UsageError
+from workbench.naming import STATES
+from workbench.reshard import casts
+from workbench.reshard.mesh import Mesh
+from workbench.reshard.rules import Rules
+from workbench.reshard.target import Target
+
+__all__ = ["Rename", "Selection", "choose"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Rename = Mapping[str, str] | Callable[[str], str] | str
+#: Roles of the optimizer, of averages and of the trainer.
+NOT_MODEL: frozenset[str] = frozenset({*STATES.values(), "ema", "rng"})
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """``T`` tensors of a checkpoint, as a target will have them.
+
+    Attributes:
+        ckpt: where they come from.
+        tensors: ``(T,)`` positions in its catalog, ascending.
+        names: what the target calls them.
+        codes: ``(T,) uint8`` element types as written, codes of :mod:`workbench.core.dtypes`.
+        target: how they lie on the mesh; ``None`` where they are written whole.
+        objects: non-tensor state that goes with them, plain values by name.
+    """
+
+    ckpt: Checkpoint
+    tensors: Ints
+    names: list[str]
+    codes: Array
+    target: Target | None = None
+    objects: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def catalog(self) -> Catalog:
+        """Of the checkpoint; ``tensors`` are positions in it."""
+        return self.ckpt.catalog
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks; one where tensors are written whole."""
+        return Mesh() if self.target is None else self.target.mesh
+
+    def shape_of(self, at: int) -> tuple[int, ...]:
+        """Global shape of a tensor of the selection."""
+        return self.catalog.shape_of(int(self.tensors[at]))
+
+    def dtype_of(self, at: int) -> DType:
+        """Element type of a tensor of the selection, as written."""
+        return ALL[self.codes[at]]
+
+
+def choose(
+    ckpt: Checkpoint,
+    *,
+    select: str | Sequence[str] | None = None,
+    role: str | None = "model",
+    rename: Rename | None = None,
+    dtype: object | None = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+) -> Selection:
+    """The tensors of a checkpoint that match, named, typed and laid out as told; arguments as :func:`export` has them.
+
+    Raises:
+        UsageError: nothing is selected, or names or rules do not fit.
+        UnsupportedFormatError: a cast that is not offered.
+    """
+    catalog = ckpt.catalog
+    keep = np.array([_has_role(f, r, role) for f, r in zip(ckpt.fqns, ckpt.roles, strict=True)], bool)
+    if select is not None:
+        patterns = [select] if isinstance(select, str) else list(select)
+        try:
+            hits = [catalog.match(pattern) for pattern in patterns]
+        except re.error as error:
+            raise UsageError(f"select={select!r} is no regular expression: {error}") from None
+        keep &= np.isin(np.arange(len(catalog)), np.concatenate([np.empty(0, np.int64), *hits]))
+    positions = np.flatnonzero(keep)
+    if not len(positions):
+        roles = ", ".join(sorted(set(ckpt.roles))) or "none"
+        raise UsageError(f"no tensor is selected by select={select!r}, role={role!r}; roles that are there: {roles}")
+    names = [_name(catalog.keys[t], ckpt.fqns[t], rename) for t in positions.tolist()]
+    codes = catalog.dtype[positions].copy()
+    if dtype is not None:
+        wanted = casts.target(dtype)
+        codes[np.array([ALL[code].name in casts.SOURCES for code in codes.tolist()])] = wanted.code
+    target = None if mesh is None else Target.of(ckpt, mesh, rules)
+    return Selection(ckpt, positions, names, codes, target)
+
+
+def _has_role(fqn: str | None, role: str, wanted: str | None) -> bool:
+    if wanted != "model":
+        return wanted is None or role == wanted
+    return role not in NOT_MODEL and (role != "other" or fqn is not None)
+
+
+def _name(key: str, fqn: str | None, rename: Rename | None) -> str:
+    if rename is None:
+        return key
+    if isinstance(rename, str):
+        if rename != "fqn":
+            raise UsageError(f"rename={rename!r}: choose 'fqn', or give a mapping or a function")
+        return fqn or key
+    new = rename.get(key, key) if isinstance(rename, Mapping) else rename(key)
+    if not isinstance(new, str) or not new:
+        raise UsageError(f"rename makes {new!r} of {key!r}; it has to be a text")
+    return new
