@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import workbench as wb
+from workbench import checkpoint
 from workbench.cli import main
 from workbench.cli_show import locate, parse_slice
 from workbench.errors import UsageError
@@ -282,6 +284,23 @@ def test_a_truncated_file_opens_in_part(call, tmp_path: Path, one: Path) -> None
     assert code == 0 and len(out.splitlines()) == 4
     ends = [call("show", "--partial", cut, key)[0] for key in wb.open(cut, partial=True)]
     assert sorted(ends) == [0, 0, 0, 3]
+
+
+def test_verify_opens_as_the_options_say(call, tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = []
+    plain = checkpoint.open
+    monkeypatch.setattr(checkpoint, "open", lambda path, **how: ways.append(how) or plain(path, **how))
+    path = samples / "hf_llama_bf16_sharded"
+    code, out, _ = call("verify", path, "--deep", "--json", "--io", "pread", "--format", "safetensors")
+    assert ways == [{"format": "safetensors", "io": "pread", "cache": False}]
+    assert code == 0 and out == call("verify", path, "--deep", "--json")[1]
+    assert "open.incomplete" in call("verify", path, "--format", "dcp")[1]
+    assert "'nonsense'" in one_line(call("verify", path, "--format", "nonsense"), 64)
+
+    folder = shutil.copytree(samples / "dcp_fsdp2", tmp_path / "c")
+    (folder / "__2_0.distcp").unlink()
+    code, out, _ = call("verify", folder, "--partial")
+    assert code == 2 and (code, out) == call("verify", folder)[:2]
 
 
 def test_a_foreign_pickle_is_not_run(tmp_path: Path, call) -> None:

@@ -13,9 +13,21 @@ __all__ = ["verify"]
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Print the report; the exit code is 0 clean, 1 warnings, 2 errors."""
+    """Print the report; the exit code is 0 clean, 1 warnings, 2 errors.
+
+    ``--partial`` and ``--no-cache`` are how verify opens in any case: what is lost is a finding, and a catalog of
+    earlier is no proof of now.
+    """
     with progress(f"verify {options.path}") as tick:
-        report = check(options.path, options.deep, manifest=options.manifest, threads=options.threads, tick=tick)
+        report = check(
+            options.path,
+            options.deep,
+            format=options.format,
+            io=options.io,
+            manifest=options.manifest,
+            threads=options.threads,
+            tick=tick,
+        )
     if options.json:
         print_json(report.to_json())
     else:

@@ -41,7 +41,6 @@ from workbench.errors import (
     TruncatedError,
     UnsafeError,
     UnsupportedFormatError,
-    UsageError,
 )
 
 __all__ = ["verify"]
@@ -63,6 +62,8 @@ def verify(
     ckpt: Checkpoint | str | os.PathLike[str],
     deep: bool = False,
     *,
+    format: str | None = None,
+    io: str = "mmap",
     manifest: Any = None,
     threads: int | None = None,
     tick: Tick | None = None,
@@ -72,6 +73,7 @@ def verify(
     Args:
         ckpt: a checkpoint, or a path. A path is opened without the cache of catalogs, and with what is left of it
             where files are lost.
+        format, io: how a path is opened, as ``wb.open`` takes them.
         deep: also read every byte: stored checksums, values, replicas, masters, and a manifest that lies beside.
         manifest: a manifest or its path, to check every byte against.
         threads: how many read side by side; by default as many as there are cores, at most 8.
@@ -83,10 +85,11 @@ def verify(
     Raises:
         NotACheckpointError: nothing lies at the path.
         MissingExtraError: the format needs an optional package.
+        UsageError: no such format, or ``io``.
     """
     log = Log()
     place = Place(ckpt._place.path if isinstance(ckpt, Checkpoint) else ckpt)
-    opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, log)
+    opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, format, io, log)
     shares = _Shares(tick, deep, manifest is not None)
     if opened is None:
         _beside(place, log)
@@ -106,17 +109,17 @@ def verify(
     return log.report(place.path if opened is None else opened.path)
 
 
-def _open(place: Place, log: Log) -> Checkpoint | None:
+def _open(place: Place, format: str | None, io: str, log: Log) -> Checkpoint | None:
     """The checkpoint as strictly as it can be opened; what forbids more is a finding."""
     try:
-        return checkpoint.open(place.path, cache=False)
+        return checkpoint.open(place.path, format=format, io=io, cache=False)
     except MissingExtraError:
         raise
-    except (OpenError, UsageError, RecursionError) as error:
+    except (OpenError, RecursionError) as error:
         strict = error
     try:
-        return checkpoint.open(place.path, cache=False, partial=True)
-    except (OpenError, UsageError, RecursionError) as error:
+        return checkpoint.open(place.path, format=format, io=io, cache=False, partial=True)
+    except (OpenError, RecursionError) as error:
         rule = next((rule for kind, rule in OPENING if isinstance(strict, kind)), "open.failed")
         log.add(
             rule,
