@@ -17,6 +17,7 @@
     ├── TensorNotFoundError           no such key (also a KeyError)
     ├── SelectionError                an index that does not fit the shape (also an IndexError)
     ├── WriteError                    a target exists, has no room, or cannot be written
+    ├── DeviceMemoryError             a device has no room for the tensors (also a MemoryError)
     └── UsageError                    an argument that makes no sense; the command line exits with 64
 
 A message says what, which file or tensor, which byte, by how much, and what to do, in one line.
@@ -27,6 +28,7 @@ from __future__ import annotations
 __all__ = [
     "ChangedError",
     "CorruptError",
+    "DeviceMemoryError",
     "HoleError",
     "IncompleteError",
     "MissingExtraError",
@@ -105,6 +107,10 @@ class SelectionError(WorkbenchError, IndexError):
 
 class WriteError(WorkbenchError):
     """What should be written cannot be: the target exists, the disk is full or failed; nothing of it is visible."""
+
+
+class DeviceMemoryError(WorkbenchError, MemoryError):
+    """A device has less memory free than the tensors need; nothing was allocated."""
 
 
 class UsageError(WorkbenchError, ValueError):
