@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import boxes, chunkings, examples, shapes
-from tests.test_reading import stored
+from tests.test_reading import lazy, stored
 from workbench import errors
 from workbench.core import scan as scan_module
 from workbench.core import storage
@@ -80,8 +80,8 @@ def test_each_element_is_met_once_at_its_place(small, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("case")
     order = data.draw(st.none() | st.permutations(range(len(shape))))
     catalog = stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
-    threads = data.draw(st.integers(1, 3))
-    found = dict(scan(chunk_work(payloads(folder, catalog)), Remember(), threads=threads))
+    threads, io = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(["mmap", "pread"]))
+    found = dict(scan(chunk_work(payloads(folder, catalog, io)), Remember(), threads=threads))
     if dense.size == 0:
         assert found == {}
         return
@@ -171,6 +171,28 @@ def test_the_pass_tells_its_progress_and_can_be_stopped(small, tmp_path):
     with pytest.raises(Stop):
         dict(scan(chunk_work(payloads(tmp_path, catalog)), Count(), threads=1, tick=stop))
     assert sum(met) < 2500
+
+
+@pytest.mark.parametrize("order", [None, (1, 0)])
+def test_without_maps_a_cut_reads_its_own_bytes_only(small, tmp_path, monkeypatch, order):
+    dense = np.arange(4096, dtype=np.int32).reshape(64, 64)
+    catalog = stored(tmp_path, dense, [((0, 0), (64, 64))], order=order)
+    read = []
+    plain = storage.PreadSource.read_into
+    monkeypatch.setattr(
+        storage.PreadSource,
+        "read_into",
+        lambda self, buffer, start: read.append(len(buffer)) or plain(self, buffer, start),
+    )
+    found = dict(scan(chunk_work(payloads(tmp_path, catalog, "pread")), Remember()))[0]
+    assert (dense_of(dense.shape, found, found.values) == dense).all() and len(read) > 64
+    if order is None:
+        assert sum(read) == dense.nbytes
+    else:  # elements of a row lie apart: what is between them is read as well, what is around them is not
+        assert max(read) <= dense.nbytes - 63 * 4
+    read.clear()
+    assert (lazy(tmp_path, catalog, "pread").lazy[3:5].numpy() == dense[3:5]).all()
+    assert sum(read) == (2 * 64 * 4 if order is None else 63 * 64 * 4 + 8)
 
 
 def test_a_pass_holds_no_more_files_open_than_the_pool(tmp_path, monkeypatch):

@@ -48,15 +48,10 @@ class Payloads:
         Raises:
             TruncatedError, CorruptError, ChangedError, MissingFileError: the stored item is not what it should be.
         """
-        c = self.catalog
-        tensor = int(c.tensor[row])
-        dtype, ndim = c.dtype_of(tensor), int(c.ndim[tensor])
-        sizes = tuple(c.sizes[row, :ndim].tolist())
-        codec = int(c.codec[row])
+        c, codec = self.catalog, int(self.catalog.codec[row])
+        dtype, sizes, inner, strides = self._layout(row)
         if 0 in sizes:
             return np.empty(sizes, dtype.raw)
-        inner = 0 if c.inner is None else int(c.inner[row])
-        strides = None if c.strides is None else tuple(c.strides[row, :ndim].tolist())
         if codec == cat.RAW or codec == cat.RAW_BE:
             found = _strided(self.stored(row), inner, sizes, strides, dtype)
             return _swapped(found, dtype) if codec == cat.RAW_BE else found
@@ -65,9 +60,34 @@ class Payloads:
         if codec == cat.LATIN1_TEXT:
             return _strided(self._from_text(row), inner, sizes, strides, dtype)
         raise UnsupportedFormatError(
-            f"tensor {c.keys[tensor]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that we "
-            "do not know; it can be listed but not read"
+            f"tensor {c.keys[c.tensor[row]]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that "
+            "we do not know; it can be listed but not read"
         )
+
+    def part(self, row: int, box: tuple[slice, ...]) -> Array:
+        """``array(row)[box]``, of which no byte before its first and after its last element is read where it can be.
+
+        It can where bytes are read, not mapped (a map reads what is touched anyway), and the payload is no archive.
+
+        Args:
+            box: one slice an axis, from a start to a stop inside the chunk.
+
+        Raises:
+            as :meth:`array`.
+        """
+        c = self.catalog
+        if self.pool.mapped or c.codec[row] not in (cat.RAW, cat.RAW_BE):
+            return self.array(row)[box]
+        dtype, sizes, inner, strides = self._layout(row)
+        shape = tuple(axis.stop - axis.start for axis in box)
+        if dtype.packed or 0 in shape:
+            return self.array(row)[box]
+        steps = cat.row_major(sizes) if strides is None else strides
+        _check_reach(inner + _reach(sizes, steps, dtype), int(c.stop[row] - c.start[row]), sizes, strides)
+        first = inner + sum(axis.start * step for axis, step in zip(box, steps, strict=True)) * dtype.itemsize
+        data = self._bytes(row, first, first + _reach(shape, steps, dtype))
+        found = _strided(data, 0, shape, steps, dtype)
+        return _swapped(found, dtype) if c.codec[row] == cat.RAW_BE else found
 
     def straight(self, row: int) -> int | None:
         """The byte of its file from which the chunk's elements lie as they do in memory: row-major, little endian.
@@ -78,15 +98,11 @@ class Payloads:
         Raises:
             as :meth:`array`.
         """
-        c = self.catalog
-        tensor, codec = int(c.tensor[row]), int(c.codec[row])
-        dtype, ndim = c.dtype_of(tensor), int(c.ndim[tensor])
-        sizes = tuple(c.sizes[row, :ndim].tolist())
-        inner = 0 if c.inner is None else int(c.inner[row])
+        c, codec = self.catalog, int(self.catalog.codec[row])
+        dtype, sizes, inner, strides = self._layout(row)
         if dtype.packed or 0 in sizes or inner < 0:
             return None
         start, room = int(c.start[row]), int(c.stop[row] - c.start[row])
-        strides = None if c.strides is None else tuple(c.strides[row, :ndim].tolist())
         if codec == cat.RAW:
             if int(c.stop[row]) > c.file_stats[c.file[row]].size:
                 raise c.truncated(row)
@@ -106,12 +122,7 @@ class Payloads:
 
     def stored(self, row: int) -> Array:
         """The stored item's bytes, checked to lie inside the file."""
-        c = self.catalog
-        file, start, stop = int(c.file[row]), int(c.start[row]), int(c.stop[row])
-        source = self.pool.source(file)
-        if stop > source.size:
-            raise c.truncated(row)
-        return source.view(start, stop)
+        return self._bytes(row, 0, int(self.catalog.stop[row] - self.catalog.start[row]))
 
     def item(self, row: int) -> tuple[Item, Array]:
         """The archive of a ``torch_zip`` chunk: where its payload lies, and the archive's bytes."""
@@ -150,6 +161,24 @@ class Payloads:
         c = self.catalog
         key, file = c.keys[c.tensor[row]], c.files[c.file[row]]
         return f"tensor {key!r}: item at byte {int(c.start[row]):,} of {file!r}"
+
+    def _layout(self, row: int) -> tuple[DType, tuple[int, ...], int, tuple[int, ...] | None]:
+        """Element type and sizes of a chunk, its first byte in the payload, and its strides in elements."""
+        c = self.catalog
+        tensor = int(c.tensor[row])
+        ndim = int(c.ndim[tensor])
+        inner = 0 if c.inner is None else int(c.inner[row])
+        strides = None if c.strides is None else tuple(c.strides[row, :ndim].tolist())
+        return c.dtype_of(tensor), tuple(c.sizes[row, :ndim].tolist()), inner, strides
+
+    def _bytes(self, row: int, first: int, stop: int) -> Array:
+        """Bytes ``[first, stop)`` of the stored item, all of which lies inside the file."""
+        c = self.catalog
+        source = self.pool.source(int(c.file[row]))
+        if int(c.stop[row]) > source.size:
+            raise c.truncated(row)
+        start = int(c.start[row])
+        return source.view(start + first, start + stop)
 
     def _from_text(self, row: int) -> Array:
         """The bytes that a text of one character a byte stands for; the last text stays decoded."""
@@ -221,11 +250,16 @@ def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int
     if dtype.packed:
         return data[start : start + nbytes_of(dtype, int(np.prod(sizes)))]
     strides = cat.row_major(sizes) if strides is None else strides
-    reach = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if 0 not in sizes else 0
-    _check_reach(start + reach * dtype.itemsize, len(data), sizes, strides)
+    reach = _reach(sizes, strides, dtype) if 0 not in sizes else 0
+    _check_reach(start + reach, len(data), sizes, strides)
     return np.ndarray(
         sizes, dtype.raw, buffer=data.data, offset=start, strides=tuple(s * dtype.itemsize for s in strides)
     )
+
+
+def _reach(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> int:
+    """Bytes from the first element of a box that is not empty to the end of its last."""
+    return (sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1) * dtype.itemsize
 
 
 def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None) -> None:

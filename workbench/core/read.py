@@ -62,7 +62,7 @@ def _copy_all(payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selectio
         wanted = _within(selection, item, origin)
         if wanted is not None:
             source, dest = wanted
-            out[dest] = payloads.array(item.row)[item.source][source]
+            out[dest] = payloads.part(item.row, item.source)[source]
 
 
 def _copy_overlapping(
@@ -81,7 +81,7 @@ def _copy_overlapping(
         if wanted is None:
             continue
         source, dest = wanted
-        new = payloads.array(item.row)[item.source][source]
+        new = payloads.part(item.row, item.source)[source]
         payloads.check_overlap(item.row, out[dest], new, filled[dest])
         out[dest], filled[dest] = new, True
 

@@ -196,7 +196,6 @@ class _Task(Generic[S]):
         payloads, row, work = side.payloads, int(side.row[at]), self._work
         catalog = payloads.catalog
         self._sources.announce(payloads.pool, int(catalog.file[row]))
-        whole = payloads.array(row)
         tensor = int(catalog.tensor[row])
         ndim = int(catalog.ndim[tensor])
         if catalog.dtype_of(tensor).packed:
@@ -205,10 +204,10 @@ class _Task(Generic[S]):
                     f"{payloads.describe(row)}: elements of {catalog.dtype_of(tensor)} share bytes, so that a part of "
                     "a chunk cannot be compared; only equal shardings can"
                 )
-            return whole
+            return payloads.array(row)
         local = work.offsets[at, :ndim] - catalog.offsets[row, :ndim]
         key = tuple(slice(a, a + n) for a, n in zip(local.tolist(), work.sizes[at, :ndim].tolist(), strict=True))
-        return whole[key]
+        return payloads.part(row, key)
 
 
 def _padded(sizes: Array, dims: int) -> Array:
