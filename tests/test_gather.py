@@ -1,4 +1,4 @@
-"""Whole tensors read at once, against dense arrays and torch's own files."""
+"""Whole tensors and boxes read at once, against dense arrays and torch's own files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import workbench as wb
-from tests.properties import chunkings, examples, shapes
+from tests.properties import boxes, chunkings, examples, shapes
 from tests.test_reading import stored
 from workbench import errors
 from workbench.core import gather
@@ -51,6 +51,46 @@ def test_any_chunking_in_pieces_of_any_size_is_the_dense_array(tmp_path_factory,
         patch.setattr(gather, "PIECE", data.draw(st.integers(50, 200)))
         (got,) = gathered(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])), data.draw(st.integers(1, 3)))
     assert got.shape == shape and got.flags.c_contiguous and (got == dense).all()
+
+
+@examples(300)
+@given(st.data())
+def test_boxes_go_to_any_place_of_any_buffer_and_nothing_else_is_touched(tmp_path_factory, data):
+    """Boxes of a dense array into views of larger, permuted buffers; runs of any length are read one by one."""
+    shape = data.draw(shapes(max_dims=4))
+    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
+    folder = tmp_path_factory.mktemp("case")
+    catalog = stored(folder, dense, chunks, big=data.draw(st.booleans()))
+    width = catalog.shape.shape[1]
+    wanted, buffers, views, asked = [], [], [], 0
+    for _ in range(data.draw(st.integers(0, 3))):
+        low, size = data.draw(boxes(shape))
+        axes = data.draw(st.permutations(range(len(shape))))
+        room = np.full([size[axis] + data.draw(st.integers(0, 2)) for axis in axes], -1, np.int32)
+        margins = tuple(slice(room.shape[k] - size[axis], None) for k, axis in enumerate(axes))
+        view = room[margins].transpose(np.argsort(axes)) if shape else room
+        steps = [step // 4 for step in view.strides]
+        at = (view.__array_interface__["data"][0] - room.__array_interface__["data"][0]) // 4 if view.size else 0
+        pad = width - len(shape)
+        wanted.append((0, [*low, *[0] * pad], [*size, *[1] * pad], len(buffers), at, [*steps, *[1] * pad]))
+        buffers.append(room)
+        views.append((view, dense[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))]))
+        asked += view.nbytes
+    columns = [np.array(column, np.int64) for column in zip(*wanted, strict=True)] if wanted else [
+        np.zeros((0, width) if k in (1, 2, 5) else 0, np.int64) for k in range(6)
+    ]  # fmt: skip
+    payloads, direct = pools(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather, "MIN_PIECE", data.draw(st.integers(1, 50)))
+        patch.setattr(gather, "PIECE", data.draw(st.integers(50, 200)))
+        patch.setattr(gather, "RUN", data.draw(st.integers(1, 50)))
+        filling = gather.Filling.plan(payloads, gather.Boxes(*columns), direct)
+        read = filling.run([room.reshape(-1).view(np.uint8) for room in buffers], threads=data.draw(st.integers(1, 2)))
+    for room, (view, want) in zip(buffers, views, strict=True):
+        assert (view == want).all()
+        assert (room == -1).sum() == room.size - view.size
+    assert read == asked or (catalog.codec == RAW_BE).any()
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])

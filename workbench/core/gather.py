@@ -1,19 +1,20 @@
-"""Whole tensors, many at once: one plan, then bytes go from the files straight to where they belong.
+"""Boxes of many tensors at once: one plan, then bytes go from the files straight to where they belong.
 
 ::
 
     plan      file 0: │ q 0:512 │ k 0:128 │ up 0:1408 │ …     file 1: │ q 512:1024 │ …      in the files' order
-    pieces    ├────── 32 MiB ──────┤├───── 32 MiB ─────┤…     threads take the next piece when they have done one
-    result    q [ 0:512 │ 512:1024 │ … ]    k [ 0:128 │ … ]   memory of its own a tensor
+    parts     ├────── 32 MiB ──────┤├───── 32 MiB ─────┤…     threads take the next one when they have done one
+    buffers   q [ 0:512 │ 512:1024 │ … ]    k [ 0:128 │ … ]
 
-A chunk that lies in its file as it lies in the result (row-major, little endian, a run of whole rows) is read there by
-``pread``, whatever the checkpoint's ``io``: a copy from a map faults on every 64 KiB of the map besides, ~30,000 faults
-for 2 GB, and threads that fault in one process wait for each other. Other chunks take the path of every slice.
+Where a copy is one run of bytes in its file and in its buffer (row-major, little endian), or a few long ones, it is
+read there by ``pread``, whatever the checkpoint's ``io``: a copy from a map faults on every 64 KiB of the map besides,
+~30,000 faults for 2 GB, and threads that fault in one process wait for each other. Other copies take the path of every
+slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -21,18 +22,45 @@ from typing import Any
 import numpy as np
 
 from workbench.core import box, memory
+from workbench.core.build import row_major
+from workbench.core.catalog import Catalog
+from workbench.core.dtypes import ALL
 from workbench.core.payload import Payloads
 from workbench.core.plan import Ints, ReadPlan, plan_reads
 from workbench.core.read import read_selection
-from workbench.core.select import whole
+from workbench.core.select import Selection
 from workbench.core.storage import SourcePool
+from workbench.core.stream import WHOLE
 
-__all__ = ["PIECE", "gather"]
+__all__ = ["PIECE", "Boxes", "Filling", "gather"]
 
 Array = np.ndarray[Any, Any]
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
 MIN_PIECE = 1 << 20  #: bytes below which handing a piece over costs more than reading it
 ROUNDS = 8  #: pieces a thread of a small job, so that all threads end together
+RUN = 64 << 10  #: bytes from which one of several runs of a copy is worth a call of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """``R`` boxes of tensors, and where they go.
+
+    Element ``x`` of a box (counted from its first) is element ``at + (x · strides).sum()`` of the buffer ``into``.
+
+    Attributes:
+        tensor: ``(R,)`` positions in the catalog; no packed types.
+        offsets, sizes: ``(R, D)`` inside the tensors' shapes.
+        into: ``(R,)`` which buffer.
+        at: ``(R,)`` elements.
+        strides: ``(R, D)`` elements.
+    """
+
+    tensor: Ints
+    offsets: Ints
+    sizes: Ints
+    into: Ints
+    at: Ints
+    strides: Ints
 
 
 def gather(payloads: Payloads, tensors: Ints, direct: SourcePool, *, threads: int = 1) -> list[Array]:
@@ -50,90 +78,159 @@ def gather(payloads: Payloads, tensors: Ints, direct: SourcePool, *, threads: in
             order.
     """
     catalog = payloads.catalog
-    positions = tensors.tolist()
-    shapes = catalog.shape[tensors]
-    plan = plan_reads(catalog, tensors, np.zeros_like(shapes), shapes)
-    have = np.zeros(len(tensors), np.int64)
-    np.add.at(have, plan.request, box.volume(plan.sizes))
-    twice = have > box.volume(shapes)  # chunks overlap, and have to be compared
-    out = [_empty(payloads, tensor) for tensor in positions]
-    pieces = _Pieces.of(payloads, plan, shapes, threads, ~twice[plan.request])
-    _run(pieces, payloads, direct, out, positions, threads)
-    for request in np.flatnonzero(twice).tolist():
-        tensor = positions[request]
-        out[request] = read_selection(payloads, tensor, whole(catalog.shape_of(tensor)))
+    shapes, number = catalog.shape[tensors], np.arange(len(tensors))
+    wholes = Boxes(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), row_major(shapes))
+    filling = Filling.plan(payloads, wholes, direct)
+    out = [memory.empty(catalog.shape_of(tensor), catalog.dtype_of(tensor).raw) for tensor in tensors.tolist()]
+    filling.run([array.reshape(-1).view(np.uint8) for array in out], threads=threads)
     return out
 
 
 @dataclass(frozen=True, eq=False)
-class _Pieces:
-    """Copies in the files' order, long ones cut; ``(M,)`` each. Bytes are of the chunk's elements.
+class Filling:
+    """Planned reads of boxes into buffers."""
 
-    ``straight`` is whether the chunk is one run of bytes of its result, from byte ``at`` on; a piece of it is its bytes
-    ``[low, high)``. ``cuts`` are where a thread's portions begin and end.
+    payloads: Payloads
+    boxes: Boxes
+    direct: SourcePool
+    reads: ReadPlan
+    twice: Array  #: ``(R,)`` whether chunks overlap in a box, and have to be compared
+
+    @classmethod
+    def plan(cls, payloads: Payloads, boxes: Boxes, direct: SourcePool) -> Filling:
+        """Plan everything; nothing is read.
+
+        Args:
+            direct: the files of ``payloads``, read by ``pread``.
+
+        Raises:
+            HoleError: some element is stored nowhere.
+        """
+        reads = plan_reads(payloads.catalog, boxes.tensor, boxes.offsets, boxes.sizes)
+        have = np.zeros(len(boxes.tensor), np.int64)
+        np.add.at(have, reads.request, box.volume(reads.sizes))
+        return cls(payloads, boxes, direct, reads, have > box.volume(boxes.sizes))
+
+    def run(self, buffers: Sequence[Array], *, threads: int = 1) -> int:
+        """Read everything.
+
+        Args:
+            buffers: flat ``uint8`` arrays.
+            threads: how many read side by side.
+
+        Returns:
+            bytes that were asked of the files: of elements, or of whole chunks where a codec has to undo them whole.
+
+        Raises:
+            CorruptError, TruncatedError, ChangedError, MissingFileError: as :meth:`Payloads.array`, the first in the
+                files' order.
+        """
+        once = self.reads.take(np.flatnonzero(~self.twice[self.reads.request]))
+        parts = _Parts.of(self.payloads.catalog, once, self.boxes, threads)
+        spans = list(zip(parts.cuts[:-1], parts.cuts[1:], strict=True))
+
+        def portion(span: tuple[int, int]) -> int:
+            return sum(self._read(once, part, buffers) for part in parts.items(*span))
+
+        if threads == 1 or len(spans) == 1:
+            count = sum(map(portion, spans))
+        else:
+            with ThreadPoolExecutor(min(threads, len(spans))) as pool:  # reading lets go of the interpreter
+                count = sum(pool.map(portion, spans))
+        return count + sum(self._compared(request, buffers) for request in np.flatnonzero(self.twice).tolist())
+
+    def _read(self, once: ReadPlan, part: tuple[int, int, bool, int, int, int], buffers: Sequence[Array]) -> int:
+        """One part of a copy; of one that has to be decoded, all of it with its first part. Returns bytes read."""
+        copy, number, run, source, dest, nbytes = part
+        catalog, row = self.payloads.catalog, int(once.row[copy])
+        into = int(self.boxes.into[once.request[copy]])
+        start = self.payloads.straight(row) if run else None
+        if start is not None:
+            file = self.direct.source(int(catalog.file[row]))
+            file.read_into(buffers[into][dest : dest + nbytes], start + source)
+            return nbytes
+        if number:
+            return 0
+        dims = int(catalog.ndim[catalog.tensor[row]])
+        begin, size = once.source[copy, :dims].tolist(), once.sizes[copy, :dims].tolist()
+        found = self.payloads.array(row)[tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))]
+        self._place(int(once.request[copy]), once.dest[copy], found, buffers)
+        return int(catalog.stop[row] - catalog.start[row]) if catalog.codec[row] in WHOLE else found.nbytes
+
+    def _compared(self, request: int, buffers: Sequence[Array]) -> int:
+        """A box in which chunks overlap: what is stored twice must be stored alike."""
+        tensor = int(self.boxes.tensor[request])
+        dims = int(self.payloads.catalog.ndim[tensor])
+        low, size = (column[request, :dims].tolist() for column in (self.boxes.offsets, self.boxes.sizes))
+        wanted = Selection(tuple(range(a, a + n) for a, n in zip(low, size, strict=True)))
+        found = read_selection(self.payloads, tensor, wanted)
+        self._place(request, np.zeros_like(self.boxes.offsets[request]), found, buffers)
+        return int(box.volume(self.reads.sizes[self.reads.request == request]).sum()) * found.itemsize
+
+    def _place(self, request: int, dest: Ints, found: Array, buffers: Sequence[Array]) -> None:
+        """Elements into their box, from ``dest`` of it on."""
+        boxes, itemsize = self.boxes, found.itemsize
+        steps = boxes.strides[request]
+        first = int(boxes.at[request] + (dest * steps).sum())
+        buffer = buffers[int(boxes.into[request])]
+        strides = [step * itemsize for step in steps[: found.ndim].tolist()]
+        np.ndarray(found.shape, found.dtype, buffer.data, first * itemsize, strides)[...] = found
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """Copies in the files' order: runs of bytes, long ones cut; ``(M,)`` each.
+
+    ``number`` counts the parts of a copy, ``run`` is whether it can be read by runs at all (else it is one part).
+    ``source`` and ``dest`` are bytes of the chunk's elements and of the buffer. ``cuts`` are where a thread's portions
+    begin and end.
     """
 
-    request: Ints
-    row: Ints
-    straight: Array
-    at: Ints
-    low: Ints
-    high: Ints
+    copy: Ints
+    number: Ints
+    run: Array
+    source: Ints
     dest: Ints
-    sizes: Ints
+    nbytes: Ints
     cuts: list[int]
 
     @classmethod
-    def of(cls, payloads: Payloads, plan: ReadPlan, shapes: Ints, threads: int, keep: Array) -> _Pieces:
-        request, row, dest, sizes = (column[keep] for column in (plan.request, plan.row, plan.dest, plan.sizes))
-        nbytes = payloads.catalog.chunk_nbytes[row]
-        shape = shapes[request]
-        steps = np.ones_like(shape)  # elements from one index of an axis to the next
-        steps[:, :-1] = np.cumprod(shape[:, :0:-1], axis=1)[:, ::-1]
-        # one run: along the first axis of more than one element any part will do, further in only all of it
-        inner = np.cumsum(sizes > 1, axis=1) - (sizes > 1) > 0
-        straight = ((sizes == shape) | ~inner).all(axis=1)
-        at = (dest * steps).sum(axis=1) * (nbytes // np.maximum(box.volume(sizes), 1))
+    def of(cls, catalog: Catalog, reads: ReadPlan, boxes: Boxes, threads: int) -> _Parts:
+        request, itemsize = reads.request, _BITS[catalog.dtype[catalog.tensor[reads.row]]] // 8
+        stored, wanted = row_major(catalog.sizes[reads.row]), boxes.strides[request]
+        # from the last axis on, what lies side by side on both sides is one run; the axes before are walked
+        length, side_by_side, walked = np.ones(len(reads), np.int64), np.ones(len(reads), bool), reads.sizes.copy()
+        for axis in range(walked.shape[1] - 1, -1, -1):
+            side_by_side &= (reads.sizes[:, axis] == 1) | ((stored[:, axis] == length) & (wanted[:, axis] == length))
+            length[side_by_side] *= reads.sizes[side_by_side, axis]
+            walked[side_by_side, axis] = 1
+        runs = box.volume(walked)
+        run = (runs == 1) | (length * itemsize >= RUN)
+        runs, length = np.where(run, runs, 1), np.where(run, length, box.volume(reads.sizes)) * itemsize
 
-        size = int(np.clip(nbytes.sum() // (threads * ROUNDS), MIN_PIECE, PIECE))
-        parts = np.where(straight, -(-nbytes // size), 1)
-        of = np.repeat(np.arange(len(row)), parts)
-        low = (np.arange(len(of)) - np.repeat(np.cumsum(parts) - parts, parts)) * size
-        high = np.where(straight[of], np.minimum(low + size, nbytes[of]), nbytes[of])
-        portion = np.cumsum(high - low) // size
+        copy, number = _counted(runs)
+        index = number[:, None] // row_major(walked)[copy] % walked[copy]
+        source = ((reads.source[copy] + index) * stored[copy]).sum(axis=1) * itemsize[copy]
+        dest = (boxes.at[request[copy]] + ((reads.dest[copy] + index) * wanted[copy]).sum(axis=1)) * itemsize[copy]
+
+        size = int(np.clip(length[copy].sum() // (threads * ROUNDS), MIN_PIECE, PIECE))
+        of, piece = _counted(np.where(run, -(-length // size), 1)[copy])
+        low = piece * size
+        copy = copy[of]
+        nbytes = np.where(run[copy], np.minimum(length[copy] - low, size), length[copy])
+        portion = np.cumsum(nbytes) // size
         cuts = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), len(of)]
-        return cls(request[of], row[of], straight[of], at[of], low, high, dest[of], sizes[of], cuts)
+        return cls(copy, number[of] + piece, run[copy], source[of] + low, dest[of] + low, nbytes, cuts)
 
     def items(self, first: int, last: int) -> Iterator[tuple[int, int, bool, int, int, int]]:
-        columns = (self.request, self.row, self.straight, self.at, self.low, self.high)
+        columns = (self.copy, self.number, self.run, self.source, self.dest, self.nbytes)
         return zip(*(column[first:last].tolist() for column in columns), strict=True)
 
 
-def _empty(payloads: Payloads, tensor: int) -> Array:
-    return memory.empty(payloads.catalog.shape_of(tensor), payloads.catalog.dtype_of(tensor).raw)
+def _counted(counts: Ints) -> tuple[Ints, Ints]:
+    """``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside them ``0, 1, 2, 0, …``."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _run(
-    pieces: _Pieces, payloads: Payloads, direct: SourcePool, out: list[Array], tensors: list[int], threads: int
-) -> None:
-    flat = [array.reshape(-1).view(np.uint8) for array in out]
-
-    def portion(first: int, last: int) -> None:
-        for step, (request, row, straight, at, low, high) in enumerate(pieces.items(first, last), first):
-            start = payloads.straight(row) if straight else None
-            if start is not None:
-                source = direct.source(int(payloads.catalog.file[row]))
-                source.read_into(flat[request][at + low : at + high], start + low)
-            elif low == 0:  # decoded whole, by whoever has its beginning
-                dims = int(payloads.catalog.ndim[tensors[request]])
-                begin, size = pieces.dest[step, :dims].tolist(), pieces.sizes[step, :dims].tolist()
-                out[request][tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))] = payloads.array(row)
-
-    spans = list(zip(pieces.cuts[:-1], pieces.cuts[1:], strict=True))
-    if threads == 1 or len(spans) == 1:
-        for span in spans:
-            portion(*span)
-        return
-    with ThreadPoolExecutor(min(threads, len(spans))) as pool:  # reading lets go of the interpreter
-        for _ in pool.map(portion, *zip(*spans, strict=True)):
-            pass
+_BITS = np.array([dtype.bits for dtype in ALL], np.int64)
