@@ -21,7 +21,7 @@ import numpy as np
 from workbench.core.dtypes import DType, by_name
 from workbench.errors import UnsupportedFormatError
 
-__all__ = ["FLOATS", "CastError", "cast", "target"]
+__all__ = ["FLOATS", "SOURCES", "CastError", "cast", "costs", "narrowed", "target", "widened"]
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("bfloat16", "float16", "float32")  #: what can be written
@@ -74,14 +74,18 @@ def cast(raw: Array, source: DType, wanted: DType) -> tuple[Array, CastError]:
     Returns:
         the new bits, and what changed.
     """
-    error = CastError(elements=len(raw))
-    before = _widened(raw, source)
+    before = widened(raw, source)
     with np.errstate(over="ignore", invalid="ignore"):
-        single = before if before.dtype == np.float32 else before.astype(np.float32)
-        out = _narrowed(single, wanted)
-        after = _widened(out, wanted)
-        if _always_exact(source, wanted):
-            return out, error
+        out = narrowed(before if before.dtype == np.float32 else before.astype(np.float32), wanted)
+    if wanted.name == "float32" and source.bits <= 32:
+        return out, CastError(len(raw))
+    return out, costs(before, widened(out, wanted))
+
+
+def costs(before: Array, after: Array) -> CastError:
+    """What elements lost; both are values, flat, of one type."""
+    error = CastError(len(before))
+    with np.errstate(over="ignore", invalid="ignore"):
         gaps = np.subtract(after, before)  # exact: the digits that were dropped; zero only where both are equal
         np.abs(gaps, out=gaps)
         largest = float(gaps.max(initial=0.0))
@@ -89,7 +93,7 @@ def cast(raw: Array, source: DType, wanted: DType) -> tuple[Array, CastError]:
             error.changed, error.max_abs = int(np.count_nonzero(gaps)), largest
         else:
             _count_odd(error, before, after)
-    return out, error
+    return error
 
 
 def _count_odd(error: CastError, before: Array, after: Array) -> None:
@@ -103,11 +107,7 @@ def _count_odd(error: CastError, before: Array, after: Array) -> None:
     error.max_abs = float(np.abs(old[finite] - new[finite]).max(initial=0.0))
 
 
-def _always_exact(source: DType, wanted: DType) -> bool:
-    return wanted.name == "float32" and source.bits <= 32
-
-
-def _widened(raw: Array, dtype: DType) -> Array:
+def widened(raw: Array, dtype: DType) -> Array:
     """The values, in a type of numpy that holds them exactly: float64 for float64, else float32."""
     if dtype.name == "bfloat16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -116,7 +116,8 @@ def _widened(raw: Array, dtype: DType) -> Array:
     return raw.view(dtype.numpy)
 
 
-def _narrowed(single: Array, wanted: DType) -> Array:
+def narrowed(single: Array, wanted: DType) -> Array:
+    """Bits of the nearest values that one of :data:`FLOATS` has, of float32."""
     if wanted.name == "float32":
         return single.view(wanted.raw)
     if wanted.name == "float16":

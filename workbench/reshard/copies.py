@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from workbench.core.dtypes import ALL
 from workbench.core.plan import plan_reads
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.reshard.casts import FLOATS, SOURCES
+from workbench.reshard.change import Change
 from workbench.reshard.filemap import Pieces
 
 __all__ = ["Copies"]
@@ -37,7 +38,7 @@ class Copies:
     Attributes:
         ptr: ``(P+1,)`` CSR over the copies.
         code: ``(P,)`` element type of each piece's source.
-        numel: ``(P,)`` elements.
+        numel: ``(P,)`` elements; none of a literal.
         run: ``(M,)`` whether it is one run of elements on both sides.
         twice: ``(P,)`` whether chunks overlap in it, so that what is stored twice has to be compared.
         row: ``(M,)`` chunk row of the catalog.
@@ -66,12 +67,13 @@ class Copies:
         Raises:
             HoleError: some element is stored nowhere.
             UnsupportedFormatError: elements that share bytes in several chunks, or cast; a cast that is not offered.
-            UsageError: a piece whose boxes do not fill it.
+            UsageError: a piece whose boxes do not fill it, a change of other types than the piece has.
         """
         base = np.cumsum([0, *(len(pieces) for pieces in many)])
+        numbered = list(zip(base.tolist(), many, strict=False))
         dims = catalog.shape.shape[1]
         shape = _stack([pieces.shape for pieces in many], dims)
-        piece = _join([pieces.piece + at for pieces, at in zip(many, base.tolist(), strict=False)])
+        piece = _join([pieces.piece + at for at, pieces in numbered])
         tensor = _join([pieces.tensor for pieces in many])
         offsets, sizes, dest = (
             _stack([getattr(pieces, name) for pieces in many], dims) for name in ("offsets", "sizes", "dest")
@@ -79,8 +81,12 @@ class Copies:
         written = _join([pieces.dtype for pieces in many])
         names = [name for pieces in many for name in pieces.names]
         numel = box.volume(shape)
-        _check(names, piece, dest, sizes, shape)
-        code = _types(catalog, names, piece, tensor, written)
+        numel[[at + k for at, pieces in numbered for k in pieces.literal]] = 0
+        _check(names, piece, dest, sizes, shape, numel)
+        changes = {at + k: change for at, pieces in numbered for k, change in pieces.change.items()}
+        code = _types(catalog, names, piece, tensor, written, changes)
+        changed = written != code
+        changed[list(changes)] = True
 
         plan = plan_reads(catalog, tensor, offsets, sizes)
         owner, begin = piece[plan.request], plan.dest + dest[plan.request]
@@ -92,30 +98,40 @@ class Copies:
         chunk = catalog.sizes[plan.row].astype(np.int64)
         run = _is_run(shape[owner], plan.sizes) & _is_run(chunk, plan.sizes)
         packed = (_BITS[code] % 8 != 0) & (numel > 0)
-        _check_packed(catalog, names, packed, owner, plan.sizes, chunk, shape, written != code)
+        _check_packed(catalog, names, packed, owner, plan.sizes, chunk, shape, changed)
         return cls(
             np.searchsorted(owner, np.arange(len(names) + 1)),
             code, numel, run, have > numel, plan.row, lo, hi, _flat(chunk, plan.source), plan.source, begin, plan.sizes,
         )  # fmt: skip
 
 
-def _check(names: list[str], piece: Ints, dest: Ints, sizes: Ints, shape: Ints) -> None:
+def _check(names: list[str], piece: Ints, dest: Ints, sizes: Ints, shape: Ints, numel: Ints) -> None:
     """Boxes of a piece fill it, each element once."""
     inside = ((dest >= 0) & (dest + sizes <= shape[piece])).all(axis=1)
-    filled = np.bincount(piece, box.volume(sizes), len(names)).astype(np.int64) == box.volume(shape)
+    filled = np.bincount(piece, box.volume(sizes), len(names)).astype(np.int64) == numel
     i, _ = box.overlapping(piece, dest, sizes)
     bad = {*piece[~inside].tolist(), *np.flatnonzero(~filled).tolist(), *piece[i].tolist()}
     if bad:
         raise UsageError(f"the boxes of piece {names[min(bad)]!r} do not fill it, each element once")
 
 
-def _types(catalog: Catalog, names: list[str], piece: Ints, tensor: Ints, written: Array) -> Ints:
+def _types(
+    catalog: Catalog, names: list[str], piece: Ints, tensor: Ints, written: Array, changes: Mapping[int, Change]
+) -> Ints:
     code = written.astype(np.int64)
     code[piece] = catalog.dtype[tensor]
     mixed = np.flatnonzero(code[piece] != catalog.dtype[tensor])
     if len(mixed):
         raise UsageError(f"piece {names[piece[mixed[0]]]!r} joins tensors of several element types")
+    for at, change in changes.items():
+        if (change.source.code, change.wanted.code) != (code[at], written[at]):
+            raise UsageError(
+                f"piece {names[at]!r} is of {ALL[code[at]]} and written as {ALL[written[at]]}; its change goes from "
+                f"{change.source} to {change.wanted}"
+            )
     for at in np.flatnonzero(code != written).tolist():
+        if at in changes:
+            continue
         old, new = ALL[code[at]], ALL[written[at]]
         if old.name not in SOURCES or new.name not in FLOATS:
             raise UnsupportedFormatError(f"tensor {names[at]!r}: a cast from {old} to {new} is not offered")
@@ -123,14 +139,21 @@ def _types(catalog: Catalog, names: list[str], piece: Ints, tensor: Ints, writte
 
 
 def _check_packed(
-    catalog: Catalog, names: list[str], packed: Array, owner: Ints, sizes: Ints, chunk: Ints, shape: Ints, cast: Array
+    catalog: Catalog,
+    names: list[str],
+    packed: Array,
+    owner: Ints,
+    sizes: Ints,
+    chunk: Ints,
+    shape: Ints,
+    changed: Array,
 ) -> None:
     if not packed.any():
         return
     count = np.bincount(owner, minlength=len(names))
     split = (sizes != chunk).any(axis=1) | (sizes != shape[owner]).any(axis=1)
     for at in np.flatnonzero(packed).tolist():
-        if count[at] != 1 or split[owner == at].any() or cast[at]:
+        if count[at] != 1 or split[owner == at].any() or changed[at]:
             raise UnsupportedFormatError(
                 f"tensor {names[at]!r}: its elements share bytes, so that it can only be written whole, as one chunk "
                 "that is stored whole"

@@ -16,6 +16,7 @@ Nothing is written before everything is planned: a hole, a type that cannot be c
 from __future__ import annotations
 
 import os
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from workbench.core.crc32 import crc32_of_two
-from workbench.core.dtypes import ALL
-from workbench.core.fingerprint import BLOCK, Fingerprint, combine
+from workbench.core.dtypes import ALL, DType
+from workbench.core.fingerprint import BLOCK, BlockDigests, Fingerprint, combine
 from workbench.core.payload import Payloads
 from workbench.core.scan import Announcer, Tick, cores, in_order
 from workbench.core.storage import SourcePool
@@ -50,21 +51,6 @@ UNIT_COST = 64 << 10  #: bytes that one more unit is worth
 MANY_FILES = 64  #: source files from which on they are read one after the other, wherever their bytes go
 
 
-@dataclass(frozen=True)
-class Written:
-    """What became of a piece.
-
-    Attributes:
-        source: fingerprint of its elements as they are stored.
-        target: fingerprint of what was written; the same unless it was cast.
-        cast: what the cast changed, or ``None`` where there was none.
-    """
-
-    source: Fingerprint
-    target: Fingerprint
-    cast: CastError | None
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """Everything planned; :meth:`run` moves the bytes."""
@@ -84,13 +70,29 @@ class Job:
         """Bytes of elements that will be read."""
         return int(((self.copies.numel * _BITS[self.copies.code] + 7) // 8).sum())
 
-    def run(self, paths: Sequence[str], *, threads: int | None = None, tick: Tick | None = None) -> list[list[Written]]:
+    def plan(self, source: str) -> str:
+        """What names the job, for a temp to be gone on with: the same for the same bytes at the same places.
+
+        Args:
+            source: real path of the checkpoint.
+        """
+        return plan_of(source, self.payloads.catalog, self.copies, self.maps)
+
+    def run(
+        self,
+        paths: Sequence[str],
+        *,
+        threads: int | None = None,
+        tick: Tick | None = None,
+        journal: Journal | None = None,
+    ) -> list[list[Written]]:
         """Write and sync every file; folders are the caller's to sync.
 
         Args:
             paths: where each map's file goes; one that exists is overwritten.
             threads: how many work side by side; by default as many as this process may use cores, at most 8.
             tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
+            journal: what an earlier run recorded is read again and kept where it is whole; what is written is recorded.
 
         Returns:
             for each map, what became of each of its pieces.
@@ -100,37 +102,56 @@ class Job:
             CorruptError: two chunks hold other values for one element.
             OpenError: a chunk cannot be read.
         """
-        for one, path in zip(self.maps, paths, strict=True):
-            _create(one, path)
-        units = _Units.of(self)
-        left = np.bincount(units.file, minlength=len(self.maps))
-        found: dict[int, list[Done]] = defaultdict(list)
-        done, total = 0, max(int(units.nbytes.sum()), 1)
-        written: list[list[Written]] = [[] for _ in self.maps]
-        filler = Filler(self.maps, self.copies, self.payloads, self.direct, Announcer(), list(paths))
+        count = threads or cores()
+        kept: Kept = {}
+        if journal is not None:
+            kept = journal.kept = kept_pieces(self.maps, paths, journal.recorded, threads=count, tick=tick)
+        for file, (one, path) in enumerate(zip(self.maps, paths, strict=True)):
+            _create(one, path, go_on=file in kept)
         bases = np.cumsum([0, *(len(one.pieces) for one in self.maps)]).tolist()
+        results = {bases[file] + at: one for file, pieces in kept.items() for at, one in pieces.items()}
+        units = _Units.of(self, list(results))
+        left = np.bincount(units.file, minlength=len(self.maps))
+        left_of_piece = np.bincount(units.piece, minlength=bases[-1])
+        found: dict[int, list[Done]] = defaultdict(list)
+        fresh: dict[int, list[int]] = defaultdict(list)  # pieces of a file that are written and not recorded
+        total = max(self.read_nbytes, 1)
+        done = total - int(units.nbytes.sum())
+        filler = Filler(self.maps, self.copies, self.payloads, self.direct, Announcer(), list(paths))
         syncs: list[Future[None]] = []
         with (
-            ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-export") as pool,
+            ThreadPoolExecutor(count, thread_name_prefix="workbench-export") as pool,
             ThreadPoolExecutor(1, thread_name_prefix="workbench-sync") as syncer,
         ):
 
-            def complete(file: int) -> None:
-                pieces = range(bases[file], bases[file + 1])
-                results = [self._result(file, at, at - bases[file], found.pop(at, [])) for at in pieces]
-                written[file] = [one for one, _ in results]
-                syncs.append(syncer.submit(_finish, self.maps[file], paths[file], [crc for _, crc in results]))
+            def complete(file: int, *, last: bool) -> None:
+                one, base = self.maps[file], bases[file]
+                crcs = None
+                if last:
+                    for at in range(base, bases[file + 1]):
+                        if at not in results:  # without elements
+                            results[at] = self._result(file, at, at - base, [])
+                    crcs = [results[at][1] for at in range(base, bases[file + 1])]
+                new = [(at - base, results[at][0]) for at in fresh.pop(file, [])]
+                syncs.append(syncer.submit(_finish, one, paths[file], crcs, journal, new))
 
             try:
                 for file in np.flatnonzero(left == 0).tolist():
-                    complete(file)
-                for results in in_order(pool, filler, units.tasks()):
-                    for unit in results:
+                    complete(file, last=True)
+                for batch in in_order(pool, filler, units.tasks()):
+                    for unit in batch:
                         found[unit.piece].append(unit)
                         done += unit.nbytes
                         left[unit.file] -= 1
+                        left_of_piece[unit.piece] -= 1
+                        if not left_of_piece[unit.piece]:
+                            piece = unit.piece - bases[unit.file]
+                            results[unit.piece] = self._result(unit.file, unit.piece, piece, found.pop(unit.piece))
+                            fresh[unit.file].append(unit.piece)
                         if not left[unit.file]:
-                            complete(unit.file)
+                            complete(unit.file, last=True)
+                        elif journal is not None and self._nbytes(unit.file, fresh[unit.file], bases) >= RECORD:
+                            complete(unit.file, last=False)
                     if syncs and syncs[-1].done():
                         syncs[-1].result()  # a disk that fails ends the pass
                     if tick is not None and done < total:
@@ -142,7 +163,7 @@ class Job:
                 filler.announcer.restore()
         if tick is not None:
             tick(1.0)
-        return written
+        return [[results[at][0] for at in range(a, b)] for a, b in pairwise(bases)]
 
     def _result(self, file: int, at: int, piece: int, parts: list[Done]) -> tuple[Written, int]:
         """Fingerprints and CRC-32 of a piece from those of its units."""
@@ -150,7 +171,9 @@ class Job:
         shape, new = pieces.shape_of(piece), pieces.dtype_of(piece)
         old = ALL[self.copies.code[at]]
         parts.sort(key=lambda part: part.first)
-        crc, error = 0, CastError() if new != old else None
+        if piece in pieces.literal:
+            return _literal(new, shape, pieces.literal[piece])
+        crc, error = 0, CastError() if pieces.change_of(piece, old) is not None else None
         for part in parts:
             crc = crc32_of_two(crc, part.crc, part.written)
             if error is not None and part.cast is not None:
@@ -232,10 +255,19 @@ def _create(one: FileMap, path: str) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             allocate(fd, one.size)
-            for at, data in one.literals:
+            known = [(int(one.start[piece]), data) for piece, data in one.pieces.literal.items()]
+            for at, data in (*one.literals, *known):
                 write_all(fd, memoryview(data), at)
         finally:
             os.close(fd)
+
+
+def _literal(dtype: DType, shape: tuple[int, ...], data: bytes | Array) -> tuple[Written, int]:
+    """What becomes of a literal: it is its own source."""
+    digests = BlockDigests()
+    digests.update(np.frombuffer(data, np.uint8))
+    found = combine(dtype, shape, digests.digests())
+    return Written(found, found, None), zlib.crc32(data)
 
 
 def _finish(one: FileMap, path: str, crcs: list[int]) -> None:

@@ -10,14 +10,17 @@ Readers make a catalog and never read tensor bytes; a *writer makes file maps an
            │ up    0:704  │   box 1: up_proj   rows 0:704  → its rows 704:1408
            └──────────────┘
 
+A piece whose bytes are known beforehand (scales, an object) is a *literal*: it has a name, a type and a shape as any
+other, no boxes, and its bytes in :attr:`Pieces.literal`. Writers need not know; the pass writes, hashes and checks it.
+
 The size of every file is known before its first byte. A format whose directory holds checksums (zip) gives the bytes
 that depend on them afterwards, through ``finish``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,14 +30,25 @@ from workbench.core import box
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, DType
 from workbench.errors import UsageError
+from workbench.reshard.change import Cast, Change
 
-__all__ = ["FileMap", "Finish", "Pieces", "no_pieces"]
+__all__ = ["FileMap", "Finish", "Literal", "Pieces", "join", "literals", "no_pieces"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Array = np.ndarray[Any, Any]
 #: CRC-32 of each piece as written → the bytes that depend on them: ``(start, bytes)``
 Finish = Callable[[Sequence[int]], list[tuple[int, bytes]]]
 _BITS = np.array([dtype.bits for dtype in ALL], np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Literal:
+    """A tensor whose bytes are known: row-major, little endian; a ``uint8`` array may be a view of a file."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    data: bytes | Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +64,9 @@ class Pieces:
         tensor: ``(B,)`` position of the source tensor in its catalog.
         offsets, sizes: ``(B, D)`` the box in the source tensor.
         dest: ``(B, D)`` where it begins in the piece.
+        change: by piece, what happens to its elements; where there is none, another ``dtype`` than the source's is a
+            cast.
+        literal: by piece, its bytes; such a piece has no boxes.
     """
 
     names: list[str]
@@ -61,6 +78,8 @@ class Pieces:
     offsets: Ints
     sizes: Ints
     dest: Ints
+    change: Mapping[int, Change] = field(default_factory=dict)
+    literal: Mapping[int, bytes | Array] = field(default_factory=dict)
 
     @classmethod
     def whole(
@@ -98,6 +117,13 @@ class Pieces:
         """Element type of a piece as written."""
         return ALL[self.dtype[piece]]
 
+    def change_of(self, piece: int, source: DType) -> Change | None:
+        """What happens to a piece whose elements are read as ``source``; ``None`` where they stay as they are."""
+        if piece in self.change:
+            return self.change[piece]
+        wanted = self.dtype_of(piece)
+        return Cast(source, wanted) if wanted != source else None
+
     def take(self, index: Ints) -> Pieces:
         """Some of the pieces, in the order given."""
         index = np.asarray(index, np.int64)
@@ -115,6 +141,8 @@ class Pieces:
             offsets=self.offsets[rows],
             sizes=self.sizes[rows],
             dest=self.dest[rows],
+            change=_taken(self.change, index),
+            literal=_taken(self.literal, index),
         )
 
 
@@ -144,6 +172,12 @@ class FileMap:
         Raises:
             UsageError: a writer's arithmetic is wrong; says which bytes.
         """
+        for at, data in self.pieces.literal.items():
+            if len(data) != self.pieces.nbytes[at]:
+                raise UsageError(
+                    f"tensor {self.pieces.names[at]!r} has {int(self.pieces.nbytes[at]):,} bytes by its shape and "
+                    f"type; {len(data):,} are given"
+                )
         starts = np.array([*(at for at, _ in self.literals), *self.start.tolist()], np.int64)
         sizes = np.array([*(len(data) for _, data in self.literals), *self.pieces.nbytes.tolist()], np.int64)
         keep = sizes > 0
@@ -155,6 +189,47 @@ class FileMap:
         if len(bad):
             a, b, c = int(starts[bad[0]]), int(stops[bad[0]]), int(ends[bad[0]])
             raise UsageError(f"map of file {self.name!r}: bytes {a:,} to {b:,} reach past byte {c:,}")
+
+
+def literals(items: Sequence[Literal], dims: int) -> Pieces:
+    """Pieces of known bytes.
+
+    Args:
+        dims: the padded number of axes of the pieces that they go with.
+    """
+    shape = np.ones((len(items), dims), np.int64)
+    for at, one in enumerate(items):
+        if len(one.shape) > dims:
+            raise UsageError(f"tensor {one.name!r} has {len(one.shape)} axes, and no tensor of the source over {dims}")
+        shape[at, : len(one.shape)] = one.shape
+    return replace(
+        no_pieces(dims),
+        names=[one.name for one in items],
+        dtype=np.array([one.dtype.code for one in items], np.uint8),
+        ndim=np.array([len(one.shape) for one in items], np.int64),
+        shape=shape,
+        literal={at: one.data for at, one in enumerate(items)},
+    )
+
+
+def join(many: Sequence[Pieces]) -> Pieces:
+    """Pieces one after the other; all are padded to the same number of axes."""
+    numbered = list(zip(np.cumsum([0, *(len(pieces) for pieces in many)]).tolist(), many, strict=False))
+    columns = {
+        name: np.concatenate([getattr(pieces, name) for pieces in many])
+        for name in ("dtype", "ndim", "shape", "tensor", "offsets", "sizes", "dest")
+    }
+    return Pieces(
+        names=[name for pieces in many for name in pieces.names],
+        piece=np.concatenate([pieces.piece + base for base, pieces in numbered]),
+        change={base + at: change for base, pieces in numbered for at, change in pieces.change.items()},
+        literal={base + at: data for base, pieces in numbered for at, data in pieces.literal.items()},
+        **columns,
+    )
+
+
+def _taken(held: Mapping[int, Any], index: Ints) -> dict[int, Any]:
+    return {new: held[old] for new, old in enumerate(index.tolist()) if old in held} if held else {}
 
 
 def no_pieces(dims: int) -> Pieces:

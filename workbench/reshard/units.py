@@ -19,7 +19,7 @@ from workbench.core.fingerprint import BlockDigests
 from workbench.core.payload import Payloads
 from workbench.core.scan import Announcer
 from workbench.core.storage import SourcePool
-from workbench.reshard.casts import CastError, cast
+from workbench.reshard.casts import CastError
 from workbench.reshard.copies import Copies
 from workbench.reshard.filemap import FileMap
 from workbench.reshard.writing import write_all, writing
@@ -79,14 +79,15 @@ class Filler:
     def _unit(self, fd: int, file: int, piece: int, first: int, stop: int) -> Done:
         one, inside = self._maps[file], piece - self._base[file]
         old, new = ALL[self._copies.code[piece]], one.pieces.dtype_of(inside)
+        change = one.pieces.change_of(inside, old)
         at = int(one.start[inside]) + first * new.bits // 8
         done = Done(file, piece, first, 0, 0)
-        before, after = BlockDigests(), BlockDigests() if new != old else None
+        before, after = BlockDigests(), BlockDigests() if change is not None else None
         for flat in self._stream(piece, first, stop, old):
-            done.nbytes += flat.nbytes
             before.update(flat)
-            if after is not None:
-                bits, error = cast(flat.view(old.raw), old, new)
+            nbytes = flat.nbytes
+            if change is not None and after is not None:
+                bits, error = change(first + done.nbytes // old.itemsize, flat.view(old.raw))
                 flat = bits.view(np.uint8)
                 after.update(flat)
                 if done.cast is None:
@@ -97,6 +98,7 @@ class Filler:
                 done.crc = zlib.crc32(flat, done.crc)
             with writing(one.name):
                 write_all(fd, memoryview(flat), at + done.written)
+            done.nbytes += nbytes
             done.written += flat.nbytes
         done.source = before.digests()
         done.target = done.source if after is None else after.digests()
