@@ -14,7 +14,7 @@ from tests.properties import boxes, chunkings, examples, keys, shapes
 from workbench import errors
 from workbench.core import plan
 from workbench.core.build import CatalogBuilder
-from workbench.core.catalog import RAW_BE
+from workbench.core.catalog import CODECS, RAW_BE
 from workbench.core.dtypes import by_name
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
@@ -169,6 +169,20 @@ def test_coalesced_reads_hold_every_range_within_both_knobs(ranges, gap, most):
             assert starts[k] - reach <= gap
             reach = max(reach, stops[k])
         assert a == b or reach - starts[a] <= most
+
+
+@pytest.mark.parametrize("codec", range(len(CODECS)))
+@pytest.mark.parametrize(("column", "words"), [("inner", "starts before its payload"), ("strides", "negative strides")])
+def test_a_chunk_that_runs_backwards_is_refused_whatever_its_codec(tmp_path, codec, column, words):
+    (tmp_path / "f").write_bytes(bytes(64))
+    builder = CatalogBuilder("test", Place(tmp_path))
+    builder.tensor("t", by_name("uint8"), (4,))
+    builder.chunk("t", (0,), (4,), "f", 0, 64, codec=codec, inner=1, strides=(2,))
+    catalog = builder.build()
+    catalog.check()
+    getattr(catalog, column)[:] = -1
+    with pytest.raises(errors.CorruptError, match=f"'t' has a chunk .*{words}"):
+        catalog.check()
 
 
 @pytest.mark.parametrize(

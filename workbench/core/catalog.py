@@ -266,19 +266,21 @@ class Catalog:
         )
 
     def _check_extents(self, owner: Array) -> None:
-        raw = self.codec <= RAW_BE
+        if self.strides is not None:
+            self._first_bad(_any(self.strides < 0), "has a chunk with negative strides", chunk=True)
+        if self.inner is not None:
+            self._first_bad(self.inner < 0, "has a chunk that starts before its payload", chunk=True)
+        raw = self.codec <= RAW_BE  # the others' payloads are as long as their items turn out to be
         if not raw.any():
             return
         need = self.chunk_nbytes
         if self.strides is not None:
             full = ~_any(self.sizes == 0)
-            self._first_bad(_any(self.strides < 0), "has a chunk with negative strides", chunk=True)
             wild = full[:, None] & (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
             self._first_bad(raw & _any(wild), "has strides longer than its payload", chunk=True)
             reach = np.where(full, ((self.sizes - 1) * self.strides).sum(axis=1) + 1, 0)
             need = (reach * _BITS[self.dtype[owner]] + 7) // 8
         if self.inner is not None:
-            self._first_bad(self.inner < 0, "has a chunk that starts before its payload", chunk=True)
             need = need + np.where(need > 0, self.inner, 0)
         short = raw & (need > self.stop - self.start)
         self._first_bad(short, "needs more bytes than its range {start:,} to {stop:,} of {file!r} holds", chunk=True)
