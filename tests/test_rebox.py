@@ -38,6 +38,24 @@ def test_a_cut_with_permuted_dropped_and_new_axes_is_that_of_the_dense_array(tmp
     assert (lazy(folder, made).numpy() == cut).all()
 
 
+@examples(200)
+@given(st.data())
+def test_every_second_or_third_element_is_that_of_a_stepped_slice(tmp_path_factory, data):
+    shape = data.draw(shapes(max_dims=3, max_side=9, min_side=1).filter(len))
+    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    folder = tmp_path_factory.mktemp("case")
+    order = data.draw(st.none() | st.permutations(range(len(shape))))
+    catalog = stored(folder, dense, data.draw(chunkings(shape)), order=order)
+    low = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
+    steps = tuple(data.draw(st.integers(1, 4)) for _ in shape)
+    cut = dense[tuple(slice(a, None, step) for a, step in zip(low, steps, strict=True))]
+    axes = tuple(data.draw(st.permutations(range(len(shape)))))
+    want = cut.transpose(axes)
+    made = compose(catalog, [Target("t", want.shape, [Piece(0, low, cut.shape, (0,) * cut.ndim, axes, steps)])])
+    made.check()
+    assert (lazy(folder, made).numpy() == want).all()
+
+
 @examples(150)
 @given(st.data())
 def test_pieces_put_together_are_the_concatenation(tmp_path_factory, data):

@@ -42,6 +42,8 @@ class Piece:
         at: first element in the target, in the target's axes.
         axes: for each axis of the target the source's axis, or ``None`` for a new one of size 1. Axes of the source
             that are not named must have size 1 in the box.
+        steps: for each axis of the source, 1 for every element from the first on, 2 for every other …; ``sizes``
+            counts the elements taken. Empty where all are 1.
     """
 
     tensor: int
@@ -49,6 +51,7 @@ class Piece:
     sizes: tuple[int, ...]
     at: tuple[int, ...]
     axes: tuple[int | None, ...]
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,22 @@ def compose(catalog: Catalog, targets: Sequence[Target]) -> Catalog:
     sizes = _pad([piece.sizes for _, piece in pieces], catalog.shape.shape[1], 1)
     at = _pad([piece.at for _, piece in pieces], dims, 0)
     axes = _pad([tuple(-1 if a is None else a for a in piece.axes) for _, piece in pieces], dims, -1)
+    every = _pad([piece.steps for _, piece in pieces], catalog.shape.shape[1], 1)
 
-    which, row = box.group_join(tensor, offsets, sizes, catalog.tensor, catalog.offsets, catalog.sizes)
-    low, extent = box.intersect(offsets[which], sizes[which], catalog.offsets[row], catalog.sizes[row])
+    span = np.where(sizes > 0, (sizes - 1) * every + 1, 0)
+    which, row = box.group_join(tensor, offsets, span, catalog.tensor, catalog.offsets, catalog.sizes)
+    first, extent = _taken(catalog.offsets[row] - offsets[which], catalog.sizes[row], sizes[which], every[which])
+    hit = (extent > 0).all(axis=1)  # a step can pass a narrow chunk over
+    which, row, first, extent = which[hit], row[hit], first[hit], extent[hit]
+    low = offsets[which] + first * every[which]
     steps = row_major(catalog.sizes[row]) if catalog.strides is None else catalog.strides[row]
     itemsize = np.array([dtype.bits // 8 for dtype in ALL], np.int64)[catalog.dtype[catalog.tensor[row]]]
     inner = ((low - catalog.offsets[row]) * steps).sum(axis=1) * itemsize
     inner += 0 if catalog.inner is None else catalog.inner[row]
     # the target's axes picked from the source's; -1 (a new axis) reads the extra column
     picked = axes[which]
-    within = _pick(low - offsets[which], picked, 0)
-    new_sizes, new_steps = _pick(extent, picked, 1), _pick(steps, picked, 0)
+    within = _pick(first, picked, 0)
+    new_sizes, new_steps = _pick(extent, picked, 1), _pick(steps * every[which], picked, 0)
     new_offsets = at[which] + within
     target = owner[which]
 
@@ -116,6 +124,13 @@ def compose(catalog: Catalog, targets: Sequence[Target]) -> Catalog:
 
 _PART = np.arange(len(cat.CODECS), dtype=np.uint8)
 _PART[cat.TORCH_ZIP], _PART[cat.ZSTD_TORCH_ZIP] = cat.TORCH_PART, cat.ZSTD_TORCH_PART
+
+
+def _taken(begin: Array, length: Array, count: Array, every: Array) -> tuple[Array, Array]:
+    """Which of the elements ``0, every, 2·every …`` (``count`` of them) lie in ``[begin, begin + length)``: the number
+    of the first one, and how many."""
+    first = np.maximum(-(-begin // every), 0)
+    return first, np.minimum(-(-(begin + length) // every), count) - first
 
 
 def _pad(rows: Sequence[Sequence[int]], dims: int, fill: int) -> Array:
