@@ -7,6 +7,7 @@
     or       stored CRC-32, manifests: no payload read            workbench.analysis.evidence
     pattern  of changed tensors, where it can be proved           workbench.analysis.patterns
     objects  step, arguments, schedulers, generators              workbench.analysis.diff_objects
+    result   rows, counts, tables, JSON                           workbench.analysis.diff_result
 
 Equal means equal to the bit. Another sharding, another file or another format is told, but is no difference.
 """
@@ -14,29 +15,24 @@ Equal means equal to the bit. Another sharding, another file or another format i
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from workbench.analysis import evidence as told
 from workbench.analysis.compare import compare, engine
 from workbench.analysis.comparison import Comparison
-from workbench.analysis.diff_objects import ObjectChange, object_changes
-from workbench.analysis.diff_pairs import MAP, RENAMED, Pair, align, renamed
+from workbench.analysis.diff_objects import object_changes
+from workbench.analysis.diff_pairs import MAP, Pair, align, renamed
 from workbench.analysis.diff_place import moved
-from workbench.analysis.diff_rows import TensorDiff, chunk_table, tensor_table
+from workbench.analysis.diff_result import Diff
+from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.patterns import recognise
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.scan import Tick
-from workbench.errors import TensorNotFoundError, UsageError, WorkbenchError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.namemap import NameMap
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["Diff", "TensorDiff", "diff"]
 
@@ -45,129 +41,6 @@ PATTERN_BYTES = 1 << 30  #: bytes of them
 SIBLINGS = 64  #: tensors of one type and shape that a changed one may have been exchanged with
 
 EVIDENCE = ("auto", "none", "trust")
-
-
-@dataclass(frozen=True, eq=False)
-class Diff:
-    """The difference of two checkpoints.
-
-    Attributes:
-        a, b: paths.
-        formats: of both.
-        steps: of both; ``None`` where not stored.
-        rows: one a pair of tensors, in the order of ``b``.
-        added, removed: keys only in ``b``, only in ``a`` → why, where there is more to say.
-        objects: changes of what is no tensor.
-        values: whether payloads were compared; if not, rows rest on evidence and may be ``unknown``.
-        notes: sentences on what was decided or could not be told.
-        checked, not_checked: what was looked at, and what not and why not.
-    """
-
-    a: str
-    b: str
-    formats: tuple[str, str]
-    steps: tuple[int | None, int | None]
-    rows: tuple[TensorDiff, ...]
-    added: Mapping[str, str]
-    removed: Mapping[str, str]
-    objects: tuple[ObjectChange, ...]
-    values: bool
-    notes: tuple[str, ...] = ()
-    checked: Mapping[str, str] = field(default_factory=dict)
-    not_checked: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def same(self) -> bool:
-        """Whether nothing differs, among what could be compared (see ``not_checked``)."""
-        return not (self.added or self.removed or self.objects or any(row.differs for row in self.rows))
-
-    @property
-    def exit_code(self) -> int:
-        """0: nothing differs; 1: something does, or could not be compared."""
-        return 0 if self.same and not self.count("unread") and not self.count("unknown") else 1
-
-    def count(self, status: str) -> int:
-        """Pairs of one status: ``equal changed type shape unknown unread``."""
-        return self._counts[status]
-
-    @cached_property
-    def summary(self) -> dict[str, int]:
-        """Counts: pairs by status, then added removed renamed moved objects."""
-        names = ("equal", "changed", "type", "shape", "unknown", "unread")
-        return {
-            **{name: self.count(name) for name in names},
-            "added": len(self.added),
-            "removed": len(self.removed),
-            "renamed": sum(row.by == RENAMED for row in self.rows),
-            "moved": sum(bool(row.moved) for row in self.rows),
-            "objects": len(self.objects),
-        }
-
-    @cached_property
-    def tensors(self) -> pd.DataFrame:
-        """One row a pair: key_a key_b by role dtype shape numel status source changed share max_abs at l2 rel_l2 cosine
-        ulp_max nan_a nan_b nan_new pattern moved, those that differ most first.
-        """
-        return tensor_table(self.changed_rows + [row for row in self.rows if not row.differs])
-
-    @cached_property
-    def chunks(self) -> pd.DataFrame:
-        """One row a changed chunk of ``b``: key offsets sizes file rank changed (elements; <NA> by evidence alone)."""
-        return chunk_table(self.rows)
-
-    @cached_property
-    def changed_rows(self) -> list[TensorDiff]:
-        """Rows that differ, the biggest relative change first, then those without one."""
-        return sorted((row for row in self.rows if row.differs), key=TensorDiff.weight, reverse=True)
-
-    def tensor(self, key: str) -> TensorDiff:
-        """The row of a key of ``b``, or of ``a``; its ``detail`` holds histograms and bands.
-
-        Raises:
-            TensorNotFoundError: no pair has that key.
-        """
-        for row in self.rows:
-            if row.key_b == key:
-                return row
-        for row in self.rows:
-            if key in row.keys_a:
-                return row
-        where = "a" if key in self.removed else "b" if key in self.added else ""
-        raise TensorNotFoundError(f"{key!r} is only in {where}" if where else f"no tensor {key!r} on either side")
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON; equal tensors as a count."""
-        return {
-            "a": {"path": self.a, "format": self.formats[0], "step": self.steps[0]},
-            "b": {"path": self.b, "format": self.formats[1], "step": self.steps[1]},
-            "same": self.same,
-            "summary": self.summary,
-            "added": dict(self.added),
-            "removed": dict(self.removed),
-            "tensors": [row.to_json() for row in self.changed_rows]
-            + [row.to_json() for row in self.rows if row.status in ("unread", "unknown")],
-            "renamed": [[row.key_a, row.key_b] for row in self.rows if row.by == RENAMED],
-            "moved": [row.key_b for row in self.rows if row.moved],
-            "objects": [vars(change) for change in self.objects],
-            "values": self.values,
-            "notes": list(self.notes),
-            "checked": dict(self.checked),
-            "not_checked": dict(self.not_checked),
-        }
-
-    @cached_property
-    def _counts(self) -> Counter[str]:
-        return Counter(row.status for row in self.rows)
-
-    def __repr__(self) -> str:
-        from workbench.views.diff import diff_text
-
-        return diff_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.views.diff import diff_html
-
-        return diff_html(self)
 
 
 def diff(
