@@ -53,7 +53,7 @@ def test_a_target_appears_whole_and_is_refused_or_replaced(tmp_path, folder):
     target = tmp_path / "out"
     with staging(target, folder=folder, nbytes=6000) as made:
         fill(made, "old")
-        assert not target.exists() and Path(made.path).parent == tmp_path
+        assert not target.exists() and Path(made.work).parent == tmp_path
     assert state(target) == "old"
     with pytest.raises(errors.WriteError, match="exists"), staging(target, folder=folder, nbytes=1):
         pytest.fail("the block ran")
@@ -209,7 +209,7 @@ def test_temps_of_the_living_stay_and_those_of_the_dead_go(tmp_path):
     (tmp_path / ".other.tmp-").mkdir()
     with staging(target, folder=True, nbytes=1) as made:
         assert clean(str(target)) == [] and os.path.isdir(made.path)
-        mine = os.path.basename(made.path)
+        mine = os.path.basename(made.work)
         token = mine.removeprefix(".out.tmp-").split(".")
         # another process of this machine that is gone; one of another machine, today and last week
         gone = ".".join([*token[:2], "3fffff", *token[3:]])

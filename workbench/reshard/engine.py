@@ -28,7 +28,7 @@ import numpy as np
 
 from workbench.core.crc32 import crc32_of_two
 from workbench.core.dtypes import ALL, DType
-from workbench.core.fingerprint import BLOCK, BlockDigests, Fingerprint, combine
+from workbench.core.fingerprint import BLOCK, BlockDigests, combine
 from workbench.core.payload import Payloads
 from workbench.core.scan import Announcer, Tick, cores, in_order
 from workbench.core.storage import SourcePool
@@ -37,6 +37,8 @@ from workbench.errors import WriteError
 from workbench.reshard.casts import CastError
 from workbench.reshard.copies import Copies
 from workbench.reshard.filemap import FileMap
+from workbench.reshard.journal import Journal, Kept, Written, plan_of
+from workbench.reshard.kept import kept_pieces
 from workbench.reshard.syscalls import allocate
 from workbench.reshard.units import Done, Filler
 from workbench.reshard.writing import write_all, writing
@@ -48,6 +50,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 TASK = 32 << 20  #: bytes that a thread takes at a time
 UNIT_COST = 64 << 10  #: bytes that one more unit is worth
+RECORD = 1 << 30  #: bytes after which what a file has so far is synced and recorded
 MANY_FILES = 64  #: source files from which on they are read one after the other, wherever their bytes go
 
 
@@ -115,6 +118,7 @@ class Job:
         left_of_piece = np.bincount(units.piece, minlength=bases[-1])
         found: dict[int, list[Done]] = defaultdict(list)
         fresh: dict[int, list[int]] = defaultdict(list)  # pieces of a file that are written and not recorded
+        unrecorded = [0] * len(self.maps)  # their bytes
         total = max(self.read_nbytes, 1)
         done = total - int(units.nbytes.sum())
         filler = Filler(self.maps, self.copies, self.payloads, self.direct, Announcer(), list(paths))
@@ -133,6 +137,7 @@ class Job:
                             results[at] = self._result(file, at, at - base, [])
                     crcs = [results[at][1] for at in range(base, bases[file + 1])]
                 new = [(at - base, results[at][0]) for at in fresh.pop(file, [])]
+                unrecorded[file] = 0
                 syncs.append(syncer.submit(_finish, one, paths[file], crcs, journal, new))
 
             try:
@@ -148,9 +153,10 @@ class Job:
                             piece = unit.piece - bases[unit.file]
                             results[unit.piece] = self._result(unit.file, unit.piece, piece, found.pop(unit.piece))
                             fresh[unit.file].append(unit.piece)
+                            unrecorded[unit.file] += int(self.maps[unit.file].pieces.nbytes[piece])
                         if not left[unit.file]:
                             complete(unit.file, last=True)
-                        elif journal is not None and self._nbytes(unit.file, fresh[unit.file], bases) >= RECORD:
+                        elif journal is not None and unrecorded[unit.file] >= RECORD:
                             complete(unit.file, last=False)
                     if syncs and syncs[-1].done():
                         syncs[-1].result()  # a disk that fails ends the pass
@@ -213,7 +219,8 @@ class _Units:
     nbytes: Ints
 
     @classmethod
-    def of(cls, job: Job) -> _Units:
+    def of(cls, job: Job, kept: Sequence[int]) -> _Units:
+        """Of all pieces but those that are kept."""
         copies, catalog = job.copies, job.payloads.catalog
         count = np.array([len(one.pieces) for one in job.maps], np.int64)
         file = np.repeat(np.arange(len(job.maps)), count)
@@ -225,6 +232,7 @@ class _Units:
         pieces = np.repeat(np.arange(len(copies.numel)), np.diff(copies.ptr))
         step[np.isin(np.arange(len(step)), pieces[undone]) | (bits % 8 != 0)] = 1 << 62
         parts = -(-copies.numel // step)
+        parts[list(kept)] = 0
         piece = np.repeat(np.arange(len(parts)), parts)
         first = (np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)) * step[piece]
         stop = np.minimum(first + np.minimum(step[piece], copies.numel[piece]), copies.numel[piece])
@@ -249,10 +257,11 @@ class _Units:
                 yield list(zip(*(column[a:b] for column in columns), strict=True))
 
 
-def _create(one: FileMap, path: str) -> None:
-    """The file at its size, with its literals."""
+def _create(one: FileMap, path: str, *, go_on: bool) -> None:
+    """The file at its size, with its literals; empty but for these, unless it is gone on with."""
     with writing(one.name):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        how = os.O_WRONLY | os.O_CREAT | (0 if go_on else os.O_TRUNC) | getattr(os, "O_CLOEXEC", 0)
+        fd = os.open(path, how, 0o666)
         try:
             allocate(fd, one.size)
             known = [(int(one.start[piece]), data) for piece, data in one.pieces.literal.items()]
@@ -270,18 +279,22 @@ def _literal(dtype: DType, shape: tuple[int, ...], data: bytes | Array) -> tuple
     return Written(found, found, None), zlib.crc32(data)
 
 
-def _finish(one: FileMap, path: str, crcs: list[int]) -> None:
-    """The bytes that depend on checksums, and everything on the disk."""
+def _finish(
+    one: FileMap, path: str, crcs: list[int] | None, journal: Journal | None, new: list[tuple[int, Written]]
+) -> None:
+    """The bytes that depend on checksums, once these are known; everything on the disk; then what is new recorded."""
     with writing(one.name):
         fd = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
         try:
-            for at, data in one.finish(crcs) if one.finish is not None else ():
+            for at, data in one.finish(crcs) if one.finish is not None and crcs is not None else ():
                 if at < 0 or at + len(data) > one.size:
                     raise WriteError(f"file {one.name!r}: its directory would end at byte {at + len(data):,}")
                 write_all(fd, memoryview(data), at)
             os.fsync(fd)
         finally:
             os.close(fd)
+    if journal is not None and new:
+        journal.record(one.name, new)
 
 
 _BITS = np.array([dtype.bits for dtype in ALL], np.int64)

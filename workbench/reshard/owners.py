@@ -1,4 +1,4 @@
-"""Whose temp it is, and whether that process still lives: told by a lock, and by the temp's own name.
+"""Whose temp it is, and whether that process still lives: told by a lock, by the temp's own name, by signs of life.
 
 ::
 
@@ -13,12 +13,28 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-__all__ = ["ACTIVE", "is_dead", "lock", "short", "token"]
+__all__ = [
+    "ACTIVE",
+    "DAY",
+    "QUIET",
+    "claim",
+    "describe",
+    "is_dead",
+    "is_token",
+    "locked",
+    "short",
+    "signs_of_life",
+    "token",
+]
 
-DAY = 86_400  #: seconds after which a temp of a process we cannot see counts as left behind
+BEAT = 60  #: seconds between two signs of life
+QUIET = 600  #: seconds without one after which an unfinished export of a process we cannot see may be gone on with
+DAY = 86_400  #: … after which it may be removed
 ACTIVE: set[str] = set()  #: tokens of this process's own temps that are under way
 _TOKEN = re.compile(r"([0-9a-f]{8})\.([0-9a-f]{8})\.([0-9a-f]+)\.([0-9a-f]+)\.[0-9a-f]{12}")
 
@@ -29,13 +45,24 @@ def token() -> str:
     return f"{_digest(socket.gethostname())}.{_boot()}.{pid:x}.{_started(pid) or 0:x}.{secrets.token_hex(6)}"
 
 
+def is_token(text: str) -> bool:
+    """Whether a name ends as those that :func:`token` makes; others are somebody else's."""
+    return _TOKEN.fullmatch(text) is not None
+
+
 def short(name: str) -> str:
     """Names that leave no room for the token are cut; a digest keeps them apart."""
     raw = os.fsencode(name)
     return name if len(raw) <= 160 else os.fsdecode(raw[:120]) + "~" + hashlib.sha256(raw).hexdigest()[:16]
 
 
-def is_dead(path: str, token: str) -> bool:
+def is_dead(path: str, token: str, quiet: float = DAY) -> bool:
+    """Whether the process that made a temp is gone.
+
+    Args:
+        quiet: seconds without a sign of life after which one counts as gone that cannot be seen: of another machine,
+            of another container.
+    """
     found = _TOKEN.fullmatch(token)
     if found is None or _is_locked(path):
         return False
@@ -47,18 +74,68 @@ def is_dead(path: str, token: str) -> bool:
         return now is None or bool(now and started and now != started)
     if host == _digest(socket.gethostname()) and not _in_container():
         return True  # this machine, before it was started anew
-    return _age(path) > DAY
+    return _silence(path) > quiet
 
 
-def _age(path: str) -> float:
-    """Seconds since anything in a temp changed."""
-    newest = 0.0
-    with suppress(OSError):
-        newest = os.lstat(path).st_mtime
-        if os.path.isdir(path):
-            with os.scandir(path) as entries:
-                newest = max([newest, *(entry.stat(follow_symlinks=False).st_mtime for entry in entries)])
-    return time.time() - newest
+def describe(path: str, token: str) -> str:
+    """Who made a temp, for an error."""
+    found = _TOKEN.fullmatch(token)
+    if found is not None and found[2] == _boot():
+        return f"process {int(found[3], 16)} of this machine"
+    return f"a process of another machine or container, last heard of {_silence(path):,.0f} s ago"
+
+
+def claim(path: str, beside: str) -> bool:
+    """Take a dead process's temp over by giving it a name of our own; ``False`` when somebody else was faster.
+
+    Whoever comes back from the dead finds nothing under the old name any more.
+    """
+    try:
+        os.rename(path, beside)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Hold a folder's lock, where its file system has any (NFS and others have none: then the process alone tells)."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX)  # waits, but only for those who look whether it is free
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def signs_of_life(folder: str) -> Iterator[None]:
+    """Touch a folder every minute, for those who cannot see this process; also while nothing is written."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(BEAT):
+            with suppress(OSError):
+                os.utime(folder)
+
+    thread = threading.Thread(target=beat, name="workbench-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _silence(path: str) -> float:
+    """Seconds since the last sign of life."""
+    try:
+        return time.time() - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _boot() -> str:
@@ -100,13 +177,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def lock(fd: int) -> None:
-    with suppress(ImportError, OSError):  # NFS and others lock no folders: then the process alone tells
-        import fcntl
-
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _is_locked(path: str) -> bool:
     try:
         import fcntl
@@ -115,7 +185,7 @@ def _is_locked(path: str) -> bool:
     except (ImportError, OSError):
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not see each other
     except BlockingIOError:
         return True
     except OSError:

@@ -2,14 +2,19 @@
 
 ::
 
-    /ckpts ┌ .out.tmp-HOST.BOOT.PID.START.RANDOM    being written; locked (flock) by who writes it
-           │          │ rename, only if nothing has the name; to overwrite: the two names are exchanged
-           └ out ◄────┘ visible only when it is complete and on the disk
+    /ckpts ┌ .out.tmp-HOST.BOOT.PID.START.RANDOM/   locked (flock) by who writes it
+           │ ├── journal                            only of one that can be gone on with
+           │ └── out                                being written
+           │     │ rename, only if nothing has the name; to overwrite: the two names are exchanged
+           └ out ◄┘ visible only when it is complete and on the disk
 
 Whatever happens at whichever point, the name shows the old state or the new one (but see the last paragraph). An
 exception or a signal removes the temp; after a kill -9 or a power cut it stays, and the next run into the same target
 removes it, once nobody holds its lock and the process that its name records is gone (processes on machines it cannot
-see: once nothing in it changed for a day).
+see: once they gave no sign of life for a day).
+
+With a plan the temp stays after exceptions and signals, too, and the next run of the same plan takes it over: by
+renaming it to a name of its own, so that one run wins and whoever comes back from the dead finds nothing.
 
 Where a file system cannot exchange names (NFS, some FUSE), a folder is overwritten by two renames: the old one to
 ``.out.old-…``, the new one in. A death between the two leaves the old state under that name, and the next run puts it
@@ -20,21 +25,25 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
-from workbench.errors import WriteError
-from workbench.reshard import owners
+from workbench.errors import WorkbenchError, WriteError
+from workbench.reshard import leftovers, owners
+from workbench.reshard.journal import Journal
+from workbench.reshard.leftovers import clean, remove
 from workbench.reshard.signals import Signals
 from workbench.reshard.syscalls import rename_exchange, rename_noreplace
 from workbench.reshard.writing import sync_folder, writing
 
-__all__ = ["Staging", "check_room", "clean", "staging"]
+__all__ = ["Staging", "check_free", "check_room", "clean", "staging"]
 
 SPARE = 16 << 20  #: bytes that are left free: names, journals
+#: where a file system has no hard links
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_GO_ON = "; what is complete was kept: the same export with resume goes on from there"
 
 
 @dataclass
@@ -43,21 +52,37 @@ class Staging:
 
     Attributes:
         target: its real path.
-        path: the temp folder, or the temp file, to be filled and synced.
+        work: the temp folder.
+        path: in it the folder to be filled and synced, or the file.
+        journal: of an earlier run of the same plan, or a new one; ``None`` without a plan.
+        notes: sentences on what was found.
     """
 
     target: str
-    path: str
+    work: str
     folder: bool
     overwrite: bool
+    journal: Journal | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.work, os.path.basename(self.target))
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a later run can go on with what there is."""
+        return self.journal is not None and self.journal.useful and os.path.lexists(self.path)
 
     def commit(self) -> None:
         """Make it visible; everything in it is on the disk."""
         parent, name = os.path.split(self.target)
         with writing(name):
-            if self.folder:
-                sync_folder(self.path)
+            for folder, _, _ in os.walk(self.path, topdown=False):  # none for a file
+                sync_folder(folder)
             if self.overwrite and os.path.lexists(self.target):
+                if self.journal is not None:
+                    self.journal.discard()  # the old state comes to lie where the new one was: never to be gone on with
                 self._swap()
             else:
                 self._move()
@@ -75,19 +100,24 @@ class Staging:
             raise
 
     def _move_without_help(self) -> None:
-        if self.folder:
-            if os.path.lexists(self.target):
-                raise _exists(self.target)
-            os.rename(self.path, self.target)
-            return
-        os.link(self.path, self.target)
-        os.unlink(self.path)
+        if not self.folder:
+            try:
+                os.link(self.path, self.target)
+                os.unlink(self.path)
+                return
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+        if os.path.lexists(self.target):
+            raise _exists(self.target)
+        os.rename(self.path, self.target)
 
     def _swap(self) -> None:
         if not self.folder:
             os.replace(self.path, self.target)
-        elif not rename_exchange(self.path, self.target):  # else the temp's name has the old state now
-            aside = self.path.replace(".tmp-", ".old-")
+        elif not rename_exchange(self.path, self.target):  # else the temp has the old state now
+            token = os.path.basename(self.work).rpartition(leftovers.TEMP)[2]
+            aside = leftovers.beside(self.target, leftovers.ASIDE, token)
             os.rename(self.target, aside)
             try:
                 os.rename(self.path, self.target)
@@ -97,11 +127,13 @@ class Staging:
             try:
                 sync_folder(os.path.dirname(self.target))  # the new name is on the disk before the old state goes
             finally:
-                _remove(aside)
+                remove(aside)
 
 
 @contextmanager
-def staging(target: str | os.PathLike[str], *, folder: bool, nbytes: int, overwrite: bool = False) -> Iterator[Staging]:
+def staging(
+    target: str | os.PathLike[str], *, folder: bool, nbytes: int, overwrite: bool = False, plan: str | None = None
+) -> Iterator[Staging]:
     """A temp beside the target for the block to fill, made visible when the block ends, removed when it raises.
 
     Left-over temps of dead processes are removed first. SIGINT, SIGTERM and SIGHUP, unless somebody handles them,
@@ -112,39 +144,54 @@ def staging(target: str | os.PathLike[str], *, folder: bool, nbytes: int, overwr
         folder: make a folder, or a file.
         nbytes: what will be written.
         overwrite: replace what has the name, in one step.
+        plan: what is written, as :meth:`workbench.reshard.engine.Job.plan` names it. A temp of it that a dead run
+            left is gone on with, and this one stays when the block raises after something was recorded.
 
     Raises:
-        WriteError: the target exists, the parent does not, there is no room, or the system refuses.
+        WriteError: the target exists, the parent does not, there is no room, or the system refuses; with a plan also
+            when another process is writing the same target.
     """
     real = os.path.realpath(os.path.expanduser(os.fspath(target)))
     parent, name = os.path.split(real)
     if not os.path.isdir(parent):
         raise WriteError(f"folder {parent!r} does not exist; make it with: mkdir -p")
-    clean(real)
-    check_free(real, folder=folder, overwrite=overwrite)
-    check_room(parent, nbytes)
-    with Signals() as signals:
+    with Signals() as signals, ExitStack() as held:
         token = owners.token()
-        path = os.path.join(parent, f".{owners.short(name)}.tmp-{token}")
-        lock = -1
         owners.ACTIVE.add(token)
+        made = Staging(real, leftovers.beside(real, leftovers.TEMP, token), folder, overwrite)
         try:
+            if plan is not None and leftovers.adopt(real, plan, made.work):
+                made.journal = Journal(made.work, plan)
+            gone = clean(real)
+            if plan is not None and gone:
+                made.notes.append(f"removed, being of another plan, what killed runs had left: {len(gone)}")
+            check_free(real, folder=folder, overwrite=overwrite)
+            check_room(parent, nbytes - _allocated(made.work))
             with writing(name):
-                if folder:
-                    os.mkdir(path)
-                else:
-                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-                lock = os.open(path, os.O_RDONLY)
-                owners.lock(lock)
-            made = Staging(real, path, folder, overwrite)
+                if made.journal is None:
+                    os.mkdir(made.work)
+                held.enter_context(owners.locked(made.work))
+                held.enter_context(owners.signs_of_life(made.work))
+                if not folder:
+                    os.close(os.open(made.path, os.O_WRONLY | os.O_CREAT, 0o666))
+                elif not os.path.isdir(made.path):
+                    os.mkdir(made.path)
+            if plan is not None and made.journal is None:
+                made.journal = Journal(made.work, plan)
             yield made
             with signals.deferred():
                 made.commit()
+        except BaseException as error:
+            if made.resumable:
+                _add(error, _GO_ON)
+            raise
         finally:
             with signals.deferred():
-                _remove(path)
-                if lock >= 0:
-                    os.close(lock)
+                if not made.resumable:
+                    remove(made.work)
+                if made.journal is not None:
+                    made.journal.close()
+                held.close()
                 owners.ACTIVE.discard(token)
 
 
@@ -177,41 +224,19 @@ def check_room(folder: str, nbytes: int) -> None:
         )
 
 
-def clean(target: str) -> list[str]:
-    """Remove what dead runs into the same target left behind, and put back what they had moved aside.
-
-    Returns:
-        the names that are gone.
-    """
-    parent, name = os.path.split(target)
-    gone = []
-    short = owners.short(name)
-    try:
-        names = sorted(os.listdir(parent))
-    except OSError:  # what lies there cannot be known, so nothing is removed
-        return []
-    for entry in names:
-        for kind in (".old-", ".tmp-"):
-            if entry.startswith(f".{short}{kind}"):
-                path = os.path.join(parent, entry)
-                if owners.is_dead(path, entry[len(short) + 1 + len(kind) :]):
-                    if kind == ".old-" and not os.path.lexists(target):
-                        with writing(entry):
-                            os.rename(path, target)
-                    else:
-                        _remove(path)
-                    gone.append(entry)
-    return gone
-
-
 def _exists(target: str) -> WriteError:
     return WriteError(f"{target!r} exists; nothing was changed. Choose another name, or overwrite (overwrite=True)")
 
 
-def _remove(path: str) -> None:
-    """Whatever has the name; what cannot be removed now is removed by the next run."""
-    with suppress(OSError):
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+def _allocated(folder: str) -> int:
+    """Bytes on the disk that the files in a folder have already."""
+    return sum(
+        os.lstat(os.path.join(inside, name)).st_blocks * 512 for inside, _, names in os.walk(folder) for name in names
+    )
+
+
+def _add(error: BaseException, text: str) -> None:
+    if isinstance(error, WorkbenchError):
+        error.args = (f"{error}{text}",)
+    else:
+        error.add_note(text.removeprefix("; "))
