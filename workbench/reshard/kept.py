@@ -22,7 +22,7 @@ from workbench.errors import OpenError
 from workbench.reshard.filemap import FileMap
 from workbench.reshard.journal import Kept, Written
 
-__all__ = ["kept_pieces"]
+__all__ = ["kept_pieces", "said"]
 
 STEP = 1 << 20  #: bytes read at a time
 TASK = 32 << 20  #: bytes that a thread takes at a time
@@ -59,6 +59,16 @@ def kept_pieces(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return found
+
+
+def said(kept: Kept, maps: Sequence[FileMap]) -> str:
+    """What was kept, as a sentence for a report."""
+    nbytes = sum(int(maps[file].pieces.nbytes[piece]) for file, pieces in kept.items() for piece in pieces)
+    pieces, files = sum(map(len, kept.values())), sum(1 for one in kept.values() if one)
+    return (
+        f"went on with an unfinished export: {pieces:,} of {sum(len(one.pieces) for one in maps):,} tensors, "
+        f"{nbytes:,} bytes in {files:,} files, were read again, found whole and kept"
+    )
 
 
 def _tasks(
