@@ -26,7 +26,8 @@ from workbench.analysis.folder import files_of
 from workbench.analysis.manifest import find, load, write
 from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_diff import compare
-from workbench.analysis.manifest_file import INSIDE, _blocks, _runs, decode, encode
+from workbench.analysis.manifest_entries import cut, runs
+from workbench.analysis.manifest_file import INSIDE, decode, encode
 from workbench.core import blocks as blocks_module
 from workbench.core.blocks import Blocks, file_digests
 from workbench.core.fingerprint import tensor_fingerprints
@@ -323,10 +324,10 @@ def test_a_hole_is_kept_as_unknown(tmp_path):
 @given(st.lists(st.integers(1, 60), max_size=30), st.sampled_from([0, 1, 7, 20, 100]))
 def test_blocks_cover_a_file_and_end_where_segments_end(lengths, grain):
     lengths = np.array(lengths, np.int64)
-    runs = _runs(lengths, grain)
-    assert runs.sum() == lengths.sum() and set(np.cumsum(runs)) <= set(np.cumsum(lengths))
-    assert (runs[:-1] >= grain).all()
-    starts, stops = _blocks(runs)
+    hashed = runs(lengths, grain)
+    assert hashed.sum() == lengths.sum() and set(np.cumsum(hashed)) <= set(np.cumsum(lengths))
+    assert (hashed[:-1] >= grain).all()
+    starts, stops = cut(hashed)
     covered = np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)]) if len(starts) else []
     assert list(covered) == list(range(int(lengths.sum())))
 

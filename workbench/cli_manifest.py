@@ -15,7 +15,8 @@ import os
 from workbench.analysis.manifest import find, load, write
 from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_diff import ManifestDiff, compare
-from workbench.analysis.manifest_file import Manifest, read
+from workbench.analysis.manifest_entries import Manifest
+from workbench.analysis.manifest_file import read
 from workbench.cli_common import open_as, print_json
 from workbench.errors import MissingFileError, UsageError, WorkbenchError
 from workbench.views import units

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.manifest import find, load
-from workbench.analysis.manifest_file import Manifest
+from workbench.analysis.manifest_entries import Manifest
 from workbench.checkpoint import Checkpoint
 from workbench.core import box
 from workbench.core.catalog import Catalog

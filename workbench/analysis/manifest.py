@@ -20,15 +20,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from workbench.analysis.folder import files_of
-from workbench.analysis.manifest_file import (
-    INSIDE,
-    FileEntry,
-    Manifest,
-    TensorEntry,
-    grain_for,
-    read,
-    save,
-)
+from workbench.analysis.manifest_entries import FileEntry, Manifest, TensorEntry, grain_for
+from workbench.analysis.manifest_file import INSIDE, read, save
 from workbench.analysis.segments import Cut, Labels, cut_files
 from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import file_digests

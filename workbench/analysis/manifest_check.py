@@ -14,7 +14,8 @@ import numpy as np
 
 from workbench.analysis.folder import walk
 from workbench.analysis.manifest import is_manifest, load
-from workbench.analysis.manifest_file import FileEntry, Manifest, read
+from workbench.analysis.manifest_entries import FileEntry, Manifest
+from workbench.analysis.manifest_file import read
 from workbench.analysis.report import Finding, Report
 from workbench.analysis.segments import Label
 from workbench.checkpoint import Checkpoint

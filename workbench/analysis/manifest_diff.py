@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.manifest_file import Manifest, TensorEntry
+from workbench.analysis.manifest_entries import Manifest, TensorEntry
 
 __all__ = ["ManifestDiff", "compare"]
 

@@ -1,0 +1,116 @@
+"""The members of a manifest's document, each refused unless it is what it must be: the file may be anybody's."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.manifest_entries import FileEntry, TensorEntry, runs
+from workbench.analysis.segments import KINDS, Label
+from workbench.core.blocks import DIGEST
+from workbench.core.dtypes import by_name
+from workbench.core.fingerprint import BLOCK
+from workbench.errors import CorruptError, UnsafeError
+
+__all__ = ["LIMIT", "Fields"]
+
+Array = np.ndarray[Any, Any]
+
+LIMIT = 1 << 30  #: bytes of a manifest, and of a column in it
+FILE_KINDS = ("data", "metadata", "other")
+_HEX = re.compile(r"[0-9a-f]{32}")
+
+
+class Fields:
+    """Members of the document, of the type they must have."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def fail(self, words: str) -> CorruptError:
+        return CorruptError(f"{self._what} contradicts itself: {words}")
+
+    def table(self, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+        value = row.get(name)
+        if not isinstance(value, dict):
+            raise self.fail(f"{name!r} is no object")
+        return value
+
+    def rows(self, row: Mapping[str, Any], name: str) -> list[Any]:
+        value = row.get(name)
+        if not isinstance(value, list):
+            raise self.fail(f"{name!r} is no list")
+        return value
+
+    def text(self, row: Mapping[str, Any], name: str) -> str:
+        value = row.get(name)
+        if not isinstance(value, str):
+            raise self.fail(f"{name!r} is no text")
+        return value
+
+    def number(self, row: Mapping[str, Any], name: str, most: int) -> int:
+        value = row.get(name)
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.fail(f"{name!r} is no number from 0 to {most:,}")
+        return value
+
+    def label(self, row: Any) -> Label:
+        if not (isinstance(row, list) and len(row) >= 2 and all(isinstance(name, str) for name in row)):
+            raise self.fail(f"{str(row)[:80]!r} is no label")
+        if row[0] not in KINDS or (len(row) > 2 and row[0] != "tensor"):
+            raise self.fail(f"{str(row)[:80]!r} is no label")
+        return tuple(row)
+
+    def path(self, name: str) -> str:
+        if not name or os.path.isabs(name) or "\0" in name or ".." in re.split(r"[/\\]", name):
+            raise UnsafeError(f"{self._what} names the file {name!r}, which leaves the checkpoint; refused")
+        return name
+
+    def file(self, name: str, row: Any, labels: int, grain: int) -> FileEntry:
+        if not isinstance(row, dict) or row.get("kind") not in FILE_KINDS:
+            raise self.fail(f"file {name!r} has no kind that is known")
+        size, count = self.number(row, "size", 1 << 60), self.number(row, "segments", LIMIT // 8)
+        lengths = self.column(row, "lengths", np.dtype("<i8"), count)
+        owners = self.column(row, "owners", np.dtype("<i4"), count)
+        if len(lengths) and (lengths.min() < 1 or lengths.max() > size or owners.min() < 0 or owners.max() >= labels):
+            raise self.fail(f"file {name!r} has a segment of impossible length or label")
+        if sum(lengths.tolist()) != size:
+            raise self.fail(f"the segments of file {name!r} do not add up to its {size:,} bytes")
+        try:
+            digests = base64.b64decode(self.text(row, "digests"), validate=True)
+        except (binascii.Error, ValueError):
+            raise self.fail(f"the digests of file {name!r} are no base64") from None
+        hashed = runs(lengths.astype(np.int64), grain)
+        if int((-(-hashed // BLOCK)).sum()) * DIGEST != len(digests):
+            raise self.fail(f"file {name!r} has {len(digests):,} bytes of digests for {len(lengths):,} segments")
+        return FileEntry(
+            size, row["kind"], lengths.astype(np.int64), owners, np.frombuffer(digests, np.uint8).reshape(-1, DIGEST)
+        )
+
+    def column(self, row: Mapping[str, Any], name: str, dtype: np.dtype[Any], count: int) -> Array:
+        want = count * dtype.itemsize
+        try:
+            stream = zlib.decompressobj()
+            data = stream.decompress(base64.b64decode(self.text(row, name), validate=True), want + 1)
+        except (binascii.Error, ValueError, zlib.error):
+            raise self.fail(f"the column {name!r} cannot be unpacked") from None
+        if len(data) != want:
+            raise self.fail(f"the column {name!r} has not {count:,} numbers")
+        return np.frombuffer(data, dtype)
+
+    def tensor(self, key: str, row: Any) -> TensorEntry:
+        if not isinstance(row, dict):
+            raise self.fail(f"tensor {key!r} is no object")
+        shape, found = self.rows(row, "shape"), row.get("fingerprint")
+        if any(type(n) is not int or not 0 <= n < 1 << 60 for n in shape):
+            raise self.fail(f"tensor {key!r} has the shape {str(shape)[:80]}")
+        if found is not None and not (isinstance(found, str) and _HEX.fullmatch(found)):
+            raise self.fail(f"tensor {key!r} has a fingerprint that is none")
+        return TensorEntry(by_name(self.text(row, "dtype")).name, tuple(shape), found, str(row.get("why", "")))
