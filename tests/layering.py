@@ -44,6 +44,7 @@ SHARED_DECODERS = {
     "workbench.formats.dcp_metadata",
     "workbench.formats.dcp_lanes",
     "workbench.formats.safetensors_header",
+    "workbench.formats.safetensors_ranks",
     "workbench.formats.weight_index",  # Hugging Face's, of whatever files
     "workbench.formats.paddle_names",
     "workbench.formats.paddle_pickle",  # paddle's pickles, which its three formats hold

@@ -22,6 +22,7 @@ from tests.reader_suite import same_bits
 from workbench import errors
 from workbench.reshard import export as module
 from workbench.reshard.export import export
+from workbench.reshard.plain import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTHS = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
@@ -59,12 +60,16 @@ def test_every_tensor_of_every_format_is_the_truth(samples, tmp_path, name, form
     with wb.open(samples / name) as ckpt:
         report = export(ckpt, target, kind, role=None, max_shard_size="100KB", verify=True)
         keys, objects = list(ckpt), list(ckpt.objects)
+        values = {one: ckpt.objects[one] for one in report.carried}
         stored = {want: key_of(ckpt, want) for want in truth}
         read = ckpt.state_dict()
     assert report.identical and report.verified and not report.casts
-    assert [one.key for one in report.tensors] == keys and list(report.left_out) == objects
+    assert [one.key for one in report.tensors] == keys
+    assert {*report.carried, *report.left_out} == set(objects)
     got = load(target, kind)
-    assert set(got) == set(keys)
+    assert set(got) == {*keys, *report.carried}
+    for one in report.carried:
+        assert kind == "torch" and got[one] == plain(values[one]), one
     direct = {key: want for key, want in truth.items() if stored[key] in got}
     assert len(direct) > 0.7 * len(truth)  # the rest are views of what is stored: Megatron's stacks and fused norms
     for key, want in direct.items():
@@ -312,6 +317,7 @@ LOOP = """
 import itertools, os, signal, sys
 import workbench as wb
 from workbench.reshard.export import export
+from workbench.reshard.plain import plain
 ckpt, left = wb.open(sys.argv[1]), int(sys.argv[4])
 def deadly(call):
     real = getattr(os, call)
@@ -371,6 +377,7 @@ def test_memory_stays_small(tmp_path):
     code = """
 import sys, numpy as np, workbench as wb
 from workbench.reshard.export import export
+from workbench.reshard.plain import plain
 def anon():
     with open('/proc/self/status') as f:
         return next(int(line.split()[1]) for line in f if line.startswith('RssAnon')) / 1024

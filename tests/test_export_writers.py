@@ -23,7 +23,7 @@ from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 from workbench.reshard.engine import prepare
 from workbench.reshard.filemap import Pieces
-from workbench.reshard.write_safetensors import ORDER, one_file, rank_files, shards
+from workbench.reshard.write_safetensors import ORDER, one_file, shards
 from workbench.reshard.write_torch import torch_file
 
 SHAPES = [(), (0,), (3,), (2, 0, 4), (5, 7), (1, 1, 2, 3)]
@@ -228,22 +228,3 @@ def test_shards_are_cut_where_hugging_face_cuts_them(tmp_path, most):
         assert index == {"metadata": {"total_size": sum(sizes)}, "weight_map": truth.tensor_to_filename}
     loaded = {k: v for name in ours for k, v in load_file(tmp_path / name).items()}
     assert {k: bits(v) for k, v in loaded.items()} == {k: bits(v) for k, v in tensors.items()}
-
-
-def test_one_file_a_rank(tmp_path):
-    weight = torch.arange(24.0).reshape(4, 6)
-    save_file({"w": weight}, tmp_path / "x.safetensors")
-    with wb.open(tmp_path / "x.safetensors") as ckpt:
-        whole = Pieces.whole(ckpt.catalog, np.array([0]))
-        ranks = []
-        for rank in range(2):  # columns
-            part = np.array([[4, 3]])
-            low = np.array([[0, 3 * rank]])
-            zero = np.zeros((1, 2), np.int64)
-            ranks.append(Pieces(["w"], whole.dtype, whole.ndim, part, np.array([0]), np.array([0]), low, part, zero))
-        write(tmp_path, ckpt.catalog, rank_files(ranks), tmp_path)
-    for rank in range(2):
-        path = tmp_path / f"model-rank-0000{rank}-of-00002.safetensors"
-        assert torch.equal(load_file(path)["w"], weight[:, 3 * rank : 3 * rank + 3])
-        with safe_open(path, "pt") as handle:
-            assert handle.metadata() == {"format": "pt", "rank": str(rank), "world_size": "2"}

@@ -14,6 +14,8 @@
                                                           __metadata__["DCP_SHARDING_INFO"]
     sharded/shard-…, model-00001-of-00001.safetensors     the same, consolidated: the full files count
 
+    model-rank-00000-of-00004.safetensors                 local tensors of a rank, with their boxes (safetensors_ranks)
+
 The sharded layout stores no global shape and no number of ranks: a shape is the furthest end of the pieces that
 are there. torch's own reader infers it alike, so a lost last rank makes tensors silently smaller; what the names
 of the files can tell about lost ranks is in ``meta["notes"]``.
@@ -36,6 +38,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats.safetensors_header import Entry, Header, looks_like, parse
+from workbench.formats.safetensors_ranks import add_boxes, says_boxes
 from workbench.formats.weight_index import WeightIndex, check_files, read_index
 
 __all__ = ["detect", "is_collection", "read_catalog", "read_objects"]
@@ -46,7 +49,7 @@ PREFERRED = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_model
 MAX_NAMED = 5  #: names spelled out in one note
 
 _SHARD = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
-_PART = re.compile(r"(.*)-(\d+)-of-(\d+)(\..*)?\.safetensors")
+_PART = re.compile(r"(.*?)(-rank)?-(\d+)-of-(\d+)(\..*)?\.safetensors")
 _FACTS = re.compile(r".*config.*\.json|params\.json|model_index\.json|trainer_state\.json")
 
 
@@ -95,7 +98,9 @@ def read_catalog(place: Place) -> Catalog:
     headers = {file: parse(place, file, cut=True) for file in files}
     for file in files:
         builder.file(file, metadata=True)
-    if index is None:
+    if index is None and says_boxes(headers):
+        facts = add_boxes(builder, headers, notes)
+    elif index is None:
         facts = _add_pieces(builder, headers, notes)
     else:
         facts = _add_indexed(builder, index, headers, notes)
@@ -178,8 +183,8 @@ def _missing_parts(files: Sequence[str], notes: list[str]) -> None:
     """Name what ``model-00003-of-00004`` says should be there; pieces of ranks are judged elsewhere."""
     parts: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for name in files:
-        if (match := _PART.fullmatch(name)) and not _SHARD.fullmatch(name):
-            parts[match[1], match[3], match[4] or ""].add(int(match[2]))
+        if (match := _PART.fullmatch(name)) and not match[2] and not _SHARD.fullmatch(name):
+            parts[match[1], match[4], match[5] or ""].add(int(match[3]))
     for (stem, count, _), there in parts.items():
         if int(count) <= 100_000:
             absent = [f"{number:05d}" for number in range(1, int(count) + 1) if number not in there]

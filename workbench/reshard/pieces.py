@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def _locals(selection: Selection) -> Locals:
 def _by_rank(selection: Selection, found: Locals) -> list[Locals]:
     order = np.argsort(found.rank, kind="stable")
     ends = np.searchsorted(found.rank[order], np.arange(selection.mesh.world_size + 1))
-    return [_take(found, order[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [_take(found, order[a:b]) for a, b in pairwise(ends.tolist())]
 
 
 def _joined(selection: Selection, found: Locals) -> Pieces:

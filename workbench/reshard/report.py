@@ -19,7 +19,7 @@ class FileReport:
 
 @dataclass(frozen=True)
 class TensorReport:
-    """One tensor of the target.
+    """One tensor of the target; with a mesh one a rank, or one a chunk where files hold boxes.
 
     Attributes:
         key: its name in the source.
@@ -56,10 +56,12 @@ class ExportReport:
         path: the target; visible under this name unless ``dry_run``.
         format: the target's.
         files: in the order in which they are numbered.
-        tensors: in the order of the source.
+        tensors: in the order of the source; pieces of them where they were cut.
         read_nbytes: bytes of elements read from the source.
         copied: small files of the source that were passed through (``config.json`` …).
-        left_out: non-tensor objects of the source that have no place in the target.
+        carried: non-tensor objects that were written too.
+        left_out: those that have no place in the target; ``notes`` say why, where objects were asked for.
+        mesh: ``dp=2,tp=2`` where tensors were cut for ranks.
         verified: whether the target was read again, and every fingerprint found as written.
         seconds: wall time of planning, writing, syncing and verifying.
         dry_run: nothing was written.
@@ -72,7 +74,9 @@ class ExportReport:
     tensors: tuple[TensorReport, ...]
     read_nbytes: int
     copied: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    mesh: str | None = None
     verified: bool = False
     seconds: float = 0.0
     dry_run: bool = False

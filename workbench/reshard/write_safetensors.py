@@ -1,4 +1,4 @@
-"""safetensors: one file, Hugging Face's shards with their index, or one file a rank.
+"""safetensors: one file, or Hugging Face's shards with their index.
 
 ::
 
@@ -23,7 +23,7 @@ import numpy as np
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.reshard.filemap import FileMap, Pieces, no_pieces
 
-__all__ = ["MAX_SHARD_SIZE", "one_file", "rank_files", "shards"]
+__all__ = ["MAX_SHARD_SIZE", "one_file", "shards"]
 
 MAX_SHARD_SIZE = 5_000_000_000  #: bytes; Hugging Face's default
 MAX_HEADER = 100_000_000  #: bytes; safetensors reads no longer one
@@ -92,21 +92,6 @@ def shards(pieces: Pieces, *, max_shard_size: int = MAX_SHARD_SIZE, stem: str = 
     data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
     none = no_pieces(pieces.shape.shape[1])
     return [*maps, FileMap(f"{stem}.safetensors.index.json", len(data), ((0, data),), none, none.ndim)]
-
-
-def rank_files(ranks: Sequence[Pieces], *, stem: str = "model") -> list[FileMap]:
-    """One file a rank, ``model-rank-00003-of-00008.safetensors``: the local tensors under their global names.
-
-    Each file's metadata says ``rank`` and ``world_size``. Raises as :func:`one_file`.
-    """
-    return [
-        one_file(
-            pieces,
-            f"{stem}-rank-{rank:05d}-of-{len(ranks):05d}.safetensors",
-            metadata={"rank": str(rank), "world_size": str(len(ranks))},
-        )
-        for rank, pieces in enumerate(ranks)
-    ]
 
 
 def _split(nbytes: list[int], most: int) -> list[list[int]]:

@@ -23,8 +23,10 @@ import io
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -51,15 +53,18 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 
 
-def torch_file(pieces: Pieces, name: str) -> FileMap:
+def torch_file(pieces: Pieces, name: str, *, objects: Mapping[str, Any] = MappingProxyType({})) -> FileMap:
     """One archive of all pieces.
+
+    Args:
+        objects: plain values (:mod:`workbench.reshard.plain`) that follow the tensors in the dict.
 
     Raises:
         UnsupportedFormatError: an element type that torch lacks or cannot load; names the tensor.
         UsageError: two tensors of one name.
     """
     small = [
-        ("data.pkl", _pickle(pieces)),
+        ("data.pkl", _pickle(pieces, objects)),
         (".format_version", b"1"),
         (".storage_alignment", str(ALIGN).encode()),
         ("byteorder", b"little"),
@@ -158,20 +163,22 @@ def _row(record: _Record, crc: int) -> bytes:
 # ---- the pickle ------------------------------------------------------------------------------------------------------
 
 
-def _pickle(pieces: Pieces) -> bytes:
-    """The opcodes of ``{name: tensor}``, protocol 2, with torch's persistent ids for storages."""
+def _pickle(pieces: Pieces, objects: Mapping[str, Any]) -> bytes:
+    """The opcodes of ``{name: tensor, …, name: object}``, protocol 2, with torch's persistent ids for storages."""
     out = io.BytesIO()
     out.write(pickle.PROTO + b"\x02" + pickle.EMPTY_DICT)
     memo: dict[str, int] = {}
     seen: set[str] = set()
-    if len(pieces):
+    if len(pieces) or objects:
         out.write(pickle.MARK)
         for at, name in enumerate(pieces.names):
-            if name in seen:
-                raise UsageError(f"two tensors would be called {name!r}; rename one of them, or leave it out")
+            if name in seen or name in objects:
+                raise UsageError(f"two entries would be called {name!r}; rename one of them, or leave it out")
             seen.add(name)
             out.write(_text(name))
             _tensor(out.write, memo, pieces, at)
+        for name, value in objects.items():
+            out.write(_text(name) + _plain(value))
         out.write(pickle.SETITEMS)
     out.write(pickle.STOP)
     return out.getvalue()
@@ -210,6 +217,15 @@ def _named(memo: dict[str, int], what: str) -> bytes:
     memo[what] = len(memo)
     made = _text(what[1:]) if what[0] == "'" else pickle.GLOBAL + what.replace(" ", "\n").encode() + b"\n"
     return made + pickle.BINPUT + bytes([memo[what]])
+
+
+def _plain(value: object) -> bytes:
+    """The opcodes that make a plain value, without a memo: its numbers would be those of this pickle."""
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, 2)
+    pickler.fast = True
+    pickler.dump(value)
+    return out.getvalue()[len(pickle.PROTO) + 1 : -len(pickle.STOP)]
 
 
 def _text(text: str) -> bytes:

@@ -1,0 +1,92 @@
+"""The formats that are written: how each turns a selection into file maps, and what it has a place for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from workbench.errors import UnsupportedFormatError
+from workbench.reshard.filemap import FileMap
+from workbench.reshard.pieces import whole_pieces
+from workbench.reshard.selection import Selection
+from workbench.reshard.write_ranks import safetensors_ranks, torch_ranks
+from workbench.reshard.write_safetensors import one_file, shards
+from workbench.reshard.write_torch import torch_file
+
+__all__ = ["WRITERS", "Options", "Writer", "writer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the writers are told beside the selection.
+
+    Attributes:
+        name: of the target, where it is one file.
+        max_shard_size: bytes of tensors a file.
+    """
+
+    name: str
+    max_shard_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A target format.
+
+    Attributes:
+        reader: the reader that opens it again.
+        maps: its files.
+        is_folder: whether a target of this name is a folder.
+        objects: it has a place for non-tensor state.
+        tensors_in_objects: also where tensors are part of it.
+        passes: the small files of a Hugging Face model go with it.
+        merges: its reader merges the files of all ranks; otherwise each file is a checkpoint of its own.
+    """
+
+    reader: str
+    maps: Callable[[Selection, Options], list[FileMap]]
+    is_folder: Callable[[str, Selection], bool]
+    objects: bool
+    tensors_in_objects: bool = False
+    passes: bool = False
+    merges: bool = True
+
+
+def writer(format: str) -> Writer:
+    """The writer of a format.
+
+    Raises:
+        UnsupportedFormatError: none is.
+    """
+    if format not in WRITERS:
+        raise UnsupportedFormatError(f"cannot write format {format!r}; choose {', '.join(WRITERS)}")
+    return WRITERS[format]
+
+
+def _safetensors(selection: Selection, options: Options) -> list[FileMap]:
+    if selection.target is not None:
+        return safetensors_ranks(selection)
+    pieces = whole_pieces(selection)
+    if options.name.endswith(".safetensors"):
+        return [one_file(pieces, options.name)]
+    return shards(pieces, max_shard_size=options.max_shard_size)
+
+
+def _torch(selection: Selection, options: Options) -> list[FileMap]:
+    if selection.target is not None:
+        return torch_ranks(selection)
+    return [torch_file(whole_pieces(selection), options.name, objects=selection.objects)]
+
+
+WRITERS: Mapping[str, Writer] = {
+    "safetensors": Writer(
+        "safetensors",
+        _safetensors,
+        lambda name, selection: selection.target is not None or not name.endswith(".safetensors"),
+        objects=False,
+        passes=True,
+    ),
+    "torch": Writer(
+        "torch_save", _torch, lambda name, selection: selection.target is not None, objects=True, merges=False
+    ),
+}
