@@ -18,6 +18,7 @@ from tests.properties import chunkings, examples, shapes
 from tests.test_reading import stored
 from tests.test_scan import payloads
 from workbench.analysis import plain_stats
+from workbench.analysis.bit_patterns import LAYOUTS
 from workbench.analysis.moments import ACCURACY, Moment, Moments
 from workbench.core import scan as scan_module
 from workbench.core import work as work_module
@@ -106,8 +107,8 @@ def patterns(dtype):
     top = (1 << dtype.bits) - 1
     sign = 1 << (dtype.bits - 1)
     odd = [0, 1, sign, sign + 1, top, sign - 1]
-    if dtype.name in plain_stats.LAYOUTS:
-        layout = plain_stats.LAYOUTS[dtype.name]
+    if dtype.name in LAYOUTS:
+        layout = LAYOUTS[dtype.name]
         odd += [layout.special, layout.special + sign, layout.special - 1, layout.normal, layout.normal - 1]
     one = st.integers(0, top) | st.sampled_from(odd)
     return st.lists(one, max_size=60) | st.tuples(one, st.integers(0, 300)).map(lambda pair: [pair[0]] * pair[1])
@@ -162,7 +163,7 @@ def test_what_checkpoints_hold(name, case, engine):
     bits = bits.view(dtype.raw)
     check(dtype, bits, of(dtype, bits, engine, [131_073, 200_000]))
     odd = bits.copy()
-    odd[[5, 150_000, 299_999]] = plain_stats.LAYOUTS[name].special  # and with a few infinities or NaN
+    odd[[5, 150_000, 299_999]] = LAYOUTS[name].special  # and with a few infinities or NaN
     check(dtype, odd, of(dtype, odd, engine, [131_073]))
 
 

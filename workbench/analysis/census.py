@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis.bit_patterns import fold_counts, pattern_counts, pattern_values, raw_only
 from workbench.analysis.moments import Moment, _resolve
 from workbench.analysis.numbers import BLOCK, Decoder
-from workbench.analysis.plain_stats import fold_counts, pattern_counts, pattern_values, raw_only
 from workbench.core.dtypes import DType, by_name
 from workbench.core.scan import Piece
 

@@ -22,7 +22,8 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from workbench.analysis import plain_stats
-from workbench.analysis.plain_stats import LAYOUTS, ordered, pattern_values
+from workbench.analysis.bit_patterns import LAYOUTS, pattern_value, pattern_values
+from workbench.analysis.plain_stats import ordered
 from workbench.core.dtypes import DType
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def count16(bits: Array, counts: Array) -> None:
 
 
 def _value(dtype: DType, pattern: int) -> float:
-    return float(pattern_values(dtype)[pattern]) if dtype.bits < 32 else plain_stats.pattern_value(dtype.name, pattern)
+    return float(pattern_values(dtype)[pattern]) if dtype.bits < 32 else pattern_value(dtype.name, pattern)
 
 
 # ---- compiled --------------------------------------------------------------------------------------------------------
