@@ -6,8 +6,8 @@
     content     every byte once: stored checksums, values, copies of each other   deep=True, about the speed of reading
     manifest    every byte against what was written down earlier                  any later flip, located
 
-One file a family of rules: files, siblings, commit, boxes, headers, steps and state; for the content values, pages,
-pairs and stored. docs/verify.md lists every rule.
+One file a family of rules: files, siblings, commit, boxes, headers, steps and state; for the content counts, values,
+pages, pairs and stored. docs/verify.md lists every rule.
 """
 
 from __future__ import annotations

@@ -1,143 +1,39 @@
-"""What the stored values themselves tell: one pass over the bytes, all rules at once.
+"""What the stored values themselves tell: one pass over the bytes (:mod:`.counts`), and all rules judged from it.
 
 ::
 
-    NaN, Inf            |bits| ≥ the exponent's ones    counted only where the largest |bits| of a piece says so
-    exp_avg_sq < 0      sign bit on a number but -0     impossible: it is a mean of squares
-    master's low bits   16 zero bits, no power of two   healthy 2^-16 of them; all, where it was rebuilt from bf16
-    zero pages          verify_pages.py
+    NaN, Inf            in what a resume needs; a mask holds -Inf rightly
+    exp_avg_sq < 0      impossible: it is a mean of squares
+    master's low bits   healthy 2^-16 are zero; all, where it was rebuilt from bf16
+    zero pages          pages.py
     all zero            a tensor whose like in every other layer is not
-
-Counts are kept by chunk, so that a finding names the file and the place in the tensor.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from workbench.analysis.verify.counts import SQUARES, NumberScan, Seen
 from workbench.analysis.verify.log import Subject, names, plural
-from workbench.analysis.verify.pages import Pages, check_pages
-from workbench.core.dtypes import DType
-from workbench.core.scan import Piece, Tick, scan
+from workbench.analysis.verify.pages import check_pages
+from workbench.core.scan import Tick, scan
 from workbench.core.work import chunk_work
 from workbench.errors import WorkbenchError
 
-__all__ = ["ValueScan", "check_values"]
+__all__ = ["check_values"]
 
 Array = np.ndarray[Any, Any]
 LOW_SHARE = 0.01  #: share of masters with zero low bits from which they cannot be by chance
 LOW_LEAST = 1024  #: elements of a tensor below which its share tells nothing
 SECTION = 4096
 FAMILY = 3  #: layers that a tensor must be alike with
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq")  #: means of squares
 #: Roles whose NaN or infinity breaks a resume.
 VITAL = {"param", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "ema", "scale", "lora_A", "lora_B"}
 _MASK = re.compile(r"mask|alibi|rel_pos_bias|attn_bias", re.I)
-
-# |bits| mask and the |bits| of infinity (None: the type has none, and the first of the two is NaN)
-_FLOATS: dict[str, tuple[int, int, bool]] = {
-    "float64": (0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000, True),
-    "float32": (0x7FFFFFFF, 0x7F800000, True),
-    "bfloat16": (0x7FFF, 0x7F80, True),
-    "float16": (0x7FFF, 0x7C00, True),
-    "float8_e5m2": (0x7F, 0x7C, True),
-    "float8_e4m3fn": (0x7F, 0x7F, False),
-    "float8_e8m0fnu": (0xFF, 0xFF, False),
-}
-_HALVES = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
-
-
-@dataclass(slots=True)
-class Seen:
-    """What was met in one chunk."""
-
-    count: int = 0
-    nonzero: bool = False
-    nan: int = 0
-    posinf: int = 0
-    neginf: int = 0
-    negative: int = 0
-    low: int = 0
-    full: int = 0  #: numbers among which ``low`` were counted
-    first: tuple[int, ...] | None = None  #: where the first bad one is
-    pages: list[tuple[int, int]] = field(default_factory=list)  #: file pages that may be all zero
-
-
-class ValueScan:
-    """The reducer; a state a chunk."""
-
-    def __init__(self, subject: Subject) -> None:
-        catalog, roles, fqns = subject.catalog, subject.ckpt.roles, subject.ckpt.fqns
-        self._catalog = catalog
-        self._pages = Pages(subject.payloads)
-        floats = np.array([catalog.dtype_of(t).kind in "fc" for t in range(len(catalog))], bool)
-        self._square = np.array([r in SQUARES for r in roles], bool) & floats
-        half = {f: catalog.dtype_of(t).name for t, (f, r) in enumerate(zip(fqns, roles, strict=True)) if r == "param"}
-        # fp16 keeps 10 bits of 23, bf16 7; where no weight of 16 bits stands beside, bf16 is what masters are made from
-        self._low = np.array(
-            [
-                0
-                if r != "master" or catalog.dtype_of(t).name != "float32"
-                else {"float16": 0x1FFF, "float32": 0}.get(half.get(f or "", ""), 0xFFFF)
-                for t, (f, r) in enumerate(zip(fqns, roles, strict=True))
-            ],
-            np.uint32,
-        )
-
-    def begin(self, dtype: DType, other: DType | None) -> Seen:
-        """Nothing met yet."""
-        return Seen()
-
-    def fold(self, state: Seen, piece: Piece) -> None:
-        """One piece into its chunk's state."""
-        tensor = int(self._catalog.tensor[piece.row])
-        dtype = self._catalog.dtype_of(tensor)
-        state.count += len(piece.bits)
-        state.nonzero = state.nonzero or bool(_whole(piece.bits).any())
-        self._pages.look(state.pages, piece)
-        if dtype.name in _FLOATS:
-            self._floats(state, piece, piece.bits, _FLOATS[dtype.name], bool(self._square[tensor]))
-        elif dtype.name in _HALVES:
-            half = dtype.itemsize * 4
-            parts = np.ascontiguousarray(piece.bits).view(f"<u{half // 8}")
-            self._floats(state, piece, parts, _FLOATS[_HALVES[dtype.name]], False)
-        elif dtype.name.endswith("fnuz"):
-            _count_nan(state, piece, piece.bits == 0x80)
-        if self._low[tensor]:
-            _low_bits(state, piece.bits, int(self._low[tensor]))
-
-    def merge(self, state: Seen, later: Seen) -> None:
-        """Add a later state of the same chunk."""
-        for name in ("count", "nan", "posinf", "neginf", "negative", "low", "full"):
-            setattr(state, name, getattr(state, name) + getattr(later, name))
-        state.nonzero = state.nonzero or later.nonzero
-        state.first = later.first if state.first is None else state.first
-        state.pages += later.pages
-
-    @staticmethod
-    def _floats(state: Seen, piece: Piece, bits: Array, kind: tuple[int, int, bool], square: bool) -> None:
-        mask, infinite, has_infinity = kind
-        if square and int(bits.max(initial=0)) < infinite:  # no sign, no infinity, no NaN
-            return
-        magnitude = bits & bits.dtype.type(mask)
-        if int(magnitude.max(initial=0)) >= infinite:
-            odd = magnitude >= infinite
-            nan = magnitude > infinite if has_infinity else odd
-            _count_nan(state, piece, nan)
-            if has_infinity:
-                sign = bits > mask
-                state.posinf += int(np.count_nonzero(odd & ~nan & ~sign))
-                state.neginf += int(np.count_nonzero(odd & ~nan & sign))
-            _first(state, piece, odd)
-        if square:
-            below = (bits > mask) & (magnitude > 0) & (magnitude <= infinite)
-            state.negative += int(np.count_nonzero(below))
-            _first(state, piece, below)
 
 
 def check_values(subject: Subject, tick: Tick | None = None) -> None:
@@ -160,7 +56,7 @@ def check_values(subject: Subject, tick: Tick | None = None) -> None:
     read, zero = np.zeros(catalog.chunks, bool), np.zeros(catalog.chunks, bool)
     sick: dict[int, Seen] = {}  # a state a chunk would be a lot of memory for a million of them
     low = np.zeros((len(catalog), 2), np.int64)
-    for row, state in scan(work, ValueScan(subject), threads=subject.threads, tick=tick, on_error=failed):
+    for row, state in scan(work, NumberScan(subject), threads=subject.threads, tick=tick, on_error=failed):
         read[row], zero[row] = True, not state.nonzero
         if state.nan or state.posinf or state.neginf or state.negative or (state.pages and state.nonzero):
             sick[row] = state
@@ -317,38 +213,3 @@ def _zeros(subject: Subject, read: Array, zero_rows: Array) -> None:
 def _files(subject: Subject, tensor: int) -> list[str]:
     rows = range(*subject.catalog.rows_of(tensor).indices(subject.catalog.chunks))
     return sorted({subject.file(row) for row in rows})
-
-
-# ---- counting ------------------------------------------------------------------------------------------------------
-
-
-def _whole(bits: Array) -> Array:
-    """The same bytes in a type that numpy can compare with zero."""
-    return bits.view(np.uint8) if bits.dtype.kind == "V" else bits
-
-
-def _count_nan(state: Seen, piece: Piece, nan: Array) -> None:
-    count = int(np.count_nonzero(nan))
-    if count:
-        state.nan += count
-        _first(state, piece, nan)
-
-
-def _first(state: Seen, piece: Piece, bad: Array) -> None:
-    if state.first is None and bad.any():
-        per = len(bad) // len(piece.bits)  # two halves a complex number
-        state.first = piece.where(int(bad.argmax()) // per)
-
-
-def _low_bits(state: Seen, bits: Array, mask: int) -> None:
-    """Numbers whose low bits are zero; powers of two (and 0) are so by themselves and are not counted."""
-    low = (bits & np.uint32(mask)) == 0
-    plain = int(np.count_nonzero(low))
-    if plain * 200 > len(bits):
-        simple = (bits & np.uint32(0x7FFFFF)) == 0
-        count = int(np.count_nonzero(simple))
-        state.low += plain - count
-        state.full += len(bits) - count
-    else:
-        state.low += plain
-        state.full += len(bits)
