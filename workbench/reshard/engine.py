@@ -38,7 +38,7 @@ from workbench.reshard.casts import CastError
 from workbench.reshard.copies import Copies
 from workbench.reshard.filemap import FileMap
 from workbench.reshard.journal import Journal, Kept, Written, plan_of
-from workbench.reshard.kept import kept_pieces
+from workbench.reshard.kept import kept_pieces, said
 from workbench.reshard.syscalls import allocate
 from workbench.reshard.units import Done, Filler
 from workbench.reshard.writing import write_all, writing
@@ -108,7 +108,8 @@ class Job:
         count = threads or cores()
         kept: Kept = {}
         if journal is not None:
-            kept = journal.kept = kept_pieces(self.maps, paths, journal.recorded, threads=count, tick=tick)
+            kept = kept_pieces(self.maps, paths, journal.recorded, threads=count, tick=tick)
+            journal.notes += said(kept, self.maps)
         for file, (one, path) in enumerate(zip(self.maps, paths, strict=True)):
             _create(one, path, go_on=file in kept)
         bases = np.cumsum([0, *(len(one.pieces) for one in self.maps)]).tolist()

@@ -64,7 +64,7 @@ class Journal:
 
     Attributes:
         recorded: by file and piece, what an earlier run says it wrote: the target's fingerprint without its blocks.
-        kept: what of it was found whole.
+        notes: sentences on what of it was kept.
     """
 
     def __init__(self, folder: str, plan: str) -> None:
@@ -76,7 +76,7 @@ class Journal:
         self._path, self._folder = os.path.join(folder, NAME), folder
         lines, whole = _read(self._path)
         self.recorded: dict[str, dict[int, Written]] = {}
-        self.kept: Kept = {}
+        self.notes: list[str] = []
         with writing(NAME):
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
             if lines and lines[0] == _head(plan):

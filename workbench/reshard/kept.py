@@ -61,14 +61,16 @@ def kept_pieces(
     return found
 
 
-def said(kept: Kept, maps: Sequence[FileMap]) -> str:
-    """What was kept, as a sentence for a report."""
+def said(kept: Kept, maps: Sequence[FileMap]) -> list[str]:
+    """What was kept, as a sentence for a report; nothing of nothing."""
+    if not any(kept.values()):
+        return []
     nbytes = sum(int(maps[file].pieces.nbytes[piece]) for file, pieces in kept.items() for piece in pieces)
     pieces, files = sum(map(len, kept.values())), sum(1 for one in kept.values() if one)
-    return (
+    return [
         f"went on with an unfinished export: {pieces:,} of {sum(len(one.pieces) for one in maps):,} tensors, "
         f"{nbytes:,} bytes in {files:,} files, were read again, found whole and kept"
-    )
+    ]
 
 
 def _tasks(

@@ -28,7 +28,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from workbench.errors import WorkbenchError, WriteError
 from workbench.reshard import leftovers, owners
@@ -55,7 +55,7 @@ class Staging:
         work: the temp folder.
         path: in it the folder to be filled and synced, or the file.
         journal: of an earlier run of the same plan, or a new one; ``None`` without a plan.
-        notes: sentences on what was found.
+        removed: how many left-overs of other plans went.
     """
 
     target: str
@@ -63,11 +63,19 @@ class Staging:
     folder: bool
     overwrite: bool
     journal: Journal | None = None
-    notes: list[str] = field(default_factory=list)
+    removed: int = 0
 
     @property
     def path(self) -> str:
         return os.path.join(self.work, os.path.basename(self.target))
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what was found of earlier runs, for a report."""
+        if self.journal is None:
+            return []
+        removed = [f"removed, being of another plan, what killed runs had left: {self.removed}"] if self.removed else []
+        return removed + self.journal.notes
 
     @property
     def resumable(self) -> bool:
@@ -162,9 +170,7 @@ def staging(
         try:
             if plan is not None and leftovers.adopt(real, plan, made.work):
                 made.journal = Journal(made.work, plan)
-            gone = clean(real)
-            if plan is not None and gone:
-                made.notes.append(f"removed, being of another plan, what killed runs had left: {len(gone)}")
+            made.removed = len(clean(real))
             check_free(real, folder=folder, overwrite=overwrite)
             check_room(parent, nbytes - _allocated(made.work))
             with writing(name):
