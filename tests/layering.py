@@ -29,14 +29,14 @@ RANK = {
     "checkpoint": 6,
     "namemap": 7,  # two checkpoints side by side
     "analysis": 8,
-    "reshard": 8,
-    "doctor": 9,
-    "views": 10,
-    "workbench": 11,  # the facade, workbench/__init__.py
-    "app": 12,
-    "notebook": 13,
-    "cli": 13,
-    "__main__": 14,
+    "reshard": 9,  # an export keeps a manifest
+    "doctor": 10,
+    "views": 11,
+    "workbench": 12,  # the facade, workbench/__init__.py
+    "app": 13,
+    "notebook": 14,
+    "cli": 14,
+    "__main__": 15,
 }
 
 #: Part of a format's bytes that another format embeds: decoders, not readers.

@@ -20,6 +20,10 @@ import workbench as wb
 from tests.properties import SLOW
 from tests.reader_suite import same_bits
 from workbench import errors
+from workbench.analysis import manifest as manifests
+from workbench.analysis.manifest_check import check
+from workbench.analysis.manifest_file import INSIDE
+from workbench.core.fingerprint import tensor_fingerprints
 from workbench.reshard import export as module
 from workbench.reshard.export import export
 from workbench.reshard.plain import plain
@@ -76,7 +80,7 @@ def test_every_tensor_of_every_format_is_the_truth(samples, tmp_path, name, form
         same_bits(got[stored[key]], want, key)
     for key, want in read.items():
         same_bits(got[key], want, key)
-    files = sorted(target.iterdir()) if target.is_dir() else [target]
+    files = [one for one in target.iterdir() if one.name != INSIDE] if target.is_dir() else [target]
     assert sum(file.stat().st_size for file in files) == report.nbytes
     assert os.listdir(tmp_path) == [target.name]
 
@@ -179,7 +183,7 @@ def test_overwriting_replaces_all_of_it(small, tmp_path):
     export(ckpt, tmp_path / "out", max_shard_size=3000)
     assert len(os.listdir(tmp_path / "out")) > 2
     export(ckpt, tmp_path / "out", select="bias", overwrite=True)
-    assert os.listdir(tmp_path / "out") == ["model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "out")) == [INSIDE, "model.safetensors"]
     export(ckpt, tmp_path / "x.pt", "torch")
     export(ckpt, tmp_path / "x.pt", "torch", select="bias", overwrite=True)
     assert list(load(tmp_path / "x.pt", "torch")) == ["model.a.bias"]
@@ -404,3 +408,29 @@ print(most)
     )
     assert float(done.stdout) < 64, done.stdout
     assert np.fromfile(tmp_path / "out1" / "model.safetensors", np.uint8)[4096:].max() == 0
+
+
+def test_the_manifest_is_made_of_what_was_hashed_on_the_way(tmp_path, monkeypatch):
+    tensors = {"a": torch.randn(1100, 2000), "b": torch.randn(7).bfloat16(), "c": torch.tensor(1.0)}
+    save_file(tensors, tmp_path / "x.safetensors")
+    read = []
+    real = manifests.file_digests
+
+    def counting(place, blocks, **how):
+        read.extend((one.file, int((one.stops - one.starts).sum())) for one in blocks)
+        return real(place, blocks, **how)
+
+    monkeypatch.setattr(manifests, "file_digests", counting)
+    with wb.open(tmp_path / "x.safetensors") as ckpt:
+        export(ckpt, tmp_path / "out")
+        told = {ckpt.catalog.keys[t]: one.hex for t, one in tensor_fingerprints(ckpt.payloads)}
+    assert [(name, size < 1000) for name, size in read] == [("model.safetensors", True)]  # its header
+    made = manifests.load(tmp_path / "out")
+    assert {key: entry.fingerprint for key, entry in made.tensors.items()} == told
+    assert not len(check(tmp_path / "out", made).findings)
+    file = tmp_path / "out" / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-5_000_000] ^= 4
+    file.write_bytes(raw)
+    found = check(tmp_path / "out", made).findings
+    assert len(found) == 1 and "'a'" in found.message[0]

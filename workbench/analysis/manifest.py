@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +27,16 @@ from workbench.analysis.manifest_entries import FileEntry, Manifest, TensorEntry
 from workbench.analysis.manifest_file import INSIDE, read, save
 from workbench.analysis.segments import Cut, Labels, cut_files
 from workbench.checkpoint import Checkpoint
-from workbench.core.blocks import file_digests
+from workbench.core.blocks import DIGEST, Blocks, file_digests
 from workbench.core.fingerprint import combine, tensor_fingerprints
 from workbench.core.place import Place
 from workbench.core.scan import Tick
 from workbench.errors import ChangedError, MissingFileError, UsageError
 
-__all__ = ["Manifest", "beside", "find", "is_manifest", "load", "write"]
+__all__ = ["Known", "Manifest", "beside", "find", "is_manifest", "load", "write"]
 
+Array = np.ndarray[Any, Any]
+Known = Mapping[str, Mapping[tuple[int, int], bytes]]  #: by file and block ``(start, stop)``, the block's xxh3_128
 BUDGET = 1 << 18  #: digests of a manifest, about: 6 MB of JSON
 
 
@@ -70,6 +75,7 @@ def write(
     dest: str | os.PathLike[str] | None = None,
     *,
     inside: bool = False,
+    known: Known = MappingProxyType({}),
     threads: int | None = None,
     tick: Tick | None = None,
 ) -> Manifest:
@@ -82,6 +88,7 @@ def write(
         ckpt: the checkpoint, all of it (a selection's files are hashed whole as well).
         dest: the manifest's file; by default beside the checkpoint, ``step-4000.manifest.json``.
         inside: put it into the checkpoint's folder instead, as ``.workbench-manifest.json``.
+        known: by file, digests of blocks that who wrote them has made already; these are not read.
         threads: how many work side by side.
         tick: told the share that is done; raising there leaves no manifest, and an older one as it was.
 
@@ -112,7 +119,7 @@ def write(
     more = int(ckpt.catalog.tensor_nbytes[rest].sum())
     first, second = _shares(tick, total, more)
     tensors: dict[int, str] = {}
-    for number, digests, failed in file_digests(place, blocks, threads=threads, tick=first):
+    for number, digests, failed in _digests(place, blocks, known, threads, first):
         name = names[number]
         if failed:
             raise MissingFileError(f"file {name!r} cannot be read: {next(iter(failed.values()))}")
@@ -165,6 +172,25 @@ def _kinds(ckpt: Checkpoint) -> dict[str, str]:
     for file in {*catalog.file.tolist(), *catalog.objects.file.tolist()}:
         kinds[catalog.files[file]] = "data"
     return kinds
+
+
+def _digests(
+    place: Place, blocks: Sequence[Blocks], known: Known, threads: int | None, tick: Tick | None
+) -> Iterator[tuple[int, Array, dict[int, str]]]:
+    """As :func:`file_digests`; what is known is not read."""
+    told = []
+    for one in blocks:
+        mine = known.get(one.file, {})
+        spans = zip(one.starts.tolist(), one.stops.tolist(), strict=True)
+        told.append({at: mine[span] for at, span in enumerate(spans) if span in mine})
+    unknown = [np.setdiff1d(np.arange(len(one.starts)), list(mine)) for one, mine in zip(blocks, told, strict=True)]
+    rest = [Blocks(one.file, one.starts[at], one.stops[at]) for one, at in zip(blocks, unknown, strict=True)]
+    for number, found, failed in file_digests(place, rest, threads=threads, tick=tick):
+        digests = np.empty((len(blocks[number].starts), DIGEST), np.uint8)
+        digests[unknown[number]] = found
+        for at, digest in told[number].items():
+            digests[at] = np.frombuffer(digest, np.uint8)
+        yield number, digests, {int(unknown[number][at]): why for at, why in failed.items()}
 
 
 def _alone(ckpt: Checkpoint, cut: Cut, grain: int) -> dict[str, list[int]]:

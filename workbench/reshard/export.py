@@ -18,8 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from workbench import formats
+from workbench.analysis.manifest import write as write_manifest
+from workbench.analysis.manifest_file import INSIDE
 from workbench.checkpoint import Checkpoint
+from workbench.checkpoint import open as open_checkpoint
 from workbench.core.dtypes import ALL
+from workbench.core.fingerprint import BLOCK
 from workbench.core.place import Place
 from workbench.core.scan import Tick
 from workbench.core.storage import SourcePool
@@ -27,7 +31,6 @@ from workbench.errors import OpenError, UsageError, WriteError
 from workbench.reshard.check import check_pieces, check_reader
 from workbench.reshard.engine import Job, prepare
 from workbench.reshard.journal import Written
-from workbench.reshard.kept import said
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.passing import passed
 from workbench.reshard.plain import plain_objects
@@ -37,7 +40,7 @@ from workbench.reshard.selection import Rename, Selection, choose
 from workbench.reshard.transaction import check_free, check_room, staging
 from workbench.reshard.write_safetensors import MAX_SHARD_SIZE
 from workbench.reshard.writers import Options, Writer, writer
-from workbench.reshard.writing import sync_folder
+from workbench.reshard.writing import sync_folder, writing
 
 __all__ = ["export"]
 
@@ -61,6 +64,7 @@ def export(
     overwrite: bool = False,
     resume: bool = False,
     verify: bool = False,
+    manifest: bool = True,
     threads: int | None = None,
     tick: Tick | None = None,
     dry_run: bool = False,
@@ -86,11 +90,11 @@ def export(
             plain; by default with ``role=None``.
         max_shard_size: bytes of tensors a file, or ``5GB``, ``500MB``, ``2GiB``; safetensors without a mesh only.
         overwrite: replace a checkpoint or file that has the name.
-        resume: go on with what a killed or failed run of the same export left: what it had finished is read again and
-            kept where it is whole. This run, if it fails, leaves what it has finished, too.
         resume: go on with what a killed or failed run of the same export wrote, after reading it again; and keep what
             this one wrote, out of sight beside the target, should it fail.
         verify: read the target again before it is made visible, and compare every fingerprint.
+        manifest: keep the fingerprints in the folder, as ``.workbench-manifest.json``; a target that is one file, or
+            whose files are checkpoints of their own, has none.
         threads: how many work side by side; by default as many as this process may use cores, at most 8.
         tick: told the share of bytes that is done, in the caller's thread; raising there ends the export.
         dry_run: only plan; everything that would be refused is refused.
@@ -129,13 +133,12 @@ def export(
             for path in inner:
                 os.makedirs(path, exist_ok=True)
             written = job.run(paths, threads=threads, tick=tick, journal=made.journal)
-            notes += made.notes
-            if made.journal is not None and made.journal.kept:
-                notes.append(said(made.journal.kept, maps))
             for path in reversed(inner):
                 sync_folder(path)
             if verify:
                 _verify(made.path, paths, made_by, selection, job, written, threads)
+            if manifest and folder and made_by.merges:
+                _keep(made.path, made_by, job, written, threads)
         notes += made.notes
     return ExportReport(
         path=target,
@@ -202,6 +205,21 @@ def _verify(
             check_pieces(path, one, results, threads=threads)
     if made_by.merges or selection.target is None:
         check_reader(made, made_by.reader, selection)
+
+
+def _keep(made: str, made_by: Writer, job: Job, written: list[list[Written]], threads: int | None) -> None:
+    """The manifest of what was written; the blocks of every piece were hashed when they were."""
+    known: dict[str, dict[tuple[int, int], bytes]] = {}
+    for one, results in zip(job.maps, written, strict=True):
+        known[one.name] = mine = {}
+        for start, nbytes, result in zip(one.start.tolist(), one.pieces.nbytes.tolist(), results, strict=True):
+            for low, digest in zip(range(start, start + nbytes, BLOCK), result.target.blocks, strict=True):
+                mine[low, min(low + BLOCK, start + nbytes)] = digest
+    try:
+        with open_checkpoint(made, format=made_by.reader, cache=False) as again, writing(INSIDE):
+            write_manifest(again, inside=True, known=known, threads=threads)
+    except (OpenError, UsageError) as error:
+        raise WriteError(f"what was written has got no manifest, and was not kept: {error}") from None
 
 
 def _tensors(job: Job, written: list[list[Written]] | None) -> tuple[TensorReport, ...]:
