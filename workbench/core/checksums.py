@@ -26,13 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.core import catalog as cat
+from workbench.core.archives import PLAIN, ArchiveRange, ItemArchives, file_archives, looks_like_one
 from workbench.core.crc32 import PIECE, crc32, crc32_of_two
-from workbench.core.dtypes import nbytes_of
-from workbench.core.objects import OBJECT_LIMIT
-from workbench.core.payload import PART_LIMIT, ZIP_OVERHEAD, Payloads, decompress
+from workbench.core.payload import Payloads, decompress
 from workbench.core.place import Place
 from workbench.core.scan import Announcer, Tick, cores, in_order
-from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, Record, inflate, locate
 from workbench.errors import WorkbenchError
@@ -44,8 +42,6 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 TASK = 32 << 20  #: bytes that a thread takes at a time; longer records are cut and their parts' CRCs combined
 ITEM_COST = 128 << 10  #: bytes that reading one more directory is worth
-_PLAIN = (cat.TORCH_ZIP, cat.TORCH_PART)
-_ZSTD = (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ def check_archives(
         threads: how many work side by side; by default as many as this process may use cores, at most 8.
         tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
     """
-    items, files = _Items(payloads), list(_files(payloads, place, others))
+    items, files = ItemArchives(payloads), list(file_archives(payloads, place, others))
     total, done, crc = max(items.nbytes + sum(one.stop for one in files), 1), 0, 0
     announcer = Announcer()
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-crc") as pool:
@@ -143,7 +139,7 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
         np.full(catalog.chunks, -1, np.int64), np.zeros(catalog.chunks, np.int64), np.zeros(catalog.chunks, bool)
     )
     mapped = Payloads(catalog, payloads.pool.maps())
-    rows = np.flatnonzero(np.isin(catalog.codec, _PLAIN))
+    rows = np.flatnonzero(np.isin(catalog.codec, PLAIN))
     for row in rows[np.lexsort((catalog.start[rows], catalog.file[rows]))].tolist():  # each file is opened once
         try:
             item, _ = mapped.item(row)
@@ -159,25 +155,13 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
     return result
 
 
-# ---- which archives there are ----------------------------------------------------------------------------------------
-
-
-class _Archive(NamedTuple):
-    """An archive: bytes of a file, plain, or as one zstd stream that may grow to ``limit`` bytes."""
-
-    pool: SourcePool
-    file: int
-    name: str
-    start: int
-    stop: int
-    owner: str = ""
-    limit: int | None = None
+# ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
 class _Part(NamedTuple):
     """Bytes ``[first, last)`` of a file that are a part of one record's payload ``[start, stop)``."""
 
-    archive: _Archive
+    archive: ArchiveRange
     record: Record
     start: int
     stop: int
@@ -186,88 +170,10 @@ class _Part(NamedTuple):
     checked: bool
 
 
-_Task = list[_Archive | _Part | RecordCheck]
+_Task = list[ArchiveRange | _Part | RecordCheck]
 
 
-class _Items:
-    """Items of chunk rows and of objects, each once, in the order of the files."""
-
-    def __init__(self, payloads: Payloads) -> None:
-        catalog, table = payloads.catalog, payloads.catalog.objects
-        self._payloads = payloads
-        rows = np.flatnonzero(np.isin(catalog.codec, _PLAIN + _ZSTD))
-        objects = np.array([row for row in range(len(table.keys)) if self._is_archive(row)], np.int64)
-        file, start, stop = (
-            np.concatenate([getattr(catalog, name)[rows], getattr(table, name)[objects]]).astype(np.int64)
-            for name in ("file", "start", "stop")
-        )
-        source = np.concatenate([rows, -1 - objects])  # negative: an object
-        order = np.lexsort((stop, start, file))
-        new = np.ones(len(order), bool)
-        for column in (file, start, stop):
-            column[:] = column[order]
-        new[1:] = (file[1:] != file[:-1]) | (start[1:] != start[:-1]) | (stop[1:] != stop[:-1])
-        self._source = source[order][new]
-        self.nbytes = int((stop - start)[new].sum())
-
-    def __iter__(self) -> Iterator[_Archive]:
-        return (self._of_row(row) if row >= 0 else self._of_object(-1 - row) for row in self._source)
-
-    def _of_row(self, row: int) -> _Archive:
-        catalog, limit = self._payloads.catalog, None
-        tensor, codec = int(catalog.tensor[row]), int(catalog.codec[row])
-        if codec in _ZSTD:
-            nbytes = nbytes_of(catalog.dtype_of(tensor), int(np.prod(catalog.sizes[row])))
-            limit = PART_LIMIT if codec == cat.ZSTD_TORCH_PART else nbytes + ZIP_OVERHEAD
-        place = int(catalog.file[row]), int(catalog.start[row]), int(catalog.stop[row])
-        return _Archive(
-            self._payloads.pool, place[0], catalog.files[place[0]], place[1], place[2], catalog.keys[tensor], limit
-        )
-
-    def _of_object(self, row: int) -> _Archive:
-        catalog, table = self._payloads.catalog, self._payloads.catalog.objects
-        limit = OBJECT_LIMIT if table.codec[row] in _ZSTD else None
-        place = int(table.file[row]), int(table.start[row]), int(table.stop[row])
-        return _Archive(
-            self._payloads.pool, place[0], catalog.files[place[0]], place[1], place[2], table.keys[row], limit
-        )
-
-    def _is_archive(self, row: int) -> bool:
-        return self._payloads.catalog.objects.codec[row] in _PLAIN + _ZSTD or _looks_like_one(self._of_object(row))
-
-
-def _files(payloads: Payloads, place: Place | None, others: Iterable[str]) -> Iterator[_Archive]:
-    """Files that are one archive each."""
-    catalog = payloads.catalog
-    holds_items = set(catalog.file[np.isin(catalog.codec, _PLAIN + _ZSTD)].tolist())
-    holds_items |= set(catalog.objects.file.tolist())
-    for file, (name, stat) in enumerate(zip(catalog.files, catalog.file_stats, strict=True)):
-        archive = _Archive(payloads.pool, file, name, 0, stat.size)
-        if file not in holds_items and stat.size > 0 and _looks_like_one(archive):
-            yield archive
-    names = sorted(set(others) - set(catalog.files))
-    if place is None or not names:
-        return
-    stats = [place.stat(name) for name in names]
-    pool = SourcePool(place, names, stats)
-    for file, (name, stat) in enumerate(zip(names, stats, strict=True)):
-        archive = _Archive(pool, file, name, 0, stat.size)
-        if _looks_like_one(archive):
-            yield archive
-
-
-def _looks_like_one(archive: _Archive) -> bool:
-    """Whether it begins or ends like a zip archive; what cannot be read is left to be told later."""
-    if archive.stop - archive.start < 22:
-        return False
-    try:
-        view = archive.pool.maps().source(archive.file).view(archive.start, archive.stop)
-    except WorkbenchError:
-        return False
-    return bytes(view[:4]) == b"PK\3\4" or bytes(view[-22:-18]) == b"PK\5\6"
-
-
-def _tasks(archives: Iterable[_Archive]) -> Iterator[tuple[int, _Task]]:
+def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
     """Bytes and what to do with them: small archives several at a time, large ones record by record."""
     task: _Task = []
     weight = nbytes = 0
@@ -283,7 +189,7 @@ def _tasks(archives: Iterable[_Archive]) -> Iterator[tuple[int, _Task]]:
         yield nbytes, task
 
 
-def _records(archive: _Archive) -> Iterator[tuple[_Part | RecordCheck, int]]:
+def _records(archive: ArchiveRange) -> Iterator[tuple[_Part | RecordCheck, int]]:
     """The records of a large archive, cut; what cannot be read as results already."""
     try:
         view = archive.pool.maps().source(archive.file).view(archive.start, archive.stop)
@@ -333,7 +239,7 @@ def _of_part(part: _Part, announcer: Announcer) -> RecordCheck | tuple[_Part, in
     return part, crc
 
 
-def _of_archive(archive: _Archive, announcer: Announcer) -> Iterator[RecordCheck]:
+def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordCheck]:
     """Every record of an archive that is read whole."""
     what = f"item at byte {archive.start:,} of {archive.name!r}" if archive.owner else repr(archive.name)
     try:
@@ -356,7 +262,7 @@ def _of_archive(archive: _Archive, announcer: Announcer) -> Iterator[RecordCheck
         yield _of_record(archive, directory, record)
 
 
-def _of_record(archive: _Archive, directory: Archive, record: Record) -> RecordCheck:
+def _of_record(archive: ArchiveRange, directory: Archive, record: Record) -> RecordCheck:
     try:
         start, stop = locate(directory.view, record, directory.what)
         content: Any = directory.view[start:stop]
@@ -371,14 +277,14 @@ def _of_record(archive: _Archive, directory: Archive, record: Record) -> RecordC
     return _verdict(archive, record, *place, crc, directory.has_checksums)
 
 
-def _verdict(archive: _Archive, record: Record, start: int, stop: int, crc: int, checked: bool) -> RecordCheck:
+def _verdict(archive: ArchiveRange, record: Record, start: int, stop: int, crc: int, checked: bool) -> RecordCheck:
     if not checked:
         return RecordCheck("absent", archive.name, record.name, start, stop, archive.owner)
     status = "ok" if crc == record.crc else "mismatch"
     return RecordCheck(status, archive.name, record.name, start, stop, archive.owner, record.crc, crc)
 
 
-def _damaged(archive: _Archive, record: str, message: str) -> RecordCheck:
+def _damaged(archive: ArchiveRange, record: str, message: str) -> RecordCheck:
     return RecordCheck("damaged", archive.name, record, archive.start, archive.stop, archive.owner, message=message)
 
 
@@ -388,8 +294,8 @@ def _damaged(archive: _Archive, record: str, message: str) -> RecordCheck:
 def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) -> None:
     """Rows that are raw ranges of an archive's records."""
     catalog = payloads.catalog
-    archive = _Archive(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size)
-    if not _looks_like_one(archive):
+    archive = ArchiveRange(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size)
+    if not looks_like_one(archive):
         return
     try:
         directory = read_directory(payloads.pool.source(file).view(0, archive.stop), what=repr(archive.name))
