@@ -9,6 +9,9 @@ into wide instructions::
 
 Counting one byte an element is what costs most: 16-bit types share a byte between both octaves (4 bits each), and the
 few elements beyond its range are counted apart. Blocks with NaN or Inf take a slow path of their own.
+
+Loops and kernels stay in one file: numba keeps compiled kernels until *their* file changes, and would go on using the
+old code of a loop that was changed in another one.
 """
 
 from __future__ import annotations
