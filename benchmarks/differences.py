@@ -6,12 +6,11 @@ needs ~9 GB; what it made there is used again. Peers that are commands (sft-cli,
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from harness import best, machine
+from harness import beside_others, best, machine
 from synthetic import write_llama
 
 SIZE = 512 << 20  #: bytes of each side
@@ -116,27 +115,9 @@ from workbench.analysis.diff import diff
 with timed():
     diff(workbench.open({str(sides[0])!r}), workbench.open({str(sides[2])!r}), patterns=False).tensors
 """
-    programs = {"workbench": ours, "plain torch loop": loop}
-    missing = []
-    for command in (["sft", "diff", "--delta", a, b], ["mergelens", "compare", a, b]):
-        if (found := shutil.which(command[0])) is None:
-            missing.append(command[0])
-            continue
-        programs[f"{' '.join(command[:2])} (a process)"] = f"""
-import subprocess
-with timed() as clock:
-    done = subprocess.run({[found, *command[1:]]!r}, capture_output=True)
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    clock.cpu -= spent.ru_utime + spent.ru_stime
-assert spent.ru_utime > 1, done.stderr
-"""
-    results = best(programs, 2)
+    commands = [["sft", "diff", "--delta", a, b], ["mergelens", "compare", a, b]]
     print("### Against others (bf16, 512 MiB a side, every element different, CPU seconds)\n")
-    print("| | CPU s | GB of one side/CPU-s | times ours |\n|---|---:|---:|---:|")
-    for name, result in results.items():
-        cpu = result["cpu"]
-        print(f"| {name} | {cpu:.2f} | {SIZE / 1e9 / cpu:.2f} | {cpu / results['workbench']['cpu']:.1f} |")
-    print(f"\nNot installed: {', '.join(missing) or 'none'}.\n")
+    beside_others({"workbench": ours, "plain torch loop": loop}, commands, SIZE, "GB of one side")
 
 
 def _floor(a: Path, b: Path, how: str) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -95,6 +96,34 @@ def table(results: dict[str, dict[str, float]], against: str, by: str = "cpu") -
         ratio = result[by] / base
         lines.append(f"| {name} | {result['wall']:.4f} | {result['cpu']:.4f} | {result['anon']:,.0f} | {ratio:,.3f} |")
     return "\n".join(lines)
+
+
+def beside_others(programs: dict[str, str], commands: list[list[str]], nbytes: int, unit: str = "GB") -> None:
+    """Print ``programs`` and other people's ``commands`` beside each other: CPU seconds, speed, and times the first's.
+
+    A command is a process of its own, so that its start and imports count; one that is not installed is named.
+    """
+    missing = []
+    programs = dict(programs)
+    for command in commands:
+        if (found := shutil.which(command[0])) is None:
+            missing.append(command[0])
+            continue
+        programs[f"{' '.join(command[:2])} (a process)"] = f"""
+import subprocess
+with timed() as clock:
+    done = subprocess.run({[found, *command[1:]]!r}, capture_output=True)
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    clock.cpu -= spent.ru_utime + spent.ru_stime
+assert spent.ru_utime > 1, done.stderr
+"""
+    results = best(programs, 2)
+    first = next(iter(results.values()))["cpu"]
+    print(f"| | CPU s | {unit}/CPU-s | times ours |\n|---|---:|---:|---:|")
+    for name, result in results.items():
+        cpu = result["cpu"]
+        print(f"| {name} | {cpu:.2f} | {nbytes / 1e9 / cpu:.2f} | {cpu / first:.1f} |")
+    print(f"\nNot installed: {', '.join(missing) or 'none'}.\n")
 
 
 def machine() -> str:

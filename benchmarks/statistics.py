@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from harness import best, machine
+from harness import beside_others, best, machine
 
 SIZE = 512 << 20  #: bytes of each checkpoint
 TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
@@ -81,27 +80,9 @@ from workbench.analysis.stats import stats
 with timed():
     stats(workbench.open({str(folder)!r}), cache=False)
 """
-    programs = {"workbench": ours, "plain torch loop": loop}
-    missing = []
-    for command in (["sft", "stat", path], ["lens", "analyze", path]):  # sft-cli, weightlens
-        if (found := shutil.which(command[0])) is None:
-            missing.append(command[0])
-            continue
-        programs[f"{' '.join(command[:2])} (a process)"] = f"""
-import subprocess
-with timed() as clock:
-    done = subprocess.run({[found, *command[1:]]!r}, capture_output=True)
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    clock.cpu -= spent.ru_utime + spent.ru_stime
-assert spent.ru_utime > 1, done.stderr
-"""
-    results = best(programs, 2)
+    commands = [["sft", "stat", path], ["lens", "analyze", path]]  # sft-cli, weightlens
     print("### Against others (bf16, 512 MiB, CPU seconds)\n")
-    print("| | CPU s | GB/CPU-s | times ours |\n|---|---:|---:|---:|")
-    for name, result in results.items():
-        cpu = result["cpu"]
-        print(f"| {name} | {cpu:.2f} | {SIZE / 1e9 / cpu:.2f} | {cpu / results['workbench']['cpu']:.1f} |")
-    print(f"\nNot installed: {', '.join(missing) or 'none'}.\n")
+    beside_others({"workbench": ours, "plain torch loop": loop}, commands, SIZE)
 
 
 def _floor(folder: Path) -> str:
