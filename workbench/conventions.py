@@ -111,6 +111,9 @@ _MEGATRON: list[tuple[re.Pattern[str], str]] = [
         (_LAYER + r"mlp\.linear_fc1\.(?P<leaf>weight|bias)", "gate_up"),
         (_LAYER + r"mlp\.linear_fc2\.(?P<leaf>weight|bias)", "layers.{layer}.mlp.down_proj.{leaf}"),
         (_LAYER + r"mlp\.router\.weight", "layers.{layer}.mlp.gate.weight"),
+        (_LAYER + r"mlp\.shared_experts\.linear_fc1\.(?P<leaf>weight)", "shared_gate_up"),
+        (_LAYER + r"mlp\.shared_experts\.linear_fc2\.weight", "layers.{layer}.mlp.shared_expert.down_proj.weight"),
+        (_LAYER + r"mlp\.shared_experts\.gate_weight", "layers.{layer}.mlp.shared_expert_gate.weight"),
         (_LAYER + r"mlp\.experts\.(?:local_experts\.(?P<expert>\d+)\.linear_fc1\.weight|linear_fc1\.weight(?P<te>\d+))",
          "expert_gate_up"),
         (_LAYER + r"mlp\.experts\.(?:local_experts\.(?P<expert>\d+)\.linear_fc2\.weight|linear_fc2\.weight(?P<te>\d+))",
@@ -130,8 +133,9 @@ def _megatron(
     layer = f"layers.{part.get('layer')}"
     if atom == "qkv":
         return _qkv(fqn, shape, facts, f"{layer}.self_attn", str(part["leaf"]))
-    if atom == "gate_up":
-        names = [f"{layer}.mlp.{side}_proj.{part['leaf']}" for side in ("gate", "up")]
+    if atom in ("gate_up", "shared_gate_up"):
+        owner = "mlp" if atom == "gate_up" else "mlp.shared_expert"
+        names = [f"{layer}.{owner}.{side}_proj.{part['leaf']}" for side in ("gate", "up")]
         return _halves(fqn, shape, 0, names)
     if atom == "expert_gate_up":
         names = [f"{layer}.mlp.experts.{part['expert']}.{name}.weight" for name in ("w1", "w3")]
