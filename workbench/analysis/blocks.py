@@ -1,20 +1,19 @@
 """A tensor in blocks, in row-major order: what bounds the memory of every single-tensor view.
 
-A block is a run along one axis at one position of the axes before it, whole along those after it; so that its
-elements are neighbours both in the tensor and, mostly, in the file::
+A block is a run (:mod:`workbench.analysis.runs`) seen as a piece of a matrix, whose rows are all axes but the last::
 
-    shape (2, 6, 4), at most 8 elements a block     [0, 0:2, :]  [0, 2:4, :]  [0, 4:6, :]  [1, 0:2, :] …
+    shape (2, 6, 4), at most 8 elements a block     rows 0:2     2:4     4:6     6:8 …
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
 
+from workbench.analysis.runs import Runs
 from workbench.tensor import LazyTensor
 
 __all__ = ["Block", "Blocks"]
@@ -50,13 +49,13 @@ class Blocks:
         self._tensor, self._shape = tensor, tensor.shape
         self.sampled = limit is not None and tensor.numel > max(limit, 1)
         size = max(limit // PIECES, 1) if limit is not None and self.sampled else READ
-        self._plan(size)
-        wanted = range(self._count)
+        self._runs = Runs(self._shape, size)
+        wanted = range(len(self._runs))
         if self.sampled and limit is not None:
-            share = min(self._count, max(limit // max(self._step * self._inner, 1), 1))
-            wanted = np.unique(np.linspace(0, self._count - 1, share).astype(np.int64)).tolist()
+            share = min(len(self._runs), max(limit // max(self._runs.longest, 1), 1))
+            wanted = np.unique(np.linspace(0, len(self._runs) - 1, share).astype(np.int64)).tolist()
         self._wanted = wanted
-        self._kept: list[Block] | None = [] if len(wanted) * self._step * self._inner <= KEEP else None
+        self._kept: list[Block] | None = [] if len(wanted) * self._runs.longest <= KEEP else None
         self._done = False
 
     def __iter__(self) -> Iterator[Block]:
@@ -72,33 +71,13 @@ class Blocks:
         if self._kept is not None:
             self._kept, self._done = kept, True
 
-    def _plan(self, size: int) -> None:
-        shape = self._shape or (1,)
-        axis, inner = len(shape) - 1, 1
-        while axis > 0 and inner * shape[axis] <= size:
-            inner *= shape[axis]
-            axis -= 1
-        self._axis, self._inner = axis, inner
-        self._step = max(size // max(inner, 1), 1)
-        self._runs = -(-shape[axis] // self._step)
-        self._count = prod(shape[:axis]) * self._runs if prod(shape) else 0
-
     def _read(self, number: int) -> Block:
         if not self._shape:
             return Block((0, 1), (0, 1), self._tensor.numpy().reshape(-1))
-        lead, run = divmod(number, self._runs)
-        first, size = run * self._step, self._shape[self._axis]
-        last = min(first + self._step, size)
-        key: list[Any] = []
-        rest = lead
-        for extent in reversed(self._shape[: self._axis]):
-            rest, index = divmod(rest, extent)
-            key.append(index)
-        whole = not key and (first, last) == (0, size)
-        part = self._tensor if whole else self._tensor.lazy[(*reversed(key), slice(first, last))]
+        run, width = self._runs[number], self._shape[-1]
+        part = self._tensor if run.sizes == self._shape else self._tensor.lazy[run.key]
         values = part.numpy().reshape(-1)
-        if self._axis == len(self._shape) - 1:
-            return Block((lead, lead + 1), (first, last), values)
-        width = self._shape[-1]
-        start = (lead * size + first) * self._inner // width
-        return Block((start, start + len(values) // width), (0, width), values)
+        row = run.start // width
+        if self._runs.axis == len(self._shape) - 1:
+            return Block((row, row + 1), (run.low[-1], run.low[-1] + len(values)), values)
+        return Block((row, row + len(values) // width), (0, width), values)

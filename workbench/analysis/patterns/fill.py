@@ -19,7 +19,7 @@ from workbench.analysis.patterns.file import chunk_boxes, place_of
 from workbench.analysis.patterns.flips import number_text
 from workbench.analysis.patterns.found import Pattern, box_text
 from workbench.analysis.patterns.local import KEPT, Difference
-from workbench.analysis.patterns.read import Runs, bits
+from workbench.analysis.patterns.read import bits, runs_of
 from workbench.tensor import LazyTensor
 
 __all__ = ["filled"]
@@ -88,7 +88,7 @@ def _far(low: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _ends(a: LazyTensor, b: LazyTensor) -> tuple[int, int]:
     first, last = a.numel, -1
-    for run in Runs(a.shape, a.element.itemsize):
+    for run in runs_of(a.shape, a.element.itemsize):
         hits = np.flatnonzero((bits(a, run.key) != bits(b, run.key)).reshape(-1))
         if len(hits):
             first, last = min(first, run.start + int(hits[0])), run.start + int(hits[-1])
@@ -99,7 +99,7 @@ def _grown(b: LazyTensor, first: int, last: int, value: Any) -> tuple[int, int]:
     """The longest run of ``value`` around ``[first, last]``; empty where that holds another one."""
     start, stop, inside = first, last + 1, False
     other_before, other_after = -1, b.numel
-    for run in Runs(b.shape, b.element.itemsize):
+    for run in runs_of(b.shape, b.element.itemsize):
         others = np.flatnonzero(bits(b, run.key).reshape(-1) != value) + run.start
         if not len(others):
             continue
@@ -118,7 +118,7 @@ def _filled_box(seen: Difference, value: Any) -> Pattern | None:
     low, high = tuple(seen.low), tuple(seen.high)
     box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
     inner = seen.b.lazy[box]
-    for run in Runs(inner.shape, inner.element.itemsize):
+    for run in runs_of(inner.shape, inner.element.itemsize):
         if (bits(inner, run.key) != value).any():
             return None
     surprise = seen.count * (log2(seen.a.numel / inner.numel) + _rarity(seen, value))
@@ -141,6 +141,6 @@ def _rarity(seen: Difference, value: Any) -> float:
     """Bits that one element's becoming ``value`` is worth: seldom seen before, worth much."""
     known = seen.before[:KEPT]
     # what changed was not ``value``: how common it is elsewhere is told by the first elements that stayed
-    first = bits(seen.a, Runs(seen.shape, seen.a.element.itemsize, 1 << 16)[0].key).reshape(-1)
+    first = bits(seen.a, runs_of(seen.shape, seen.a.element.itemsize, 1 << 16)[0].key).reshape(-1)
     share = (np.count_nonzero(first == value) + 1) / (len(first) + 2)
     return min(-log2(share), entropy(known))  # what was one constant may become another in many ways

@@ -20,8 +20,9 @@ import numpy as np
 from workbench.analysis.patterns.evidence import MARGIN, choose, entropy, pairs
 from workbench.analysis.patterns.flips import flip_text, one_flip
 from workbench.analysis.patterns.found import Pattern, axis_words, box_text
-from workbench.analysis.patterns.read import Run, Runs, bits
+from workbench.analysis.patterns.read import bits, runs_of
 from workbench.analysis.patterns.rounding import half_step, numbers
+from workbench.analysis.runs import Run
 from workbench.tensor import LazyTensor
 
 __all__ = ["Difference", "Watcher", "flipped", "replaced"]
@@ -74,7 +75,7 @@ class Difference:
     def run(self, watchers: list[Any]) -> None:
         """The pass."""
         equal: list[Run] = []  # shown to those alive at the end: until a block differs, all would be
-        for run in Runs(self.shape, self.a.element.itemsize).ends_first():
+        for run in runs_of(self.shape, self.a.element.itemsize).ends_first():
             left, right = bits(self.a, run.key), bits(self.b, run.key)
             if not self._look(left.reshape(run.sizes), right.reshape(run.sizes), run):
                 equal.append(run)
@@ -232,7 +233,7 @@ def _untouched(seen: Difference) -> float:
             for side in (1, 2)
         )
         change = np.abs(new - old).max() * (0.5 if element.kind == "f" else 1.0)  # half of it may be rounding
-        some = bits(seen.a, Runs(seen.shape, 1, KEPT)[0].key).reshape(-1)
+        some = bits(seen.a, runs_of(seen.shape, 1, KEPT)[0].key).reshape(-1)
         values = numbers(some, element).astype(np.float64)
         values = values[np.isfinite(values)]
         worth = np.log2(np.fmax(change / half_step(values, element), 1.0)) if change > 0 else np.zeros(1)

@@ -15,7 +15,7 @@ from workbench.analysis.patterns.evidence import MARGIN
 from workbench.analysis.patterns.forms import find_form
 from workbench.analysis.patterns.found import Pattern
 from workbench.analysis.patterns.local import Difference
-from workbench.analysis.patterns.read import Runs, bits, differing, fold
+from workbench.analysis.patterns.read import bits, differing, fold, runs_of
 from workbench.tensor import LazyTensor
 
 __all__ = ["LONGEST", "reordered_units"]
@@ -30,7 +30,7 @@ def reordered_units(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern |
     """``b`` has the units of ``a``, both of one axis longer than ``LONGEST``, in another order."""
     (n,) = seen.shape
     unit = 1 << (-(-n // LONGEST) - 1).bit_length()
-    runs = Runs(seen.shape, a.element.itemsize)
+    runs = runs_of(seen.shape, a.element.itemsize)
     if n % unit or (len(runs) > 1 and runs[1].start % unit):
         return None
     form = find_form(_unit_keys(a, unit), _unit_keys(b, unit))
@@ -52,7 +52,7 @@ def reordered_units(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern |
 
 def _unit_keys(tensor: LazyTensor, unit: int) -> Array:
     found = np.zeros(tensor.numel // unit, np.uint64)
-    for run in Runs(tensor.shape, tensor.element.itemsize):
+    for run in runs_of(tensor.shape, tensor.element.itemsize):
         rows = bits(tensor, run.key).reshape(-1, unit)
         inside = slice(run.start // unit, run.start // unit + len(rows))
         found[inside] = fold(found[inside], rows)
@@ -61,7 +61,7 @@ def _unit_keys(tensor: LazyTensor, unit: int) -> Array:
 
 def _proved(a: LazyTensor, b: LazyTensor, order: Ints, unit: int) -> bool:
     # what a unit was is read by its elements' positions, 8 bytes each: fewer at a time
-    for run in Runs(b.shape, b.element.itemsize, max(unit, 1 << 18) * b.element.itemsize).ends_first():
+    for run in runs_of(b.shape, b.element.itemsize, max(unit, 1 << 18) * b.element.itemsize).ends_first():
         first = run.start // unit
         old = order[first : first + run.sizes[0] // unit]
         where = (old[:, None] * unit + np.arange(unit)).reshape(-1)

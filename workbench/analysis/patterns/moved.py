@@ -18,7 +18,7 @@ from workbench.analysis.patterns.forms import Form, find_form
 from workbench.analysis.patterns.found import Pattern, axis_words, box_text
 from workbench.analysis.patterns.local import Difference
 from workbench.analysis.patterns.long import LONGEST, reordered_units
-from workbench.analysis.patterns.read import Runs, bits, differing, keys, slab
+from workbench.analysis.patterns.read import bits, differing, keys, runs_of, slab
 from workbench.tensor import LazyTensor
 
 __all__ = ["moved", "reordered"]
@@ -95,7 +95,7 @@ def _form(left: LazyTensor, right: LazyTensor, axis: int) -> tuple[Form, float] 
 
 
 def _proved(left: LazyTensor, right: LazyTensor, axis: int, order: Ints) -> bool:
-    runs = Runs(right.shape, right.element.itemsize)
+    runs = runs_of(right.shape, right.element.itemsize)
     for run in runs.ends_first():
         key = list(run.key)
         if axis > runs.axis:  # the run holds the whole axis
@@ -167,7 +167,7 @@ def _single(names: Array) -> tuple[Array, Array]:
 def _matched(old: LazyTensor, new: LazyTensor, same: LazyTensor | None) -> tuple[int | None, Array]:
     """How many elements are rightly told that would be wrong without the move; ``None`` when one is wrong with it."""
     changed, samples = 0, np.empty(0, new.element.raw)
-    for run in Runs(new.shape, new.element.itemsize).ends_first():
+    for run in runs_of(new.shape, new.element.itemsize).ends_first():
         wanted = bits(new, run.key).reshape(-1)
         if differing(bits(old, run.key).reshape(-1), wanted):
             return None, samples
@@ -196,7 +196,7 @@ def _said(b: LazyTensor, axis: int, n: int, m: int, by: int, first: int, last: i
 
 
 def _zero(part: LazyTensor) -> bool:
-    return not any(bits(part, run.key).any() for run in Runs(part.shape, part.element.itemsize))
+    return not any(bits(part, run.key).any() for run in runs_of(part.shape, part.element.itemsize))
 
 
 def _along(axis: int, first: int, last: int) -> tuple[slice, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 from workbench.analysis.patterns.evidence import MARGIN, steps
 from workbench.analysis.patterns.found import Pattern, made
 from workbench.analysis.patterns.local import Difference
-from workbench.analysis.patterns.read import Runs, bits, parts
+from workbench.analysis.patterns.read import bits, parts, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, half_step, numbers, rounded
 from workbench.core.dtypes import DType
 
@@ -186,7 +186,7 @@ def _way(element: DType, factor: float, kind: Any, divide: bool) -> Callable[[Ar
 
 
 def _proved(seen: Difference, of: Callable[[Array], Array]) -> bool:
-    for run in Runs(seen.shape, seen.a.element.itemsize).ends_first():
+    for run in runs_of(seen.shape, seen.a.element.itemsize).ends_first():
         left, right = bits(seen.a, run.key).reshape(-1), bits(seen.b, run.key).reshape(-1)
         for start, stop in parts(len(left)):
             if (of(left[start:stop]) != right[start:stop]).any():

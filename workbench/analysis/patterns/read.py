@@ -12,19 +12,18 @@ A key is only ever a hint. What it suggests is proved on the bits afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from workbench.analysis.runs import Key, Runs
 from workbench.tensor import LazyTensor
 
-__all__ = ["READ", "Run", "Runs", "bits", "corner", "differing", "fold", "keys", "parts", "readable", "slab"]
+__all__ = ["READ", "bits", "corner", "differing", "fold", "keys", "parts", "readable", "runs_of", "slab"]
 
 Array = np.ndarray[Any, Any]
-Key = tuple[Any, ...]
 
 READ = 4 << 20  #: bytes of one tensor that are in memory at a time, about
 ELEMENTS = 1 << 20  #: and no more than these, whose positions are lists of 8 MiB
@@ -46,69 +45,14 @@ def bits(tensor: LazyTensor, key: Key = ()) -> Array:
     return np.ascontiguousarray(part).view(tensor.element.raw).reshape(part.shape)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A contiguous run of a tensor in row-major order.
-
-    Attributes:
-        key: index of the run: some integers, one slice, nothing for the axes after it.
-        start: flat position of its first element.
-        low, sizes: the same as a box.
-    """
-
-    key: Key
-    start: int
-    low: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-
-class Runs:
-    """The runs of a shape, each at most ``READ`` bytes (or one element of the last axis)."""
-
-    def __init__(self, shape: tuple[int, ...], itemsize: int, most: int = 0) -> None:
-        self.shape = shape
-        size = max(min((most or READ) // itemsize, ELEMENTS), 1)
-        shape = shape or (1,)
-        axis, inner = len(shape) - 1, 1
-        while axis > 0 and inner * shape[axis] <= size:
-            inner *= shape[axis]
-            axis -= 1
-        self.axis, self._inner = axis, inner
-        self._step = max(size // max(inner, 1), 1)
-        self._turns = -(-shape[axis] // self._step)
-        self._lead = shape[:axis]
-        self._size = shape[axis]
-
-    def __len__(self) -> int:
-        return prod(self._lead) * self._turns if prod(self.shape) else 0
-
-    def __getitem__(self, number: int) -> Run:
-        if not self.shape:
-            return Run((), 0, (), ())
-        lead, turn = divmod(number, self._turns)
-        first = turn * self._step
-        last = min(first + self._step, self._size)
-        at = tuple(int(i) for i in np.unravel_index(lead, self._lead)) if self._lead else ()
-        rest = self.shape[self.axis + 1 :]
-        sizes = (*(1 for _ in at), last - first, *rest)
-        start = (lead * self._size + first) * self._inner
-        return Run((*at, slice(first, last)), start, (*at, first, *(0 for _ in rest)), sizes)
-
-    def __iter__(self) -> Iterator[Run]:
-        return (self[number] for number in range(len(self)))
-
-    def ends_first(self) -> Iterator[Run]:
-        """All of them, the first, the last and the middle one before the others: most random changes show at once."""
-        count = len(self)
-        early = sorted({0, count - 1, count // 2}) if count else []
-        yield from (self[number] for number in early)
-        yield from (self[number] for number in range(count) if number not in early)
+def runs_of(shape: tuple[int, ...], itemsize: int, most: int = 0) -> Runs:
+    """The runs of a shape, each at most ``most`` bytes (``READ`` by default), or one element of the last axis."""
+    return Runs(shape, max(min((most or READ) // itemsize, ELEMENTS), 1))
 
 
 def corner(tensor: LazyTensor, most: int = 4096) -> Array:
     """The first elements, flat, at most about ``most``."""
-    runs = Runs(tensor.shape, 1, most)
-    return bits(tensor, runs[0].key).reshape(-1)
+    return bits(tensor, runs_of(tensor.shape, 1, most)[0].key).reshape(-1)
 
 
 def slab(shape: tuple[int, ...], axis: int, itemsize: int) -> Key:
@@ -164,7 +108,7 @@ def _cuts(shape: tuple[int, ...], axis: int, longest: int, itemsize: int) -> Ite
     """Boxes in row-major order of the other axes; all indices of the axis, or where those are too many, some."""
     others = tuple(size for k, size in enumerate(shape) if k != axis)
     wide = max(READ // itemsize // max(longest, 1), 1)  # elements of each index at a time
-    for run in Runs(others, 1, wide):
+    for run in runs_of(others, 1, wide):
         part = list(run.key) + [slice(None)] * (len(others) - len(run.key))
         part = [slice(k, k + 1) if isinstance(k, int) else k for k in part]
         inner = prod(run.sizes)

@@ -11,7 +11,7 @@ import numpy as np
 from workbench.analysis.patterns.evidence import MARGIN, entropy
 from workbench.analysis.patterns.found import Pattern
 from workbench.analysis.patterns.local import Difference
-from workbench.analysis.patterns.read import Runs, bits, corner
+from workbench.analysis.patterns.read import bits, corner, runs_of
 from workbench.tensor import LazyTensor
 
 __all__ = ["reshaped", "sibling", "transposed"]
@@ -75,7 +75,7 @@ def reshaped(a: LazyTensor, b: LazyTensor) -> Pattern | None:
 def _same(one: LazyTensor, b: LazyTensor, first: Array) -> bool:
     if (corner(one) != first).any():
         return False
-    runs = Runs(b.shape, b.element.itemsize)
+    runs = runs_of(b.shape, b.element.itemsize)
     return all((bits(one, run.key) == bits(b, run.key)).all() for run in runs.ends_first())
 
 
@@ -95,7 +95,7 @@ def _turned(a: LazyTensor, b: LazyTensor, axes: tuple[int, ...]) -> bool:
 
 
 def _boxes(b: LazyTensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    for run in Runs(b.shape, b.element.itemsize).ends_first():
+    for run in runs_of(b.shape, b.element.itemsize).ends_first():
         yield run.low, run.sizes
 
 
@@ -106,7 +106,7 @@ def _turn(axes: tuple[int, ...]) -> Any:
 def _flat(tensor: LazyTensor, size: int = 1 << 18) -> Iterator[Array]:
     """The elements in row-major order, in pieces of equal size."""
     kept = np.empty(0, tensor.element.raw)
-    for run in Runs(tensor.shape, tensor.element.itemsize):
+    for run in runs_of(tensor.shape, tensor.element.itemsize):
         kept = np.concatenate([kept, bits(tensor, run.key).reshape(-1)])
         whole = len(kept) // size * size
         for start in range(0, whole, size):

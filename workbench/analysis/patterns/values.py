@@ -22,7 +22,7 @@ from workbench.analysis.patterns.evidence import MARGIN, steps
 from workbench.analysis.patterns.found import Pattern, made
 from workbench.analysis.patterns.local import Difference, Watcher
 from workbench.analysis.patterns.ratio import Ratio
-from workbench.analysis.patterns.read import Runs, bits, parts
+from workbench.analysis.patterns.read import bits, parts, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
 from workbench.core.dtypes import DType
 from workbench.tensor import LazyTensor
@@ -87,7 +87,7 @@ def cast(a: LazyTensor, b: LazyTensor) -> Pattern | None:
         return None
     ways = [(how, of) for how, of in _casts(before, after)]
     changed = 0
-    for run in Runs(a.shape, max(before.itemsize, after.itemsize)).ends_first():
+    for run in runs_of(a.shape, max(before.itemsize, after.itemsize)).ends_first():
         left, right = bits(a, run.key).reshape(-1), bits(b, run.key).reshape(-1)
         for start, stop in parts(len(left)):
             part, wanted = left[start:stop], right[start:stop]
