@@ -1,0 +1,57 @@
+"""Whether a device has room, asked before anything is allocated on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import torch
+
+from workbench.errors import DeviceMemoryError
+
+__all__ = ["check_room", "reserve"]
+
+BLOCK = 512  #: bytes: what torch's allocator rounds a CUDA tensor up to (``c10/cuda/CUDACachingAllocator.cpp``, 2.13)
+
+
+def check_room(device: torch.device, results: Iterable[int], scratch: int) -> int:
+    """Bytes that tensors of ``results`` bytes each take on a device, ``scratch`` left out.
+
+    Raises:
+        DeviceMemoryError: they and ``scratch`` are more than is free; with the numbers. Devices that do not tell what
+            is free are not asked.
+    """
+    count, needed = 0, 0
+    for nbytes in results:
+        count, needed = count + 1, needed + -(-nbytes // BLOCK) * BLOCK
+    free = _free(device)
+    if free is not None and needed + scratch > free:
+        raise DeviceMemoryError(
+            f"{count:,} tensors need {needed:,} bytes and {scratch:,} of scratch on {device}, of which {free:,} are "
+            f"free: {needed + scratch - free:,} too few; select fewer, cast with dtype=, or cut them with mesh="
+        )
+    return needed
+
+
+def reserve(device: torch.device, nbytes: int) -> None:
+    """Ask the driver once for what many tensors will need: it takes longer than to copy a small tensor, each time.
+
+    torch keeps the block and cuts the tensors from it. (transformers 5 does so too: ``caching_allocator_warmup``.)
+    """
+    if device.type == "cuda":
+        with suppress(torch.OutOfMemoryError):  # free, but not in one piece
+            torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def _free(device: torch.device) -> int | None:
+    """Bytes that can be allocated; ``None`` where nothing tells."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    if device.type == "cpu":
+        try:
+            with open("/proc/meminfo") as lines:
+                return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        except (OSError, StopIteration):  # not Linux
+            return None
+    return None
