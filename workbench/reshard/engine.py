@@ -40,7 +40,7 @@ from workbench.reshard.filemap import FileMap
 from workbench.reshard.journal import Journal, Kept, Written, plan_of
 from workbench.reshard.kept import kept_pieces, said
 from workbench.reshard.syscalls import allocate
-from workbench.reshard.units import Done, Filler
+from workbench.reshard.units import MOST, Done, Filler
 from workbench.reshard.writing import write_all, writing
 
 __all__ = ["Job", "Written", "prepare"]
@@ -81,6 +81,15 @@ class Job:
         """
         return plan_of(source, self.payloads.catalog, self.copies, self.maps)
 
+    def peak_nbytes(self, threads: int | None = None) -> int:
+        """Anonymous memory that a pass of so many threads takes at most: buffers, and chunks that are decoded whole."""
+        catalog = self.payloads.catalog
+        rows = self.copies.row[np.isin(catalog.codec[self.copies.row], WHOLE)]
+        written = np.concatenate([self.copies.code[:0], *(one.pieces.dtype for one in self.maps)])
+        # values that change are widened, changed, narrowed and compared
+        changed = bool((written != self.copies.code).any()) or any(one.pieces.change for one in self.maps)
+        return (threads or cores()) * (MOST * (8 if changed else 1) + int(catalog.chunk_nbytes[rows].max(initial=0)))
+
     def run(
         self,
         paths: Sequence[str],
@@ -108,6 +117,7 @@ class Job:
         count = threads or cores()
         kept: Kept = {}
         if journal is not None:
+            journal.tidy(paths)
             kept = kept_pieces(self.maps, paths, journal.recorded, threads=count, tick=tick)
             journal.notes += said(kept, self.maps)
         for file, (one, path) in enumerate(zip(self.maps, paths, strict=True)):

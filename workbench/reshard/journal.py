@@ -95,6 +95,15 @@ class Journal:
         with writing(NAME):
             self._append({"file": file, "pieces": [_encoded(at, one) for at, one in pieces]})
 
+    def tidy(self, paths: Sequence[str]) -> None:
+        """Remove from the temp what is none of the files to be written: what an earlier run had added later."""
+        wanted = {*paths, self._path}
+        with writing(NAME):
+            for inside, _, names in os.walk(self._folder):
+                for path in (os.path.join(inside, name) for name in names):
+                    if path not in wanted:
+                        os.unlink(path)
+
     @property
     def useful(self) -> bool:
         """Whether a later run can go on with what is recorded."""

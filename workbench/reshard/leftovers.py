@@ -11,7 +11,7 @@ from workbench.errors import WriteError
 from workbench.reshard import journal, owners
 from workbench.reshard.writing import writing
 
-__all__ = ["ASIDE", "TEMP", "adopt", "beside", "clean", "remove"]
+__all__ = ["ASIDE", "TEMP", "adopt", "beside", "clean", "others", "remove"]
 
 TEMP = ".tmp-"  #: folders in which a target is made
 ASIDE = ".old-"  #: what a target had been, where names cannot be exchanged
@@ -59,6 +59,15 @@ def adopt(target: str, plan: str, mine: str) -> bool:
                 f"(one that cannot be seen counts as ended after {owners.QUIET // 60} minutes), or remove {path!r}"
             )
     return any(journal.plan_in(path) == plan and owners.claim(path, mine) for _, path, _ in _found(target, TEMP))
+
+
+def others(target: str, plan: str) -> int:
+    """How many dead runs of other plans left something to go on with, which :func:`clean` removes."""
+    return sum(
+        journal.plan_in(path) not in (None, plan)
+        for _, path, token in _found(target, TEMP)
+        if owners.is_dead(path, token)
+    )
 
 
 def remove(path: str) -> None:

@@ -55,7 +55,7 @@ class Staging:
         work: the temp folder.
         path: in it the folder to be filled and synced, or the file.
         journal: of an earlier run of the same plan, or a new one; ``None`` without a plan.
-        removed: how many left-overs of other plans went.
+        removed: how many unfinished ones of other plans were removed.
     """
 
     target: str
@@ -74,8 +74,8 @@ class Staging:
         """Sentences on what was found of earlier runs, for a report."""
         if self.journal is None:
             return []
-        removed = [f"removed, being of another plan, what killed runs had left: {self.removed}"] if self.removed else []
-        return removed + self.journal.notes
+        removed = f"unfinished exports into this target, of something else, that were removed: {self.removed}"
+        return [*([removed] if self.removed else []), *self.journal.notes]
 
     @property
     def resumable(self) -> bool:
@@ -170,7 +170,9 @@ def staging(
         try:
             if plan is not None and leftovers.adopt(real, plan, made.work):
                 made.journal = Journal(made.work, plan)
-            made.removed = len(clean(real))
+            if plan is not None:
+                made.removed = leftovers.others(real, plan)
+            clean(real)
             check_free(real, folder=folder, overwrite=overwrite)
             check_room(parent, nbytes - _allocated(made.work))
             with writing(name):
