@@ -1,0 +1,27 @@
+"""Carry out an export's edits: whole tensors of a checkpoint into one safetensors file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from workbench.core.place import Place
+from workbench.core.storage import SourcePool
+from workbench.reshard.edits import Edits
+from workbench.reshard.engine import prepare
+from workbench.reshard.filemap import Pieces
+from workbench.reshard.journal import Written
+from workbench.reshard.write_safetensors import one_file
+
+
+def write_edited(edits: Edits, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Written]]:
+    """What the file holds, and what became of each tensor, by the names of the source."""
+    ckpt = edits.ckpt
+    keys = dict(enumerate(ckpt.catalog.keys))
+    pieces = edits.applied(Pieces.whole(ckpt.catalog, edits.tensors, dtype=edits.codes), keys)
+    one = one_file(pieces, path.name)
+    direct = SourcePool(Place(ckpt.path), ckpt.catalog.files, ckpt.catalog.file_stats, "pread")
+    written = prepare(ckpt.payloads, [one], direct).run([str(path)])[0]
+    return load_file(path), dict(zip(one.pieces.names, written, strict=True))
