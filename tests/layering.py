@@ -2,7 +2,7 @@
 
 ::
 
-    errors ◄ core ◄ naming ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ namemap ◄ analysis, reshard ◄ doctor ◄ views
+    errors ◄ core ◄ naming ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ namemap ◄ analysis ◄ reshard ◄ doctor ◄ views
                                                           ▲
                                            `import workbench` (facade) ◄ app ◄ notebook, cli
 """
@@ -54,7 +54,7 @@ SHARED_DECODERS = {
 
 #: An object asks the views for its own picture, and only there.
 REPR_METHODS = {"__repr__", "_repr_html_"}
-REPR_ROOMS = {"tensor", "checkpoint", "analysis"}
+REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard"}
 
 
 @dataclass(frozen=True)

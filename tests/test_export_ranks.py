@@ -1,4 +1,4 @@
-"""Exports cut for the ranks of a mesh: each rank's file is its piece of the truth, and the folder opens as the whole."""
+"""Exports cut for the ranks of a mesh: a rank's file is its piece of the truth, and the folder opens as the whole."""
 
 from __future__ import annotations
 

@@ -18,16 +18,24 @@ if TYPE_CHECKING:
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
     from workbench.analysis.verify import verify
+    from workbench.reshard.export import export
+    from workbench.reshard.mesh import Mesh
+    from workbench.reshard.report import ExportReport
+    from workbench.reshard.rules import Rules
 
 __all__ = [
     "Checkpoint",
     "Diff",
+    "ExportReport",
     "LazyTensor",
+    "Mesh",
     "NameMap",
     "Report",
+    "Rules",
     "diff",
     "discover",
     "errors",
+    "export",
     "name_map",
     "open",
     "stats",
@@ -37,11 +45,15 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-#: Analyses are imported when they are first asked for: opening a checkpoint does not wait for them.
+#: Analyses and exports are imported when they are first asked for: opening a checkpoint does not wait for them.
 _LATER = {
     "Diff": "workbench.analysis.diff",
+    "ExportReport": "workbench.reshard.report",
+    "Mesh": "workbench.reshard.mesh",
     "Report": "workbench.analysis.report",
+    "Rules": "workbench.reshard.rules",
     "diff": "workbench.analysis.diff",
+    "export": "workbench.reshard.export",
     "stats": "workbench.analysis.stats",
     "timeline": "workbench.analysis.timeline",
     "verify": "workbench.analysis.verify",

@@ -129,6 +129,36 @@ def parser() -> argparse.ArgumentParser:
     diff.add_argument("--all", action="store_true", help="list every tensor that differs, not only the first")
     diff.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
 
+    export = _command(commands, "export", _export, "write a checkpoint in another format, or cut for other ranks")
+    export.add_argument("path", help="a checkpoint")
+    export.add_argument("dest", help="a folder that is not there yet, or a file: NAME.safetensors, NAME.pt")
+    export.add_argument("--to", default="safetensors", metavar="FORMAT", help="default: safetensors")
+    export.add_argument(
+        "--select", action="append", metavar="PATTERN", help="tensors whose name matches this regular expression"
+    )
+    export.add_argument(
+        "--role", default="model", help="param, exp_avg …; model: what a model loads (default); all: every tensor"
+    )
+    export.add_argument("--rename", metavar="NAMES", help="fqn, or a JSON file {stored name: new name}")
+    export.add_argument("--dtype", help="cast floats to bf16, fp16 or fp32")
+    export.add_argument("--mesh", help="cut for the ranks of a mesh, outermost axis first: dp=2,tp=4")
+    for axis in ("pp", "dp", "fsdp", "ep", "tp"):
+        export.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"size of the mesh's axis {axis}")
+    export.add_argument("--rules", metavar="FILE", help="JSON file with placements of its own (docs/reshard.md)")
+    export.add_argument("--layers", type=_layers, metavar="N,N", help="layers of each pipeline stage (default: evenly)")
+    export.add_argument(
+        "--objects", action=argparse.BooleanOptionalAction, help="carry step, schedulers … (default: with --role all)"
+    )
+    export.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a safetensors file (default: 5GB)")
+    export.add_argument("--overwrite", action="store_true", help="replace a checkpoint that has the name")
+    export.add_argument("--resume", action="store_true", help="go on with what a killed run of the same export wrote")
+    export.add_argument("--verify", action="store_true", help="read the target again before it is made visible")
+    export.add_argument(
+        "--manifest", action=argparse.BooleanOptionalAction, default=True, help="keep the fingerprints in the folder"
+    )
+    export.add_argument("--dry-run", action="store_true", help="only say what would be read and written")
+    export.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
+
     serve = _command(commands, "serve", _serve, "the dashboard, in a browser")
     serve.add_argument("root", help="folder with checkpoints; nothing outside it can be opened")
     serve.add_argument("--port", type=_port, default=5006, help="TCP port (default: 5006)")
@@ -188,6 +218,10 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 62):
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
 
 
 def _port(text: str) -> int:
@@ -250,6 +284,12 @@ def _diff(options: argparse.Namespace) -> int | None:
     from workbench.cli_diff import diff
 
     return diff(options)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from workbench.cli_export import export
+
+    return export(options)
 
 
 def _serve(options: argparse.Namespace) -> None:

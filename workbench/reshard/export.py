@@ -44,6 +44,8 @@ from workbench.reshard.writing import sync_folder, writing
 
 __all__ = ["export"]
 
+#: Objects of a safetensors folder that say how it is stored, nothing of the model or its training.
+_HOW_STORED = re.compile(r"__metadata__|.*\.safetensors\.index")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}  # fmt: skip
 
@@ -109,9 +111,10 @@ def export(
     target, made_by = os.fspath(dest), writer(format)
     selection = choose(ckpt, select=select, role=role, rename=rename, dtype=dtype, mesh=_mesh(mesh), rules=rules)
     notes = [] if selection.target is None else list(selection.target.notes)
-    left = dict.fromkeys(ckpt.objects, "left out")
+    state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
+    left = dict.fromkeys(state, "")
     if made_by.objects and (role is None if objects is None else objects):
-        kept, left = plain_objects(ckpt.objects, tensors=made_by.tensors_in_objects)
+        kept, left = plain_objects(ckpt.objects, state, tensors=made_by.tensors_in_objects)
         selection = replace(selection, objects=kept)
         notes += [f"object {name!r} is left out: {why}" for name, why in left.items()]
     folder = made_by.is_folder(target, selection)
@@ -146,9 +149,11 @@ def export(
         files=tuple(FileReport(one.name, one.size, len(one.pieces)) for one in maps),
         tensors=_tensors(job, written),
         read_nbytes=job.read_nbytes,
+        copies=len(job.copies.row),
+        peak_nbytes=job.peak_nbytes(threads),
         copied=tuple(one.name for one in copied),
         carried=tuple(selection.objects),
-        left_out=tuple(left),
+        left_out=tuple(name for name in left if f"{name}.json" not in {one.name for one in copied}),
         mesh=None if selection.target is None else str(selection.mesh),
         verified=verify and not dry_run,
         seconds=time.perf_counter() - began,

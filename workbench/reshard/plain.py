@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,18 @@ __all__ = ["plain", "plain_objects"]
 DEPTH = 64  #: containers in one another; deeper ones, and those that hold themselves, are not written
 
 
-def plain_objects(objects: Mapping[str, Any], *, tensors: bool) -> tuple[dict[str, Any], dict[str, str]]:
+def plain_objects(
+    objects: Mapping[str, Any], names: Iterable[str], *, tensors: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Those of a checkpoint's objects that can be written, and why the others cannot.
 
     Args:
+        names: which ones.
         tensors: whether the target has a place for tensors inside of objects.
     """
     kept: dict[str, Any] = {}
     left: dict[str, str] = {}
-    for name in objects:
+    for name in names:
         try:
             kept[name] = plain(objects[name], tensors=tensors)
         except (WorkbenchError, ValueError) as error:

@@ -58,6 +58,8 @@ class ExportReport:
         files: in the order in which they are numbered.
         tensors: in the order of the source; pieces of them where they were cut.
         read_nbytes: bytes of elements read from the source.
+        copies: runs and boxes that they are read as.
+        peak_nbytes: anonymous memory that the pass takes at most.
         copied: small files of the source that were passed through (``config.json`` …).
         carried: non-tensor objects that were written too.
         left_out: those that have no place in the target; ``notes`` say why, where objects were asked for.
@@ -73,6 +75,8 @@ class ExportReport:
     files: tuple[FileReport, ...]
     tensors: tuple[TensorReport, ...]
     read_nbytes: int
+    copies: int = 0
+    peak_nbytes: int = 0
     copied: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -100,6 +104,11 @@ class ExportReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self) | {"nbytes": self.nbytes, "identical": self.identical}
+
+    def _repr_html_(self) -> str:
+        from workbench.views.export import export_html
+
+        return export_html(self)
 
     def __str__(self) -> str:
         what = f"{len(self.tensors):,} tensors, {self.nbytes:,} bytes in {len(self.files):,} files of {self.format}"

@@ -1,0 +1,83 @@
+"""``workbench export``: a checkpoint as files of another format, whole or cut for ranks, with the proof."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from workbench.cli_common import note, open_as, print_json
+from workbench.errors import UsageError
+from workbench.reshard.export import export as write
+from workbench.reshard.mesh import Mesh
+from workbench.reshard.rules import Rules
+from workbench.reshard.rules_file import read_rules
+from workbench.views.export import export_text
+from workbench.views.progress import progress
+
+__all__ = ["AXES", "export"]
+
+#: Axes with an option of their own, as a mesh has them: the outermost first.
+AXES = ("pp", "dp", "fsdp", "ep", "tp")
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write, or plan, the target; 0 when it is there."""
+    ckpt = open_as(options, options.path)
+    with progress(f"export {os.path.basename(os.path.normpath(ckpt.path))}") as tick:
+        report = write(
+            ckpt,
+            options.dest,
+            options.to,
+            select=options.select or None,
+            role=None if options.role == "all" else options.role,
+            rename=_rename(options.rename),
+            dtype=options.dtype,
+            mesh=_mesh(options),
+            rules=_rules(options),
+            objects=options.objects,
+            max_shard_size=options.max_shard_size,
+            overwrite=options.overwrite,
+            resume=options.resume,
+            verify=options.verify,
+            manifest=options.manifest,
+            threads=options.threads,
+            tick=tick,
+            dry_run=options.dry_run,
+        )
+    if options.json:
+        print_json(report.to_dict())
+    else:
+        print(export_text(report))
+    return 0
+
+
+def _mesh(options: argparse.Namespace) -> Mesh | None:
+    sizes = {axis: getattr(options, axis) for axis in AXES if getattr(options, axis) is not None}
+    if options.mesh is not None and sizes:
+        raise UsageError(f"--mesh and --{next(iter(sizes))} both say what the mesh is; give one of them")
+    if options.mesh is not None:
+        return Mesh.parse(options.mesh)
+    return Mesh(**sizes) if sizes else None
+
+
+def _rules(options: argparse.Namespace) -> Rules | None:
+    explicit = read_rules(options.rules) if options.rules else ()
+    return Rules(explicit, layers=options.layers) if explicit or options.layers else None
+
+
+def _rename(text: str | None) -> Any:
+    """A named renaming, or a JSON object of names in a file."""
+    if text is None or not text.endswith(".json"):
+        return text
+    try:
+        with open(text, encoding="utf-8") as handle:
+            names = json.load(handle)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--rename {text!r} cannot be read: {error}") from None
+    if not isinstance(names, dict) or not all(isinstance(new, str) for new in names.values()):
+        raise UsageError(f"--rename {text!r} is no JSON object of names: {{'stored name': 'new name'}}")
+    if not names:
+        note(f"{text!r} renames nothing")
+    return names

@@ -1,0 +1,90 @@
+"""An export as text and HTML: what was, or would be, written, and the proof."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from html import escape
+
+from workbench.reshard.report import ExportReport, TensorReport
+from workbench.views import units
+from workbench.views.names import pad, safe, shorten
+
+__all__ = ["export_html", "export_text"]
+
+WIDTH = 100
+FILES = 20  #: files that are listed
+CASTS = 10  #: casts that are listed
+
+
+def export_text(report: ExportReport) -> str:
+    """The summary, what it takes, its files, and what a cast changed; at most 100 columns wide."""
+    lines = [shorten(safe(str(report)), 4 * WIDTH)]
+    lines += [f"  {pad(name, 9)} {text}" for name, text in _facts(report)]
+    lines += _files(report)
+    lines += [shorten(f"  note: {safe(sentence)}", 3 * WIDTH) for sentence in report.notes]
+    return "\n".join(lines)
+
+
+def export_html(report: ExportReport) -> str:
+    """The same, in a notebook."""
+    return f"<pre>{escape(export_text(report))}</pre>"
+
+
+def _facts(report: ExportReport) -> list[tuple[str, str]]:
+    size = units.nbytes
+    facts = [
+        ("reads", f"{size(report.read_nbytes)} in {report.copies:,} copies"),
+        ("writes", f"{size(report.nbytes)} in {units.plural(len(report.files), 'file')}"),
+        ("memory", f"at most {size(report.peak_nbytes)}"),
+    ]
+    if report.mesh is not None:
+        facts.append(("mesh", report.mesh or "one rank"))
+    if report.copied:
+        facts.append(("copied", ", ".join(safe(name) for name in report.copied)))
+    if report.carried:
+        facts.append(("carried", _some(report.carried, "object")))
+    if report.left_out:
+        facts.append(("left out", _some(report.left_out, "object")))
+    casts = _casts(report)
+    facts += [("" if at else "casts", text) for at, text in enumerate(casts[:CASTS])]
+    if len(casts) > CASTS:
+        facts.append(("", f"… {len(casts) - CASTS:,} more"))
+    return [(name, shorten(text, WIDTH - 12)) for name, text in facts]
+
+
+def _casts(report: ExportReport) -> list[str]:
+    """A line a tensor that was cast, the largest change first; its pieces together."""
+    pieces: dict[tuple[str, str, str], list[TensorReport]] = defaultdict(list)
+    for one in report.casts:
+        pieces[one.name, one.source_dtype, one.dtype].append(one)
+    found = sorted(pieces.items(), key=lambda pair: -max(one.max_abs for one in pair[1]))
+    lines = []
+    for (name, old, new), parts in found:
+        line = f"{shorten(safe(name), 40)}: {old} → {new}"
+        if parts[0].target is not None:
+            changed, lost = sum(one.changed for one in parts), sum(one.overflowed for one in parts)
+            line += f", {changed:,} changed by at most {max(one.max_abs for one in parts):.3g}"
+            line += f", {lost:,} overflowed" if lost else ""
+        lines.append(line)
+    return lines
+
+
+def _files(report: ExportReport) -> list[str]:
+    """The largest files, in the order of their names; with a mesh each is a rank's."""
+    shown = {one.name for one in sorted(report.files, key=lambda one: -one.nbytes)[:FILES]}
+    rows = [one for one in report.files if one.name in shown]
+    names = [shorten(safe(one.name), 60) for one in rows]
+    wide = max(map(len, names), default=0)
+    lines = [
+        f"  {pad(name, wide)}  {units.nbytes(one.nbytes):>10}  {units.plural(one.tensors, 'tensor'):>14}"
+        for name, one in zip(names, rows, strict=True)
+    ]
+    rest = [one for one in report.files if one.name not in shown]
+    if rest:
+        lines.append(f"  … {units.plural(len(rest), 'smaller file')}, {units.nbytes(sum(one.nbytes for one in rest))}")
+    return lines
+
+
+def _some(names: tuple[str, ...], noun: str) -> str:
+    shown = ", ".join(safe(name) for name in names[:4])
+    return f"{units.plural(len(names), noun)}: {shown}" + (", …" if len(names) > 4 else "")
