@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import workbench as wb
-from tests.properties import boxes, chunkings, examples, shapes
-from tests.test_reading import stored
+from tests.properties import chunkings, examples, shapes
+from tests.test_reading import any_stored, stored
 from workbench import errors
 from workbench.core import catalog as cat
 from workbench.core import fingerprint as module
@@ -59,16 +59,11 @@ def small(monkeypatch):
 @examples(400)
 @given(st.data())
 def test_the_fingerprint_is_of_the_elements_not_of_how_they_are_stored(small, tmp_path_factory, data):
-    shape = data.draw(shapes())
-    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape) * 77777
-    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
-    chunks = chunks + data.draw(st.lists(boxes(shape), max_size=1))  # one that overlaps the others, equal
-    order = data.draw(st.none() | st.permutations(range(len(shape))))
     folder = tmp_path_factory.mktemp("case")
-    catalog = stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
+    dense, catalog = any_stored(data, folder, factor=77777, overlaps=1)
     side = payloads(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
     found = of(side, threads=data.draw(st.integers(1, 3)))["t"]
-    assert (found.hex, found.blocks) == defined("int32", shape, dense.tobytes(), 16)
+    assert (found.hex, found.blocks) == defined("int32", dense.shape, dense.tobytes(), 16)
 
 
 @examples(200)

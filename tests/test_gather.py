@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import workbench as wb
 from tests.properties import boxes, chunkings, examples, shapes
-from tests.test_reading import stored
+from tests.test_reading import any_stored, stored
 from workbench import errors
 from workbench.core import gather
 from workbench.core.build import CatalogBuilder
@@ -40,17 +40,13 @@ def _with(pair, tensors):
 @examples(300)
 @given(st.data())
 def test_any_chunking_in_pieces_of_any_size_is_the_dense_array(tmp_path_factory, data):
-    shape = data.draw(shapes())
-    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
-    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
-    order = data.draw(st.none() | st.permutations(range(len(shape))))
     folder = tmp_path_factory.mktemp("case")
-    catalog = stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
+    dense, catalog = any_stored(data, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "MIN_PIECE", data.draw(st.integers(1, 50)))  # elements are cut in two as well
         patch.setattr(gather, "PIECE", data.draw(st.integers(50, 200)))
         (got,) = gathered(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])), data.draw(st.integers(1, 3)))
-    assert got.shape == shape and got.flags.c_contiguous and (got == dense).all()
+    assert got.shape == dense.shape and got.flags.c_contiguous and (got == dense).all()
 
 
 @examples(300)

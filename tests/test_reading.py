@@ -51,20 +51,29 @@ def stored(folder, dense, chunks, *, dtype="int32", order=None, big=False, skip=
     return catalog
 
 
+def any_stored(data, folder, *, factor=1, overlaps=0):
+    """A dense array of any shape, and its catalog: any chunking, order of the axes in memory, and byte order.
+
+    Up to ``overlaps`` chunks more hold what others hold too.
+    """
+    shape = data.draw(shapes())
+    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape) * np.int32(factor)
+    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
+    chunks = chunks + data.draw(st.lists(boxes(shape), max_size=overlaps))
+    order = data.draw(st.none() | st.permutations(range(len(shape))))
+    return dense, stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
+
+
 @examples(400)
 @given(st.data())
 def test_a_slice_of_any_chunking_is_the_slice_of_the_dense_array(tmp_path_factory, data):
-    shape = data.draw(shapes())
-    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
-    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
-    order = data.draw(st.none() | st.permutations(range(len(shape))))
     folder = tmp_path_factory.mktemp("case")
-    catalog = stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
+    dense, catalog = any_stored(data, folder)
     tensor = lazy(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
-    assert tensor.shape == shape
+    assert tensor.shape == dense.shape
     assert (tensor.numpy() == dense).all()
     for _ in range(3):
-        key = data.draw(keys(shape))
+        key = data.draw(keys(dense.shape))
         got = tensor.lazy[key].numpy()
         assert got.shape == dense[key].shape and (got == dense[key]).all(), key
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties import boxes, chunkings, examples, shapes
-from tests.test_reading import lazy, stored
+from tests.properties import chunkings, examples, shapes
+from tests.test_reading import any_stored, lazy, stored
 from workbench import errors
 from workbench.core import scan as scan_module
 from workbench.core import storage
@@ -73,19 +73,14 @@ def small(monkeypatch):
 @examples(300)
 @given(st.data())
 def test_each_element_is_met_once_at_its_place(small, tmp_path_factory, data):
-    shape = data.draw(shapes())
-    dense = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
-    chunks = data.draw(chunkings(shape)) if all(shape) else [((0,) * len(shape), shape)]
-    chunks = chunks + data.draw(st.lists(boxes(shape), max_size=2))  # chunks that overlap the others
     folder = tmp_path_factory.mktemp("case")
-    order = data.draw(st.none() | st.permutations(range(len(shape))))
-    catalog = stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
+    dense, catalog = any_stored(data, folder, overlaps=2)
     threads, io = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(["mmap", "pread"]))
     found = dict(scan(chunk_work(payloads(folder, catalog, io)), Remember(), threads=threads))
     if dense.size == 0:
         assert found == {}
         return
-    assert (dense_of(shape, found[0], found[0].values) == dense).all()
+    assert (dense_of(dense.shape, found[0], found[0].values) == dense).all()
 
 
 @examples(300)
