@@ -32,16 +32,21 @@ def of(dtype, bits, engine, cut=0):
     return whole
 
 
+def drawn(data, name, engine):
+    """Bits of a type, what the census made of them, and the values that they are, as float64."""
+    dtype = by_name(name)
+    bits = np.array(data.draw(patterns(dtype)), dtype.raw)
+    found = of(dtype, bits, engine, data.draw(st.integers(0, len(bits))))
+    return bits, found, as_float64(dtype, bits).astype(np.float64)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NARROW)
 @examples(40, slow=2000)
 @given(data=st.data())
 def test_all_bits_of_narrow_types_are_told_exactly(name, engine, data):
-    dtype = by_name(name)
-    bits = np.array(data.draw(patterns(dtype)), dtype.raw)
-    found = of(dtype, bits, engine, data.draw(st.integers(0, len(bits))))
-    check(dtype, bits, found.moment())
-    values = as_float64(dtype, bits).astype(np.float64)
+    bits, found, values = drawn(data, name, engine)
+    check(by_name(name), bits, found.moment())
     assert found.distinct == len(np.unique(values))  # numpy, too, takes all NaN for one and −0 for 0
     finite = values[np.isfinite(values)]
     if len(finite):
@@ -63,10 +68,7 @@ def test_all_bits_of_narrow_types_are_told_exactly(name, engine, data):
 @examples(40, slow=2000)
 @given(data=st.data())
 def test_order_statistics_of_wide_types_are_within_the_bound(name, engine, data):
-    dtype = by_name(name)
-    bits = np.array(data.draw(patterns(dtype)), dtype.raw)
-    found = of(dtype, bits, engine, data.draw(st.integers(0, len(bits))))
-    values = as_float64(dtype, bits).astype(np.float64)
+    _, found, values = drawn(data, name, engine)
     finite = np.sort(values[np.isfinite(values)])
     assert found.distinct is found.entropy is None
     if not len(finite):
