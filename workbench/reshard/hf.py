@@ -13,7 +13,7 @@ never a guess: a model with one layer in the wrong order of rows loads, and talk
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -65,6 +65,8 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
     Raises:
         UsageError: names of no convention that is known, or a parameter whose place cannot be told for certain.
     """
+    if "param" not in ckpt.roles:
+        raise UsageError(f"no parameter is there to name; roles that are there: {', '.join(sorted(set(ckpt.roles)))}")
     known = facts(ckpt, config)
     found = dialect(ckpt)
     if found is None:
@@ -104,6 +106,7 @@ def _atoms(ckpt: Checkpoint, parts_of: Dialect, known: Facts) -> tuple[dict[str,
     rows = [ckpt.catalog.shape_of(t)[0] for t in range(len(ckpt)) if _is_embedding(ckpt, t)]
     geometry = known.geometry.filled(Geometry(vocab=rows[0] if rows else None))
     tied = known.fields.get("tie_word_embeddings") is True
+    parts = Counter(fqn for fqn, role in zip(ckpt.fqns, ckpt.roles, strict=True) if role == "param")
     atoms: dict[str, list[Piece]] = defaultdict(list)
     left: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -116,16 +119,18 @@ def _atoms(ckpt: Checkpoint, parts_of: Dialect, known: Facts) -> tuple[dict[str,
             left[key] = f"{role}: only parameters have names in a model"
         elif ckpt.catalog.dtype_of(tensor).name not in _WEIGHTS:
             refused[key] = f"quantised: stored as {ckpt.catalog.dtype_of(tensor).name}"
+        elif parts[fqn] > 1:
+            refused[key] = f"one of {parts[fqn]} parts that the checkpoint does not put together"
         else:
-            parts = parts_of(tensor, fqn, ckpt.catalog.shape_of(tensor), geometry)
-            if isinstance(parts, str):
-                refused[key] = parts
-            elif not parts:
+            found = parts_of(tensor, fqn, ckpt.catalog.shape_of(tensor), geometry)
+            if isinstance(found, str):
+                refused[key] = found
+            elif not found:
                 refused[key] = _UNKNOWN
-            elif tied and parts[0].atom == "lm_head.weight":
+            elif tied and found[0].atom == "lm_head.weight":
                 left[key] = "tied: the same as the embedding"
             else:
-                for part in parts:
+                for part in found:
                     atoms[part.atom].append(part.piece)
     if refused:
         raise UsageError(_refusal(refused))
@@ -157,11 +162,7 @@ def _shape(atom: str, pieces: list[Piece]) -> tuple[int, ...]:
     )
     have = sum(prod(sizes) for sizes in taken)
     if have != prod(shape):
-        tensors = len({piece.tensor for piece in pieces})
-        raise UsageError(
-            f"{atom}: {tensors} tensors bring {have:,} elements of {prod(shape):,}; they are parts or copies that the "
-            "checkpoint does not put together"
-        )
+        raise UsageError(f"{atom}: the boxes that make it bring {have:,} elements of {prod(shape):,}")
     return shape
 
 
@@ -204,4 +205,4 @@ def _is_hf_already(ckpt: Checkpoint) -> bool:
 
 def _some(ckpt: Checkpoint) -> str:
     names = [fqn or key for key, fqn, role in zip(ckpt, ckpt.fqns, ckpt.roles, strict=True) if role == "param"]
-    return ", ".join(map(repr, names[:MAX_TOLD])) or "none"
+    return ", ".join(map(repr, names[:MAX_TOLD]))
