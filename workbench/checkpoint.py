@@ -243,7 +243,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
             keep &= np.isin(np.arange(len(self)), hits)
         if role is not None:
             keep &= np.array([r == role for r in self.roles], bool)
-        positions = np.flatnonzero(keep)
+        return self.take(np.flatnonzero(keep))
+
+    def take(self, positions: np.ndarray[Any, np.dtype[np.int64]]) -> Checkpoint:
+        """A view of the tensors at these positions of the catalog, in the order given."""
         names = ([self.fqns[p] for p in positions.tolist()], [self.roles[p] for p in positions.tolist()])
         narrow = self.catalog.take(positions)
         return Checkpoint(self._place, narrow, self._pool, self._objects, self.notes, names=names, parent=self)

@@ -123,7 +123,7 @@ def export(
     copied = passed(selection, notes) if made_by.passes and folder else []
     maps = [*made_by.maps(selection, Options(os.path.basename(real), _size(max_shard_size))), *copied]
     direct = SourcePool(Place(ckpt.path), ckpt.catalog.files, ckpt.catalog.file_stats, "pread")
-    job = prepare(ckpt.payloads, maps, direct)
+    job = prepare(selection.ckpt.payloads, maps, direct)
 
     written: list[list[Written]] | None = None
     if dry_run:

@@ -33,8 +33,8 @@ class Selection:
     """``T`` tensors of a checkpoint, as a target will have them.
 
     Attributes:
-        ckpt: where they come from.
-        tensors: ``(T,)`` positions in its catalog, ascending.
+        ckpt: the view of a checkpoint that they come from.
+        tensors: ``(T,)`` positions in its catalog.
         names: what the target calls them.
         codes: ``(T,) uint8`` element types as written, codes of :mod:`workbench.core.dtypes`.
         target: how they lie on the mesh; ``None`` where they are written whole.
@@ -104,8 +104,9 @@ def choose(
     if dtype is not None:
         wanted = casts.target(dtype)
         codes[np.array([ALL[code].name in casts.SOURCES for code in codes.tolist()])] = wanted.code
-    target = None if mesh is None else Target.of(ckpt, mesh, rules)
-    return Selection(ckpt, positions, names, codes, target)
+    narrow = ckpt.take(positions)  # rules have nothing to say of tensors that are not written
+    target = None if mesh is None else Target.of(narrow, mesh, rules)
+    return Selection(narrow, np.arange(len(positions)), names, codes, target)
 
 
 def _has_role(fqn: str | None, role: str, wanted: str | None) -> bool:
