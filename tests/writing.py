@@ -1,0 +1,38 @@
+"""Carry out what a writer planned, without the transaction around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import workbench as wb
+from workbench.core.place import Place
+from workbench.core.storage import SourcePool
+from workbench.reshard.engine import prepare
+from workbench.reshard.filemap import FileMap
+from workbench.reshard.mesh import Mesh
+from workbench.reshard.plain import plain_objects
+from workbench.reshard.rules import Rules
+from workbench.reshard.selection import Selection, choose
+
+
+def everything(
+    ckpt: wb.Checkpoint, mesh: Mesh | None = None, *, rules: Rules | None = None, **options: Any
+) -> Selection:
+    """All tensors, unless told otherwise, and all objects that are plain values."""
+    selection = choose(ckpt, **({"role": None} | options), mesh=mesh, rules=rules)
+    return replace(selection, objects=plain_objects(ckpt.objects, list(ckpt.objects), tensors=True)[0])
+
+
+def write(selection: Selection, maps: Sequence[FileMap], folder: Path) -> Path:
+    """Fill the files in a new folder."""
+    catalog, payloads = selection.catalog, selection.ckpt.payloads
+    paths = [folder / one.name for one in maps]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    direct = SourcePool(Place(selection.ckpt.path), catalog.files, catalog.file_stats, "pread")
+    prepare(payloads, maps, direct).run([os.fspath(path) for path in paths], threads=1)
+    return folder
