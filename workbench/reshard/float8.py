@@ -33,6 +33,9 @@ CODES = {
     "float8_e5m2fnuz": (2, 16),
 }
 _SMALLEST_NORMAL = np.uint32(0x3C800000)  # 2⁻⁶
+_REBIAS = np.uint32(120 << 3)
+_TO_STEPS = np.float32(1 << 14)  # whose last digit is 2⁻⁹
+_STEPS = _TO_STEPS.view(np.uint32)
 _NAN, _LARGEST_CODE = np.uint8(0x7F), np.uint32(0x7E)
 
 
@@ -48,11 +51,10 @@ def encoded(single: Array) -> Array:
     """
     bits = single.view(np.uint32)
     size = bits & np.uint32(0x7FFFFFFF)
-    rounded = (size + np.uint32(0x7FFFF) + ((size >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
-    small = size < _SMALLEST_NORMAL
-    out = np.minimum(rounded - np.uint32(120 << 3), _LARGEST_CODE).astype(np.uint8)
-    if small.any():
-        out[small] = np.rint(size[small].view(np.float32) * np.float32(512)).astype(np.uint8)
+    normal = ((size + np.uint32(0x7FFFF) + ((size >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)) - _REBIAS
+    with np.errstate(invalid="ignore"):  # the addition rounds to multiples of 2⁻⁹
+        steps = (size.view(np.float32) + _TO_STEPS).view(np.uint32) - _STEPS
+    out = np.minimum(np.where(size < _SMALLEST_NORMAL, steps, normal), _LARGEST_CODE).astype(np.uint8)
     nan = np.isnan(single)
     if nan.any():
         out[nan] = _NAN

@@ -83,7 +83,7 @@ class TensorChange:
         """
         flat = np.ascontiguousarray(raw).reshape(-1)
         before = decoded(flat, self.source.name) if self.source.name in CODES else widened(flat, self.source)
-        values = before.astype(np.float32).reshape(raw.shape)
+        values = before.astype(np.float32, copy=self.source.name == "float32").reshape(raw.shape)
         for step in self.steps:
             step(begin, values)
         return values
