@@ -49,6 +49,20 @@ def test_a_megatron_run_is_the_model_of_transformers(tmp_path, name, layout):
     assert torch.equal(twins.logits(twins.exported(found, tmp_path / "out")), twins.logits(hf))
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_experts_of_expert_parallel_ranks(tmp_path, grouped):
+    truth = load_file(twins.twin(tmp_path / "twin", "Mixtral") / "model.safetensors")
+    model = twins.megatron(twins.in_megatron(truth))
+    model.grouped = grouped  # TEGroupedMLP numbers weights, not modules
+    args = ARGS | CLASSES["Mixtral"][1] | {"moe_grouped_gemm": grouped}
+    legacy = wb.open(write_legacy(tmp_path / "legacy", model, tp=2, ep=2, args=args))
+    dist = wb.open(write_dist(tmp_path / "dist", model, ep=2, optimizer="none", args=args))
+    for run in (legacy, dist):
+        found = as_hf(run)
+        assert set(found.ckpt) == set(truth) and found.config is not None, found.notes
+        assert all(torch.equal(found.ckpt[key].torch(), value) for key, value in truth.items())
+
+
 # ---- real checkpoints against their own truth ------------------------------------------------------------------------
 
 
@@ -127,7 +141,8 @@ def test_wrappers_are_taken_off():
 def test_names_of_hugging_face_stay():
     ckpt = wb.open(OWN / "hf_llama_tied_fp32")
     found = as_hf(ckpt)
-    assert found.ckpt is ckpt and found.config == json.loads((OWN / "hf_llama_tied_fp32/config.json").read_text())
+    assert found.ckpt is ckpt and found.notes == ["the names are Hugging Face's already"]
+    assert found.config == json.loads((OWN / "hf_llama_tied_fp32/config.json").read_text())
 
 
 def test_a_rename_reads_no_weight(tmp_path, monkeypatch):

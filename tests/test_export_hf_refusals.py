@@ -52,6 +52,16 @@ def test_rows_that_are_not_those_of_transformers(tmp_path, truth, args, why):
         as_hf(run(tmp_path, truth, **args))
 
 
+def test_a_config_that_is_given_does_not_overrule_what_is_stored(tmp_path, truth):
+    with pytest.raises(UsageError, match="rotary pairs lie side by side"):
+        as_hf(run(tmp_path, truth, rotary_interleaved=True), KNOWN)
+
+
+def test_a_config_that_is_given_fills_what_is_not_stored(tmp_path, truth):
+    found = as_hf(run(tmp_path, truth, rotary_base=None), KNOWN | {"rope_theta": 7.0, "rms_norm_eps": 1.0})
+    assert found.config["rope_theta"] == 7.0 and found.config["rms_norm_eps"] == 1e-5
+
+
 @pytest.mark.parametrize("version", [None, 1.0])
 def test_an_order_of_qkv_from_before_version_2(tmp_path, truth, version):
     at = tmp_path / "iter_0000010/mp_rank_00"
@@ -94,6 +104,7 @@ def test_linears_that_are_turned_round(tmp_path, truth):
         ({"normalization": "LayerNorm"}, "does not compute normalization='LayerNorm'"),
         ({"position_embedding_type": "none"}, "does not compute position_embedding_type='none'"),
         ({"window_size": (128, 0)}, "does not compute window_size"),
+        ({"use_rope_scaling": True}, "does not compute rope_scaling of a factor that is not stored"),
     ],
 )
 def test_no_config_where_a_fact_is_missing_or_unlike(tmp_path, truth, args, why):

@@ -60,7 +60,8 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
     under the wrappers of FSDP, DCP and others.
 
     Args:
-        config: a ``config.json`` of the model, for facts that the checkpoint does not store (rows a head, above all).
+        config: fields of the model's ``config.json``, for facts that the checkpoint does not store (rows a head, above
+            all); with a ``model_type`` it is the whole config, and the result's.
 
     Raises:
         UsageError: names of no convention that is known, or a parameter whose place cannot be told for certain.
@@ -76,8 +77,10 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
         )
     name, parts_of = found
     own = name == "HuggingFace"
-    stored = config if config is not None else ckpt.objects.get("config")
-    whole = dict(stored) if own and isinstance(stored, Mapping) else None
+    stored = ckpt.objects.get("config") if own else None
+    whole = dict(stored) if isinstance(stored, Mapping) else None
+    if config is not None and "model_type" in config:
+        whole = dict(config)
     if own and _is_hf_already(ckpt):
         return Renamed(ckpt, whole, ["the names are Hugging Face's already"])
     if name == "Megatron" and known.refused:
@@ -196,11 +199,14 @@ def _is_embedding(ckpt: Checkpoint, tensor: int) -> bool:
 
 
 def _is_hf_already(ckpt: Checkpoint) -> bool:
-    return all(
-        key == fqn
-        for key, fqn, role in zip(ckpt.catalog.keys, ckpt.fqns, ckpt.roles, strict=True)
-        if role == "param" and not key.endswith(("_packed", "qweight", "_blocks"))
-    ) and any(key.startswith(("model.", "lm_head.", "transformer.")) for key in ckpt)
+    """Whether stored keys are those that ``save_pretrained`` writes, so that there is nothing to rename."""
+    if any(key != fqn for key, fqn, role in zip(ckpt, ckpt.fqns, ckpt.roles, strict=True) if role == "param"):
+        return False
+    config = ckpt.objects.get("config")
+    if isinstance(config, Mapping) and "transformers_version" in config:
+        return True
+    stacked = any(".experts.gate_up_proj" in key for key in ckpt)  # names in memory, not on disk
+    return not stacked and any(key.startswith("model.") for key in ckpt)
 
 
 def _some(ckpt: Checkpoint) -> str:

@@ -14,7 +14,7 @@ Only what is stored is a fact; nothing has a default here. Sources: megatron-cor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
@@ -30,33 +30,36 @@ class Facts:
     fields: entries of ``config.json``.
     unlike: why no class of transformers computes what this model computes.
     refused: why the rows of the weights are not those that transformers expects.
-    source: where the facts are from; empty where there are none.
     """
 
     geometry: Geometry = field(default_factory=Geometry)
     fields: Mapping[str, Any] = field(default_factory=dict)
     unlike: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    source: str = ""
+
+    def filled(self, other: Facts) -> Facts:
+        """Own facts, and the other's where there are none."""
+        return replace(self, geometry=self.geometry.filled(other.geometry), fields={**other.fields, **self.fields})
 
 
 def facts(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Facts:
-    """The facts of a checkpoint, or those of a ``config.json`` that the user gave."""
+    """The facts of a checkpoint; what it does not store is taken from a ``config.json`` that the user gave."""
+    stored = _stored(ckpt)
+    return stored if config is None else stored.filled(_of_config(config))
+
+
+def _stored(ckpt: Checkpoint) -> Facts:
     objects = ckpt.objects
-    if config is not None:
-        return _of_config(config, "the config given")
     args = objects.get("args")
     args = args if isinstance(args, Mapping) else getattr(args, "state", None)
     if isinstance(args, Mapping):
         return _of_megatron(args, objects.get("checkpoint_version"))
-    params = objects.get("params")
+    params, config = objects.get("params"), objects.get("config")
     if isinstance(params, Mapping) and "n_heads" in params:
         return _of_meta(params)
-    stored = objects.get("config")
-    if isinstance(stored, Mapping):
-        return _of_config(stored, "config.json")
-    rows = _rows_of_angles(ckpt)
-    return Facts() if rows is None else Facts(Geometry(head_dim=rows), source="the table of rotary angles")
+    if isinstance(config, Mapping):
+        return _of_config(config)
+    return Facts(Geometry(head_dim=_rows_of_angles(ckpt)))
 
 
 # ---- Megatron --------------------------------------------------------------------------------------------------------
@@ -104,6 +107,8 @@ def _of_megatron(args: Mapping[str, Any], version: object) -> Facts:
         unlike += [] if isinstance(early, bool) else ["a router whose order of softmax and choice is not stored"]
     if args.get("position_embedding_type") != "rope" and args.get("use_rotary_position_embeddings") is not True:
         unlike.append(f"position_embedding_type={args.get('position_embedding_type')!r}")
+    if args.get("use_rope_scaling") is True and fields["rope_scaling"] is None:
+        unlike.append("rope_scaling of a factor that is not stored")
     refused = [f"{name}={args[name]!r}: {why}" for name, why in _REFUSED.items() if args.get(name)]
     if not isinstance(version, int | float) or version < 2:  # before 2.0 the rows of QKV had another order
         refused.append(f"checkpoint_version={version!r}: the order of q, k and v is known from version 2.0 on")
@@ -112,7 +117,6 @@ def _of_megatron(args: Mapping[str, Any], version: object) -> Facts:
         {name: value for name, value in fields.items() if value is not None},
         tuple(unlike),
         tuple(refused),
-        "Megatron's args",
     )
 
 
@@ -147,18 +151,20 @@ def _vocabulary(args: Mapping[str, Any]) -> int | None:
 _FIELDS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling",
     "rope_parameters", "max_position_embeddings", "hidden_act", "tie_word_embeddings", "num_experts_per_tok",
-    "norm_topk_prob", "sliding_window", "bos_token_id", "eos_token_id", "pad_token_id",
+    "norm_topk_prob", "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
 
 
-def _of_config(config: Mapping[str, Any], source: str) -> Facts:
+def _of_config(config: Mapping[str, Any]) -> Facts:
     fields = {name: config[name] for name in _FIELDS if config.get(name) is not None}
     heads, hidden = _count(config, "num_attention_heads"), _count(config, "hidden_size")
     rows = _count(config, "head_dim") or (hidden // heads if heads and hidden else None)
-    groups = _count(config, "num_key_value_heads")
-    if rows is not None:
-        fields["head_dim"] = rows
-    return Facts(Geometry(heads, groups or heads, rows, _count(config, "vocab_size")), fields, source=source)
+    groups = _count(config, "num_key_value_heads") or heads
+    fields |= {name: value for name, value in (("head_dim", rows), ("num_key_value_heads", groups)) if value}
+    unlike = [f"{name}={config[name]!r}" for name in ("rope_scaling_factor", "rope_scaling_type") if config.get(name)]
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        unlike.append(f"sliding_window={config['sliding_window']!r}")
+    return Facts(Geometry(heads, groups, rows, _count(config, "vocab_size")), fields, tuple(unlike))
 
 
 def _of_meta(params: Mapping[str, Any]) -> Facts:
@@ -171,7 +177,7 @@ def _of_meta(params: Mapping[str, Any]) -> Facts:
     }  # fmt: skip
     unlike = ("use_scaled_rope: its factor is not stored",) if params.get("use_scaled_rope") else ()
     stored = {name: value for name, value in fields.items() if value is not None}
-    return Facts(Geometry(heads, groups, rows), stored, unlike, source="params.json")
+    return Facts(Geometry(heads, groups, rows), stored, unlike)
 
 
 def _rows_of_angles(ckpt: Checkpoint) -> int | None:
