@@ -1,0 +1,20 @@
+"""A small trainer whose resumes go wrong in known ways, for the doctor's tests.
+
+>>> from tests import lab
+>>> case = lab.case("f01_drop_opt", lab.Config(betas=(0.9, 0.999)), "megatron", k=1)  # doctest: +SKIP
+>>> case.before, case.echo, case.after, case.cause, case.expected, case.facts.rates  # doctest: +SKIP
+
+The first case of a configuration trains it (some seconds); another one costs its k updates and two saves.
+"""
+
+from tests.lab.case import Case, Facts, case, restored
+from tests.lab.catalogue import ALL, CONTROLS, FAULTS, WIDER
+from tests.lab.config import Config, random_config
+from tests.lab.fault import EVIDENCE, Fault
+from tests.lab.formats import FORMATS
+from tests.lab.healthy import random_pair
+
+__all__ = [
+    "ALL", "CONTROLS", "EVIDENCE", "FAULTS", "FORMATS", "WIDER", "Case", "Config", "Facts", "Fault", "case",
+    "random_config", "random_pair", "restored",
+]  # fmt: skip

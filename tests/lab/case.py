@@ -1,0 +1,162 @@
+"""One resume as three checkpoints on disk, with what is true about it.
+
+::
+
+    before   the checkpoint that was resumed from, undamaged
+    echo     saved again right after the load, before any update; of damaged files: they themselves
+    after    k updates later
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.lab.cache import made
+from tests.lab.catalogue import ALL
+from tests.lab.config import Config
+from tests.lab.fault import Fault, Lab
+from tests.lab.formats import FORMATS, Format
+from tests.lab.run import Run, run
+from tests.lab.split import merged
+from tests.lab.state import State
+from tests.lab.train import train
+
+__all__ = ["Case", "Facts", "case", "restored"]
+
+ELSEWHERE = {
+    "torch_save": "dcp", "dcp": "dcp_sharded", "dcp_sharded": "torch_save", "megatron": "deepspeed",
+    "deepspeed": "megatron",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a resume, whatever the files say.
+
+    Attributes:
+        step: of ``before``; k: updates to ``after``.
+        rates, losses: of the updates between ``echo`` and ``after``, in order.
+        betas, weight_decay: that they were made with.
+    """
+
+    step: int
+    k: int
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    betas: tuple[float, float]
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """Paths to open, and the answer.
+
+    Attributes:
+        config: of the run, with what the fault needs.
+        after: ``None`` where the damaged files cannot be loaded at all.
+    """
+
+    fault: Fault
+    config: Config
+    format: str
+    before: Path
+    echo: Path
+    after: Path | None
+    facts: Facts
+
+    @property
+    def cause(self) -> str:
+        """Id of the catalogue's cause, or ``healthy``."""
+        return self.fault.cause
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """Kinds of evidence that can show it: keys of `fault.EVIDENCE`."""
+        return self.fault.seen
+
+
+def case(
+    fault: str, config: Config | None = None, format: str = "dcp", *, k: int = 20, after_format: str | None = None,
+    seed: int = 0,
+) -> Case:  # fmt: skip
+    """A resume with that fault or control, made on first use.
+
+    Args:
+        fault: an id of the catalogue.
+        format: a layout of `FORMATS`; ``after_format``: the one in which the resumed run saves, if another.
+        k: updates between the load and ``after``.
+        seed: of what the fault picks, such as the element whose bit flips.
+
+    Raises:
+        ValueError: the fault cannot happen in that layout, or the run is never stored in it.
+    """
+    found = ALL[fault]
+    config = found.needs(config or Config())
+    for name in (format, *([after_format] if after_format else [])):
+        reason = FORMATS[name].refuses(config)
+        if found.formats is not None and name not in found.formats:
+            reason = f"the fault is one of {', '.join(found.formats)}"
+        if reason:
+            raise ValueError(f"{fault} in {name}: {reason}")
+    if found.elsewhere and after_format is None:
+        after_format = _elsewhere(format, config)
+    name = "-".join([config.digest, format, after_format or format, fault, str(k), str(seed)])
+    shared = made(f"before-{config.digest}-{format}", lambda to: _write_before(to, config, format))
+    folder = made(f"case-{name}", lambda to: _write(to, found, config, format, after_format or format, k, seed))
+    facts = json.loads((folder / "facts.json").read_text())
+    for key in ("rates", "losses", "betas"):
+        facts[key] = tuple(facts[key])
+    after = _opened(folder / "after") if (folder / "after").exists() else None
+    return Case(found, config, format, _opened(shared / "before"), _opened(folder / "echo"), after, Facts(**facts))
+
+
+def restored(found: Fault, config: Config, format: str, seed: int = 0) -> tuple[State, State | None]:
+    """The state that a load brings back, and what rank 1 wrote where that is another; bytes not yet damaged."""
+    history = run(config)
+    lab = _lab(found, history, seed)
+    state = history.resumed
+    if found.restore is not None:
+        return found.restore(state, lab), None
+    if found.second is not None:
+        second, layout = found.second(state, lab), FORMATS[format]
+        if layout.ranks == 1 or (layout.shared_weights and found.weights):
+            return merged(state, second), None
+        return state, second
+    return state, None
+
+
+def _lab(found: Fault, history: Run, seed: int) -> Lab:
+    return Lab(history, random.Random(f"{found.id} {history.config.digest} {seed}"))
+
+
+def _elsewhere(format: str, config: Config) -> str:
+    other = ELSEWHERE[format]
+    return other if FORMATS[other].refuses(config) is None else "torch_save" if format != "torch_save" else "dcp"
+
+
+def _write_before(folder: Path, config: Config, format: str) -> None:
+    FORMATS[format].save(folder / "before", run(config).resumed, None)
+
+
+def _write(folder: Path, found: Fault, config: Config, format: str, after_format: str, k: int, seed: int) -> None:
+    state, second = restored(found, config, format, seed)
+    saver: Format = FORMATS[format]
+    path = saver.save(folder / "echo", state, second)
+    loaded: State | None = state if second is None else saver.merged(state, second)
+    if found.damage is not None:
+        loaded = found.damage(path, state, _lab(found, run(config), seed))
+    facts = Facts(config.resume, k, (), (), state.config.betas, state.config.weight_decay)
+    if loaded is not None:
+        loaded, losses, rates = train(loaded, k, micro=found.micro)
+        FORMATS[after_format].save(folder / "after", loaded, None)
+        facts = Facts(config.resume, k, tuple(rates), tuple(losses), facts.betas, facts.weight_decay)
+    (folder / "facts.json").write_text(json.dumps(asdict(facts)))
+
+
+def _opened(folder: Path) -> Path:
+    """The path to open in a folder that a saver filled: its one file or step, or itself."""
+    inner = list(folder.iterdir())
+    return inner[0] if len(inner) == 1 else folder

@@ -1,0 +1,68 @@
+"""A run up to the step that is resumed from, with the states that faults draw on."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from tests.lab.cache import made
+from tests.lab.config import Config
+from tests.lab.state import State, fresh
+from tests.lab.train import train
+
+__all__ = ["EARLIER", "Run", "run"]
+
+EARLIER = 20  #: steps between two regular checkpoints
+
+
+class Run:
+    """States of one configuration; each call gives a copy of its own."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._folder = made(f"run-{config.digest}", self._build)
+        self._states: dict[int, State] = {}
+
+    @property
+    def resumed(self) -> State:
+        """At the step whose checkpoint is resumed from."""
+        return self.at(self.config.resume)
+
+    @property
+    def previous(self) -> State:
+        """One update earlier."""
+        return self.at(self.config.resume - 1)
+
+    @property
+    def recent(self) -> State:
+        """At the checkpoint before."""
+        return self.at(self.config.resume - EARLIER)
+
+    @property
+    def stale(self) -> State:
+        """At a much older checkpoint."""
+        return self.at(self.config.stale)
+
+    def fresh(self) -> State:
+        """What another process begins with: no step done, other random weights."""
+        return fresh(self.config.but(seed=self.config.seed + 1))
+
+    def at(self, step: int) -> State:
+        if step not in self._states:
+            # the lab's own file, written by the line below
+            self._states[step] = torch.load(self._folder / f"{step}.pt", weights_only=False)
+        return self._states[step].clone()
+
+    def _build(self, folder: Path) -> None:
+        state = fresh(self.config)
+        wanted = {self.config.stale, self.config.resume - EARLIER, self.config.resume - 1, self.config.resume}
+        for step in sorted(wanted):
+            state, _, _ = train(state, step - state.trainer.step)
+            torch.save(state, folder / f"{step}.pt")
+
+
+@lru_cache(maxsize=4)
+def run(config: Config) -> Run:
+    return Run(config)
