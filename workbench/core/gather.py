@@ -14,7 +14,7 @@ slice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -111,12 +111,13 @@ class Filling:
         np.add.at(have, reads.request, box.volume(reads.sizes))
         return cls(payloads, boxes, direct, reads, have > box.volume(boxes.sizes))
 
-    def run(self, buffers: Sequence[Array], *, threads: int = 1) -> int:
+    def run(self, buffers: Sequence[Array], *, threads: int = 1, tick: Callable[[int], None] | None = None) -> int:
         """Read everything.
 
         Args:
             buffers: flat ``uint8`` arrays.
             threads: how many read side by side.
+            tick: told now and then how many bytes were asked for, in the caller's thread; raising there ends it.
 
         Returns:
             bytes that were asked of the files: of elements, or of whole chunks where a codec has to undo them whole.
@@ -132,11 +133,17 @@ class Filling:
         def portion(span: tuple[int, int]) -> int:
             return sum(self._read(once, part, buffers) for part in parts.items(*span))
 
-        if threads == 1 or len(spans) == 1:
-            count = sum(map(portion, spans))
-        else:
-            with ThreadPoolExecutor(min(threads, len(spans))) as pool:  # reading lets go of the interpreter
-                count = sum(pool.map(portion, spans))
+        count = 0
+        with ThreadPoolExecutor(max(1, min(threads, len(spans)))) as pool:  # reading lets go of the interpreter
+            try:
+                alone = threads == 1 or len(spans) == 1
+                for nbytes in map(portion, spans) if alone else pool.map(portion, spans):
+                    count += nbytes
+                    if tick is not None:
+                        tick(count)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         return count + sum(self._compared(request, buffers) for request in np.flatnonzero(self.twice).tolist())
 
     def _read(self, once: ReadPlan, part: tuple[int, int, bool, int, int, int], buffers: Sequence[Array]) -> int:

@@ -222,12 +222,17 @@ def _opened(path: str | os.PathLike[str] | Checkpoint, name_map: Renaming | Name
 
 def _run(reads: list[Batch], threads: int, tick: Tick | None) -> int:
     total = max(sum(one.nbytes for one in reads), 1)
-    done = count = 0
+    count = 0
     for one in reads:
-        count += one.run(threads)
-        done += one.nbytes
-        if tick is not None:
-            tick(done / total)
+        before = count
+
+        def told(nbytes: int, before: int = before) -> None:
+            if tick is not None:
+                tick(min((before + nbytes) / total, 1.0))
+
+        count += one.run(threads, told)
+    if tick is not None:
+        tick(1.0)
     return count
 
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +51,16 @@ class Batch:
         """Bytes of its tensors."""
         return sum(one.nbytes for one in self.tensors)
 
-    def run(self, threads: int) -> int:
-        """Read; returns the bytes asked of the files. Raises as :meth:`Filling.run`, and UsageError for tied tensors
-        that are stored with different values.
+    def run(self, threads: int, tick: Callable[[int], None] | None = None) -> int:
+        """Read; returns the bytes asked of the files.
+
+        Raises:
+            UsageError: tied tensors that are stored with different values; else as :meth:`Filling.run`.
         """
         if not self.staged:
-            return self.filling.run([flat(one.local).numpy() for one in self.tensors], threads=threads)
+            return self.filling.run([flat(one.local).numpy() for one in self.tensors], threads=threads, tick=tick)
         buffers = [memory.empty((one.nbytes,), np.dtype(np.uint8)) for one in self.tensors]
-        count = self.filling.run(buffers, threads=threads)
+        count = self.filling.run(buffers, threads=threads, tick=tick)
         import torch
 
         for one, buffer in zip(self.tensors, buffers, strict=True):
