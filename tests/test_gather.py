@@ -182,15 +182,16 @@ def test_an_archive_of_another_shape_or_type_is_refused_before_it_is_copied(tmp_
             gathered(tmp_path, builder.build())
 
 
-def test_a_part_that_reaches_out_of_its_archive_is_refused(tmp_path):
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize(("inner", "stride"), [(12, 1), (0, 2)])
+def test_a_part_that_reaches_out_of_its_archive_is_refused(tmp_path, io, inner, stride):
     torch.save(torch.zeros(6), tmp_path / "item.pt")
     size = (tmp_path / "item.pt").stat().st_size
-    for io in ("mmap", "pread"):
-        builder = CatalogBuilder("test", Place(tmp_path))
-        builder.tensor("t", by_name("float32"), (4,))
-        builder.chunk("t", (0,), (4,), "item.pt", 0, size, codec=TORCH_PART, inner=12)
-        with pytest.raises(errors.CorruptError, match="4 bytes past its payload"):
-            gathered(tmp_path, builder.build(), io)
+    builder = CatalogBuilder("test", Place(tmp_path))
+    builder.tensor("t", by_name("float32"), (4,))
+    builder.chunk("t", (0,), (4,), "item.pt", 0, size, codec=TORCH_PART, inner=inner, strides=(stride,))
+    with pytest.raises(errors.CorruptError, match=r"'t'.*'item.pt' holds 6 elements but the metadata says 7 or more"):
+        gathered(tmp_path, builder.build(), io)
 
 
 def test_a_state_dict_is_what_torch_saved_and_each_tensor_is_alone_in_its_memory(tmp_path):

@@ -56,7 +56,7 @@ class Payloads:
             found = _strided(self.stored(row), inner, sizes, strides, dtype)
             return _swapped(found, dtype) if codec == cat.RAW_BE else found
         if codec in (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP, cat.TORCH_PART, cat.ZSTD_TORCH_PART):
-            return self._from_archive(row, dtype, sizes, inner, strides)
+            return self._from_archive(row)
         if codec == cat.LATIN1_TEXT:
             return _strided(self._from_text(row), inner, sizes, strides, dtype)
         raise UnsupportedFormatError(
@@ -107,7 +107,7 @@ class Payloads:
             if int(c.stop[row]) > c.file_stats[c.file[row]].size:
                 raise c.truncated(row)
         elif codec in (cat.TORCH_ZIP, cat.TORCH_PART) and self.pool.mapped:
-            item = self._checked(row, dtype, sizes)[0]
+            item = self._checked(row)[0]
             if item.byteorder == "big" or not _row_major(item.shape, item.stride):
                 return None
             start, room = start + item.start + item.storage_offset * dtype.itemsize, _nbytes(item.shape, dtype)
@@ -193,10 +193,9 @@ class Payloads:
             last = self._unpacked = place, np.frombuffer(plain, np.uint8)
         return last[1]
 
-    def _from_archive(
-        self, row: int, dtype: DType, sizes: tuple[int, ...], inner: int, strides: tuple[int, ...] | None
-    ) -> Array:
-        item, data = self._checked(row, dtype, sizes)
+    def _from_archive(self, row: int) -> Array:
+        dtype, sizes, inner, strides = self._layout(row)
+        item, data = self._checked(row)
         payload = data[item.start : item.start + item.nbytes]
         at = item.storage_offset * dtype.itemsize
         whole = _strided(payload, at, item.shape, item.stride, dtype)
@@ -207,8 +206,9 @@ class Payloads:
         flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)  # a copy only if the item itself is strided
         return _strided(flat, inner, sizes, strides, dtype)
 
-    def _checked(self, row: int, dtype: DType, sizes: tuple[int, ...]) -> tuple[Item, Array]:
-        """As :meth:`item`, of the type and (unless the chunk is a part of it) the shape that the catalog says."""
+    def _checked(self, row: int) -> tuple[Item, Array]:
+        """As :meth:`item`, of the type and the shape that the catalog says, or large enough where a part is meant."""
+        dtype, sizes, inner, strides = self._layout(row)
         item, data = self.item(row)
         if item.dtype != dtype.name:
             raise CorruptError(
@@ -219,6 +219,14 @@ class Payloads:
                 f"{self.describe(row)} holds a tensor of shape {item.shape} but the chunk has {sizes}; "
                 "the file is from another save, or files of two ranks were swapped"
             )
+        if self.catalog.codec[row] not in _WHOLE and not dtype.packed:
+            steps = cat.row_major(sizes) if strides is None else strides
+            held, wanted = math.prod(item.shape), (inner + _reach(sizes, steps, dtype)) // dtype.itemsize
+            if wanted > held:
+                raise CorruptError(
+                    f"{self.describe(row)} holds {held:,} elements but the metadata says {wanted:,} or more, of which "
+                    "this tensor is a part; the file is from another save, or files of two ranks were swapped"
+                )
         return item, data
 
 
