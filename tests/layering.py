@@ -54,6 +54,8 @@ SHARED_DECODERS = {
 
 #: An object asks the views for its own picture, and only there.
 REPR_METHODS = {"__repr__", "_repr_html_"}
+#: A method of the checkpoint that is another room's work, asked for when it is called.
+DELEGATES = {("checkpoint", "to_device"): "reshard"}
 REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard"}
 
 
@@ -104,6 +106,9 @@ def forbidden(item: Import) -> str | None:
         return f"room {unknown!r} has no place in the order; give it one in tests/layering.py"
     if target == "views" and source in REPR_ROOMS and item.function in REPR_METHODS:
         return None
+    for (delegating, method), other in DELEGATES.items():
+        if (source, target) == (delegating, other) and (item.function == method or item.type_only):
+            return None
     if source != target and RANK[target] >= RANK[source]:
         return f"{source} may not import {target}"
     if source == target == "formats" and _reaches_a_reader(item):

@@ -116,3 +116,16 @@ def test_the_facade_exports_too(source, tmp_path):
     with wb.open(path) as ckpt:
         report = wb.export(ckpt, tmp_path / "out", mesh=wb.Mesh(tp=2), dtype="bf16")
     assert "elements changed" in str(report) and "<pre>" in report._repr_html_()
+
+
+def test_onto_a_device(source, tmp_path, capsys):
+    path, _ = source
+    code, out, _ = run(capsys, path, "--to-device", "cpu", "--time", "--json", "--tp", 2, "--rank", 1)
+    told = json.loads(out)
+    assert code == 0 and told["tensors"] == 3 and told["nbytes"] == (16 + 12 + 4) * 4 and told["peak_gb_per_s"] > 0
+    code, out, _ = run(capsys, path, "--to-device", "cpu", "--select", "norm", "--time")
+    assert code == 0 and out.startswith("1 tensor, 16 B on cpu in ") and "GB/s" in out
+    for argv in ([path], [path, tmp_path / "out", "--to-device", "cpu"], [path, "--to-device", "cpu", "--verify"]):
+        code, out, err = run(capsys, *argv)
+        assert (code, out) == (64, "") and err.count("\n") == 1
+    assert run(capsys, path, "--to-device", "nowhere")[0] == 64

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from workbench.analysis.timeline import timeline
     from workbench.analysis.verify import verify
     from workbench.reshard.export import export
+    from workbench.reshard.load import load
+    from workbench.reshard.load_report import LoadReport
     from workbench.reshard.mesh import Mesh
     from workbench.reshard.report import ExportReport
     from workbench.reshard.rules import Rules
@@ -28,6 +30,7 @@ __all__ = [
     "Diff",
     "ExportReport",
     "LazyTensor",
+    "LoadReport",
     "Mesh",
     "NameMap",
     "Report",
@@ -36,6 +39,7 @@ __all__ = [
     "discover",
     "errors",
     "export",
+    "load",
     "name_map",
     "open",
     "stats",
@@ -49,11 +53,13 @@ __version__ = "0.1.0"
 _LATER = {
     "Diff": "workbench.analysis.diff",
     "ExportReport": "workbench.reshard.report",
+    "LoadReport": "workbench.reshard.load_report",
     "Mesh": "workbench.reshard.mesh",
     "Report": "workbench.analysis.report",
     "Rules": "workbench.reshard.rules",
     "diff": "workbench.analysis.diff",
     "export": "workbench.reshard.export",
+    "load": "workbench.reshard.load",
     "stats": "workbench.analysis.stats",
     "timeline": "workbench.analysis.timeline",
     "verify": "workbench.analysis.verify",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,10 @@ from workbench.tensor import LazyTensor, read_whole
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from workbench.reshard.mesh import Mesh
+    from workbench.reshard.rules import Rules
 
 __all__ = ["Checkpoint", "discover", "open"]
 
@@ -265,6 +269,29 @@ class Checkpoint(Mapping[str, LazyTensor]):
             pool = SourcePool(self._place, self.catalog.files, self.catalog.file_stats, "pread")
         whole = read_whole(self._payloads, pool, threads=threads or cores())
         return dict(zip(self.catalog.keys, whole, strict=True))
+
+    def to_device(
+        self,
+        device: str | torch.device,
+        *,
+        select: str | Sequence[str] | None = None,
+        role: str | None = "model",
+        mesh: Mesh | Mapping[str, int] | str | None = None,
+        mesh_coord: Mapping[str, int] | None = None,
+        rank: int | None = None,
+        rules: Rules | None = None,
+        device_mesh: DeviceMesh | None = None,
+        dtype: object | None = None,
+        threads: int | None = None,
+        tick: Callable[[float], None] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Tensors on a device, whole or as a rank of a mesh holds them: :func:`workbench.reshard.device.to_device`."""
+        from workbench.reshard.device import to_device
+
+        return to_device(
+            self, device, select=select, role=role, mesh=mesh, mesh_coord=mesh_coord, rank=rank, rules=rules,
+            device_mesh=device_mesh, dtype=dtype, threads=threads, tick=tick,
+        )  # fmt: skip
 
     # ---- life ----------------------------------------------------------------------------------------------------
 

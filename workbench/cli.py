@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
 
     export = _command(commands, "export", _export, "write a checkpoint in another format, or cut for other ranks")
     export.add_argument("path", help="a checkpoint")
-    export.add_argument("dest", help="a folder that is not there yet, or a file: NAME.safetensors, NAME.pt")
+    export.add_argument("dest", nargs="?", help="a folder that is not there yet, or NAME.safetensors, NAME.pt")
     export.add_argument("--to", default="safetensors", metavar="FORMAT", help="default: safetensors")
     export.add_argument(
         "--select", action="append", metavar="PATTERN", help="tensors whose name matches this regular expression"
@@ -158,6 +158,9 @@ def parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--dry-run", action="store_true", help="only say what would be read and written")
     export.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
+    export.add_argument("--to-device", metavar="DEVICE", help="cuda:0, cpu …: onto a device instead of into files")
+    export.add_argument("--rank", type=_number, help="with --to-device and a mesh: whose tensors")
+    export.add_argument("--time", action="store_true", help="with --to-device: GB/s, beside what the bus can do")
 
     serve = _command(commands, "serve", _serve, "the dashboard, in a browser")
     serve.add_argument("root", help="folder with checkpoints; nothing outside it can be opened")
@@ -222,6 +225,10 @@ def _positive(text: str) -> int:
 
 def _layers(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
+
+
+def _number(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
 
 
 def _port(text: str) -> int:

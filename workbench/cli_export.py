@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from typing import Any
 
+from workbench.checkpoint import Checkpoint
 from workbench.cli_common import note, open_as, print_json
 from workbench.errors import UsageError
 from workbench.reshard.export import export as write
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.rules import Rules
 from workbench.reshard.rules_file import read_rules
+from workbench.views import units
 from workbench.views.export import export_text
+from workbench.views.names import safe
 from workbench.views.progress import progress
 
 __all__ = ["AXES", "export"]
@@ -23,8 +27,12 @@ AXES = ("pp", "dp", "fsdp", "ep", "tp")
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write, or plan, the target; 0 when it is there."""
+    """Write, or plan, the target, or load onto a device; 0 when it is there."""
+    if (options.dest is None) == (options.to_device is None):
+        raise UsageError("export takes either a target, as in `export CKPT DEST`, or --to-device DEVICE")
     ckpt = open_as(options, options.path)
+    if options.to_device is not None:
+        return _to_device(options, ckpt)
     with progress(f"export {os.path.basename(os.path.normpath(ckpt.path))}") as tick:
         report = write(
             ckpt,
@@ -50,6 +58,45 @@ def export(options: argparse.Namespace) -> int:
         print_json(report.to_dict())
     else:
         print(export_text(report))
+    return 0
+
+
+def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
+    """Load, and say how fast; the tensors go when the process does."""
+    files_only = {"--rename": options.rename, "--verify": options.verify, "--dry-run": options.dry_run,
+                  "--resume": options.resume, "--overwrite": options.overwrite}  # fmt: skip
+    for name, given in files_only.items():
+        if given:
+            raise UsageError(f"{name} is about files; leave it out with --to-device")
+    from workbench.reshard.device_lane import measure_peak
+
+    peak = measure_peak(options.to_device) if options.time else None
+    with progress(f"load {os.path.basename(os.path.normpath(ckpt.path))}") as tick:
+        began = time.perf_counter()
+        tensors = ckpt.to_device(
+            options.to_device,
+            select=options.select or None,
+            role=None if options.role == "all" else options.role,
+            mesh=_mesh(options),
+            rank=options.rank,
+            rules=_rules(options),
+            dtype=options.dtype,
+            threads=options.threads,
+            tick=tick,
+        )
+        for one in list(tensors.values())[-1:]:
+            one.reshape(-1)[:1].cpu()  # what is queued on the device is done
+        seconds = time.perf_counter() - began
+    nbytes = sum(one.nbytes for one in tensors.values())
+    told = {"device": options.to_device, "tensors": len(tensors), "nbytes": nbytes, "seconds": seconds}
+    told |= {} if peak is None else {"gb_per_s": nbytes / seconds / 1e9, "peak_gb_per_s": peak}
+    if options.json:
+        print_json(told)
+        return 0
+    what = f"{units.plural(len(tensors), 'tensor')}, {units.nbytes(nbytes)}"
+    print(f"{what} on {safe(options.to_device)} in {seconds:.2f} s")
+    if peak is not None:
+        print(f"  {nbytes / seconds / 1e9:.2f} GB/s; copies from one host buffer reach {peak:.2f} GB/s in this run")
     return 0
 
 

@@ -54,7 +54,7 @@ def to_device(
     *,
     select: str | Sequence[str] | None = None,
     role: str | None = "model",
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | str | None = None,
     rules: Rules | None = None,
     rank: int | None = None,
     mesh_coord: Mapping[str, int] | None = None,
@@ -77,7 +77,7 @@ def to_device(
         device: ``cuda``, ``cuda:1``, ``cpu`` …
         select: regular expressions; tensors whose key matches one of them somewhere.
         role: ``model`` for all that a model loads, one role (``exp_avg`` …), or ``None`` for every tensor.
-        mesh: the ranks, by named axes.
+        mesh: the ranks, by named axes: ``Mesh(tp=2, pp=2)``, ``{"tp": 2}`` or ``"tp=2,pp=2"``.
         rules: how tensors lie on the mesh; by default as their names say.
         dtype: cast floats of 16, 32 and 64 bits on the device, as torch casts them.
         threads: how many read; by default as many as this process may use cores, at most 8.
@@ -99,7 +99,7 @@ def to_device(
     where = _device(device)
     if buffer < SMALLEST or buffers < 1:
         raise UsageError(f"{buffers} buffers of {buffer:,} bytes: at least one of {SMALLEST:,} bytes is needed")
-    mesh, number = _rank(mesh, rules, rank, mesh_coord, device_mesh)
+    mesh, number = _rank(None if mesh is None else Mesh.of(mesh), rules, rank, mesh_coord, device_mesh)
     chosen = choose(ckpt, select=select, role=role, dtype=dtype, mesh=mesh, rules=rules)
     work = _Work.of(chosen, number)
     wrapping = None

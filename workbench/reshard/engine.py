@@ -16,8 +16,6 @@ Nothing is written before everything is planned: a hole, a type that cannot be c
 from __future__ import annotations
 
 import os
-import zlib
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,21 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.crc32 import crc32_of_two
-from workbench.core.dtypes import ALL, DType
-from workbench.core.fingerprint import BLOCK, BlockDigests, combine
+from workbench.core.dtypes import ALL
+from workbench.core.fingerprint import BLOCK
 from workbench.core.payload import Payloads
 from workbench.core.scan import Announcer, Tick, cores, in_order
 from workbench.core.storage import SourcePool
 from workbench.core.stream import WHOLE
 from workbench.errors import WriteError
-from workbench.reshard.casts import CastError
 from workbench.reshard.copies import Copies
 from workbench.reshard.filemap import FileMap
 from workbench.reshard.journal import Journal, Kept, Written, plan_of
 from workbench.reshard.kept import kept_pieces, said
+from workbench.reshard.results import Results
 from workbench.reshard.syscalls import allocate
-from workbench.reshard.units import MOST, Done, Filler
+from workbench.reshard.units import MOST, Filler
 from workbench.reshard.writing import write_all, writing
 
 __all__ = ["Job", "Written", "prepare"]
@@ -122,14 +119,8 @@ class Job:
             journal.notes += said(kept, self.maps)
         for file, (one, path) in enumerate(zip(self.maps, paths, strict=True)):
             _create(one, path, go_on=file in kept)
-        bases = np.cumsum([0, *(len(one.pieces) for one in self.maps)]).tolist()
-        results = {bases[file] + at: one for file, pieces in kept.items() for at, one in pieces.items()}
-        units = _Units.of(self, list(results))
-        left = np.bincount(units.file, minlength=len(self.maps))
-        left_of_piece = np.bincount(units.piece, minlength=bases[-1])
-        found: dict[int, list[Done]] = defaultdict(list)
-        fresh: dict[int, list[int]] = defaultdict(list)  # pieces of a file that are written and not recorded
-        unrecorded = [0] * len(self.maps)  # their bytes
+        units = _Units.of(self, kept)
+        results = Results(self.maps, self.copies.code, kept, units.file, units.piece)
         total = max(self.read_nbytes, 1)
         done = total - int(units.nbytes.sum())
         filler = Filler(self.maps, self.copies, self.payloads, self.direct, Announcer(), list(paths))
@@ -139,66 +130,32 @@ class Job:
             ThreadPoolExecutor(1, thread_name_prefix="workbench-sync") as syncer,
         ):
 
-            def complete(file: int, *, last: bool) -> None:
-                one, base = self.maps[file], bases[file]
-                crcs = None
-                if last:
-                    for at in range(base, bases[file + 1]):
-                        if at not in results:  # without elements
-                            results[at] = self._result(file, at, at - base, [])
-                    crcs = [results[at][1] for at in range(base, bases[file + 1])]
-                new = [(at - base, results[at][0]) for at in fresh.pop(file, [])]
-                unrecorded[file] = 0
-                syncs.append(syncer.submit(_finish, one, paths[file], crcs, journal, new))
+            def sync(file: int) -> None:
+                crcs = [crc for _, crc in results.of_file(file)] if results.is_full(file) else None
+                syncs.append(syncer.submit(_sync, self.maps[file], paths[file], crcs, journal, results.take(file)))
 
             try:
-                for file in np.flatnonzero(left == 0).tolist():
-                    complete(file, last=True)
+                for file in filter(results.is_full, range(len(self.maps))):
+                    sync(file)
                 for batch in in_order(pool, filler, units.tasks()):
                     for unit in batch:
-                        found[unit.piece].append(unit)
+                        results.add(unit)
                         done += unit.nbytes
-                        left[unit.file] -= 1
-                        left_of_piece[unit.piece] -= 1
-                        if not left_of_piece[unit.piece]:
-                            piece = unit.piece - bases[unit.file]
-                            results[unit.piece] = self._result(unit.file, unit.piece, piece, found.pop(unit.piece))
-                            fresh[unit.file].append(unit.piece)
-                            unrecorded[unit.file] += int(self.maps[unit.file].pieces.nbytes[piece])
-                        if not left[unit.file]:
-                            complete(unit.file, last=True)
-                        elif journal is not None and unrecorded[unit.file] >= RECORD:
-                            complete(unit.file, last=False)
+                        large = journal is not None and results.unrecorded[unit.file] >= RECORD
+                        if large or results.is_full(unit.file):
+                            sync(unit.file)
                     if syncs and syncs[-1].done():
                         syncs[-1].result()  # a disk that fails ends the pass
                     if tick is not None and done < total:
                         tick(done / total)
-                for sync in syncs:
-                    sync.result()
+                for one_sync in syncs:
+                    one_sync.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
                 filler.announcer.restore()
         if tick is not None:
             tick(1.0)
-        return [[results[at][0] for at in range(a, b)] for a, b in pairwise(bases)]
-
-    def _result(self, file: int, at: int, piece: int, parts: list[Done]) -> tuple[Written, int]:
-        """Fingerprints and CRC-32 of a piece from those of its units."""
-        pieces = self.maps[file].pieces
-        shape, new = pieces.shape_of(piece), pieces.dtype_of(piece)
-        old = ALL[self.copies.code[at]]
-        parts.sort(key=lambda part: part.first)
-        if piece in pieces.literal:
-            return _literal(new, shape, pieces.literal[piece])
-        crc, error = 0, CastError() if pieces.change_of(piece, old) is not None else None
-        for part in parts:
-            crc = crc32_of_two(crc, part.crc, part.written)
-            if error is not None and part.cast is not None:
-                error.merge(part.cast)
-        source = combine(old, shape, [digest for part in parts for digest in part.source])
-        if error is None:
-            return Written(source, source, None), crc
-        return Written(source, combine(new, shape, [digest for part in parts for digest in part.target]), error), crc
+        return [[written for written, _ in results.of_file(file)] for file in range(len(self.maps))]
 
 
 def prepare(payloads: Payloads, maps: Sequence[FileMap], direct: SourcePool) -> Job:
@@ -230,7 +187,7 @@ class _Units:
     nbytes: Ints
 
     @classmethod
-    def of(cls, job: Job, kept: Sequence[int]) -> _Units:
+    def of(cls, job: Job, kept: Kept) -> _Units:
         """Of all pieces but those that are kept."""
         copies, catalog = job.copies, job.payloads.catalog
         count = np.array([len(one.pieces) for one in job.maps], np.int64)
@@ -243,7 +200,8 @@ class _Units:
         pieces = np.repeat(np.arange(len(copies.numel)), np.diff(copies.ptr))
         step[np.isin(np.arange(len(step)), pieces[undone]) | (bits % 8 != 0)] = 1 << 62
         parts = -(-copies.numel // step)
-        parts[list(kept)] = 0
+        base = np.cumsum([0, *count])
+        parts[[base[one] + at for one, pieces in kept.items() for at in pieces]] = 0
         piece = np.repeat(np.arange(len(parts)), parts)
         first = (np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)) * step[piece]
         stop = np.minimum(first + np.minimum(step[piece], copies.numel[piece]), copies.numel[piece])
@@ -282,15 +240,7 @@ def _create(one: FileMap, path: str, *, go_on: bool) -> None:
             os.close(fd)
 
 
-def _literal(dtype: DType, shape: tuple[int, ...], data: bytes | Array) -> tuple[Written, int]:
-    """What becomes of a literal: it is its own source."""
-    digests = BlockDigests()
-    digests.update(np.frombuffer(data, np.uint8))
-    found = combine(dtype, shape, digests.digests())
-    return Written(found, found, None), zlib.crc32(data)
-
-
-def _finish(
+def _sync(
     one: FileMap, path: str, crcs: list[int] | None, journal: Journal | None, new: list[tuple[int, Written]]
 ) -> None:
     """The bytes that depend on checksums, once these are known; everything on the disk; then what is new recorded."""

@@ -109,7 +109,15 @@ def export(
     """
     began = time.perf_counter()
     target, made_by = os.fspath(dest), writer(format)
-    selection = choose(ckpt, select=select, role=role, rename=rename, dtype=dtype, mesh=_mesh(mesh), rules=rules)
+    selection = choose(
+        ckpt,
+        select=select,
+        role=role,
+        rename=rename,
+        dtype=dtype,
+        mesh=None if mesh is None else Mesh.of(mesh),
+        rules=rules,
+    )
     notes = [] if selection.target is None else list(selection.target.notes)
     state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
     left = dict.fromkeys(state, "")
@@ -160,12 +168,6 @@ def export(
         dry_run=dry_run,
         notes=tuple(notes),
     )
-
-
-def _mesh(mesh: Mesh | Mapping[str, int] | str | None) -> Mesh | None:
-    if isinstance(mesh, str):
-        return Mesh.parse(mesh)
-    return Mesh(**mesh) if isinstance(mesh, Mapping) else mesh
 
 
 def _size(text: int | str) -> int:

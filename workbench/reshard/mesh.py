@@ -15,7 +15,7 @@ Sources: torch 2.13 ``distributed/device_mesh.py``; megatron-core 0.16.1 ``core/
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -75,6 +75,13 @@ class Mesh:
                 raise UsageError(f"mesh axis {found[1]!r} is named twice in {text!r}")
             sizes[found[1]] = int(found[2])
         return cls(**sizes)
+
+    @classmethod
+    def of(cls, mesh: Mesh | Mapping[str, int] | str) -> Mesh:
+        """A mesh from ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, or itself. Raises as :meth:`parse`."""
+        if isinstance(mesh, str):
+            return cls.parse(mesh)
+        return cls(**mesh) if isinstance(mesh, Mapping) else mesh
 
     @classmethod
     def megatron(cls, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1, ep: int = 1) -> Mesh:
