@@ -148,8 +148,8 @@ class Job:
                         syncs[-1].result()  # a disk that fails ends the pass
                     if tick is not None and done < total:
                         tick(done / total)
-                for one_sync in syncs:
-                    one_sync.result()
+                for waiting in syncs:
+                    waiting.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
                 filler.announcer.restore()
