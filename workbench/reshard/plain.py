@@ -52,7 +52,10 @@ def plain(value: Any, *, tensors: bool = False, depth: int = DEPTH) -> Any:
     if tensors and (isinstance(value, np.ndarray) or _is_tensor(value)):
         import torch
 
-        return torch.as_tensor(value).clone()
+        try:  # a copy: decoded arrays are read-only, which torch warns of
+            return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value.clone()
+        except TypeError as error:  # of objects, texts, or another byte order
+            raise ValueError(f"it holds an array that torch does not take: {error}") from None
     cls = type(value)
     raise ValueError(f"it holds a {cls.__module__}.{cls.__qualname__}, which is no plain value")
 
