@@ -317,7 +317,7 @@ def test_the_same_export_is_the_same_bytes(every_type):
 
 
 def test_many_chunks_are_laid_out_and_read_again_as_columns(tmp_path):
-    """20,000 chunks: the metadata is what CPython pickles of torch's objects, and our fast reader's fast path takes it."""
+    """20,000 chunks: as CPython pickles torch's objects, so that our reader decodes it as columns."""
     builder = CatalogBuilder("test", Place(tmp_path))
     (tmp_path / "data").write_bytes(b"")
     for number in range(500):
