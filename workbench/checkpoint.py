@@ -56,7 +56,7 @@ def open(
     Raises:
         OpenError: one line that says what, which file, which byte, and what to do.
     """
-    place, note = _locate(Place(path), format)
+    place, note = runs.locate(Place(path), format)
     name = format or formats.detect_or_raise(place)
     reader = formats.reader(name)
     catalog = catalog_cache.load(place, name) if cache else None
@@ -333,20 +333,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def _tensor(self, position: int) -> LazyTensor:
         return LazyTensor(self._payloads, position, self._names[0][position], self._names[1][position])
-
-
-def _locate(place: Place, format: str | None) -> tuple[Place, str | None]:
-    """The checkpoint itself, or the step of a run folder with the reason why that one."""
-    found = format or formats.detect(place)
-    # loose files beside a tracker are not the checkpoint; a layout that brings its own tracker is
-    loose = found in ("safetensors", "torch_save") and any(name in place.files for name in runs.TRACKERS)
-    if format is not None or (found is not None and not loose):
-        return place, None
-    picked = runs.pick(place)
-    if picked is None:
-        return place, None
-    relative, reason = picked
-    return place.sub(relative), reason
 
 
 def _not_found(key: str, known: list[str], what: str = "tensor") -> str:

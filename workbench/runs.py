@@ -28,7 +28,7 @@ from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
 from workbench.formats.safetensors import is_collection
 
-__all__ = ["Found", "discover", "pick", "step_of"]
+__all__ = ["Found", "discover", "locate", "pick", "step_of"]
 
 #: Megatron's; DeepSpeed's, and that of what its ds_to_universal.py made
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
@@ -91,6 +91,27 @@ def discover(root: str | os.PathLike[str], *, depth: int = 3) -> list[Found]:
         return [] if name is None else [_found(place, ".", name, place.name)]
     found = list(_walk(place, "", depth))
     return sorted(found, key=lambda item: (os.path.dirname(item.path), item.step is None, item.step or 0, item.path))
+
+
+def locate(place: Place, format: str | None = None) -> tuple[Place, str | None]:
+    """The checkpoint that a path means: itself, or the step of a run's folder with a sentence that says why that one.
+
+    Args:
+        format: a reader's name where the caller knows it; then the place itself is meant.
+
+    Raises:
+        as :func:`pick`.
+    """
+    found = format or formats.detect(place)
+    # loose files beside a tracker are not the checkpoint; a layout that brings its own tracker is
+    loose = found in ("safetensors", "torch_save") and any(name in place.files for name in TRACKERS)
+    if format is not None or (found is not None and not loose):
+        return place, None
+    picked = pick(place)
+    if picked is None:
+        return place, None
+    relative, reason = picked
+    return place.sub(relative), reason
 
 
 def pick(place: Place) -> tuple[str, str] | None:
