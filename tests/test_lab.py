@@ -30,8 +30,9 @@ KINDS = {
     "fp32 adam": SMALL.but(precision="fp32", optimizer="adam", clip=0.0),
     "bf16": SMALL.but(precision="bf16"),
     "extras": SMALL.but(ema=True, fp8=True),
+    "multi-query": SMALL.but(heads=6, groups=1, hidden=72, padded=112, vocab=111),
 }
-MULTI_QUERY = SMALL.but(heads=6, groups=1, hidden=72, padded=112, vocab=111)
+STORED = [(kind, format) for kind in KINDS for format in lab.FORMATS if not lab.FORMATS[format].refuses(KINDS[kind])]
 
 
 def stored(state: State, format: str) -> dict[tuple[str, str], torch.Tensor]:
@@ -91,13 +92,9 @@ def test_what_cannot_happen_is_refused():
 # ---- saves ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", lab.FORMATS)
-@pytest.mark.parametrize("kind", [*KINDS, "multi-query"])
+@pytest.mark.parametrize("kind, format", STORED)
 def test_every_tensor_and_step_reads_back(tmp_path, kind, format):
-    config = KINDS.get(kind, MULTI_QUERY)
-    if reason := lab.FORMATS[format].refuses(config):
-        pytest.skip(reason)
-    state, _, _ = train(fresh(config), 2)
+    state, _, _ = train(fresh(KINDS[kind]), 2)
     ckpt = wb.open(lab.FORMATS[format].save(tmp_path / "save", state, None), cache=False)
     truth = stored(state, format)
     assert not differing(ckpt, truth)
@@ -132,6 +129,15 @@ def test_a_mixed_pair_holds_the_same_state(tmp_path):
     assert wb.open(case.after).format == "megatron_legacy" and wb.open(case.before).format == "dcp"
     found = wb.diff(same_layout.after, case.after).summary
     assert found["equal"] > 50 and not any(found[what] for what in ("changed", "type", "shape", "unknown", "unread"))
+
+
+def test_a_series_is_a_run_that_can_be_listed():
+    found = lab.series("f24_lr_peak", SMALL, "torch_save", every=5)
+    steps = wb.timeline(found)
+    assert steps.step.tolist() == [50, 55, 60, 65, 70, 75] and steps.complete.all()
+    assert steps.change[4] > 2 * steps.change[2]  # at five times the peak
+    with pytest.raises(ValueError, match="begin at step 45"):
+        lab.series("f24_lr_peak", SMALL, every=20)
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------------

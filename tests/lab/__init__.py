@@ -13,8 +13,9 @@ from tests.lab.config import Config, random_config
 from tests.lab.fault import EVIDENCE, Fault
 from tests.lab.formats import FORMATS
 from tests.lab.healthy import random_pair
+from tests.lab.series import series
 
 __all__ = [
     "ALL", "CONTROLS", "EVIDENCE", "FAULTS", "FORMATS", "WIDER", "Case", "Config", "Facts", "Fault", "case",
-    "random_config", "random_pair", "restored",
+    "random_config", "random_pair", "restored", "series",
 ]  # fmt: skip

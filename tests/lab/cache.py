@@ -26,14 +26,15 @@ def made(name: str, build: Callable[[Path], None]) -> Path:
     """The folder of that name, built when it is not there; processes that build it at the same time do no harm."""
     target = _root() / name
     if not target.exists():
-        work = Path(tempfile.mkdtemp(dir=_root()))
-        build(work)
-        try:
-            work.rename(target)
-        except OSError:
-            shutil.rmtree(work)
-            if not target.exists():
-                raise
+        with tempfile.TemporaryDirectory(dir=_root()) as work:
+            content = Path(work) / "content"
+            content.mkdir()
+            build(content)
+            try:
+                content.rename(target)
+            except OSError:  # another process was first
+                if not target.exists():
+                    raise
     return target
 
 

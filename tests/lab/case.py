@@ -18,13 +18,13 @@ from tests.lab.cache import made
 from tests.lab.catalogue import ALL
 from tests.lab.config import Config
 from tests.lab.fault import Fault, Lab
-from tests.lab.formats import FORMATS, Format
-from tests.lab.run import Run, run
+from tests.lab.formats import FORMATS
+from tests.lab.run import run
 from tests.lab.split import merged
 from tests.lab.state import State
 from tests.lab.train import train
 
-__all__ = ["Case", "Facts", "case", "restored"]
+__all__ = ["Case", "Facts", "case", "checked", "opened", "restored", "write_echo"]
 
 ELSEWHERE = {
     "torch_save": "dcp", "dcp": "dcp_sharded", "dcp_sharded": "torch_save", "megatron": "deepspeed",
@@ -69,13 +69,13 @@ class Case:
 
     @property
     def cause(self) -> str:
-        """Id of the catalogue's cause, or ``healthy``."""
+        """Id of the catalogue's cause, or ``healthy``; `Fault.also` has others that are as right."""
         return self.fault.cause
 
     @property
     def expected(self) -> frozenset[str]:
         """Kinds of evidence that can show it: keys of `fault.EVIDENCE`."""
-        return self.fault.seen
+        return self.fault.expected(self.config, self.format)
 
 
 def case(
@@ -93,14 +93,9 @@ def case(
     Raises:
         ValueError: the fault cannot happen in that layout, or the run is never stored in it.
     """
-    found = ALL[fault]
-    config = found.needs(config or Config())
-    for name in (format, *([after_format] if after_format else [])):
-        reason = FORMATS[name].refuses(config)
-        if found.formats is not None and name not in found.formats:
-            reason = f"the fault is one of {', '.join(found.formats)}"
-        if reason:
-            raise ValueError(f"{fault} in {name}: {reason}")
+    found, config = checked(fault, config, format)
+    if after_format is not None and (reason := FORMATS[after_format].refuses(config)):
+        raise ValueError(f"{fault} in {after_format}: {reason}")
     if found.elsewhere and after_format is None:
         after_format = _elsewhere(format, config)
     name = "-".join([config.digest, format, after_format or format, fault, str(k), str(seed)])
@@ -109,27 +104,47 @@ def case(
     facts = json.loads((folder / "facts.json").read_text())
     for key in ("rates", "losses", "betas"):
         facts[key] = tuple(facts[key])
-    after = _opened(folder / "after") if (folder / "after").exists() else None
-    return Case(found, config, format, _opened(shared / "before"), _opened(folder / "echo"), after, Facts(**facts))
+    after = opened(folder / "after") if (folder / "after").exists() else None
+    return Case(found, config, format, opened(shared / "before"), opened(folder / "echo"), after, Facts(**facts))
+
+
+def checked(fault: str, config: Config | None, format: str) -> tuple[Fault, Config]:
+    """The fault, and the run with what it needs; raises as `case` does."""
+    found = ALL[fault]
+    config = found.needs(config or Config())
+    reason = FORMATS[format].refuses(config)
+    if found.formats is not None and format not in found.formats:
+        reason = f"the fault is one of {', '.join(found.formats)}"
+    if reason:
+        raise ValueError(f"{fault} in {format}: {reason}")
+    return found, config
 
 
 def restored(found: Fault, config: Config, format: str, seed: int = 0) -> tuple[State, State | None]:
     """The state that a load brings back, and what rank 1 wrote where that is another; bytes not yet damaged."""
-    history = run(config)
-    lab = _lab(found, history, seed)
-    state = history.resumed
+    lab, layout = _lab(found, config, seed), FORMATS[format]
+    state = lab.run.resumed
     if found.restore is not None:
         return found.restore(state, lab), None
-    if found.second is not None:
-        second, layout = found.second(state, lab), FORMATS[format]
-        if layout.ranks == 1 or (layout.shared_weights and found.weights):
-            return merged(state, second), None
-        return state, second
-    return state, None
+    if found.second is None:
+        return state, None
+    second = found.second(state, lab)
+    if layout.ranks == 1 or (layout.shared_weights and found.weights):
+        return merged(state, second), None
+    return state, second
 
 
-def _lab(found: Fault, history: Run, seed: int) -> Lab:
-    return Lab(history, random.Random(f"{found.id} {history.config.digest} {seed}"))
+def write_echo(folder: Path, found: Fault, config: Config, format: str, seed: int) -> State | None:
+    """Save what a load brings back; returns the state that the run goes on from, if the files can be loaded."""
+    state, second = restored(found, config, format, seed)
+    path = FORMATS[format].save(folder, state, second)
+    if found.damage is not None:
+        return found.damage(path, state, _lab(found, config, seed))
+    return state if second is None else FORMATS[format].merged(state, second)
+
+
+def _lab(found: Fault, config: Config, seed: int) -> Lab:
+    return Lab(run(config), random.Random(f"{found.id} {config.digest} {seed}"))
 
 
 def _elsewhere(format: str, config: Config) -> str:
@@ -142,21 +157,16 @@ def _write_before(folder: Path, config: Config, format: str) -> None:
 
 
 def _write(folder: Path, found: Fault, config: Config, format: str, after_format: str, k: int, seed: int) -> None:
-    state, second = restored(found, config, format, seed)
-    saver: Format = FORMATS[format]
-    path = saver.save(folder / "echo", state, second)
-    loaded: State | None = state if second is None else saver.merged(state, second)
-    if found.damage is not None:
-        loaded = found.damage(path, state, _lab(found, run(config), seed))
-    facts = Facts(config.resume, k, (), (), state.config.betas, state.config.weight_decay)
+    loaded = write_echo(folder / "echo", found, config, format, seed)
+    facts = Facts(config.resume, k, (), (), config.betas, config.weight_decay)
     if loaded is not None:
-        loaded, losses, rates = train(loaded, k, micro=found.micro)
-        FORMATS[after_format].save(folder / "after", loaded, None)
-        facts = Facts(config.resume, k, tuple(rates), tuple(losses), facts.betas, facts.weight_decay)
+        after, losses, rates = train(loaded, k, micro=found.micro)
+        FORMATS[after_format].save(folder / "after", after, None)
+        facts = Facts(config.resume, k, tuple(rates), tuple(losses), after.config.betas, after.config.weight_decay)
     (folder / "facts.json").write_text(json.dumps(asdict(facts)))
 
 
-def _opened(folder: Path) -> Path:
+def opened(folder: Path) -> Path:
     """The path to open in a folder that a saver filled: its one file or step, or itself."""
     inner = list(folder.iterdir())
     return inner[0] if len(inner) == 1 else folder

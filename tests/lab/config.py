@@ -96,12 +96,13 @@ class Config:
 def random_config(seed: int) -> Config:
     """A small run that nobody chose: size, betas, clipping, tying, precision and schedule drawn from ``seed``."""
     rng = random.Random(seed)
-    heads, groups = rng.choice([(4, 2), (4, 4), (4, 1), (6, 2), (2, 2)])
+    heads, groups = rng.choice([(4, 2), (4, 4), (8, 2), (6, 2), (2, 2)])
     hidden = heads * rng.choice([8, 12])
+    ffn = max(4 * hidden, 8192 // hidden // 16 * 16 + 16)  # a rank's half of a bf16 matrix holds a whole page
     vocab = rng.randrange(70, 120)
     lr = rng.choice([1e-3, 2e-3, 4e-3])
     return Config(
-        seed=rng.randrange(1 << 20), layers=rng.choice([2, 3, 4]), hidden=hidden, ffn=4 * max(hidden, 48),
+        seed=rng.randrange(1 << 20), layers=rng.choice([2, 3, 4]), hidden=hidden, ffn=ffn,
         heads=heads, groups=groups, vocab=vocab, padded=(vocab // 16 + 1) * 16, experts=rng.choice([0, 0, 0, 4]),
         tied=rng.random() < 0.6, precision=rng.choice(["mixed", "mixed", "mixed", "fp32"]),
         optimizer=rng.choice(["adamw", "adamw", "adamw", "adam"]),

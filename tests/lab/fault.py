@@ -49,6 +49,10 @@ def unchanged(config: Config) -> Config:
     return config
 
 
+def never(config: Config, format: str) -> bool:
+    return False
+
+
 def masters(config: Config) -> Config:
     """The run with bf16 weights beside fp32 masters."""
     return config.but(precision="mixed")
@@ -70,6 +74,7 @@ class Fault:
         needs: what a run must have for it to be possible.
         formats: the layouts in which it can happen; ``None``: any.
         weights: ``second`` differs in the weights alone.
+        blind: where it does not show in the echo by itself, though ``seen`` says so of the first lab's layout.
         micro: parts of a batch in the resumed run; elsewhere: it goes on in another layout.
     """
 
@@ -84,8 +89,13 @@ class Fault:
     needs: Callable[[Config], Config] = unchanged
     formats: tuple[str, ...] | None = None
     weights: bool = False
+    blind: Callable[[Config, str], bool] = never
     micro: int = 1
     elsewhere: bool = False
+
+    def expected(self, config: Config, format: str) -> frozenset[str]:
+        """Kinds of evidence that can show it in a run of that kind."""
+        return self.seen - {"alone"} if self.blind(config, format) else self.seen
 
     @property
     def healthy(self) -> bool:

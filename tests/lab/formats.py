@@ -23,7 +23,7 @@ class Format:
         merged: the state that a loader gets when the two ranks wrote different ones.
         ranks: processes that write; with one of them there is no second.
         shared_weights: the weights are written once, ranks write the optimizer alone.
-        replicas: both ranks store the norms.
+        replicas: both ranks are tensor-parallel ones and store the norms.
         bare: bf16 weights without masters can be stored.
         extras: averaged weights, adapters and fp8 buffers can be stored.
     """
@@ -38,6 +38,8 @@ class Format:
 
     def refuses(self, config: Config) -> str | None:
         """Why a run is never stored in this layout."""
+        if config.groups % 2 and self.replicas:
+            return f"two tensor-parallel ranks cannot share {config.groups} query groups"
         if config.precision == "bf16" and not self.bare:
             return "its bf16 weights always have masters"
         if (config.ema or config.fp8 or config.lora) and not self.extras:
