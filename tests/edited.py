@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -18,9 +19,9 @@ from workbench.reshard.write_safetensors import one_file
 
 def write_edited(edits: Edits, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Written]]:
     """What the file holds, and what became of each tensor, by the names of the source."""
-    ckpt = edits.ckpt
-    keys = dict(enumerate(ckpt.catalog.keys))
-    pieces = edits.applied(Pieces.whole(ckpt.catalog, edits.tensors, dtype=edits.codes), keys)
+    edited = edits.done()
+    ckpt = edited.ckpt
+    pieces = edited.applied(Pieces.whole(ckpt.catalog, np.arange(len(ckpt)), dtype=edited.codes))
     one = one_file(pieces, path.name)
     direct = SourcePool(Place(ckpt.path), ckpt.catalog.files, ckpt.catalog.file_stats, "pread")
     written = prepare(ckpt.payloads, [one], direct).run([str(path)])[0]

@@ -204,7 +204,9 @@ def test_what_is_quantised_is_said_in_the_configuration(tmp_path):
     ckpt = opened(tmp_path / "in", model(), config)
     edits = Edits(ckpt, range(len(ckpt)))
     quantize(edits)
-    made = configured(config, edits, dict(enumerate(ckpt.catalog.keys)), "fp8")
+    edited = edits.done()
+    names = edited.ckpt.catalog.keys
+    made = configured(config, edited, names, "fp8")
     left = made["quantization_config"].pop("modules_to_not_convert")
     assert left == ["lm_head", "model.layers.0.mlp.gate", "model.layers.0.something"]
     assert made["quantization_config"] == {
@@ -219,7 +221,7 @@ def test_what_is_quantised_is_said_in_the_configuration(tmp_path):
         if matrix and "embed" not in name:
             assert should_convert_module(module, left) == (name in QUANTISED), name
     assert made["torch_dtype"] == "bfloat16" and "quantization_config" not in config
-    tensor = configured(config, edits, dict(enumerate(ckpt.catalog.keys)), "fp8-tensor")["quantization_config"]
+    tensor = configured(config, edited, names, "fp8-tensor")["quantization_config"]
     assert tensor["config_groups"]["group_0"]["weights"]["strategy"] == "tensor" and tensor["ignore"] == left
 
 
@@ -239,11 +241,12 @@ def test_transformers_loads_what_was_quantised(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     found, _ = write_edited(edits, out / "model.safetensors")
-    names = dict(enumerate(ckpt.catalog.keys))
-    (out / "config.json").write_text(json.dumps(configured(ckpt.objects["config"], edits, names, "fp8")))
+    edited = edits.done()
+    config = configured(ckpt.objects["config"], edited, edited.ckpt.catalog.keys, "fp8")
+    (out / "config.json").write_text(json.dumps(config))
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16).state_dict()
     assert sum(name.endswith("_scale_inv") for name in found) == 7
-    for name in names.values():
+    for name in ckpt:
         want = found[name]
         if name + "_scale_inv" in found:
             scale = found[name + "_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -282,7 +285,7 @@ def test_a_sample_of_deepseeks_layout_is_multiplied_out(samples, tmp_path, wante
         if tensor.dtype == E4M3:
             tensor = tensor.float() * full(truth[name + "_scale_inv"], tensor.shape, 128)
         assert torch.equal(got, tensor.to(wanted.torch)), name
-    config = configured(ckpt.objects["config"], edits, {}, None)
+    config = configured(ckpt.objects["config"], edits.done(), [], None)
     assert "quantization_config" not in config and "quantization_config" in ckpt.objects["config"]
     assert edits.notes == [f"14 weights of 8 bits are written as {wanted}, code times scale; 14 scales are left out"]
 
@@ -367,16 +370,54 @@ def test_local_tensors_are_changed_by_the_place_of_their_boxes(tmp_path):
     ckpt = opened(tmp_path / "in", {"x.weight": weight, "x.weight_scale_inv": scale})
     edits = Edits(ckpt, range(2), BF16)
     dequantize(edits)
-    catalog = ckpt.catalog
+    edited = edits.done()
+    catalog = edited.ckpt.catalog
     tensor = catalog.index["x.weight"]
     boxes_ = [((192, 70), [((0, 90), (192, 70), (0, 0))]), ((100, 160), [((92, 0), (50, 160), (50, 0)),
               ((0, 0), (50, 160), (0, 0))])]  # fmt: skip
     pieces = cut_pieces(catalog, boxes_, tensor)
     pieces.dtype[:] = BF16.code
-    one = laid(edits.applied(pieces, {}))
+    one = laid(edited.applied(pieces))
     job_of(tmp_path / "in", catalog, [one]).run([str(tmp_path / "out")])
     blob = (tmp_path / "out").read_bytes()
     whole = (weight.float() * full(scale, (192, 160), 128)).bfloat16()
     for start, want in zip(one.start.tolist(), (whole[:, 90:], torch.cat([whole[:50], whole[92:142]])), strict=True):
         raw = want.contiguous().view(torch.int16).numpy().tobytes()
         assert blob[start : start + len(raw)] == raw
+
+
+@pytest.mark.parametrize("layout", ["whole", "ranks", "chunks"])
+def test_scales_are_cut_where_their_weights_are(tmp_path, layout):
+    """Every rank's codes and scales are the slices of the whole ones, under their new names."""
+    from tests.test_export_engine import job_of, laid
+    from workbench.reshard.mesh import Mesh
+    from workbench.reshard.pieces import chunk_pieces, rank_pieces, whole_pieces
+    from workbench.reshard.selection import Selection
+    from workbench.reshard.target import Target
+
+    torch.manual_seed(4)
+    tensors = {"a.q_proj.weight": torch.randn(512, 256), "a.o_proj.weight": torch.randn(130, 512)}
+    ckpt = opened(tmp_path / "in", tensors)
+    edits = Edits(ckpt, range(2))
+    quantize(edits)
+    truth, _ = write_edited(edits, tmp_path / "whole.safetensors")
+    edited = edits.done()
+    names = edited.named([f"new.{key}" if key.endswith("weight") else "lost" for key in edited.ckpt])
+    target = None if layout == "whole" else Target.of(edited.ckpt, Mesh(tp=2))
+    selection = Selection(edited.ckpt, np.arange(4), names, edited.codes, target, edited=edited)
+    if layout == "whole":
+        pieces = [whole_pieces(selection)]
+    elif layout == "ranks":
+        pieces = [one for one, _ in rank_pieces(selection)]
+    else:
+        pieces = [one.pieces for one in chunk_pieces(selection)]
+    maps = [laid(one, f"rank{rank}") for rank, one in enumerate(pieces)]
+    job_of(tmp_path / "in", edited.ckpt.catalog, maps).run([str(tmp_path / one.name) for one in maps])
+    for rank, one in enumerate(maps):
+        blob = (tmp_path / one.name).read_bytes()
+        assert set(one.pieces.names) == {f"new.{key}" for key in truth}
+        for start, nbytes, name in zip(one.start.tolist(), one.pieces.nbytes.tolist(), one.pieces.names, strict=True):
+            want = truth[name.removeprefix("new.")]
+            if layout != "whole":
+                want = want.chunk(2, 0 if "q_proj" in name else 1)[rank]
+            assert blob[start : start + nbytes] == want.contiguous().view(torch.uint8).numpy().tobytes(), name

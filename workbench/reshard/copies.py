@@ -73,15 +73,17 @@ class Copies:
         numbered = list(zip(base.tolist(), many, strict=False))
         dims = catalog.shape.shape[1]
         shape = _stack([pieces.shape for pieces in many], dims)
+        literal = np.array([at + k for at, pieces in numbered for k in pieces.literal], np.int64)
         piece = _join([pieces.piece + at for at, pieces in numbered])
-        tensor = _join([pieces.tensor for pieces in many])
+        read = ~np.isin(piece, literal)
+        piece, tensor = piece[read], _join([pieces.tensor for pieces in many])[read]
         offsets, sizes, dest = (
-            _stack([getattr(pieces, name) for pieces in many], dims) for name in ("offsets", "sizes", "dest")
+            _stack([getattr(pieces, name) for pieces in many], dims)[read] for name in ("offsets", "sizes", "dest")
         )
         written = _join([pieces.dtype for pieces in many])
         names = [name for pieces in many for name in pieces.names]
         numel = box.volume(shape)
-        numel[[at + k for at, pieces in numbered for k in pieces.literal]] = 0
+        numel[literal] = 0
         _check(names, piece, dest, sizes, shape, numel)
         changes = {at + k: change for at, pieces in numbered for k, change in pieces.change.items()}
         code = _types(catalog, names, piece, tensor, written, changes)

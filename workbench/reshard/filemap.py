@@ -11,7 +11,7 @@ Readers make a catalog and never read tensor bytes; a *writer makes file maps an
            └──────────────┘
 
 A piece whose bytes are known beforehand (scales, an object) is a *literal*: it has a name, a type and a shape as any
-other, no boxes, and its bytes in :attr:`Pieces.literal`. Writers need not know; the pass writes, hashes and checks it.
+other, and its bytes in :attr:`Pieces.literal`. Writers need not know; the pass writes, hashes and checks it.
 
 The size of every file is known before its first byte. A format whose directory holds checksums (zip) gives the bytes
 that depend on them afterwards, through ``finish``.
@@ -66,7 +66,7 @@ class Pieces:
         dest: ``(B, D)`` where it begins in the piece.
         change: by piece, what happens to its elements; where there is none, another ``dtype`` than the source's is a
             cast.
-        literal: by piece, its bytes; such a piece has no boxes.
+        literal: by piece, its bytes; boxes of such a piece are not read.
     """
 
     names: list[str]

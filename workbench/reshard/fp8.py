@@ -70,7 +70,7 @@ def quantize(edits: Edits, recipe: str = "fp8", *, threads: int | None = None, t
         raise UsageError(f"no recipe {recipe!r}; choose {', '.join(RECIPES)}")
     block, suffix = RECIPES[recipe]
     catalog, blocks = edits.ckpt.catalog, {}
-    for tensor in edits.tensors.tolist():
+    for tensor in edits.tensors:
         rows, columns = (1, 1, *catalog.shape_of(tensor))[-2:]
         if is_linear(edits, tensor) and edits.changes[tensor].wanted.name in SOURCES:
             blocks[tensor] = block or (max(rows, 1), max(columns, 1))
@@ -84,11 +84,13 @@ def quantize(edits: Edits, recipe: str = "fp8", *, threads: int | None = None, t
         )
     amax = largest(edits.ckpt.payloads, edits.changes, blocks, threads=threads, tick=tick)
     for tensor, grid in amax.items():
-        forward = _forward(grid)
+        key, forward = catalog.keys[tensor], _forward(grid)
         back = np.float32(1) / forward
         edits.quantise(tensor, E4M3, Quantised(Scales(forward, blocks[tensor]), Scales(back, blocks[tensor])))
-        shape = (1,) if block is None and back.ndim == 2 else back.shape
-        edits.added.append(Added(tensor, suffix, FLOAT32, shape, back.reshape(-1).view(np.uint8)))
+        stored = back.reshape(1) if block is None and back.ndim == 2 else back
+        edits.added.append(
+            Added(key + suffix, edits.ckpt.fqns[tensor], "scale", FLOAT32, stored.view(FLOAT32.raw), tensor)
+        )
     edits.notes.append(f"{len(blocks):,} weights of linear layers are written as {E4M3} with scales (recipe {recipe})")
 
 
@@ -106,7 +108,7 @@ def dequantize(edits: Edits, *, unscaled: bool = False) -> None:
     catalog, block = edits.ckpt.catalog, _block(edits)
     wanted = edits.dtype or by_name("bfloat16")
     count = 0
-    for tensor in edits.tensors.tolist():
+    for tensor in edits.tensors:
         key, source = catalog.keys[tensor], catalog.dtype_of(tensor)
         if source.name not in CODES:
             continue

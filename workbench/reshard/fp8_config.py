@@ -7,10 +7,11 @@ listed module is left alone with all that is in it); compressed-tensors 0.20 ``Q
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.reshard.edits import Edits
+from workbench.core.dtypes import ALL
+from workbench.reshard.edits import Edited
 from workbench.reshard.float8 import CODES
 from workbench.reshard.kinds import end_of
 
@@ -19,16 +20,17 @@ __all__ = ["configured"]
 _TYPES = ("torch_dtype", "dtype")
 
 
-def configured(config: Mapping[str, Any], edits: Edits, names: Mapping[int, str], recipe: str | None) -> dict[str, Any]:
+def configured(config: Mapping[str, Any], edited: Edited, names: Sequence[str], recipe: str | None) -> dict[str, Any]:
     """The configuration of what is written; otherwise unchanged.
 
     Args:
-        names: new names by position of the tensor.
+        names: what its tensors are called now.
         recipe: that the weights were quantised by, if they were.
     """
     made = dict(config)
-    changes = [edits.changes[tensor] for tensor in edits.tensors.tolist()]
-    values = {one.wanted.name for one in changes if one.source.name in CODES and one.wanted.name not in CODES}
+    values = {
+        one.wanted.name for one in edited.changes.values() if one.source.name in CODES and one.wanted.name not in CODES
+    }
     if values:
         made.pop("quantization_config", None)
         made |= {key: min(values) for key in _TYPES if key in made}
@@ -38,7 +40,7 @@ def configured(config: Mapping[str, Any], edits: Edits, names: Mapping[int, str]
             "fmt": "e4m3",
             "weight_block_size": [128, 128],
             "activation_scheme": "dynamic",
-            "modules_to_not_convert": _left_alone(edits, names),
+            "modules_to_not_convert": _left_alone(edited, names),
         }
     elif recipe == "fp8-tensor":
         each = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -53,17 +55,16 @@ def configured(config: Mapping[str, Any], edits: Edits, names: Mapping[int, str]
                     "input_activations": {**each, "strategy": "token", "dynamic": True},
                 }
             },
-            "ignore": _left_alone(edits, names),
+            "ignore": _left_alone(edited, names),
         }
     return made
 
 
-def _left_alone(edits: Edits, names: Mapping[int, str]) -> list[str]:
+def _left_alone(edited: Edited, names: Sequence[str]) -> list[str]:
     """Modules whose weights could be quantised, and are not; the head too where it is the embedding again."""
-    found = {"lm_head"}
-    for tensor in edits.tensors.tolist():
-        fqn, name = edits.ckpt.fqns[tensor], names[tensor]
-        matrix = edits.ckpt.roles[tensor] == "param" and edits.ckpt.catalog.ndim[tensor] >= 2
-        if matrix and edits.changes[tensor].wanted.name not in CODES and fqn is not None and end_of(fqn) != "first":
-            found.add(name.removesuffix(".weight"))
+    ckpt, found = edited.ckpt, {"lm_head"}
+    for tensor, (fqn, role, code) in enumerate(zip(ckpt.fqns, ckpt.roles, edited.codes.tolist(), strict=True)):
+        matrix = fqn is not None and role == "param" and ckpt.catalog.ndim[tensor] >= 2 and end_of(fqn) != "first"
+        if matrix and ALL[code].name not in CODES:
+            found.add(names[tensor].removesuffix(".weight"))
     return sorted(found)

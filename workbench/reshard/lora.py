@@ -54,7 +54,7 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     """
     config = LoraConfig.of(adapter.objects.get("adapter_config"))
     ckpt = edits.ckpt
-    base = {fqn: t for t in edits.tensors.tolist() if ckpt.roles[t] == "param" and (fqn := ckpt.fqns[t]) is not None}
+    base = {fqn: t for t in edits.tensors if ckpt.roles[t] == "param" and (fqn := ckpt.fqns[t]) is not None}
     pairs, whole = _sorted(adapter)
     unused = [tensor.key for fqn, pair in pairs.items() if fqn not in base for tensor in pair.values()]
     if unused:
@@ -136,8 +136,9 @@ def _replace(edits: Edits, tensor: int | None, fqn: str, stored: LazyTensor) -> 
     if tensor is not None and floats and catalog.shape_of(tensor) == stored.shape and _is_float(edits, tensor):
         edits.step(tensor, Replaced(_bits(stored).reshape(stored.shape), element), wanted)
         return
-    data = cast(_bits(stored), element, wanted)[0] if wanted != element else _bits(stored)
-    edits.added.append(Added(tensor, "" if tensor is not None else fqn, wanted, stored.shape, data.view(np.uint8)))
+    raw = cast(_bits(stored), element, wanted)[0] if wanted != element else _bits(stored)
+    key = catalog.keys[tensor] if tensor is not None else fqn
+    edits.added.append(Added(key, fqn, "param", wanted, raw.reshape(stored.shape)))
     if tensor is not None:
         edits.left_out.add(tensor)
         edits.notes.append(
