@@ -45,7 +45,8 @@ class Chunks:
 
 def whole_pieces(selection: Selection) -> Pieces:
     """Every tensor whole, in the order of the selection."""
-    return Pieces.whole(selection.catalog, selection.tensors, names=selection.names, dtype=selection.codes)
+    whole = Pieces.whole(selection.catalog, selection.tensors, names=selection.names, dtype=selection.codes)
+    return _edited(selection, whole)
 
 
 def rank_pieces(selection: Selection) -> list[tuple[Pieces, Locals]]:
@@ -107,7 +108,7 @@ def _joined(selection: Selection, found: Locals) -> Pieces:
     for axis in range(dest.shape[1]):
         dest[:, axis] = rest // steps[:, axis]
         rest -= dest[:, axis] * steps[:, axis]
-    return Pieces(
+    pieces = Pieces(
         [selection.names[t] for t in found.tensor.tolist()],
         selection.codes[found.tensor],
         found.ndim,
@@ -118,6 +119,7 @@ def _joined(selection: Selection, found: Locals) -> Pieces:
         found.sizes,
         dest,
     )
+    return _edited(selection, pieces)
 
 
 def _boxes(selection: Selection, found: Locals, empty: Ints) -> Chunks:
@@ -139,7 +141,11 @@ def _boxes(selection: Selection, found: Locals, empty: Ints) -> Chunks:
         found.sizes,
         np.zeros_like(found.offsets),
     )
-    return Chunks(pieces, at, offsets)
+    return Chunks(_edited(selection, pieces), at, offsets)
+
+
+def _edited(selection: Selection, pieces: Pieces) -> Pieces:
+    return pieces if selection.edited is None else selection.edited.applied(pieces)
 
 
 def _take(found: Locals, index: Ints) -> Locals:

@@ -15,6 +15,7 @@ from workbench.core.dtypes import ALL, DType
 from workbench.errors import UsageError
 from workbench.naming import STATES
 from workbench.reshard import casts
+from workbench.reshard.edits import Edited
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.rules import Rules
 from workbench.reshard.target import Target
@@ -39,6 +40,8 @@ class Selection:
         codes: ``(T,) uint8`` element types as written, codes of :mod:`workbench.core.dtypes`.
         target: how they lie on the mesh; ``None`` where they are written whole.
         objects: non-tensor state that goes with them, plain values by name.
+        edited: what changes of the values, and tensors that the source lacks; ``ckpt`` is its checkpoint then, and
+            ``tensors`` are all of that.
     """
 
     ckpt: Checkpoint
@@ -47,6 +50,7 @@ class Selection:
     codes: Array
     target: Target | None = None
     objects: Mapping[str, Any] = field(default_factory=dict)
+    edited: Edited | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -120,7 +124,7 @@ def _name(key: str, fqn: str | None, rename: Rename | None) -> str:
         return key
     if isinstance(rename, str):
         if rename != "fqn":
-            raise UsageError(f"rename={rename!r}: choose 'fqn', or give a mapping or a function")
+            raise UsageError(f"rename={rename!r}: choose 'hf' or 'fqn', or give a mapping or a function")
         return fqn or key
     new = rename.get(key, key) if isinstance(rename, Mapping) else rename(key)
     if not isinstance(new, str) or not new:
