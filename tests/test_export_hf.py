@@ -258,3 +258,15 @@ def test_meta_with_its_params(tmp_path):
     assert found.config is None and found.notes == [
         "no config.json: not stored are max_position_embeddings, hidden_act"
     ]
+
+
+def test_an_export_for_hugging_face_has_its_config(tmp_path):
+    """``rename="hf"`` from the command line to transformers, from a run that stores no Hugging Face file at all."""
+    from transformers import AutoModelForCausalLM
+
+    source = Path(__file__).parents[1] / "sample_ckpts" / "megatron_dp_reshardable"
+    with wb.open(source) as ckpt:
+        report = wb.export(ckpt, tmp_path / "out", rename="hf")
+    assert report.identical and "config.json" in [file.name for file in report.files]
+    _, told = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]

@@ -139,7 +139,10 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--role", default="model", help="param, exp_avg …; model: what a model loads (default); all: every tensor"
     )
-    export.add_argument("--rename", metavar="NAMES", help="fqn, or a JSON file {stored name: new name}")
+    export.add_argument("--rename", metavar="NAMES", help="hf, fqn, or a JSON file {stored name: new name}")
+    export.add_argument(
+        "--hf-config", metavar="FILE", help="with --rename hf: facts that the checkpoint does not store"
+    )
     export.add_argument("--dtype", help="cast floats to bf16, fp16 or fp32")
     export.add_argument("--mesh", help="cut for the ranks of a mesh, outermost axis first: dp=2,tp=4")
     for axis in ("pp", "dp", "fsdp", "ep", "tp"):

@@ -41,6 +41,7 @@ def export(options: argparse.Namespace) -> int:
             select=options.select or None,
             role=None if options.role == "all" else options.role,
             rename=_rename(options.rename),
+            hf_config=_json_object("--hf-config", options.hf_config),
             dtype=options.dtype,
             mesh=_mesh(options),
             rules=_rules(options),
@@ -118,13 +119,22 @@ def _rename(text: str | None) -> Any:
     """A named renaming, or a JSON object of names in a file."""
     if text is None or not text.endswith(".json"):
         return text
-    try:
-        with open(text, encoding="utf-8") as handle:
-            names = json.load(handle)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--rename {text!r} cannot be read: {error}") from None
-    if not isinstance(names, dict) or not all(isinstance(new, str) for new in names.values()):
+    names = _json_object("--rename", text)
+    if not all(isinstance(new, str) for new in names.values()):
         raise UsageError(f"--rename {text!r} is no JSON object of names: {{'stored name': 'new name'}}")
     if not names:
         note(f"{text!r} renames nothing")
     return names
+
+
+def _json_object(option: str, path: str | None) -> Any:
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as handle:
+            found = json.load(handle)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path!r} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{option} {path!r} is no JSON object")
+    return found

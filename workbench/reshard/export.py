@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from workbench import formats
 from workbench.analysis.manifest import write as write_manifest
@@ -42,6 +43,9 @@ from workbench.reshard.write_safetensors import MAX_SHARD_SIZE
 from workbench.reshard.writers import Options, Writer, writer
 from workbench.reshard.writing import sync_folder, writing
 
+if TYPE_CHECKING:
+    from workbench.reshard.hf import Renamed
+
 __all__ = ["export"]
 
 #: Objects of a safetensors folder that say how it is stored, nothing of the model or its training.
@@ -58,6 +62,7 @@ def export(
     select: str | Sequence[str] | None = None,
     role: str | None = "model",
     rename: Rename | None = None,
+    hf_config: Mapping[str, Any] | None = None,
     dtype: object | None = None,
     mesh: Mesh | Mapping[str, int] | str | None = None,
     rules: Rules | None = None,
@@ -83,7 +88,10 @@ def export(
         select: regular expressions; tensors whose key matches one of them somewhere.
         role: ``model`` for all that a model loads (parameters, buffers, scales, adapters), one role (``exp_avg`` …), or
             ``None`` for every tensor.
-        rename: key → name, as a mapping (others keep theirs) or a function; or ``fqn`` for parameters' own names.
+        rename: key → name, as a mapping (others keep theirs) or a function; ``fqn`` for parameters' own names; ``hf``
+            for the names and shapes of transformers' models (:func:`workbench.reshard.hf.as_hf`).
+        hf_config: with ``hf``, fields of the model's ``config.json`` for facts that the checkpoint does not store; with
+            a ``model_type``, all of it.
         dtype: cast floats of 16, 32 and 64 bits to ``bfloat16``, ``float16`` or ``float32``.
         mesh: cut every tensor for the ranks of a mesh, ``Mesh(tp=2, pp=2)``, ``{"tp": 2}`` or ``"tp=2,pp=2"``: one file
             a rank.
@@ -109,6 +117,9 @@ def export(
     """
     began = time.perf_counter()
     target, made_by = os.fspath(dest), writer(format)
+    named = _as_hf(ckpt, rename, hf_config)
+    if named is not None:
+        ckpt, rename = named.ckpt, None
     selection = choose(
         ckpt,
         select=select,
@@ -118,7 +129,8 @@ def export(
         mesh=None if mesh is None else Mesh.of(mesh),
         rules=rules,
     )
-    notes = [] if selection.target is None else list(selection.target.notes)
+    notes = [] if named is None else list(named.notes)
+    notes += [] if selection.target is None else selection.target.notes
     state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
     left = dict.fromkeys(state, "")
     if made_by.objects and (role is None if objects is None else objects):
@@ -128,7 +140,7 @@ def export(
     folder = made_by.is_folder(target, selection)
     real = os.path.realpath(os.path.expanduser(target))
     _check_place(ckpt, real, folder, overwrite)
-    copied = passed(selection, notes) if made_by.passes and folder else []
+    copied = passed(selection, notes, named) if made_by.passes and folder else []
     maps = [*made_by.maps(selection, Options(os.path.basename(real), _size(max_shard_size))), *copied]
     direct = SourcePool(Place(ckpt.path), ckpt.catalog.files, ckpt.catalog.file_stats, "pread")
     job = prepare(selection.ckpt.payloads, maps, direct)
@@ -161,6 +173,7 @@ def export(
         peak_nbytes=job.peak_nbytes(threads),
         copied=tuple(one.name for one in copied),
         carried=tuple(selection.objects),
+        renamed_out={} if named is None else dict(named.left),
         left_out=tuple(name for name in left if f"{name}.json" not in {one.name for one in copied}),
         mesh=None if selection.target is None else str(selection.mesh),
         verified=verify and not dry_run,
@@ -168,6 +181,16 @@ def export(
         dry_run=dry_run,
         notes=tuple(notes),
     )
+
+
+def _as_hf(ckpt: Checkpoint, rename: Rename | None, config: Mapping[str, Any] | None) -> Renamed | None:
+    if isinstance(rename, str) and rename == "hf":
+        from workbench.reshard.hf import as_hf
+
+        return as_hf(ckpt, config)
+    if config is not None:
+        raise UsageError("hf_config= completes what rename='hf' needs to know; without it nothing asks for it")
+    return None
 
 
 def _size(text: int | str) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 from workbench.core.dtypes import ALL
 from workbench.core.place import Place
 from workbench.reshard.filemap import FileMap, no_pieces
 from workbench.reshard.selection import Selection
+
+if TYPE_CHECKING:
+    from workbench.reshard.hf import Renamed
 
 __all__ = ["literal_file", "passed"]
 
@@ -20,18 +24,28 @@ PASSED = re.compile(
 MAX_PASSED = 256 << 20  #: bytes
 
 
-def passed(selection: Selection, notes: list[str]) -> list[FileMap]:
-    """The source's small files; its ``config.json`` names the new element type where tensors are cast."""
+def passed(selection: Selection, notes: list[str], named: Renamed | None = None) -> list[FileMap]:
+    """The source's small files; its ``config.json`` names the new element type where tensors are cast.
+
+    Args:
+        named: the renaming for Hugging Face, if there was one: ``config.json`` is what it made, or is not there.
+    """
+    dims = selection.catalog.shape.shape[1]
+    found = []
+    if named is not None and named.config is not None:
+        made = (json.dumps(named.config, indent=2, ensure_ascii=False) + "\n").encode()
+        found.append(literal_file("config.json", _retyped(selection, made, notes), dims))
     place = Place(selection.ckpt.path)
     if place.file is not None:
-        return []
-    found = []
+        return found
     for name, stat in place.files.items():
+        if name == "config.json" and named is not None:
+            continue
         if PASSED.fullmatch(name) and stat.size <= MAX_PASSED:
             data = place.read(name)
             if name == "config.json":
                 data = _retyped(selection, data, notes)
-            found.append(literal_file(name, data, selection.catalog.shape.shape[1]))
+            found.append(literal_file(name, data, dims))
     return found
 
 

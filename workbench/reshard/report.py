@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["ExportReport", "FileReport", "TensorReport"]
@@ -63,6 +64,7 @@ class ExportReport:
         copied: small files of the source that were passed through (``config.json`` …).
         carried: non-tensor objects that were written too.
         left_out: those that have no place in the target; ``notes`` say why, where objects were asked for.
+        renamed_out: with ``rename="hf"``, tensors that have no place in the model: stored key → why.
         mesh: ``dp=2,tp=2`` where tensors were cut for ranks.
         verified: whether the target was read again, and every fingerprint found as written.
         seconds: wall time of planning, writing, syncing and verifying.
@@ -80,6 +82,7 @@ class ExportReport:
     copied: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    renamed_out: Mapping[str, str] = field(default_factory=dict)
     mesh: str | None = None
     verified: bool = False
     seconds: float = 0.0

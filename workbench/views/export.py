@@ -43,6 +43,9 @@ def _facts(report: ExportReport) -> list[tuple[str, str]]:
         facts.append(("copied", ", ".join(safe(name) for name in report.copied)))
     if report.carried:
         facts.append(("carried", _some(report.carried, "object")))
+    if report.renamed_out:
+        why = next(iter(report.renamed_out.values()))
+        facts.append(("no place", f"{_some(tuple(report.renamed_out), 'tensor')}: {safe(why)}"))
     if report.left_out:
         facts.append(("left out", _some(report.left_out, "object")))
     casts = _casts(report)
