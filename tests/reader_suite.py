@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import workbench as wb
@@ -168,3 +169,15 @@ def random_key(shape: tuple[int, ...], chance: random.Random) -> tuple[Any, ...]
             a, b = sorted((chance.randint(0, n), chance.randint(0, n)))
             key.append(slice(a, b))
     return tuple(key)
+
+
+def refused(kind: type[wb.errors.WorkbenchError], path: Path, *words: str, read: str | None = None, **how: Any) -> None:
+    """Opening (or reading ``read``) raises one line of the kind that holds every word."""
+    with pytest.raises(kind) as caught:
+        ckpt = wb.open(path, cache=False, **how)
+        if read:
+            ckpt[read].torch()
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 600
+    for word in words:
+        assert word in message, message

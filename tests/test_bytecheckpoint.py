@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from tests import bytecheckpoint_files as files
-from tests.reader_suite import check_catalog, check_frames, check_objects, check_slices, raw, same_bits
+from tests.reader_suite import check_catalog, check_frames, check_objects, check_slices, raw, refused, same_bits
 from workbench import errors
 from workbench.formats import bytecheckpoint_flat as flat
 from workbench.formats import bytecheckpoint_log as log
@@ -469,17 +469,6 @@ def test_pieces_that_do_not_fit_are_decoded_whole(tmp_path):
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------
-
-
-def refused(kind, path, *words, read=None):
-    with pytest.raises(kind) as caught:
-        ckpt = wb.open(path, cache=False)
-        if read:
-            ckpt[read].torch()
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 600
-    for word in words:
-        assert word in message, message
 
 
 def edited(folder, change):

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import workbench as wb
-from tests.reader_suite import check_reader, same_bits
+from tests.reader_suite import check_reader, refused, same_bits
 from workbench import errors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,19 +103,6 @@ def test_storage_info_of_another_framework_is_known_by_its_name(copy):
     assert len(here) == len(there) and data.count(here) == 1
     (folder / ".metadata").write_bytes(data.replace(here, there))
     assert wb.open(folder)["model.embed.weight"].torch().shape == (515, 16)
-
-
-def refused(kind, path, *words, read=None):
-    """Opening (or reading ``read``) raises one line of the kind that holds every word."""
-    with pytest.raises(kind) as caught:
-        ckpt = wb.open(path, cache=False)
-        if read:
-            ckpt[read].torch()
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 500
-    assert isinstance(caught.value, errors.WorkbenchError)
-    for word in words:
-        assert word in message, message
 
 
 def test_an_interrupted_save_is_named(copy):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from tests.fresh import deepspeed_like as like
-from tests.reader_suite import check_catalog, check_frames, check_objects, check_slices, raw, same_bits
+from tests.reader_suite import check_catalog, check_frames, check_objects, check_slices, raw, refused, same_bits
 from workbench import errors
 from workbench.formats import deepspeed_flat as flat
 from workbench.formats.deepspeed_merge import _match
@@ -64,15 +64,6 @@ def meanings(truth: dict, names: list[list[str]] | None = None) -> dict[tuple[st
         for name, tensor in row.items()
         if wanted is None or name in wanted
     }
-
-
-def refused(kind, path, *words, partial=False):
-    with pytest.raises(kind) as caught:
-        wb.open(path, cache=False, partial=partial)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 500
-    for word in words:
-        assert word in message, message
 
 
 # ---- real saves ----------------------------------------------------------------------------------------------------

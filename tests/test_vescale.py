@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import workbench as wb
-from tests.reader_suite import check_catalog, check_frames, check_objects, check_slices, same_bits
+from tests.reader_suite import check_catalog, check_frames, check_objects, check_slices, refused, same_bits
 from workbench import errors
 
 HERE, THERE = b"torch.distributed.checkpoint.filesystem", b"vescale.checkpoint.storage.filesystem"
@@ -149,15 +149,6 @@ def test_numbered_state_of_the_basic_optimizer(tmp_path):
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------
-
-
-def refused(kind, path, *words):
-    with pytest.raises(kind) as caught:
-        wb.open(path, cache=False)
-    message = str(caught.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
 
 
 def test_a_folder_without_parts_is_none(tmp_path):
