@@ -15,6 +15,7 @@ __all__ = ["ASIDE", "TEMP", "adopt", "beside", "clean", "others", "remove"]
 
 TEMP = ".tmp-"  #: folders in which a target is made
 ASIDE = ".old-"  #: what a target had been, where names cannot be exchanged
+GONE = ".gone-"  #: being removed: nobody goes on with it, or puts it back, while it is half gone
 
 
 def beside(target: str, kind: str, token: str) -> str:
@@ -30,7 +31,7 @@ def clean(target: str) -> list[str]:
         the names that are gone.
     """
     gone = []
-    for kind in (ASIDE, TEMP):
+    for kind in (ASIDE, TEMP, GONE):
         for entry, path, token in _found(target, kind):
             if not owners.is_dead(path, token):
                 continue
@@ -38,8 +39,8 @@ def clean(target: str) -> list[str]:
                 with writing(entry):
                     os.rename(path, target)
             else:
-                mine = beside(target, kind, owners.token())
-                if not owners.claim(path, mine):  # so that nobody goes on with it while it is removed
+                mine = beside(target, GONE, owners.token())
+                if not owners.claim(path, mine):
                     continue
                 remove(mine)
             gone.append(entry)
