@@ -300,6 +300,26 @@ def test_bytes_that_are_read_are_those_that_are_wanted(tmp_path, monkeypatch):
         assert 0.95 * times * dense.nbytes / ranks < sum(read) <= times * dense.nbytes / ranks
 
 
+def test_neighbours_in_a_file_are_read_as_one(tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    tensors = {f"t{n}.weight": torch.randn(5, n + 1) for n in range(500)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    reads, real = [], PreadSource.read_into
+    monkeypatch.setattr(PreadSource, "read_into", lambda *one: reads.append(len(one[1])) or real(*one))
+    got = to_device(wb.open(tmp_path), "cpu", select=r"t\d*[02468]\.")
+    assert len(got) == 250 and len(reads) <= 3 and sum(reads) < (tmp_path / "model.safetensors").stat().st_size
+    for key, one in got.items():
+        same_bits(one, tensors[key], key)
+
+
+def test_the_default_device_of_the_caller_is_not_used(samples):
+    ckpt = wb.open(samples / "hf_llama_tied_fp32")
+    with torch.device("meta"):
+        got = to_device(ckpt, "cpu", mesh=Mesh(tp=2), rank=1, dtype="bf16")
+    assert all(one.device.type == "cpu" and one.dtype == torch.bfloat16 for one in got.values())
+
+
 @contextmanager
 def nothing_stays(monkeypatch):
     """No tensor of the results lives on, though the error that is looked at keeps its traceback; no thread either."""

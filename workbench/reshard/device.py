@@ -25,7 +25,7 @@ from workbench.core.place import Place
 from workbench.core.scan import Tick, cores
 from workbench.core.storage import SourcePool
 from workbench.errors import UsageError
-from workbench.reshard.device_lane import lane_to
+from workbench.reshard.device_lane import device_of, lane_to
 from workbench.reshard.device_loads import loads
 from workbench.reshard.device_memory import check_room, reserve
 from workbench.reshard.device_results import Results
@@ -96,7 +96,7 @@ def to_device(
         HoleError: an element is stored nowhere; nothing was read.
         OpenError: a chunk cannot be read, or chunks contradict each other; nothing stays allocated.
     """
-    where = _device(device)
+    where = device_of(device)
     if buffer < SMALLEST or buffers < 1:
         raise UsageError(f"{buffers} buffers of {buffer:,} bytes: at least one of {SMALLEST:,} bytes is needed")
     mesh, number = _rank(None if mesh is None else Mesh.of(mesh), rules, rank, mesh_coord, device_mesh)
@@ -111,23 +111,6 @@ def to_device(
     if wrapping is not None:
         tensors = wrapping(tensors)
     return {chosen.names[t]: one for t, one in zip(work.planned.locals.tensor.tolist(), tensors, strict=True)}
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        where = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"device={device!r}: {str(error).splitlines()[0]}") from None
-    if where.type == "meta":
-        raise UsageError("device 'meta' has no memory to read into; ckpt.tensors has the shapes and types")
-    if where.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError(f"device={str(where)!r}: torch {torch.__version__} finds no CUDA device here")
-        index = torch.cuda.current_device() if where.index is None else where.index
-        if index >= torch.cuda.device_count():
-            raise UsageError(f"device={str(where)!r}: there are {torch.cuda.device_count()} CUDA devices here")
-        where = torch.device("cuda", index)
-    return where
 
 
 def _rank(
@@ -177,13 +160,8 @@ class _Work:
 
     @classmethod
     def of(cls, chosen: Selection, rank: int) -> _Work:
-        ckpt, mesh = chosen.ckpt, chosen.mesh
-        catalog = ckpt.catalog.take(chosen.tensors)
-        if chosen.target is None:
-            target = Target(catalog, mesh, [Layout((), "whole")] * len(catalog), [])
-        else:
-            layouts = [chosen.target.layouts[t] for t in chosen.tensors.tolist()]
-            target = Target(catalog, mesh, layouts, chosen.target.notes)
+        ckpt, catalog = chosen.ckpt, chosen.catalog
+        target = chosen.target or Target(catalog, chosen.mesh, [Layout((), "whole")] * len(catalog), [])
         planned = target.plan(ranks=[rank])
         pool = ckpt.payloads.pool.maps()  # archives are looked into, not read
         direct = SourcePool(Place(ckpt.path), catalog.files, catalog.file_stats, "pread")

@@ -15,11 +15,14 @@ lane has nothing to wait for.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
-__all__ = ["CudaLane", "HostLane", "Lane", "Mark", "lane_to", "measure_peak"]
+from workbench.errors import UsageError
+
+__all__ = ["CudaLane", "HostLane", "Lane", "Mark", "device_of", "lane_to", "measure_peak"]
 
 PEAK_BUFFER = 32 << 20  #: bytes of a copy by which the peak is measured
 PEAK_COPIES = 32  #: copies in a round: 1 GiB, so that the time to start the first one does not count
@@ -59,7 +62,7 @@ class HostLane:
     """Copies that are done when the call returns: the CPU, and devices without pinned memory."""
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the default device is
 
     def begin(self) -> None:
         pass
@@ -85,7 +88,7 @@ class CudaLane:
         self._stream = torch.cuda.Stream(device)
 
     def buffer(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def begin(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -105,6 +108,28 @@ class CudaLane:
         self._stream.synchronize()
 
 
+def device_of(device: str | torch.device) -> torch.device:
+    """The device that a name means, the current one for ``cuda``.
+
+    Raises:
+        UsageError: there is no such device here, or it has no memory (``meta``).
+    """
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device={device!r}: {str(error).splitlines()[0]}") from None
+    if where.type == "meta":
+        raise UsageError("device 'meta' has no memory to read into; ckpt.tensors has the shapes and types")
+    if where.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"device={str(where)!r}: torch {torch.__version__} finds no CUDA device here")
+        index = torch.cuda.current_device() if where.index is None else where.index
+        if index >= torch.cuda.device_count():
+            raise UsageError(f"device={str(where)!r}: there are {torch.cuda.device_count()} CUDA devices here")
+        where = torch.device("cuda", index)
+    return where
+
+
 def lane_to(device: torch.device) -> Lane:
     """The lane to a device."""
     return CudaLane(device) if device.type == "cuda" else HostLane()
@@ -114,10 +139,11 @@ def measure_peak(device: str | torch.device) -> float:
     """GB/s (10⁹ bytes) that copies from one host buffer to a device reach: the ceiling of every loader.
 
     For a CUDA device this is the pinned copy peak, over 1 GiB in copies of 32 MiB, the best of three rounds.
-    """
-    from time import perf_counter
 
-    where = torch.device(device)
+    Raises:
+        UsageError: there is no such device here.
+    """
+    where = device_of(device)
     lane = lane_to(where)
     source = lane.buffer(PEAK_BUFFER).fill_(1)  # touched: fresh memory is one page of zeros
     target = torch.empty(PEAK_BUFFER, dtype=torch.uint8, device=where)
