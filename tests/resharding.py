@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from workbench.core.payload import Payloads
+from workbench.reshard.layout import Steps
+from workbench.reshard.mesh import Mesh
+from workbench.reshard.placement import Only, PartedShard, Replicate, Shard, StridedShard
 from workbench.reshard.target import Planned
+
+
+def dense_piece(tensor: torch.Tensor, steps: Steps, mesh: Mesh, rank: int) -> torch.Tensor | None:
+    """What a rank holds of a whole tensor, by placing it axis after axis with ``torch.chunk``; ``None`` for nothing."""
+    coordinate = mesh.coordinate(rank)
+    for axis, placement in steps:
+        count, at = mesh.size(axis), coordinate[axis]
+        match placement:
+            case Replicate():
+                pass
+            case Only(coordinates):
+                if at not in coordinates:
+                    return None
+            case Shard(dim):
+                tensor = _chunk(tensor, dim, count, at)
+            case StridedShard(dim, parts):
+                tensor = torch.cat([_chunk(part, dim, count, at) for part in tensor.chunk(parts, dim)], dim)
+            case PartedShard(dim, sizes):
+                tensor = torch.cat([_chunk(part, dim, count, at) for part in tensor.split(list(sizes), dim)], dim)
+            case _:
+                raise AssertionError(f"no dense reference for {placement}")
+    return tensor.contiguous()
+
+
+def _chunk(tensor: torch.Tensor, dim: int, count: int, at: int) -> torch.Tensor:
+    parts = tensor.chunk(count, dim)
+    return parts[at] if at < len(parts) else tensor.narrow(dim, 0, 0)
 
 
 def assembled(payloads: Payloads, planned: Planned) -> dict[tuple[int, int], np.ndarray]:

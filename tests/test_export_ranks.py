@@ -12,27 +12,12 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from tests.reader_suite import same_bits
+from tests.resharding import dense_piece
 from workbench import errors
 from workbench.reshard.export import export
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import Flat, Replicate, Shard, StridedShard
 from workbench.reshard.rules import Rule, Rules
-
-
-def piece(tensor: torch.Tensor, steps, coordinate: dict[str, int], mesh: Mesh) -> torch.Tensor:
-    """The dense reference: placements one after the other."""
-    for axis, placement in steps:
-        count, at = mesh.size(axis), coordinate[axis]
-        if isinstance(placement, Shard):
-            parts = tensor.chunk(count, placement.dim)
-            empty = tensor.narrow(placement.dim, 0, 0)
-            tensor = parts[at] if at < len(parts) else empty
-        elif isinstance(placement, StridedShard):
-            wholes = tensor.chunk(placement.split_factor, placement.dim)
-            tensor = torch.cat([piece(w, [(axis, Shard(placement.dim))], coordinate, mesh) for w in wholes])
-        else:
-            assert isinstance(placement, Replicate)
-    return tensor
 
 
 @pytest.fixture
@@ -78,8 +63,8 @@ def test_each_rank_has_its_piece_and_the_folder_is_the_whole(model, tmp_path, fo
         got = torch.load(file, weights_only=True) if format == "torch" else load_file(file)
         assert set(got) == set(tensors)
         for name, tensor in tensors.items():
-            want = piece(tensor, [("tp", STEPS[name])], mesh.coordinate(rank), mesh)
-            same_bits(got[name], want.contiguous(), name)
+            want = dense_piece(tensor, (("tp", STEPS[name]),), mesh, rank)
+            same_bits(got[name], want, name)
     if format == "safetensors":
         with wb.open(tmp_path / "out") as again:
             assert again.world_size == 2 * tp and again.mesh["axes"] == {"dp": 2, "tp": tp}

@@ -131,6 +131,7 @@ def export(
     )
     notes = [] if named is None else list(named.notes)
     notes += [] if selection.target is None else selection.target.notes
+    notes += made_by.notes(selection)
     state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
     left = dict.fromkeys(state, "")
     if made_by.objects and (role is None if objects is None else objects):

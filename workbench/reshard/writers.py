@@ -9,9 +9,11 @@ from workbench.errors import UnsupportedFormatError
 from workbench.reshard.filemap import FileMap
 from workbench.reshard.pieces import whole_pieces
 from workbench.reshard.selection import Selection
+from workbench.reshard.write_dcp import dcp_files
 from workbench.reshard.write_ranks import safetensors_ranks, torch_ranks
 from workbench.reshard.write_safetensors import one_file, shards
 from workbench.reshard.write_torch import torch_file
+from workbench.reshard.write_torch_dist import torch_dist_files, torch_dist_notes
 
 __all__ = ["WRITERS", "Options", "Writer", "writer"]
 
@@ -41,6 +43,7 @@ class Writer:
         tensors_in_objects: also where tensors are part of it.
         passes: the small files of a Hugging Face model go with it.
         merges: its reader merges the files of all ranks; otherwise each file is a checkpoint of its own.
+        notes: what is left to be done before the framework loads it.
     """
 
     reader: str
@@ -50,6 +53,7 @@ class Writer:
     tensors_in_objects: bool = False
     passes: bool = False
     merges: bool = True
+    notes: Callable[[Selection], list[str]] = lambda selection: []
 
 
 def writer(format: str) -> Writer:
@@ -78,6 +82,10 @@ def _torch(selection: Selection, options: Options) -> list[FileMap]:
     return [torch_file(whole_pieces(selection), options.name, objects=selection.objects)]
 
 
+def _always(name: str, selection: Selection) -> bool:
+    return True
+
+
 WRITERS: Mapping[str, Writer] = {
     "safetensors": Writer(
         "safetensors",
@@ -88,5 +96,16 @@ WRITERS: Mapping[str, Writer] = {
     ),
     "torch": Writer(
         "torch_save", _torch, lambda name, selection: selection.target is not None, objects=True, merges=False
+    ),
+    "dcp": Writer(
+        "dcp", lambda selection, options: dcp_files(selection), _always, objects=True, tensors_in_objects=True
+    ),
+    "torch_dist": Writer(
+        "megatron_dist",
+        lambda selection, options: torch_dist_files(selection),
+        _always,
+        objects=True,
+        tensors_in_objects=True,
+        notes=torch_dist_notes,
     ),
 }
