@@ -61,12 +61,13 @@ def test_rows_are_what_their_forms_say_in_full():
     """Names that are new in a row are memoised at their places, so that what follows still finds its own."""
     form = Form(Instance(NAMESPACE, {"name": Hole(0), "size": Call(Global("builtins", "tuple"), ((Hole(1), 7),))}))
     rows = [(f"n{n // 3}", n * 100) for n in range(300)]
-    tree = [*(Row(form, row) for row in rows), "n5", "end", "end"]
+    made = [Row(form, row) for row in rows]
+    tree = [*made, "n5", "end", "end", made[0], made[299]]
     full = [Instance(NAMESPACE, {"name": a, "size": Call(Global("builtins", "tuple"), ((b, 7),))}) for a, b in rows]
-    assert dumps(tree) == dumps([*full, "n5", "end", "end"])
+    assert dumps(tree) == dumps([*full, "n5", "end", "end", full[0], full[299]])
     found = pickle.loads(dumps(tree))
-    assert [(one.name, one.size) for one in found[:-3]] == [(a, (b, 7)) for a, b in rows]
-    assert found[-3:] == ["n5", "end", "end"]
+    assert [(one.name, one.size) for one in found[:300]] == [(a, (b, 7)) for a, b in rows]
+    assert found[300:303] == ["n5", "end", "end"] and found[303] is found[0] and found[304] is found[299]
     with pytest.raises(TypeError, match="rows need protocol 4"):
         dumps(tree, 2)
 

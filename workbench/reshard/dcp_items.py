@@ -25,7 +25,7 @@ from workbench.reshard.pieces import Chunks, chunk_pieces
 from workbench.reshard.selection import Selection
 from workbench.reshard.tensor_archive import TensorArchive
 
-__all__ = ["Blob", "Chunk", "Items", "lay_out"]
+__all__ = ["Blob", "Chunk", "Items", "check_names", "lay_out", "rows"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -70,7 +70,7 @@ def lay_out(selection: Selection, leaves: Sequence[Leaf]) -> Items:
         UnsupportedFormatError: an element type that torch lacks or cannot load; names the tensor.
         UsageError: two tensors or objects of one name.
     """
-    _check_names([*selection.names, *(leaf.key for leaf in leaves)])
+    check_names([*selection.names, *(leaf.key for leaf in leaves)])
     maps: list[FileMap] = []
     blobs: list[Blob] = []
     chunks: list[Chunk] = []
@@ -87,7 +87,7 @@ def lay_out(selection: Selection, leaves: Sequence[Leaf]) -> Items:
         pieces = join([mine.pieces, literals(known, mine.pieces.shape.shape[1])]) if known else mine.pieces
         one, starts, lengths = _file(pieces, name, heads, at)
         maps.append(one)
-        chunks += _chunks(selection, mine, pieces, known, name, starts, lengths)
+        chunks += rows(selection, mine, pieces, known, name, starts, lengths)
     return Items(maps, blobs, chunks)
 
 
@@ -121,19 +121,20 @@ def _finish(archives: list[TensorArchive], ends: Ints) -> Finish:
     return finish
 
 
-def _chunks(
+def rows(
     selection: Selection,
     mine: Chunks,
     pieces: Pieces,
-    known: list[Literal],
-    name: str,
+    known: Sequence[Literal],
+    file: str,
     starts: Ints,
     lengths: Ints,
 ) -> list[Chunk]:
+    """What is in a file: the chunks of ``mine``, then the tensors ``known`` whole."""
     whole = [selection.shape_of(t) for t in mine.tensor.tolist()] + [one.shape for one in known]
     offsets = mine.offsets.tolist() + [[0] * len(one.shape) for one in known]
     return [
-        Chunk(key, code, shape, tuple(low[:n]), tuple(size[:n]), name, start, length)
+        Chunk(key, code, shape, tuple(low[:n]), tuple(size[:n]), file, start, length)
         for key, code, n, shape, low, size, start, length in zip(
             pieces.names, pieces.dtype.tolist(), pieces.ndim.tolist(), whole, offsets, pieces.shape.tolist(),
             starts.tolist(), lengths.tolist(), strict=True,
@@ -141,7 +142,12 @@ def _chunks(
     ]  # fmt: skip
 
 
-def _check_names(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
+    """Raise where two are the same.
+
+    Raises:
+        UsageError: naming it.
+    """
     seen: set[str] = set()
     for name in names:
         if name in seen:

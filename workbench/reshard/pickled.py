@@ -1,14 +1,15 @@
 """Pickles that name classes of other libraries, written without importing them.
 
-:func:`dumps` writes the opcodes that CPython's pickler would write for the real objects, memo included; only frames are
-left out, which readers do not need. Classes, instances and calls stand in the tree as what they are in the stream::
+:func:`dumps` writes the opcodes that CPython's pickler would write for the real objects, memo included, in one frame.
+Classes, instances and calls stand in the tree as what they are in the stream::
 
     Global("torch", "Size")                         GLOBAL / STACK_GLOBAL
     Call(Global("torch", "Size"), ((4, 8),))        … (4, 8) TUPLE1 REDUCE
     Instance(Global("m", "Chunk"), {"offsets": …})  … EMPTY_TUPLE NEWOBJ {…} BUILD
     Persistent(("storage", …))                      … BINPERSID
 
-Equal texts and equal globals are written once; anything else is written again unless it is the same object.
+Equal texts and equal globals are written once, bytes every time; anything else is written again unless it is the same
+object.
 
 Records by the hundred thousand are :class:`Row` of one :class:`Form`: after the first, only the bytes between its holes
 differ, and nothing is built or looked up for the rest.
@@ -69,9 +70,9 @@ class Hole(NamedTuple):
 
 
 class Form:
-    """A tree with holes, for many rows. A hole holds a number or a text."""
+    """An instance or a call with holes, for many rows. A hole holds a number or a text."""
 
-    def __init__(self, tree: Any) -> None:
+    def __init__(self, tree: Instance | Call) -> None:
         self.tree = tree
 
 
@@ -99,16 +100,20 @@ def dumps(value: Any, protocol: int = 4) -> bytes:
     """
     writer = _Writer(protocol)
     writer.save(value)
-    return bytes(writer.out + pickle.STOP)
+    writer.out += pickle.STOP
+    head = pickle.PROTO + bytes([protocol])
+    if protocol >= 4:
+        head += pickle.FRAME + struct.pack("<Q", len(writer.out))
+    return head + writer.out
 
 
 class _Writer:
     def __init__(self, protocol: int) -> None:
-        self.out = bytearray(pickle.PROTO + bytes([protocol]))
+        self.out = bytearray()
         self._protocol = protocol
         self._memo: dict[Any, int] = {}  # texts and globals by value, others by id: the tree keeps them alive
         self._count = 0  # objects in the reader's memo
-        self._parts: dict[Form, tuple[list[_Part], bytes, int]] = {}
+        self._parts: dict[Form, _Parts] = {}
         self._cuts: list[tuple[int, int, int]] = []  # of the form under way: byte, memo, number of the hole
         self._first: dict[Form, Any] = {}  # its first row, kept alive
         self._by_type: dict[type, Callable[[Any], None]] = {
@@ -164,8 +169,6 @@ class _Writer:
     def _bytes(self, value: bytes) -> None:
         if self._protocol < 4:
             raise TypeError("bytes need protocol 4")
-        if self._known(id(value)):
-            return
         short = len(value) < 256
         head = (
             pickle.SHORT_BINBYTES + bytes([len(value)]) if short else pickle.BINBYTES8 + struct.pack("<Q", len(value))
@@ -259,15 +262,19 @@ class _Writer:
     def _row(self, row: Row) -> None:
         if self._protocol < 4:
             raise TypeError("rows need protocol 4, whose memo is counted, not numbered")
+        if self._known(id(row)):
+            return
         form = row.form
         if form not in self._first:  # in full: it puts the names into the memo
-            self._first[form] = _filled(form.tree, row.values)
-            self.save(self._first[form])
+            filled = self._first[form] = _filled(form.tree, row.values)
+            self.save(filled)
+            self._memo[id(row)] = self._memo[id(filled)]
             return
         if form not in self._parts:
             self._parts[form] = self._cut(form.tree)
-        parts, rest, memos = self._parts[form]
-        for part in parts:
+        parts = self._parts[form]
+        self._memo[id(row)] = self._count + parts.root
+        for part in parts.before:
             self.out += part.opcodes
             self._count += part.memos
             value = row.values[part.number]
@@ -275,22 +282,22 @@ class _Writer:
                 self._text(value)
             else:
                 self.out += _int(value)  # type: ignore[arg-type]
-        self.out += rest
-        self._count += memos
+        self.out += parts.rest
+        self._count += parts.memos
 
-    def _cut(self, tree: Any) -> tuple[list[_Part], bytes, int]:
-        """What stands before each hole, and after the last; how many objects enter the memo there."""
+    def _cut(self, tree: Any) -> _Parts:
+        """A form in parts; nothing is written."""
         begin, known, count = len(self.out), dict(self._memo), self._count
         self.save(tree)
-        parts = []
+        before = []
         at, memos = begin, count
         for stop, then, number in self._cuts:
-            parts.append(_Part(bytes(self.out[at:stop]), then - memos, number))
+            before.append(_Part(bytes(self.out[at:stop]), then - memos, number))
             at, memos = stop, then
-        rest = bytes(self.out[at:]), self._count - memos
+        parts = _Parts(before, bytes(self.out[at:]), self._count - memos, self._memo[id(tree)] - count)
         del self.out[begin:]
         self._memo, self._count, self._cuts = known, count, []
-        return parts, *rest
+        return parts
 
 
 class _Part(NamedTuple):
@@ -299,6 +306,15 @@ class _Part(NamedTuple):
     opcodes: bytes
     memos: int
     number: int
+
+
+class _Parts(NamedTuple):
+    """A form: what stands before each hole and after the last, and the place of its own object in the memo."""
+
+    before: list[_Part]
+    rest: bytes
+    memos: int
+    root: int
 
 
 def _filled(tree: Any, values: tuple[int | str, ...]) -> Any:
