@@ -6,11 +6,15 @@ from collections.abc import Callable
 
 import torch
 
+from tests.lab.config import Config
 from tests.lab.fault import Fault, Lab, masters, seen
 from tests.lab.model import initial, is_norm
+from tests.lab.split import axis_of, halves
 from tests.lab.state import Named, State
 
 __all__ = ["LOADER_FAULTS", "every"]
+
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def every(state: State) -> list[Named]:
@@ -106,8 +110,6 @@ def contiguous_qkv(state: State, lab: Lab) -> State:
 
 
 def swap_ranks(state: State, lab: Lab) -> State:
-    from tests.lab.split import axis_of, halves
-
     for found in every(state):
         for name in found:
             if (axis := axis_of(name)) is not None:
@@ -141,9 +143,7 @@ def repeat_layer(state: State, lab: Lab) -> State:
     return state
 
 
-def _gated(
-    state: State, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-) -> State:  # fmt: skip
+def _gated(state: State, change: Change) -> State:
     for found in every(state):
         for name in [name for name in found if name.endswith("gate_proj.weight")]:
             other = name.replace("gate_proj", "up_proj")
@@ -201,7 +201,7 @@ def _set(state: State, weights: Named) -> State:
     return state
 
 
-def _tied(config):
+def _tied(config: Config) -> Config:
     return config.but(tied=True)
 
 

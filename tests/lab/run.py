@@ -51,7 +51,7 @@ class Run:
 
     def at(self, step: int) -> State:
         if step not in self._states:
-            # the lab's own file, written by the line below
+            # the lab's own file, from _build
             self._states[step] = torch.load(self._folder / f"{step}.pt", weights_only=False)
         return self._states[step].clone()
 

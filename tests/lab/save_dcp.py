@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from tests.lab import facts
-from tests.lab.split import axis_of, halves
+from tests.lab.split import axis_of
 from tests.lab.state import State
 from tests.megatron_files import Saver
 
@@ -42,11 +42,11 @@ def save_sharded(folder: Path, state: State, second: State | None = None) -> Pat
     """Write two ranks' shards; rank 1 writes its part of ``second`` where that is another."""
     saver = Saver(folder)
     for rank, own in enumerate((state, second or state)):
-        for key, name, tensor in _keyed(own):
-            axis, at = axis_of(name), [0] * tensor.ndim
-            if axis is not None and tensor.ndim:
-                at[axis] = rank * (tensor.shape[axis] // 2)
-            part = halves(name, tensor)[rank] if tensor.ndim else tensor
+        for key, axis, tensor in _keyed(own):
+            part, at = tensor, [0] * tensor.ndim
+            if axis is not None:
+                part = tensor.chunk(2, axis)[rank]
+                at[axis] = rank * part.shape[axis]
             saver.chunk(key, tuple(tensor.shape), tuple(at), part, rank)
     for number, (decay, names) in enumerate(state.groups()):
         for what, value in (facts.group_facts(state, decay) | {"params": names}).items():
@@ -59,6 +59,8 @@ def save_sharded(folder: Path, state: State, second: State | None = None) -> Pat
 
 
 class _Writer(dcp.FileSystemWriter):
+    """One that makes up no id of its own."""
+
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id="lab", save_id="lab")
 
@@ -109,12 +111,11 @@ def _rest(state: State) -> dict[str, Any]:
     return found | ({"ema": state.ema} if state.ema else {})
 
 
-def _keyed(state: State) -> list[tuple[str, str, torch.Tensor]]:
-    """``(key, parameter, tensor)`` as ``dcp.save`` would name them."""
-    found = [(f"model.{name}", name, tensor) for name, tensor in state.params.items()]
-    found += [(f"model.{name}", "mlp.gate.", tensor) for name, tensor in state.buffers.items()]
+def _keyed(state: State) -> list[tuple[str, int | None, torch.Tensor]]:
+    """``(key, the axis that ranks share, tensor)``, named as ``dcp.save`` would."""
+    found = [(f"model.{name}", axis_of(name), tensor) for name, tensor in state.params.items()]
+    found += [(f"model.{name}", None, tensor) for name, tensor in state.buffers.items()]
     stored = {"master_param": state.masters, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
     for what, tensors in stored.items():
-        found += [(f"optimizer.state.{name}.{what}", name, tensor) for name, tensor in tensors.items()]
-    found += [(f"optimizer.state.{name}.step", name, torch.tensor(step)) for name, step in state.step.items()]
-    return found
+        found += [(f"optimizer.state.{name}.{what}", axis_of(name), tensor) for name, tensor in tensors.items()]
+    return found + [(f"optimizer.state.{name}.step", None, torch.tensor(step)) for name, step in state.step.items()]

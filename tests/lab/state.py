@@ -102,10 +102,10 @@ class State:
             for name, tensor in getattr(self, where).items():
                 yield role, name, tensor
 
-    def round_weights(self, names: list[str] | None = None) -> None:
+    def round_weights(self) -> None:
         """Set the weights to their masters, as a loader that refreshes them does."""
-        for name in names or list(self.masters):
-            self.params[name] = self.masters[name].to(self.params[name].dtype)
+        for name, master in self.masters.items():
+            self.params[name] = master.to(self.params[name].dtype)
 
 
 def fresh(config: Config) -> State:

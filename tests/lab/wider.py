@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -166,8 +167,10 @@ def _partitioned(state: State) -> list[Named]:
     return [state.updated, state.exp_avg, state.exp_avg_sq]
 
 
-def _cut_anew(found: Named, written: list[str], read: list[str], change) -> None:
-    """Lay tensors end to end in one order and cut the line in another."""
+def _cut_anew(
+    found: Named, written: list[str], read: list[str], change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Lay tensors end to end in one order, change the line, and cut it in another order."""
     line = change(torch.cat([found[name].reshape(-1) for name in written]))
     sizes = [found[name].numel() for name in read]
     shapes = [found[name].shape for name in read]
