@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from workbench.reshard.fp8_config import configured
 from workbench.reshard.scales import Scales
 
 E4M3 = torch.float8_e4m3fn
+OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
 BF16, FP16, FP32 = (by_name(name) for name in ("bfloat16", "float16", "float32"))
 
 
@@ -421,3 +423,21 @@ def test_scales_are_cut_where_their_weights_are(tmp_path, layout):
             if layout != "whole":
                 want = want.chunk(2, 0 if "q_proj" in name else 1)[rank]
             assert blob[start : start + nbytes] == want.contiguous().view(torch.uint8).numpy().tobytes(), name
+
+
+@pytest.mark.skipif(OUTSIDE is None, reason="WORKBENCH_SAMPLES is not set")
+def test_outside_samples_are_multiplied_out(tmp_path):
+    """Damaged scales too: one is NaN, one is zero."""
+    path = f"{OUTSIDE}/fp8/deepseek_block128.safetensors"
+    truth = load_file(path)
+    ckpt = wb.open(path)
+    edits = Edits(ckpt, range(len(ckpt)))
+    dequantize(edits)
+    assert set(edits.done().ckpt) == {name for name in truth if not name.endswith("_scale_inv")}
+    found, _ = write_edited(edits, tmp_path / "out.safetensors")
+    for name, got in found.items():
+        want = truth[name]
+        if want.dtype == E4M3:
+            want = (want.float() * full(truth[name + "_scale_inv"], want.shape, 128)).bfloat16()
+        nan = torch.isnan(want)
+        assert torch.equal(torch.isnan(got), nan) and torch.equal(got[~nan], want[~nan]), name

@@ -144,7 +144,7 @@ def test_random_factors_differ_in_the_order_of_sums_only(tmp_path):
             # float32: a few of its last digits of the largest term; bfloat16: the same bits but where a tie is near
             assert bool((gaps <= limit * tensor.abs().max()).all()), key
             if dtype == torch.bfloat16:
-                assert int((gaps > 0).sum()) <= tensor.numel() * 1e-2, key
+                assert int((gaps > 0).sum()) <= 2, key  # of some 1,000; a few in a million
 
 
 def test_a_cast_is_part_of_the_one_rounding(tmp_path):
