@@ -14,30 +14,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
-from workbench.checkpoint import Checkpoint, open
-from workbench.core.payload import Payloads
-from workbench.core.place import Place
+from workbench.checkpoint import Checkpoint
 from workbench.core.scan import Tick, cores
-from workbench.core.storage import SourcePool
-from workbench.errors import UsageError
 from workbench.namemap import NameMap
-from workbench.reshard.cut import Locals
-from workbench.reshard.load_boxes import Held, cut_held, held
+from workbench.reshard.load_asked import Asked
 from workbench.reshard.load_check import Told, agree
+from workbench.reshard.load_chunks import Handing, undone_whole
 from workbench.reshard.load_exchange import describe, exchange, share
-from workbench.reshard.load_fill import Batch, batches
-from workbench.reshard.load_names import Leaf, Renaming, Stored, find_object, flatten, is_plain, renamed
+from workbench.reshard.load_fill import Batch
+from workbench.reshard.load_names import Renaming
 from workbench.reshard.load_ranks import Ranks
 from workbench.reshard.load_report import LoadReport
+from workbench.reshard.plain import plain
 
 __all__ = ["load"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def load(
@@ -78,22 +71,14 @@ def load(
     began = time.perf_counter()
     ranks = Ranks(process_group)
     with ranks.together():
-        asked = _Asked.of(state_dict, path, name_map)
-    unexpected = agree(ranks, asked.told(strict=strict, broadcast=broadcast), asked.stored)
+        asked = Asked.of(state_dict, path, name_map)
+        told = Told.of(
+            asked.stored, asked.positions, asked.missing, asked.mismatched, strict=strict, broadcast=broadcast
+        )
+    unexpected = agree(ranks, told, asked.stored)
 
-    mine = asked.primary
-    sharing = None
-    if broadcast and ranks.size > 1:
-        wishes = ranks.gather(describe(asked.boxes, asked.positions, asked.nbytes, mine))
-        sharing = share(wishes, ranks.rank)
-        mine = sharing.read
-    with ranks.together():
-        reads, twins = asked.plan(mine), asked.plan(asked.twins, compare=True)
-    with ranks.together():
-        read = _run(reads, threads or cores(), tick)
-    received = exchange(sharing, asked.tensors, ranks) if sharing is not None else 0
-    with ranks.together():
-        read += _run(twins, threads or cores(), None)
+    loading = _shared if broadcast and ranks.size > 1 else _each
+    read, received = loading(asked, ranks, threads or cores(), tick)
     _set_objects(asked)
     return LoadReport(
         loaded=tuple(asked.loaded),
@@ -107,117 +92,30 @@ def load(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """What this rank asks for, and where it is stored.
-
-    Attributes:
-        tensors, positions: those to be filled, and where each is in ``stored.catalog``.
-        boxes: theirs.
-        primary: tensors that have their memory for themselves, or are the first in it.
-        twins: tensors tied to one of these, but stored apart.
-        loaded: names of tensors that will be filled, those tied to one of these included.
-    """
-
-    ckpt: Checkpoint
-    stored: Stored
-    tensors: list[Held]
-    positions: Ints
-    boxes: Locals
-    primary: list[int]
-    twins: list[int]
-    loaded: list[str]
-    missing: dict[str, str]
-    mismatched: dict[str, str]
-    objects: list[tuple[Leaf, Any]]
-
-    @classmethod
-    def of(
-        cls,
-        state_dict: Mapping[str, Any],
-        path: str | os.PathLike[str] | Checkpoint,
-        name_map: Renaming | NameMap | None,
-    ) -> _Asked:
-        import torch
-
-        ckpt = _opened(path, name_map)
-        names = None if isinstance(name_map, NameMap) else name_map
-        leaves = flatten(state_dict)
-        asked = [leaf for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
-        stored = Stored(ckpt)
-        live = [held(leaf.name, leaf.value) for leaf in asked]
-        found = stored.find([leaf.name for leaf in asked], [leaf.path for leaf in asked], names)
-
-        missing: dict[str, str] = {}
-        mismatched: dict[str, str] = {}
-        objects: list[tuple[Leaf, Any]] = []
-        tensors: list[Held] = []
-        positions: list[int] = []
-        for one, at in zip(live, found, strict=True):
-            if isinstance(at, str):
-                continue
-            if why := one.differs(stored.catalog.dtype_of(at), stored.catalog.shape_of(at)):
-                mismatched[one.name] = why
-                continue
-            tensors.append(one)
-            positions.append(at)
-        first: dict[Any, int] = {}
-        primary: list[int] = []
-        twins: list[int] = []
-        for number, one in enumerate(tensors):
-            at = first.setdefault(one.memory, number)
-            if at == number:
-                primary.append(number)
-            elif positions[at] != positions[number]:
-                twins.append(number)
-        loaded = [one.name for one in tensors]
-        for leaf, one, at in zip(asked, live, found, strict=True):
-            if isinstance(at, str) and one.memory in first:
-                loaded.append(one.name)  # tied: what it shares its memory with is stored
-            elif isinstance(at, str):
-                there, _ = find_object(ckpt.objects, leaf.path)
-                missing[one.name] = "is an object there, and no tensor" if there else at
-        for leaf in leaves:
-            if isinstance(leaf.value, torch.Tensor):
-                continue
-            new = renamed(leaf.name, names)
-            there, value = find_object(ckpt.objects, leaf.path if new == leaf.name else (new,))
-            if there:
-                objects.append((leaf, value))
-            else:
-                is_tensor = new in ckpt
-                missing[leaf.name] = "is a tensor there: put one in its place" if is_tensor else "is no object of it"
-        return cls(
-            ckpt, stored, tensors, np.array(positions, np.int64),
-            cut_held(tensors, stored.catalog.shape.shape[1]),
-            primary, twins, loaded, missing, mismatched, objects,
-        )  # fmt: skip
-
-    @property
-    def nbytes(self) -> Ints:
-        return np.array([one.nbytes for one in self.tensors], np.int64)
-
-    def told(self, *, strict: bool, broadcast: bool) -> Told:
-        found = self.stored, self.positions, self.missing, self.mismatched
-        return Told.of(*found, strict=strict, broadcast=broadcast)
-
-    def plan(self, members: list[int], *, compare: bool = False) -> list[Batch]:
-        catalog = self.stored.catalog
-        direct = SourcePool(Place(self.ckpt.path), catalog.files, catalog.file_stats, "pread")
-        own = self.ckpt.payloads
-        payloads = own if own.catalog is catalog and own.pool.mapped else Payloads(catalog, direct.maps())
-        return batches(payloads, direct, self.boxes, self.positions, self.tensors, members, compare=compare)
+def _each(asked: Asked, ranks: Ranks, threads: int, tick: Tick | None) -> tuple[int, int]:
+    """Every rank reads what it holds. Returns the bytes read and received."""
+    with ranks.together():
+        reads, twins = asked.plan(asked.primary), asked.plan(asked.twins, compare=True)
+    with ranks.together():
+        return _run(reads, threads, tick) + _run(twins, threads, None), 0
 
 
-def _opened(path: str | os.PathLike[str] | Checkpoint, name_map: Renaming | NameMap | None) -> Checkpoint:
-    ckpt = path if isinstance(path, Checkpoint) else open(path)
-    if isinstance(name_map, NameMap):
-        if os.path.realpath(name_map.a.path) != os.path.realpath(ckpt.path):
-            raise UsageError(
-                f"name_map is from {name_map.a.path!r}, but {ckpt.path!r} is loaded; make it from that one"
-            )
-        return name_map.apply()
-    return ckpt
+def _shared(asked: Asked, ranks: Ranks, threads: int, tick: Tick | None) -> tuple[int, int]:
+    """As :func:`_each`, but replicas are read by one rank and sent to the others."""
+    whole = undone_whole(asked.stored.catalog)[asked.positions]
+    boxes = [at for at in asked.primary if not whole[at]]
+    chunks = [at for at in asked.primary if whole[at]]
+    sharing = share(ranks.gather(describe(asked.boxes, asked.positions, asked.nbytes, boxes)), ranks.rank)
+    with ranks.together():
+        reads, twins = asked.plan(sharing.read), asked.plan(asked.twins, compare=True)
+        handing = Handing(*asked.sources, asked.boxes, asked.positions, asked.tensors, chunks)
+    with ranks.together():
+        read = _run(reads, threads, tick)
+    received = exchange(sharing, asked.tensors, ranks)
+    handed = handing.run(ranks, threads)
+    with ranks.together():
+        read += _run(twins, threads, None)
+    return read + handed[0], received + handed[1]
 
 
 def _run(reads: list[Batch], threads: int, tick: Tick | None) -> int:
@@ -236,7 +134,8 @@ def _run(reads: list[Batch], threads: int, tick: Tick | None) -> int:
     return count
 
 
-def _set_objects(asked: _Asked) -> None:
+def _set_objects(asked: Asked) -> None:
     for leaf, value in asked.objects:
-        if is_plain(value) and isinstance(leaf.holder, MutableMapping | list):
-            leaf.holder[leaf.key] = value
+        if isinstance(leaf.holder, MutableMapping | list):
+            with suppress(ValueError):  # no plain value: the caller has it in the report
+                leaf.holder[leaf.key] = plain(value)

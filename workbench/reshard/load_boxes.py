@@ -66,8 +66,7 @@ class Held:
     @property
     def straight(self) -> bool:
         """Whether files can be read right into it: memory of the host, in row-major order."""
-        local = self.local
-        return local.device.type == "cpu" and local.is_contiguous() and not local.is_conj() and not local.is_neg()
+        return self.local.device.type == "cpu" and self.local.is_contiguous()
 
     def differs(self, dtype: DType, shape: tuple[int, ...]) -> str | None:
         """What makes a stored tensor another one than this, or ``None``."""
@@ -106,6 +105,10 @@ def held(name: str, tensor: torch.Tensor) -> Held:
         )
     if local.is_meta:
         raise UsageError(f"tensor {name!r} is on the meta device and has no memory; call to_empty(device=…) first")
+    if local.is_conj() or local.is_neg():
+        raise UsageError(
+            f"tensor {name!r} is a view that conjugates or negates; call resolve_conj().resolve_neg() first"
+        )
     if any(step == 0 and size > 1 for step, size in zip(local.stride(), local.shape, strict=True)):
         raise UsageError(f"tensor {name!r} is expanded, several of its elements are one; load into what it views")
     return made

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +105,11 @@ def share(wishes: Sequence[Array], rank: int) -> Sharing:
     return Sharing(sorted(read), dict(send), dict(receive))
 
 
-def exchange(sharing: Sharing, tensors: Sequence[Held], ranks: Ranks) -> int:
+def exchange(sharing: Sharing, tensors: Sequence[Held] | Mapping[int, Held], ranks: Ranks) -> int:
     """Send what was read and fill what others read. Returns the bytes received.
+
+    Args:
+        tensors: by the numbers that they have in ``sharing``.
 
     Raises:
         UsageError: tensors of the host in a group that moves those of devices only.

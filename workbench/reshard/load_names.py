@@ -27,7 +27,7 @@ from workbench.core import box
 from workbench.core.build import merge
 from workbench.errors import UsageError
 
-__all__ = ["Leaf", "Renaming", "Stored", "find_object", "flatten", "is_plain", "renamed"]
+__all__ = ["Leaf", "Renaming", "Stored", "find_object", "flatten", "renamed"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Renaming = Mapping[str, str] | Callable[[str], str]
@@ -53,18 +53,11 @@ def flatten(state_dict: Mapping[Any, Any]) -> list[Leaf]:
     Raises:
         UsageError: two leaves of one name, or a module, optimizer or the like in place of its state dict.
     """
+    if not isinstance(state_dict, Mapping):
+        raise UsageError(f"the state dict is a {type(state_dict).__name__}; give a mapping, as state_dict() returns it")
     found: dict[str, Leaf] = {}
     _walk(state_dict, (), found)
     return list(found.values())
-
-
-def is_plain(value: object) -> bool:
-    """Whether a value is made of numbers, texts, lists and dicts only."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str | int) and is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def find_object(objects: Mapping[str, Any], path: Sequence[str]) -> tuple[bool, Any]:
