@@ -87,6 +87,7 @@ def model(dtype=torch.bfloat16, seed=0) -> dict[str, torch.Tensor]:
         "model.layers.0.input_layernorm.weight": torch.randn(256),
         "model.layers.0.something.weight": torch.randn(128, 128),
         "lm_head.weight": torch.randn(64, 256),
+        "model.layers.0.mlp.experts.7.up_proj.weight": torch.empty(0, 256),
     }
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     tensors["model.layers.0.mlp.down_proj.weight"][:128, 128:256] = 0
@@ -210,7 +211,9 @@ def test_what_is_quantised_is_said_in_the_configuration(tmp_path):
     names = edited.ckpt.catalog.keys
     made = configured(config, edited, names, "fp8")
     left = made["quantization_config"].pop("modules_to_not_convert")
-    assert left == ["lm_head", "model.layers.0.mlp.gate", "model.layers.0.something"]
+    assert left == [
+        "lm_head", "model.layers.0.mlp.experts.7.up_proj", "model.layers.0.mlp.gate", "model.layers.0.something",
+    ]  # fmt: skip
     assert made["quantization_config"] == {
         "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
     }  # fmt: skip

@@ -29,6 +29,8 @@ def edit(
     Only a recipe reads tensors: once, to know the scales. All else is read when it is written.
 
     Args:
+        ckpt: the whole source: scales are found in it, selected or not.
+        tensors: positions of those that are selected.
         dtype: cast floats of 16, 32 and 64 bits, and FP8 weights times their scales, to one of
             :data:`workbench.reshard.casts.FLOATS`; without it, FP8 weights and their scales stay as they are.
         adapters: PEFT checkpoints, merged one after the other; to stay open until the export is done.

@@ -47,7 +47,7 @@ RECIPES: Mapping[str, tuple[tuple[int, int] | None, str]] = {
 }
 SUFFIXES = ("_scale_inv", "_scale")  #: of a weight's scale; what an activation's is called is another matter
 E4M3, FLOAT32 = by_name("float8_e4m3fn"), by_name("float32")
-_LINEAR = re.compile(r"column|row|gate_up|thirds|qkv|fc1|stack .*|experts .*")
+_LINEAR = re.compile(r"column|row|gate_up|thirds|qkv|fc1|stack .*|experts (?!same).*")
 #: Linear layers that tensor parallelism leaves whole: the latent projections of DeepSeek's attention.
 _LATENT = re.compile(r"(?:.*\.)?(?:linear_)?(?:q|kv)_(?:down|a)_proj(?:_with_mqa)?\.weight", re.S)
 
@@ -71,16 +71,15 @@ def quantize(edits: Edits, recipe: str = "fp8", *, threads: int | None = None, t
     block, suffix = RECIPES[recipe]
     catalog, blocks = edits.ckpt.catalog, {}
     for tensor in edits.tensors:
-        rows, columns = (1, 1, *catalog.shape_of(tensor))[-2:]
-        if is_linear(edits, tensor) and edits.changes[tensor].wanted.name in SOURCES:
-            blocks[tensor] = block or (max(rows, 1), max(columns, 1))
+        if is_linear(edits, tensor) and catalog.numel[tensor] and edits.changes[tensor].wanted.name in SOURCES:
+            blocks[tensor] = block or (catalog.shape_of(tensor)[-2], catalog.shape_of(tensor)[-1])
     if not blocks:
         raise UsageError(f"recipe {recipe!r}: no weight of a linear layer is selected, by the names that we know")
     if uneven := [t for t, (m, n) in blocks.items() if catalog.shape_of(t)[-2] % m or catalog.shape_of(t)[-1] % n]:
         edits.notes.append(
             f"{len(uneven):,} weights, {catalog.keys[uneven[0]]!r} for one, do not divide into blocks of "
-            f"{BLOCK[0]} × {BLOCK[1]}: those at the end are smaller; transformers' kernels know that, its "
-            "dequantize=True does not"
+            f"{BLOCK[0]} × {BLOCK[1]}: those at the end are smaller. transformers' FP8 layers are made so; multiplying "
+            "them out when it loads (dequantize=True, or no GPU) it takes the blocks for others"
         )
     amax = largest(edits.ckpt.payloads, edits.changes, blocks, threads=threads, tick=tick)
     for tensor, grid in amax.items():
@@ -120,10 +119,8 @@ def dequantize(edits: Edits, *, unscaled: bool = False) -> None:
             )
         edits.step(tensor, _scales(edits, key, scale, block) if scale else _ONE, wanted)
         count += 1
-    fqns = {edits.ckpt.fqns[t] for t, change in edits.changes.items() if change.source.name in CODES}
-    scales = {
-        tensor for tensor in edits.changes if edits.ckpt.roles[tensor] == "scale" and edits.ckpt.fqns[tensor] in fqns
-    }
+    fqns = {edits.ckpt.fqns[t] for t, change in edits.changes.items() if change.source.name in CODES} - {None}
+    scales = {t for t in edits.changes if edits.ckpt.roles[t] == "scale" and edits.ckpt.fqns[t] in fqns}
     edits.left_out |= scales
     if count:
         edits.notes.append(
