@@ -136,8 +136,8 @@ def test_a_series_is_a_run_that_can_be_listed():
     steps = wb.timeline(found)
     assert steps.step.tolist() == [50, 55, 60, 65, 70, 75] and steps.complete.all()
     assert steps.change[4] > 2 * steps.change[2]  # at five times the peak
-    with pytest.raises(ValueError, match="begin at step 45"):
-        lab.series("f24_lr_peak", SMALL, every=20)
+    with pytest.raises(ValueError, match="at step 0"):
+        lab.series("f24_lr_peak", SMALL, every=30)
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------------
@@ -197,6 +197,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(kind):
     for (role, name, one), (*_, other) in zip(resumed.tensors(), history.resumed.tensors(), strict=True):
         assert same(one, other), (role, name)
     assert resumed.trainer == history.resumed.trainer and resumed.step == history.resumed.step
+    assert not changed(train(history.at(50), 10)[0], history.resumed)  # from a step that is not kept
 
 
 def test_padding_rows_only_decay():

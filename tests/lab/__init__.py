@@ -13,9 +13,12 @@ from tests.lab.config import Config, random_config
 from tests.lab.fault import EVIDENCE, Fault
 from tests.lab.formats import FORMATS
 from tests.lab.healthy import random_pair
+from tests.lab.run import Run, run
 from tests.lab.series import series
+from tests.lab.state import State
+from tests.lab.train import train
 
 __all__ = [
-    "ALL", "CONTROLS", "EVIDENCE", "FAULTS", "FORMATS", "WIDER", "Case", "Config", "Facts", "Fault", "case",
-    "random_config", "random_pair", "restored", "series",
+    "ALL", "CONTROLS", "EVIDENCE", "FAULTS", "FORMATS", "WIDER", "Case", "Config", "Facts", "Fault", "Run", "State",
+    "case", "random_config", "random_pair", "restored", "run", "series", "train",
 ]  # fmt: skip

@@ -50,15 +50,24 @@ class Run:
         return fresh(self.config.but(seed=self.config.seed + 1))
 
     def at(self, step: int) -> State:
-        if step not in self._states:
+        """After that many updates; steps that are not kept are trained from the nearest one that is."""
+        if step in self._kept and step not in self._states:
             # the lab's own file, from _build
             self._states[step] = torch.load(self._folder / f"{step}.pt", weights_only=False)
-        return self._states[step].clone()
+        if step in self._states:
+            return self._states[step].clone()
+        start = max((kept for kept in self._kept if kept < step), default=0)
+        state = self.at(start) if start else fresh(self.config)
+        return train(state, step - start)[0]
+
+    @property
+    def _kept(self) -> list[int]:
+        resume = self.config.resume
+        return sorted({self.config.stale, resume - EARLIER, resume - 1, resume})
 
     def _build(self, folder: Path) -> None:
         state = fresh(self.config)
-        wanted = {self.config.stale, self.config.resume - EARLIER, self.config.resume - 1, self.config.resume}
-        for step in sorted(wanted):
+        for step in self._kept:
             state, _, _ = train(state, step - state.trainer.step)
             torch.save(state, folder / f"{step}.pt")
 

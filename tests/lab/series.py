@@ -28,26 +28,23 @@ def series(
     """The run's folder, with ``count`` checkpoints up to the resume and as many after it, ``every`` updates apart.
 
     Raises:
-        ValueError: as `case` does; or the files cannot be loaded, so that nothing follows.
+        ValueError: as `case` does; or the files cannot be loaded, so that nothing follows; or the run is too short.
     """
     found, config = checked(fault, config, format)
     first = config.resume - every * (count - 1)
-    if not config.stale <= first:
-        raise ValueError(f"the run's states begin at step {config.stale}, the first checkpoint would be at {first}")
+    if first < 1:
+        raise ValueError(f"the first of {count} checkpoints would be at step {first}")
     name = "-".join(["series", config.digest, format, fault, str(every), str(count), str(seed)])
     return made(name, lambda to: _write(to, found, config, format, every, count, seed))
 
 
 def _write(root: Path, found: Fault, config: Config, format: str, every: int, count: int, seed: int) -> None:
-    state: State | None = run(config).stale
-    assert state is not None
     for step in range(config.resume - every * (count - 1), config.resume, every):
-        state, _, _ = train(state, step - state.trainer.step)
-        FORMATS[format].save(root / f"step-{step}", state, None)
+        FORMATS[format].save(root / f"step-{step}", run(config).at(step), None)
     here = root / f"step-{config.resume}"
     if found.restore is not None:  # the files are right
         FORMATS[format].save(here, run(config).resumed, None)
-        state, _ = restored(found, config, format, seed)
+        state: State | None = restored(found, config, format, seed)[0]
     else:
         state = write_echo(here, found, config, format, seed)
     if state is None:
