@@ -184,7 +184,7 @@ def test_a_journal_may_be_torn_or_damaged_at_any_byte(source, tmp_path):
     kept_dir = tmp_path.parent / f"{tmp_path.name}-kept"
     shutil.copytree(work, kept_dir)
     chance, kept = random.Random(3), set()
-    for turn in range(12):
+    for turn in range(8):
         at = chance.randrange(len(whole))
         if turn % 2:
             torn = whole[:at]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -96,12 +97,18 @@ class Journal:
             self._append({"file": file, "pieces": [_encoded(at, one) for at, one in pieces]})
 
     def tidy(self, paths: Sequence[str]) -> None:
-        """Remove from the temp what is none of the files to be written: what an earlier run had added later."""
+        """Remove from the temp what was added later, and what is also somebody else's: links are never written through.
+
+        Args:
+            paths: of the files that belong there.
+        """
         wanted = {*paths, self._path}
         with writing(NAME):
-            for inside, _, names in os.walk(self._folder):
-                for path in (os.path.join(inside, name) for name in names):
-                    if path not in wanted:
+            for inside, folders, names in os.walk(self._folder):
+                for path in (os.path.join(inside, name) for name in folders + names):
+                    info = os.lstat(path)
+                    alone = stat.S_ISREG(info.st_mode) and info.st_nlink == 1
+                    if not stat.S_ISDIR(info.st_mode) and not (alone and path in wanted):
                         os.unlink(path)
 
     @property
