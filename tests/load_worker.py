@@ -1,4 +1,4 @@
-"""Gloo ranks that load checkpoints together; run by the tests as ``python -m tests.load_worker RANKS OUT``.
+"""Gloo ranks that load checkpoints together; run by the tests as ``python -m tests.load_worker RANKS OUT [CASE …]``.
 
 Every ``case_…`` runs on all ranks, one after the other, and asserts what it is about; ``OUT/rank<r>.json`` says of each
 case what it returned, or its traceback. A case that leaves a rank waiting ends by the group's timeout.
@@ -207,8 +207,23 @@ def case_an_error_on_one_rank_is_raised_on_all(out: Path) -> None:
     fails(errors.NotACheckpointError, "gone", state(), gone)
     if ranks > 1:
         another = _saved(out, "another", {"a": whole.double(), "b": torch.ones(5)})
-        fails(errors.UsageError, "another checkpoint", state(), another if rank == last else folder)
+        fails(errors.UsageError, "another save", state(), another if rank == last else folder)
+        steps = [_saved(out, f"step-{step}", {"a": whole, "b": torch.ones(5)}) for step in (10, 20)]
+        fails(errors.UsageError, "(step 10), which is another save", state(), steps[rank == last])
         fails(errors.UsageError, "broadcast", state(), folder, broadcast=rank == last)
+
+    def stop(_: float) -> None:
+        if rank == last:
+            raise InterruptedError("enough")
+
+    try:
+        load(state(), folder, tick=stop)
+    except InterruptedError:
+        assert rank == last
+    except errors.WorkbenchError as told:
+        assert rank != last and str(told) == f"rank {last} failed with InterruptedError: enough"
+    else:
+        raise AssertionError("one rank stopped and the others did not")
     whole_again = state()
     load(whole_again, folder, broadcast=True)
     assert torch.equal(whole_again["b"], torch.ones(5))
@@ -352,8 +367,12 @@ def case_targets_of_every_kind(out: Path) -> None:
             "flags": torch.zeros(3, dtype=torch.bool), "one": placed(truth["one"], mesh, [Shard(0)])[0],
             "long": torch.zeros(300_000) if rank == 0 else placed(truth["long"], mesh, [Shard(0)])[0],
         }  # fmt: skip
+        one = state["one"]  # an empty shard on most ranks; tied to a name that the checkpoint lacks
+        state["one_too"] = DTensor.from_local(
+            one.to_local(), mesh, [Shard(0)], run_check=False, shape=one.shape, stride=(4, 1)
+        )
         report = load(state, folder, broadcast=broadcast)
-        assert "again" in report.loaded and "again" not in report.missing
+        assert {"again", "one_too"} <= set(report.loaded) and not report.missing
         for name, want in truth.items():
             got = state[name]
             if isinstance(got, DTensor):
@@ -405,17 +424,17 @@ def _saved(out: Path, name: str, tensors: dict[str, torch.Tensor], *, every: boo
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def worker(rank: int, ranks: int, out: str, port: int) -> None:
+def worker(rank: int, ranks: int, out: str, port: int, cases: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORKBENCH_CACHE": tempfile.mkdtemp(dir=out)}
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=TIMEOUT)
     told: dict[str, Any] = {}
-    for name, case in [(name, case) for name, case in globals().items() if name.startswith("case_")]:
+    for name in cases:
         folder = Path(out) / name
         folder.mkdir(exist_ok=True)
         try:
-            told[name] = {"result": case(folder)}
+            told[name] = {"result": globals()[name](folder)}
         except Exception:
             told[name] = {"error": traceback.format_exc()}
         dist.barrier()
@@ -423,12 +442,13 @@ def worker(rank: int, ranks: int, out: str, port: int) -> None:
     dist.destroy_process_group()
 
 
-def main(ranks: int, out: str) -> None:
+def main(ranks: int, out: str, *cases: str) -> None:
+    every = [name for name in globals() if name.startswith("case_")]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(worker, (ranks, out, port), nprocs=ranks)
+    mp.spawn(worker, (ranks, out, port, list(cases) or every), nprocs=ranks)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -51,8 +51,8 @@ class Held:
 
     @property
     def memory(self) -> tuple[Any, ...]:
-        """Equal for tensors that are the same elements in memory (tied weights)."""
-        local = self.local
+        """Equal for tensors that are the same elements in memory (tied weights), empty shards of these included."""
+        local = self.local  # an empty one has no address of data, but its storage has one
         return (
             local.untyped_storage()._cdata, local.storage_offset(), tuple(local.shape), local.stride(), local.dtype,
             self.shape, self.steps,

@@ -23,11 +23,12 @@ class Told:
     """What a rank tells the others; small, whatever the size of the model.
 
     Attributes:
-        digest: of the tensors that can be asked for.
+        title, digest: of the checkpoint.
         asked: one bit a tensor.
         missing, mismatched: name → why, the first few; and how many they are.
     """
 
+    title: str
     digest: bytes
     asked: bytes
     missing: dict[str, str]
@@ -52,7 +53,7 @@ class Told:
         few = list(missing.items())[:SHOWN]
         near = {name: why + stored.near(name) for name, why in few} if strict else dict(few)
         return cls(
-            stored.digest, np.packbits(bits).tobytes(), near, dict(list(mismatched.items())[:SHOWN]),
+            stored.title, stored.digest, np.packbits(bits).tobytes(), near, dict(list(mismatched.items())[:SHOWN]),
             (len(missing), len(mismatched)), strict, broadcast,
         )  # fmt: skip
 
@@ -71,13 +72,12 @@ def agree(ranks: Ranks, told: Told, stored: Stored) -> list[str]:
     for rank, one in enumerate(every):
         if one.digest != every[0].digest:
             raise UsageError(
-                f"rank {rank} opened another checkpoint than rank 0; ranks that load different ones call load with "
-                "process groups of their own"
+                f"rank {rank} opened {one.title} and rank 0 {every[0].title}, which is another save; name the step, "
+                "or give ranks that load different ones process groups of their own"
             )
         if one.broadcast != every[0].broadcast:
-            raise UsageError(
-                f"rank {rank} has broadcast={one.broadcast} and rank 0 has not; say the same on every rank"
-            )
+            told = f"rank {rank} has broadcast={one.broadcast} and rank 0 broadcast={every[0].broadcast}"
+            raise UsageError(f"{told}; say the same on every rank")
     bits = np.bitwise_or.reduce([np.frombuffer(one.asked, np.uint8) for one in every])
     unexpected = stored.unused(np.flatnonzero(np.unpackbits(bits, count=stored.total)))
     if not any(one.strict for one in every):

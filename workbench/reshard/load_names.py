@@ -112,14 +112,26 @@ class Stored:
 
     @property
     def digest(self) -> bytes:
-        """What two ranks must have alike so that positions mean the same to them: keys, types and shapes."""
-        found = hashlib.blake2b(digest_size=16)
+        """What ranks must have alike so that positions mean the same to them: tensors, chunks, files and the step.
+
+        A rank that opens a run's folder later than the others may find a newer step, of the same names and shapes.
+        """
+        found = hashlib.blake2b(repr(self._main.step).encode(), digest_size=16)
         for one in (self._main, self._views):
-            if one is not None:
-                for key in one.catalog.keys:
-                    found.update(key.encode("utf-8", "surrogatepass") + b"\0")
-                found.update(one.catalog.dtype.tobytes() + one.catalog.shape.tobytes())
+            if one is None:
+                continue
+            catalog = one.catalog
+            sizes = [str(stat.size) for stat in catalog.file_stats]
+            for text in (*catalog.keys, *catalog.files, *sizes):
+                found.update(text.encode("utf-8", "surrogatepass") + b"\0")
+            for name in ("dtype", "shape", "row_ptr", "offsets", "sizes", "file", "start", "stop"):
+                found.update(np.ascontiguousarray(getattr(catalog, name)).tobytes())
         return found.digest()
+
+    @property
+    def title(self) -> str:
+        """The checkpoint's path and step, for messages."""
+        return f"{self._main.path!r}" + (f" (step {self._main.step})" if self._main.step is not None else "")
 
     def find(
         self, names: Sequence[str], paths: Sequence[tuple[str, ...]], name_map: Renaming | None
