@@ -76,8 +76,8 @@ def agree(ranks: Ranks, told: Told, stored: Stored) -> list[str]:
                 "or give ranks that load different ones process groups of their own"
             )
         if one.broadcast != every[0].broadcast:
-            told = f"rank {rank} has broadcast={one.broadcast} and rank 0 broadcast={every[0].broadcast}"
-            raise UsageError(f"{told}; say the same on every rank")
+            said = f"rank {rank} has broadcast={one.broadcast} and rank 0 broadcast={every[0].broadcast}"
+            raise UsageError(f"{said}; say the same on every rank")
     bits = np.bitwise_or.reduce([np.frombuffer(one.asked, np.uint8) for one in every])
     unexpected = stored.unused(np.flatnonzero(np.unpackbits(bits, count=stored.total)))
     if not any(one.strict for one in every):
