@@ -132,10 +132,8 @@ class Staging:
             except BaseException:
                 os.rename(aside, self.target)
                 raise
-            try:
-                sync_folder(os.path.dirname(self.target))  # the new name is on the disk before the old state goes
-            finally:
-                remove(aside)
+            sync_folder(os.path.dirname(self.target))  # the new name is on the disk before the old state goes
+            remove(aside)
 
 
 @contextmanager
