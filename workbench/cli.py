@@ -143,7 +143,9 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--hf-config", metavar="FILE", help="with --rename hf: facts that the checkpoint does not store"
     )
-    export.add_argument("--dtype", help="cast floats to bf16, fp16 or fp32")
+    export.add_argument("--dtype", help="bf16, fp16, fp32; fp8, fp8-tensor: weights of linear layers, with scales")
+    export.add_argument("--lora", action="append", metavar="ADAPTER", help="merge this PEFT adapter into its weights")
+    export.add_argument("--unscaled", action="store_true", help="cast FP8 weights that have no scale by their codes")
     export.add_argument("--mesh", help="cut for the ranks of a mesh, outermost axis first: dp=2,tp=4")
     for axis in ("pp", "dp", "fsdp", "ep", "tp"):
         export.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"size of the mesh's axis {axis}")

@@ -43,6 +43,8 @@ def export(options: argparse.Namespace) -> int:
             rename=_rename(options.rename),
             hf_config=_json_object("--hf-config", options.hf_config),
             dtype=options.dtype,
+            lora=options.lora or (),
+            unscaled=options.unscaled,
             mesh=_mesh(options),
             rules=_rules(options),
             objects=options.objects,
@@ -64,11 +66,9 @@ def export(options: argparse.Namespace) -> int:
 
 def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
     """Load, and say how fast; the tensors go when the process does."""
-    files_only = {"--rename": options.rename, "--verify": options.verify, "--dry-run": options.dry_run,
-                  "--resume": options.resume, "--overwrite": options.overwrite}  # fmt: skip
-    for name, given in files_only.items():
-        if given:
-            raise UsageError(f"{name} is about files; leave it out with --to-device")
+    for name in ("rename", "lora", "verify", "dry_run", "resume", "overwrite"):
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} is about files; leave it out with --to-device")
     from workbench.reshard.device_lane import measure_peak
 
     peak = measure_peak(options.to_device) if options.time else None

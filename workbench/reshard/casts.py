@@ -21,7 +21,7 @@ import numpy as np
 from workbench.core.dtypes import DType, by_name
 from workbench.errors import UnsupportedFormatError
 
-__all__ = ["FLOATS", "SOURCES", "CastError", "cast", "costs", "narrowed", "target", "widened"]
+__all__ = ["FLOATS", "SOURCES", "CastError", "cast", "cast_codes", "costs", "narrowed", "target", "widened"]
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("bfloat16", "float16", "float32")  #: what can be written
@@ -62,6 +62,20 @@ def target(name: object) -> DType:
     found = by_name(short.get(str(name), name))
     if found.name not in FLOATS:
         raise UnsupportedFormatError(f"a cast to {found} is not offered; choose {', '.join(FLOATS)}")
+    return found
+
+
+def cast_codes(codes: Array, name: object) -> Array:
+    """Types of tensors after a cast: floats of 16, 32 and 64 bits have the wanted one, others their own.
+
+    Args:
+        codes: ``(T,) uint8``, of :mod:`workbench.core.dtypes`.
+
+    Raises:
+        UnsupportedFormatError: as :func:`target`.
+    """
+    wanted, found = target(name), codes.copy()
+    found[np.isin(codes, [by_name(source).code for source in SOURCES])] = wanted.code
     return found
 
 

@@ -13,7 +13,7 @@ without pinned memory and streams.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +25,7 @@ from workbench.core.place import Place
 from workbench.core.scan import Tick, cores
 from workbench.core.storage import SourcePool
 from workbench.errors import UsageError
+from workbench.reshard.casts import cast_codes
 from workbench.reshard.device_lane import device_of, lane_to
 from workbench.reshard.device_loads import loads
 from workbench.reshard.device_memory import check_room, reserve
@@ -100,7 +101,9 @@ def to_device(
     if buffer < SMALLEST or buffers < 1:
         raise UsageError(f"{buffers} buffers of {buffer:,} bytes: at least one of {SMALLEST:,} bytes is needed")
     mesh, number = _rank(None if mesh is None else Mesh.of(mesh), rules, rank, mesh_coord, device_mesh)
-    chosen = choose(ckpt, select=select, role=role, dtype=dtype, mesh=mesh, rules=rules)
+    chosen = choose(ckpt, select=select, role=role, mesh=mesh, rules=rules)
+    if dtype is not None:  # a cast and no more: weights of 8 bits stay with their scales
+        chosen = replace(chosen, codes=cast_codes(chosen.codes, dtype))
     work = _Work.of(chosen, number)
     wrapping = None
     if device_mesh is not None:

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from workbench.reshard.plain import plain_objects
 from workbench.reshard.report import ExportReport, FileReport, TensorReport
 from workbench.reshard.rules import Rules
 from workbench.reshard.selection import Rename, Selection, choose
-from workbench.reshard.transaction import check_free, check_room, staging
+from workbench.reshard.transaction import Staging, check_free, check_room, staging
 from workbench.reshard.write_safetensors import MAX_SHARD_SIZE
 from workbench.reshard.writers import Options, Writer, writer
 from workbench.reshard.writing import sync_folder, writing
@@ -64,6 +65,8 @@ def export(
     rename: Rename | None = None,
     hf_config: Mapping[str, Any] | None = None,
     dtype: object | None = None,
+    lora: str | os.PathLike[str] | Checkpoint | Sequence[str | os.PathLike[str] | Checkpoint] = (),
+    unscaled: bool = False,
     mesh: Mesh | Mapping[str, int] | str | None = None,
     rules: Rules | None = None,
     objects: bool | None = None,
@@ -92,7 +95,11 @@ def export(
             for the names and shapes of transformers' models (:func:`workbench.reshard.hf.as_hf`).
         hf_config: with ``hf``, fields of the model's ``config.json`` for facts that the checkpoint does not store; with
             a ``model_type``, all of it.
-        dtype: cast floats of 16, 32 and 64 bits to ``bfloat16``, ``float16`` or ``float32``.
+        dtype: cast floats of 16, 32 and 64 bits, and FP8 weights times their scales, to ``bfloat16``, ``float16`` or
+            ``float32``; or quantise the weights of linear layers: ``fp8`` (a scale for each 128 × 128, as DeepSeek-V3
+            and transformers have it) or ``fp8-tensor`` (one a weight, as compressed-tensors has it).
+        lora: PEFT adapters that are merged into their weights, one after the other: W + s·B·A.
+        unscaled: with ``dtype``, FP8 weights that have no scale are cast by the values of their codes.
         mesh: cut every tensor for the ranks of a mesh, ``Mesh(tp=2, pp=2)``, ``{"tp": 2}`` or ``"tp=2,pp=2"``: one file
             a rank.
         rules: how tensors lie on the mesh, where it is not as :mod:`workbench.reshard.rules` tells from their names.
@@ -118,52 +125,46 @@ def export(
     began = time.perf_counter()
     target, made_by = os.fspath(dest), writer(format)
     named = _as_hf(ckpt, rename, hf_config)
-    if named is not None:
-        ckpt, rename = named.ckpt, None
-    selection = choose(
-        ckpt,
-        select=select,
-        role=role,
-        rename=rename,
-        dtype=dtype,
-        mesh=None if mesh is None else Mesh.of(mesh),
-        rules=rules,
-    )
-    notes = [] if named is None else list(named.notes)
-    notes += [] if selection.target is None else selection.target.notes
-    notes += made_by.notes(selection)
-    state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
-    left = dict.fromkeys(state, "")
-    if made_by.objects and (role is None if objects is None else objects):
-        kept, left = plain_objects(ckpt.objects, state, tensors=made_by.tensors_in_objects)
-        selection = replace(selection, objects=kept)
-        notes += [f"object {name!r} is left out: {why}" for name, why in left.items()]
-    folder = made_by.is_folder(target, selection)
-    real = os.path.realpath(os.path.expanduser(target))
-    _check_place(ckpt, real, folder, overwrite)
-    copied = passed(selection, notes, named) if made_by.passes and folder else []
-    maps = [*made_by.maps(selection, Options(os.path.basename(real), _size(max_shard_size))), *copied]
-    direct = SourcePool(Place(ckpt.path), ckpt.catalog.files, ckpt.catalog.file_stats, "pread")
-    job = prepare(selection.ckpt.payloads, maps, direct)
-
-    written: list[list[Written]] | None = None
-    if dry_run:
-        check_room(os.path.dirname(real), job.nbytes)
-    else:
-        plan = job.plan(os.path.realpath(os.path.expanduser(ckpt.path))) if resume else None
-        with staging(real, folder=folder, nbytes=job.nbytes, overwrite=overwrite, plan=plan) as made:
-            paths = [os.path.join(made.path, one.name) for one in maps] if folder else [made.path]
-            inner = sorted({os.path.dirname(path) for path in paths} - {made.path}) if folder else []
-            for path in inner:
-                os.makedirs(path, exist_ok=True)
-            written = job.run(paths, threads=threads, tick=tick, journal=made.journal)
-            for path in reversed(inner):
-                sync_folder(path)
-            if verify:
-                _verify(made.path, paths, made_by, selection, job, written, threads)
-            if manifest and folder and made_by.merges:
-                _keep(made.path, made_by, job, written, threads)
-        notes += made.notes
+    with ExitStack() as opened:
+        selection = choose(
+            ckpt if named is None else named.ckpt,
+            select=select,
+            role=role,
+            rename=rename if named is None else None,
+            dtype=dtype,
+            adapters=[_opened(one, opened) for one in _several(lora)],
+            unscaled=unscaled,
+            mesh=None if mesh is None else Mesh.of(mesh),
+            rules=rules,
+            threads=threads,
+        )
+        notes = [*(named.notes if named is not None else ()), *(selection.edited.notes if selection.edited else ())]
+        notes += [*(selection.target.notes if selection.target is not None else ()), *made_by.notes(selection)]
+        state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
+        left = dict.fromkeys(state, "")
+        if made_by.objects and (role is None if objects is None else objects):
+            kept, left = plain_objects(ckpt.objects, state, tensors=made_by.tensors_in_objects)
+            selection = replace(selection, objects=kept)
+            notes += [f"object {name!r} is left out: {why}" for name, why in left.items()]
+        folder = made_by.is_folder(target, selection)
+        real = os.path.realpath(os.path.expanduser(target))
+        _check_place(ckpt, real, folder, overwrite)
+        copied = passed(selection, notes, named) if made_by.passes and folder else []
+        maps = [*made_by.maps(selection, Options(os.path.basename(real), _size(max_shard_size))), *copied]
+        direct = SourcePool(Place(ckpt.path), selection.catalog.files, selection.catalog.file_stats, "pread")
+        job = prepare(selection.ckpt.payloads, maps, direct)
+        written: list[list[Written]] | None = None
+        if dry_run:
+            check_room(os.path.dirname(real), job.nbytes)
+        else:
+            plan = job.plan(os.path.realpath(ckpt.path)) if resume else None
+            with staging(real, folder=folder, nbytes=job.nbytes, overwrite=overwrite, plan=plan) as made:
+                written = _write(made, job, threads, tick)
+                if verify:
+                    _verify(made, made_by, selection, job, written, threads)
+                if manifest and folder and made_by.merges:
+                    _keep(made.path, made_by, job, written, threads)
+            notes += made.notes
     return ExportReport(
         path=target,
         format=format,
@@ -184,6 +185,9 @@ def export(
     )
 
 
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
 def _as_hf(ckpt: Checkpoint, rename: Rename | None, config: Mapping[str, Any] | None) -> Renamed | None:
     if isinstance(rename, str) and rename == "hf":
         from workbench.reshard.hf import as_hf
@@ -194,6 +198,14 @@ def _as_hf(ckpt: Checkpoint, rename: Rename | None, config: Mapping[str, Any] | 
     return None
 
 
+def _several(lora: Any) -> list[Any]:
+    return list(lora) if isinstance(lora, Sequence) and not isinstance(lora, str) else [lora]
+
+
+def _opened(adapter: str | os.PathLike[str] | Checkpoint, opened: ExitStack) -> Checkpoint:
+    return adapter if isinstance(adapter, Checkpoint) else opened.enter_context(open_checkpoint(adapter))
+
+
 def _size(text: int | str) -> int:
     if isinstance(text, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)?\s*", text, re.IGNORECASE)
@@ -201,6 +213,9 @@ def _size(text: int | str) -> int:
             raise UsageError(f"max_shard_size={text!r}: bytes, or a number with KB, MB, GB, TB, KiB … TiB")
         return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
     return text
+
+
+# ---- where it goes ---------------------------------------------------------------------------------------------------
 
 
 def _check_place(ckpt: Checkpoint, real: str, folder: bool, overwrite: bool) -> None:
@@ -221,21 +236,31 @@ def _check_place(ckpt: Checkpoint, real: str, folder: bool, overwrite: bool) -> 
             )
 
 
+def _write(made: Staging, job: Job, threads: int | None, tick: Tick | None) -> list[list[Written]]:
+    """Every file, and what makes its name last."""
+    paths = _paths(made, job)
+    inner = sorted({os.path.dirname(path) for path in paths} - {made.path}) if made.folder else []
+    for path in inner:
+        os.makedirs(path, exist_ok=True)
+    written = job.run(paths, threads=threads, tick=tick, journal=made.journal)
+    for path in reversed(inner):
+        sync_folder(path)
+    return written
+
+
+def _paths(made: Staging, job: Job) -> list[str]:
+    return [os.path.join(made.path, one.name) for one in job.maps] if made.folder else [made.path]
+
+
 def _verify(
-    made: str,
-    paths: Sequence[str],
-    made_by: Writer,
-    selection: Selection,
-    job: Job,
-    written: list[list[Written]],
-    threads: int | None,
+    made: Staging, made_by: Writer, selection: Selection, job: Job, written: list[list[Written]], threads: int | None
 ) -> None:
     """Every byte again, and then the whole through its reader."""
-    for path, one, results in zip(paths, job.maps, written, strict=True):
+    for path, one, results in zip(_paths(made, job), job.maps, written, strict=True):
         if len(one.pieces):
             check_pieces(path, one, results, threads=threads)
     if made_by.merges or selection.target is None:
-        check_reader(made, made_by.reader, selection)
+        check_reader(made.path, made_by.reader, selection)
 
 
 def _keep(made: str, made_by: Writer, job: Job, written: list[list[Written]], threads: int | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from workbench.core.dtypes import ALL
 from workbench.core.place import Place
 from workbench.reshard.filemap import FileMap, no_pieces
+from workbench.reshard.fp8_config import configured
 from workbench.reshard.selection import Selection
 
 if TYPE_CHECKING:
@@ -56,17 +57,35 @@ def literal_file(name: str, data: bytes, dims: int) -> FileMap:
 
 
 def _retyped(selection: Selection, data: bytes, notes: list[str]) -> bytes:
-    """``config.json`` with the type that tensors were cast to; unchanged where it named another to begin with."""
+    """``config.json`` with the types that tensors are written in; unchanged where it named others to begin with."""
     stored = selection.catalog.dtype[selection.tensors].tolist()
     changed = {(ALL[a].name, ALL[b].name) for a, b in zip(stored, selection.codes.tolist(), strict=True) if a != b}
     try:
         config = json.loads(data)
     except ValueError:
         return data
+    if not isinstance(config, dict):
+        return data
+    made = dict(config)
+    if selection.edited is not None:
+        made = configured(made, selection.edited, selection.names, selection.recipe)
     for key in ("torch_dtype", "dtype"):
-        new = next((new for old, new in changed if isinstance(config, dict) and config.get(key) == old), None)
+        new = next((new for old, new in changed if made.get(key) == old and not new.startswith("float8")), None)
         if new is not None:
-            notes.append(f"config.json: {key} is {new} now, was {config[key]}")
-            config[key] = new
-            data = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    return data
+            made[key] = new
+    if made == config:
+        return data
+    for key in sorted({*config, *made}):
+        if config.get(key) != made.get(key):
+            notes.append(f"config.json: {key} is {_shown(made.get(key))} now, was {_shown(config.get(key))}")
+    return (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _shown(value: object) -> str:
+    return (
+        "absent"
+        if value is None
+        else str(value.get("quant_method", "other"))
+        if isinstance(value, dict)
+        else str(value)
+    )

@@ -96,8 +96,8 @@ class ExportReport:
 
     @property
     def casts(self) -> tuple[TensorReport, ...]:
-        """Tensors whose element type changed."""
-        return tuple(one for one in self.tensors if one.source_dtype != one.dtype)
+        """Tensors whose element type or elements changed."""
+        return tuple(one for one in self.tensors if one.source_dtype != one.dtype or one.source != one.target)
 
     @property
     def identical(self) -> bool:
@@ -122,8 +122,9 @@ class ExportReport:
         else:
             worst = max(self.casts, key=lambda one: one.max_abs)
             lost = sum(one.overflowed for one in self.casts)
+            changed = sum(one.changed for one in self.casts)
             proof = (
-                f"{len(self.casts):,} cast, {sum(one.changed for one in self.casts):,} elements changed, by at most "
+                f"{len(self.casts):,} cast or changed, {changed:,} elements have other values, by at most "
                 f"{worst.max_abs:.3g} (in {worst.name!r})" + (f", {lost:,} overflowed" if lost else "")
             )
         return f"wrote {what} to {self.path!r} in {self.seconds:.1f} s: {proof}" + (

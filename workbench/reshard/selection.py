@@ -15,7 +15,9 @@ from workbench.core.dtypes import ALL, DType
 from workbench.errors import UsageError
 from workbench.naming import STATES
 from workbench.reshard import casts
+from workbench.reshard.editing import edit
 from workbench.reshard.edits import Edited
+from workbench.reshard.fp8 import RECIPES
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.rules import Rules
 from workbench.reshard.target import Target
@@ -42,6 +44,7 @@ class Selection:
         objects: non-tensor state that goes with them, plain values by name.
         edited: what changes of the values, and tensors that the source lacks; ``ckpt`` is its checkpoint then, and
             ``tensors`` are all of that.
+        recipe: that weights are quantised by, of :data:`workbench.reshard.fp8.RECIPES`.
     """
 
     ckpt: Checkpoint
@@ -51,6 +54,7 @@ class Selection:
     target: Target | None = None
     objects: Mapping[str, Any] = field(default_factory=dict)
     edited: Edited | None = None
+    recipe: str | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -81,14 +85,21 @@ def choose(
     role: str | None = "model",
     rename: Rename | None = None,
     dtype: object | None = None,
+    adapters: Sequence[Checkpoint] = (),
+    unscaled: bool = False,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
+    threads: int | None = None,
 ) -> Selection:
     """The tensors of a checkpoint that match, named, typed and laid out as told; arguments as :func:`export` has them.
 
+    Args:
+        adapters: open until the export is done.
+
     Raises:
-        UsageError: nothing is selected, or names or rules do not fit.
-        UnsupportedFormatError: a cast that is not offered.
+        UsageError: nothing is selected, or names, rules or adapters do not fit.
+        UnsupportedFormatError: a cast that is not offered, an adapter that cannot be merged.
+        OpenError: a weight that is to be quantised cannot be read.
     """
     catalog = ckpt.catalog
     keep = np.array([_has_role(f, r, role) for f, r in zip(ckpt.fqns, ckpt.roles, strict=True)], bool)
@@ -103,14 +114,25 @@ def choose(
     if not len(positions):
         roles = ", ".join(sorted(set(ckpt.roles))) or "none"
         raise UsageError(f"no tensor is selected by select={select!r}, role={role!r}; roles that are there: {roles}")
-    names = [_name(catalog.keys[t], ckpt.fqns[t], rename) for t in positions.tolist()]
-    codes = catalog.dtype[positions].copy()
-    if dtype is not None:
-        wanted = casts.target(dtype)
-        codes[np.array([ALL[code].name in casts.SOURCES for code in codes.tolist()])] = wanted.code
-    narrow = ckpt.take(positions)  # rules have nothing to say of tensors that are not written
-    target = None if mesh is None else Target.of(narrow, mesh, rules)
-    return Selection(narrow, np.arange(len(positions)), names, codes, target)
+    recipe = str(dtype) if str(dtype) in RECIPES else None
+    edited, narrow = None, ckpt.take(positions)
+    codes = narrow.catalog.dtype
+    if dtype is not None or adapters:
+        edited = edit(
+            ckpt,
+            positions.tolist(),
+            dtype=None if dtype is None or recipe else casts.target(dtype),
+            adapters=adapters,
+            recipe=recipe,
+            unscaled=unscaled,
+            threads=threads,
+        )
+        narrow, codes = edited.ckpt, edited.codes
+    names = [_name(key, fqn, rename) for key, fqn in zip(narrow.catalog.keys, narrow.fqns, strict=True)]
+    if edited is not None:
+        names = edited.named(names)
+    target = None if mesh is None else Target.of(narrow, mesh, rules)  # rules see nothing but what is written
+    return Selection(narrow, np.arange(len(names)), names, codes, target, edited=edited, recipe=recipe)
 
 
 def _has_role(fqn: str | None, role: str, wanted: str | None) -> bool:

@@ -49,21 +49,21 @@ def _facts(report: ExportReport) -> list[tuple[str, str]]:
     if report.left_out:
         facts.append(("left out", _some(report.left_out, "object")))
     casts = _casts(report)
-    facts += [("" if at else "casts", text) for at, text in enumerate(casts[:CASTS])]
+    facts += [("" if at else "changed", text) for at, text in enumerate(casts[:CASTS])]
     if len(casts) > CASTS:
         facts.append(("", f"… {len(casts) - CASTS:,} more"))
     return [(name, shorten(text, WIDTH - 12)) for name, text in facts]
 
 
 def _casts(report: ExportReport) -> list[str]:
-    """A line a tensor that was cast, the largest change first; its pieces together."""
+    """A line a tensor that was cast or changed, the largest change first; its pieces together."""
     pieces: dict[tuple[str, str, str], list[TensorReport]] = defaultdict(list)
     for one in report.casts:
         pieces[one.name, one.source_dtype, one.dtype].append(one)
     found = sorted(pieces.items(), key=lambda pair: -max(one.max_abs for one in pair[1]))
     lines = []
     for (name, old, new), parts in found:
-        line = f"{shorten(safe(name), 40)}: {old} → {new}"
+        line = f"{shorten(safe(name), 40)}: {old if old == new else f'{old} → {new}'}"
         if parts[0].target is not None:
             changed, lost = sum(one.changed for one in parts), sum(one.overflowed for one in parts)
             line += f", {changed:,} changed by at most {max(one.max_abs for one in parts):.3g}"
