@@ -7,14 +7,14 @@
     extra_state/extra_state_rank_0.pt …            every other object, the same for each rank
 
 The metadata is DCP's with the package's own classes, and beside each chunk's place a pickle of a tensor without
-bytes, by which it is read. The step is the name of the folder around it all, ``global_step_3``.
+bytes, by which it is read. The step is the name of the folder around it all, ``global_step_3``. Extra states are
+pickled by protocol 2: the package writes protocol 4, which its own loading refuses from torch 2.6 on.
 
 Source: bytecheckpoint 0.0.2 ``checkpointer/meta_type.py``, ``utilities/serialization.py`` (``_serialize_tensor``).
 """
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -122,7 +122,7 @@ def _extra(selection: Selection, objects: Mapping[str, Any]) -> list[FileMap]:
     rest = {name: one for name, one in objects.items() if not _EXTRA.fullmatch(name) and name != _SOURCE_LOG}
     ranks = sorted({*given, *(range(selection.mesh.world_size) if rest else ())})
     return [
-        literal_file(selection, f"extra_state/extra_state_rank_{rank}.pt", _saved(_joined(given.get(rank, {}), rest)))
+        literal_file(selection, f"extra_state/extra_state_rank_{rank}.pt", archive(_joined(given.get(rank, {}), rest)))
         for rank in ranks
     ]
 
@@ -131,12 +131,3 @@ def _joined(state: Any, rest: Mapping[str, Any]) -> Any:
     if not rest:
         return state
     return {**(state if isinstance(state, dict) else {"extra_state": state}), **rest}
-
-
-def _saved(state: Any) -> bytes:
-    """As the package saves it, ``torch.save`` with protocol 4."""
-    import torch
-
-    out = io.BytesIO()
-    torch.save(state, out, pickle_protocol=4)
-    return out.getvalue()
