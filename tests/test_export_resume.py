@@ -210,7 +210,7 @@ def test_lines_after_a_torn_one_are_added_where_it_began(source, tmp_path):
     target = tmp_path / "out"
     work = stopped(source, target, 0.5)
     with open(work / journal.NAME, "ab") as handle:
-        handle.write(b'0123456789abcdef {"file": "model-')
+        handle.write(b'0123456789abcdef {"file": "model-' * 1000)  # longer than what comes in its place
     stopped(source, target, 0.9)
     lines = (temp(target) / journal.NAME).read_bytes().splitlines()
     assert len(lines) > 3 and all(json.loads(line.partition(b" ")[2]) for line in lines)
