@@ -9,7 +9,8 @@ import pickletools
 
 import pytest
 
-from workbench.reshard.pickled import Call, Form, Global, Hole, Instance, Opcodes, Pairs, Row, dumps
+from workbench.reshard.pickle_tree import Call, Form, Global, Hole, Instance, Opcodes, Pairs, Row
+from workbench.reshard.pickled import dumps
 
 NAMESPACE = Global("argparse", "Namespace")
 ORDERED = Global("collections", "OrderedDict")

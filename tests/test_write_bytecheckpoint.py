@@ -19,7 +19,7 @@ from tests.reader_suite import check_catalog, raw
 from tests.writing import everything, write
 from workbench import errors
 from workbench.formats import bytecheckpoint_metadata
-from workbench.reshard.bytecheckpoint_names import named, param_groups
+from workbench.reshard.bytecheckpoint_names import named, param_groups, stored_names
 from workbench.reshard.dcp_items import Blob, Chunk
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.selection import choose
@@ -130,6 +130,18 @@ def test_a_real_save_on_the_same_ranks_has_the_same_metadata(tmp_path):
 
 def _decoded(path: Path) -> str:
     return str(torch.load(path, weights_only=False))
+
+
+@pytest.mark.parametrize("name", ["dcp_fsdp2", "trainer_run/checkpoint-6", "paddle_dist", "torch_save/ckpt.pt"])
+def test_names_are_those_that_the_reader_shows(name, tmp_path):
+    with wb.open(SAMPLES / name) as ckpt:
+        selection = everything(ckpt)
+        write(selection, bytecheckpoint_files(selection), tmp_path)
+        with wb.open(tmp_path) as again:
+            names = stored_names(selection)
+            assert set(names) == set(again)
+            for mine, position in zip(names, selection.tensors.tolist(), strict=True):
+                assert raw(again[mine].torch()) == raw(ckpt[ckpt.catalog.keys[position]].torch()), mine
 
 
 def test_a_renamed_tensor_keeps_its_name(tmp_path):

@@ -22,7 +22,7 @@ from workbench.naming import STATES
 from workbench.reshard.flatten import flatten
 from workbench.reshard.selection import Selection
 
-__all__ = ["Named", "named", "param_groups"]
+__all__ = ["Named", "named", "param_groups", "stored_names"]
 
 _OPTIMIZER = re.compile(r"optim(?:izer)?s?\.(.+)", re.S)
 _GROUP = re.compile(r"((?:.+\.)?optim(?:izer)?s?)\.param_groups\.(\d{1,6})\.([^.]+)", re.S)
@@ -56,6 +56,11 @@ def named(selection: Selection) -> list[Named]:
             key = name.removeprefix(container) if name == keys[t] else name
             found.append(Named("model", key, (key,)))
     return found
+
+
+def stored_names(selection: Selection) -> list[str]:
+    """The key under which each tensor of a selection is found when the export is opened."""
+    return [f"{place.part}.{place.key}" for place in named(selection)]
 
 
 def param_groups(objects: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from workbench.core.dtypes import ALL
 from workbench.reshard.dcp_items import Blob, Chunk
-from workbench.reshard.pickled import Call, Form, Global, Hole, Instance, Pairs, Row, dumps
+from workbench.reshard.pickle_tree import Call, Form, Global, Hole, Instance, Pairs, Row
+from workbench.reshard.pickled import dumps
 
 __all__ = ["INFO", "Paths", "metadata", "size", "storage_data", "tensor_metadata"]
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from workbench.core.dtypes import by_name
 from workbench.reshard.filemap import Literal
+from workbench.reshard.plain import is_tensor
 
 __all__ = ["Leaf", "archive", "flatten"]
 
@@ -36,7 +37,7 @@ class Leaf:
     @cached_property
     def literal(self) -> Literal | None:
         """A tensor as a piece of known bytes; ``None`` for any other value."""
-        if not _is_tensor(self.value):
+        if not is_tensor(self.value):
             return None
         import torch
 
@@ -73,10 +74,5 @@ def _leaves(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str
 def _closed(value: list[Any]) -> bool:
     """Whether a list is stored as one value."""
     return not any(
-        isinstance(one, dict) or _is_tensor(one) or (isinstance(one, list) and not _closed(one)) for one in value
+        isinstance(one, dict) or is_tensor(one) or (isinstance(one, list) and not _closed(one)) for one in value
     )
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor, without importing torch: a tensor's class was imported with it."""
-    return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"

@@ -1,18 +1,11 @@
 """Pickles that name classes of other libraries, written without importing them.
 
 :func:`dumps` writes the opcodes that CPython's pickler would write for the real objects, memo included, in one frame.
-Classes, instances and calls stand in the tree as what they are in the stream::
-
-    Global("torch", "Size")                         GLOBAL / STACK_GLOBAL
-    Call(Global("torch", "Size"), ((4, 8),))        … (4, 8) TUPLE1 REDUCE
-    Instance(Global("m", "Chunk"), {"offsets": …})  … EMPTY_TUPLE NEWOBJ {…} BUILD
-    Persistent(("storage", …))                      … BINPERSID
-
 Equal texts and equal globals are written once, bytes every time; anything else is written again unless it is the same
-object.
+object. Of rows after the first only the bytes between the holes of their form differ::
 
-Records by the hundred thousand are :class:`Row` of one :class:`Form`: after the first, only the bytes between its holes
-differ, and nothing is built or looked up for the rest.
+    form   Instance(CHUNK, {"offset": Hole(0), "length": Hole(1)})
+    row    │ h 29 ) 81 94 } 94 ( h 2c │ K 07 │ h 2d │ M 00 10 │ u b │      static │ hole │ static │ hole │ static
 
 Source: CPython 3.11 ``Lib/pickle.py``, ``Modules/_pickle.c`` (batches of 1,000 items, one-item forms).
 """
@@ -24,69 +17,23 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Call", "Form", "Global", "Hole", "Instance", "Opcodes", "Pairs", "Persistent", "Row", "dumps"]
+from workbench.reshard.pickle_tree import (
+    Call,
+    Form,
+    Global,
+    Hole,
+    Instance,
+    Opcodes,
+    Pairs,
+    Persistent,
+    Row,
+    filled,
+)
+
+__all__ = ["dumps"]
 
 BATCH = 1000  #: items between a MARK and its SETITEMS or APPENDS
 _TUPLES = (pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
-
-
-class Global(NamedTuple):
-    """A class or function, by name."""
-
-    module: str
-    name: str
-
-
-class Call(NamedTuple):
-    """What a function or class returns for arguments."""
-
-    function: Global
-    args: tuple[Any, ...]
-
-
-class Instance(NamedTuple):
-    """An object made without arguments, then given a state; ``None`` gives it none."""
-
-    cls: Global
-    state: Any = None
-
-
-class Pairs(NamedTuple):
-    """A dict whose keys may be any of these."""
-
-    items: list[tuple[Any, Any]]
-
-
-class Opcodes(NamedTuple):
-    """What makes one value and leaves the memo alone."""
-
-    data: bytes
-
-
-class Hole(NamedTuple):
-    """A place in a form."""
-
-    number: int
-
-
-class Form:
-    """An instance or a call with holes, for many rows. A hole holds a number or a text."""
-
-    def __init__(self, tree: Instance | Call) -> None:
-        self.tree = tree
-
-
-class Row(NamedTuple):
-    """A form filled in; ``values[number]`` goes into a hole."""
-
-    form: Form
-    values: tuple[int | str, ...]
-
-
-class Persistent(NamedTuple):
-    """What the reader's ``persistent_load`` makes of an id."""
-
-    id: tuple[Any, ...]
 
 
 def dumps(value: Any, protocol: int = 4) -> bytes:
@@ -266,9 +213,9 @@ class _Writer:
             return
         form = row.form
         if form not in self._first:  # in full: it puts the names into the memo
-            filled = self._first[form] = _filled(form.tree, row.values)
-            self.save(filled)
-            self._memo[id(row)] = self._memo[id(filled)]
+            whole = self._first[form] = filled(form.tree, row.values)
+            self.save(whole)
+            self._memo[id(row)] = self._memo[id(whole)]
             return
         if form not in self._parts:
             self._parts[form] = self._cut(form.tree)
@@ -315,21 +262,6 @@ class _Parts(NamedTuple):
     rest: bytes
     memos: int
     root: int
-
-
-def _filled(tree: Any, values: tuple[int | str, ...]) -> Any:
-    """A form's tree with values in its holes."""
-    if isinstance(tree, Hole):
-        return values[tree.number]
-    if isinstance(tree, dict):
-        return {key: _filled(one, values) for key, one in tree.items()}
-    if isinstance(tree, Call):
-        return Call(tree.function, _filled(tree.args, values))
-    if isinstance(tree, Instance):
-        return Instance(tree.cls, _filled(tree.state, values))
-    if type(tree) is tuple:
-        return tuple(_filled(one, values) for one in tree)
-    return tree
 
 
 def _int(value: int) -> bytes:

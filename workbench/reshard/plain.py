@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.errors import WorkbenchError
 
-__all__ = ["plain", "plain_objects"]
+__all__ = ["is_tensor", "plain", "plain_objects"]
 
 DEPTH = 64  #: containers in one another; deeper ones, and those that hold themselves, are not written
 
@@ -49,7 +49,7 @@ def plain(value: Any, *, tensors: bool = False, depth: int = DEPTH) -> Any:
         return {plain(k, depth=depth - 1): plain(v, tensors=tensors, depth=depth - 1) for k, v in value.items()}
     if type(value) in (list, tuple, set):
         return type(value)(plain(one, tensors=tensors, depth=depth - 1) for one in value)
-    if tensors and (isinstance(value, np.ndarray) or _is_tensor(value)):
+    if tensors and (isinstance(value, np.ndarray) or is_tensor(value)):
         import torch
 
         try:  # a copy: decoded arrays are read-only, which torch warns of
@@ -60,6 +60,6 @@ def plain(value: Any, *, tensors: bool = False, depth: int = DEPTH) -> Any:
     raise ValueError(f"it holds a {cls.__module__}.{cls.__qualname__}, which is no plain value")
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
     """Whether a value is a torch tensor, without importing torch: a tensor's class was imported with it."""
     return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"

@@ -26,7 +26,8 @@ import numpy as np
 from workbench.core import catalog as cat
 from workbench.core.dtypes import DType, nbytes_of
 from workbench.errors import UnsupportedFormatError
-from workbench.reshard.pickled import Call, Global, Persistent, dumps
+from workbench.reshard.pickle_tree import Call, Global, Persistent
+from workbench.reshard.pickled import dumps
 from workbench.reshard.record import ALIGN, Layout
 
 __all__ = ["TensorArchive", "tensor_pickle", "tensor_value"]

@@ -29,7 +29,8 @@ from workbench.reshard.dcp_items import Blob, Chunk, check_names, rows
 from workbench.reshard.dcp_metadata_out import Paths, storage_data, tensor_metadata
 from workbench.reshard.filemap import FileMap
 from workbench.reshard.flatten import archive
-from workbench.reshard.pickled import Global, Instance, Pairs, dumps
+from workbench.reshard.pickle_tree import Global, Instance, Pairs
+from workbench.reshard.pickled import dumps
 from workbench.reshard.pieces import chunk_pieces
 from workbench.reshard.selection import Selection
 from workbench.reshard.tensor_archive import tensor_pickle

@@ -29,7 +29,8 @@ import numpy as np
 
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.reshard.filemap import FileMap, Pieces
-from workbench.reshard.pickled import Opcodes, dumps
+from workbench.reshard.pickle_tree import Opcodes
+from workbench.reshard.pickled import dumps
 from workbench.reshard.record import ALIGN, Layout
 from workbench.reshard.tensor_archive import tensor_value
 
