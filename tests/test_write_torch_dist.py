@@ -96,6 +96,14 @@ def test_files_are_those_that_megatron_looks_for(exported):
     assert "decoder.layers.3.mlp.linear_fc1._extra_state/shard_0_1" in objects
 
 
+def test_what_megatron_still_needs_is_told():
+    with wb.open(SOURCE) as ckpt:
+        notes = torch_dist_notes(everything(ckpt))
+        assert "iter_0000010" in notes[0] and notes[1].startswith("of the args, the ") and len(notes) == 2
+    with wb.open(SAMPLES / "torch_save" / "ckpt.pt") as ckpt:
+        assert "85 of 85 names" in torch_dist_notes(everything(ckpt))[-1]
+
+
 def test_a_model_alone_has_what_megatron_asks_for(tmp_path):
     with wb.open(SAMPLES / "hf_llama_bf16_sharded") as ckpt:
         selection = dataclasses.replace(everything(ckpt), objects={})

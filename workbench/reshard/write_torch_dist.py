@@ -45,6 +45,10 @@ BACKENDS = {
     "common_backend_version": 1,
 }
 COMMON_STEP = "optimizer.optimizer.state.common_step"
+_MEGATRON = re.compile(
+    r"(?:chained_\d+\.)?optimizer\.(?:distributed|optimizer|state\.(?:exp_avg|exp_avg_sq|param|fp32_param))\."
+    r"|(?:embedding|decoder|encoder|output_layer|mtp)\."
+)
 _CELL = re.compile(r"\d+(?:\.\d+)*")
 
 
@@ -74,7 +78,10 @@ def torch_dist_notes(selection: Selection) -> list[str]:
         f"Megatron looks for this folder as SAVE/iter_{step:07d}, and for {step} in "
         "SAVE/latest_checkpointed_iteration.txt"
     ]
-    strange = [name for name in selection.names if not _megatron(name)]
+    args = _args(selection)
+    if args is not None:
+        notes.append(f"of the args, the {len(vars(args)):,} whose values are plain go along")
+    strange = [name for name in selection.names if not _MEGATRON.match(name)]
     if strange:
         notes.append(
             f"{len(strange):,} of {len(selection):,} names are not Megatron's, first {strange[0]!r}: Megatron finds "
@@ -108,10 +115,10 @@ def _grid(value: Any) -> Mapping[str, Any] | None:
 
 def _completed(selection: Selection, common: dict[str, Any]) -> dict[str, Any]:
     """The common state with what Megatron asks of it, and true to how the tensors are stored."""
-    ckpt, made = selection.ckpt, {"checkpoint_version": 3.0, "iteration": selection.ckpt.step or 0} | common
-    if common and "args" not in common and "args" in ckpt.objects and isinstance(ckpt.objects["args"], Record):
-        fields = {key: one for key, one in ckpt.objects["args"].fields.items() if isinstance(key, str)}
-        made["args"] = argparse.Namespace(**plain_objects(fields, list(fields), tensors=False)[0])
+    made = {"checkpoint_version": 3.0, "iteration": selection.ckpt.step or 0} | common
+    args = _args(selection)
+    if args is not None:
+        made["args"] = args
     content = dict(made["content_metadata"]) if isinstance(made.get("content_metadata"), dict) else {}
     if any(layout.layer_of(name) is not None for name in selection.names):
         content["non_homogeneous_layers"] = True
@@ -135,5 +142,13 @@ def _without(selection: Selection, name: str) -> Selection:
     return replace(selection, tensors=selection.tensors[keep], names=names, codes=selection.codes[keep])
 
 
-def _megatron(name: str) -> bool:
-    return name.startswith(("embedding.", "decoder.", "encoder.", "output_layer.", "mtp.", "optimizer.", "chained_"))
+def _args(selection: Selection) -> argparse.Namespace | None:
+    """The plain values among the ``args``, where other state is carried too."""
+    objects = selection.ckpt.objects
+    if not selection.objects or "args" in selection.objects or "args" not in objects:
+        return None
+    stored = objects["args"]
+    if not isinstance(stored, Record):
+        return None
+    fields = {key: one for key, one in stored.fields.items() if isinstance(key, str)}
+    return argparse.Namespace(**plain_objects(fields, list(fields), tensors=False)[0])
