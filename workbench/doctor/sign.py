@@ -1,0 +1,115 @@
+"""What a rule is, and what it says when it fires: a sign. Many signs make a cause; a sign alone judges nothing.
+
+::
+
+    Rule   S07  "steps disagree"   causes B2 G6 C9   needs one checkpoint   exact law → may say error
+     │
+     ▼ fires
+    Sign   S07  error  "291 of 291 parameters at step 0, the trainer at 48,000"   evidence {…}   hit 291 of 291
+
+Every rule is in the one table :data:`RULES`, which modules fill as they are imported and documents are made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.analysis.report import SEVERITIES
+
+__all__ = ["NEEDS", "RULES", "Rule", "Sign", "register"]
+
+#: What a rule looks at.
+NEEDS = {
+    "one": "one checkpoint",
+    "echo": "a checkpoint and its echo: saved again right after the load, before any update",
+    "pair": "two checkpoints of a run, some steps apart",
+    "run": "several checkpoints of a run",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One test.
+
+    Attributes:
+        id: as in the catalogue: ``S07``; ``N`` where the test was proposed there.
+        title: what a sign of it says, in a few words.
+        causes: ids of the causes that it is evidence for (``B2``), likeliest first.
+        needs: a key of :data:`NEEDS`.
+        law: what holds in a healthy run.
+        threshold: where it fires; ``exact`` for equality.
+        source: where law and threshold come from.
+        severity: the gravest that it says; an exact law may say ``error``, a statistic ``warn``.
+        risk: what is healthy and fires all the same.
+        remedy: what to do.
+    """
+
+    id: str
+    title: str
+    causes: tuple[str, ...]
+    needs: str
+    law: str
+    threshold: str
+    source: str
+    severity: str
+    risk: str
+    remedy: str
+
+    def __post_init__(self) -> None:
+        if self.needs not in NEEDS or self.severity not in SEVERITIES:
+            raise ValueError(f"rule {self.id}: needs {self.needs!r}, severity {self.severity!r}")
+
+    def sign(
+        self,
+        message: str,
+        evidence: Mapping[str, Any] | None = None,
+        tensors: Iterable[str] = (),
+        *,
+        severity: str | None = None,
+        hit: int = 0,
+        of: int = 0,
+    ) -> Sign:
+        """What it says when it fires; a milder ``severity`` than its own where less is proved."""
+        grave = severity or self.severity
+        if SEVERITIES.index(grave) < SEVERITIES.index(self.severity):
+            raise ValueError(f"rule {self.id} says at most {self.severity!r}, not {grave!r}")
+        return Sign(self.id, grave, message, dict(evidence or {}), tuple(tensors), hit, of)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A rule that fired.
+
+    Attributes:
+        rule: id of the rule.
+        severity: ``error``, ``warn`` or ``info``.
+        message: one sentence with the numbers in it.
+        evidence: the same numbers, of JSON's types only.
+        tensors: fqns it was seen in.
+        hit, of: how many of what was looked at (parameters, elements, ranks: the message says which).
+    """
+
+    rule: str
+    severity: str
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+    hit: int = 0
+    of: int = 0
+
+
+#: Every rule by its id.
+RULES: dict[str, Rule] = {}
+
+
+def register(*rules: Rule) -> None:
+    """Put rules into the table.
+
+    Raises:
+        ValueError: an id is taken by another rule.
+    """
+    for rule in rules:
+        if RULES.setdefault(rule.id, rule) != rule:
+            raise ValueError(f"rule {rule.id} is registered twice")
