@@ -26,7 +26,7 @@ from workbench.reshard.target import Target
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
 SAMPLES = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
-WRITERS = ("safetensors", "ranks", "dcp", "torch", "torch_dist")
+WRITERS = ("safetensors", "ranks", "dcp", "torch", "bytecheckpoint", "torch_dist")
 MESHES = {
     "1": Mesh(),
     "tp2": Mesh(tp=2),
@@ -108,12 +108,12 @@ def carry(ckpt: wb.Checkpoint, truth: dict[str, torch.Tensor], out: Path, writer
     assert report.identical
     if writer == "torch":
         return  # each file is a checkpoint of its own
+    called = {one.key: one.name for one in report.tensors}
+    assert set(called) == set(ckpt)
     with wb.open(out) as again:
-        assert set(again) >= set(truth)
-        for key, tensor in truth.items():
-            same_bits(again[key].torch(), tensor, key)
-        for key in set(again) - set(truth):  # no truth was kept: what the source says
-            same_bits(again[key].torch(), ckpt[key].torch(), key)
+        assert set(again) == set(called.values())
+        for key, name in called.items():  # of what has no truth, what the source says
+            same_bits(again[name].torch(), truth[key] if key in truth else ckpt[key].torch(), key)
 
 
 def whole_files(out: Path, truth: dict[str, torch.Tensor]) -> None:

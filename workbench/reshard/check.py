@@ -6,9 +6,12 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from workbench.checkpoint import open
 from workbench.core.fingerprint import combine, range_digests
 from workbench.core.place import Place
+from workbench.core.plan import plan_reads
 from workbench.core.scan import cores
 from workbench.core.storage import SourcePool
 from workbench.errors import CorruptError
@@ -51,17 +54,21 @@ def check_pieces(path: str, one: FileMap, written: Sequence[Written], *, threads
             pass
 
 
-def check_reader(path: str, reader: str, selection: Selection) -> None:
+def check_reader(path: str, reader: str, selection: Selection, keys: Sequence[str]) -> None:
     """Open a target and compare what it holds with what was selected: names, shapes, element types, no holes.
+
+    Args:
+        keys: what each tensor of the selection is called there.
 
     Raises:
         CorruptError: it is not; names the first tensor.
+        HoleError: some element is nowhere.
         OpenError: it cannot be opened.
     """
     with open(path, format=reader, cache=False) as again:
         catalog = again.catalog
         catalog.check()
-        for at, name in enumerate(selection.names):
+        for at, name in enumerate(keys):
             position = catalog.index.get(name)
             if position is None:
                 raise CorruptError(f"tensor {name!r} is not in what was written to {os.path.basename(path)!r}")
@@ -69,3 +76,6 @@ def check_reader(path: str, reader: str, selection: Selection) -> None:
             wanted = selection.shape_of(at), selection.dtype_of(at).name
             if found != wanted:
                 raise CorruptError(f"tensor {name!r} was written as {found}, and should be {wanted}")
+        positions = np.array([catalog.index[name] for name in keys], np.int64)
+        shapes = catalog.shape[positions].astype(np.int64)
+        plan_reads(catalog, positions, np.zeros_like(shapes), shapes)  # no element is missing

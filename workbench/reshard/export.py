@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["export"]
 
-#: Objects of a safetensors folder that say how it is stored, nothing of the model or its training.
-_HOW_STORED = re.compile(r"__metadata__|.*\.safetensors\.index")
+#: Objects that say how the source is stored or was written, nothing of the model or its training.
+_HOW_STORED = re.compile(r"__metadata__|save_log|.*\.safetensors\.index")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}  # fmt: skip
 
@@ -169,7 +169,7 @@ def export(
         path=target,
         format=format,
         files=tuple(FileReport(one.name, one.size, len(one.pieces)) for one in maps),
-        tensors=_tensors(job, written),
+        tensors=_tensors(job, selection, made_by.keys(selection), written),
         read_nbytes=job.read_nbytes,
         copies=len(job.copies.row),
         peak_nbytes=job.peak_nbytes(threads),
@@ -260,7 +260,7 @@ def _verify(
         if len(one.pieces):
             check_pieces(path, one, results, threads=threads)
     if made_by.merges or selection.target is None:
-        check_reader(made.path, made_by.reader, selection)
+        check_reader(made.path, made_by.reader, selection, made_by.keys(selection))
 
 
 def _keep(made: str, made_by: Writer, job: Job, written: list[list[Written]], threads: int | None) -> None:
@@ -278,20 +278,25 @@ def _keep(made: str, made_by: Writer, job: Job, written: list[list[Written]], th
         raise WriteError(f"what was written has got no manifest, and was not kept: {error}") from None
 
 
-def _tensors(job: Job, written: list[list[Written]] | None) -> tuple[TensorReport, ...]:
-    """By position in the source, then file."""
+def _tensors(
+    job: Job, selection: Selection, keys: Sequence[str], written: list[list[Written]] | None
+) -> tuple[TensorReport, ...]:
+    """By position in the source, then file; under the names by which the target's reader finds them."""
     catalog, found = job.payloads.catalog, []
+    called = dict(zip(selection.tensors.tolist(), keys, strict=True))
+    named = dict(zip(selection.names, selection.tensors.tolist(), strict=True))
     for file, one in enumerate(job.maps):
         pieces = one.pieces
         first = dict(zip(pieces.piece.tolist()[::-1], pieces.tensor.tolist()[::-1], strict=True))
         for at, name in enumerate(pieces.names):
-            tensor = first.get(at, -1)
+            tensor = first.get(at, named.get(name, -1))  # pieces without elements have no box
+            if tensor < 0:  # an object
+                continue
             result = written[file][at] if written is not None else None
             error = None if result is None else result.cast
-            code = catalog.dtype[tensor] if tensor >= 0 else pieces.dtype[at]
             found.append((tensor, TensorReport(
-                catalog.keys[tensor] if tensor >= 0 else name, name, one.name, ALL[code].name, pieces.dtype_of(at).name,
-                pieces.shape_of(at), int(pieces.nbytes[at]),
+                catalog.keys[tensor], called[tensor], one.name, ALL[catalog.dtype[tensor]].name,
+                pieces.dtype_of(at).name, pieces.shape_of(at), int(pieces.nbytes[at]),
                 None if result is None else result.source.hex, None if result is None else result.target.hex,
                 *((error.changed, error.overflowed, error.max_abs) if error is not None else ()),
             )))  # fmt: skip

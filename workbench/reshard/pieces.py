@@ -129,17 +129,16 @@ def _boxes(selection: Selection, found: Locals, empty: Ints) -> Chunks:
     at = np.concatenate([tensor, empty])
     offsets = np.concatenate([found.offsets, np.zeros_like(shapes[empty])])
     sizes = np.concatenate([found.sizes, shapes[empty]])
-    filled = np.arange(len(tensor))
     pieces = Pieces(
         [selection.names[t] for t in at.tolist()],
         selection.codes[at],
         selection.catalog.ndim[selection.tensors[at]].astype(np.int64),
         sizes,
-        filled,
-        selection.tensors[tensor],
-        found.offsets,
-        found.sizes,
-        np.zeros_like(found.offsets),
+        np.arange(len(at)),
+        selection.tensors[at],
+        offsets,
+        sizes,
+        np.zeros_like(offsets),
     )
     return Chunks(_edited(selection, pieces), at, offsets)
 

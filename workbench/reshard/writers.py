@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from workbench.errors import UnsupportedFormatError
+from workbench.reshard.bytecheckpoint_names import stored_names
 from workbench.reshard.filemap import FileMap
 from workbench.reshard.pieces import whole_pieces
 from workbench.reshard.selection import Selection
+from workbench.reshard.write_bytecheckpoint import bytecheckpoint_files
 from workbench.reshard.write_dcp import dcp_files
 from workbench.reshard.write_ranks import safetensors_ranks, torch_ranks
 from workbench.reshard.write_safetensors import one_file, shards
@@ -44,6 +46,7 @@ class Writer:
         passes: the small files of a Hugging Face model go with it.
         merges: its reader merges the files of all ranks; otherwise each file is a checkpoint of its own.
         notes: what is left to be done before the framework loads it.
+        keys: what each tensor of a selection is called when the target is opened.
     """
 
     reader: str
@@ -54,6 +57,7 @@ class Writer:
     passes: bool = False
     merges: bool = True
     notes: Callable[[Selection], list[str]] = lambda selection: []
+    keys: Callable[[Selection], list[str]] = lambda selection: selection.names
 
 
 def writer(format: str) -> Writer:
@@ -99,6 +103,14 @@ WRITERS: Mapping[str, Writer] = {
     ),
     "dcp": Writer(
         "dcp", lambda selection, options: dcp_files(selection), _always, objects=True, tensors_in_objects=True
+    ),
+    "bytecheckpoint": Writer(
+        "bytecheckpoint",
+        lambda selection, options: bytecheckpoint_files(selection),
+        _always,
+        objects=True,
+        tensors_in_objects=True,
+        keys=stored_names,
     ),
     "torch_dist": Writer(
         "megatron_dist",
