@@ -1,0 +1,178 @@
+"""What one state says about itself, parameter by parameter, in one pass: the sums behind the S rules.
+
+::
+
+    param ─┐                        numbers of each role: NaN, zeros, powers of two of |x|
+    master ├─ block ──► OneState    state bound m² ≤ K·v      v ≥ 0      round(master) = weight
+    m, v  ─┘                        low bits of masters and moments      a hash of the weights' bits in their order
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.doctor.blocks import Block, Slot
+from workbench.doctor.laws import Hits, has_slack, state_bound
+from workbench.doctor.laws_exact import low_bits, rounding
+
+__all__ = ["Numbers", "OneFold", "OneState"]
+
+Array = np.ndarray[Any, Any]
+Betas = tuple[float, float]
+_SALT = np.uint64(0x9E3779B97F4A7C15)
+_HALF = {"float16": True, "bfloat16": False}
+
+
+@dataclass
+class Numbers:
+    """Elements of one tensor.
+
+    Attributes:
+        octaves: ``(256,)`` how many are in ``[2^(i−127), 2^(i−126))``; 0 and what is below: ``octaves[0]``.
+        zeros: longest run of zeros is not kept; how many are 0. ones: how many are exactly 1.
+    """
+
+    count: int = 0
+    nan: int = 0
+    inf: int = 0
+    zeros: int = 0
+    ones: int = 0
+    negative: int = 0
+    max: float = 0.0
+    octaves: Array = field(default_factory=lambda: np.zeros(256, np.int64))
+
+    def take(self, values: Array) -> None:
+        values = values.astype(np.float32, copy=False)
+        magnitude = np.abs(values)
+        self.count += len(values)
+        nan, inf = int(np.count_nonzero(np.isnan(values))), int(np.count_nonzero(np.isinf(values)))
+        self.nan, self.inf = self.nan + nan, self.inf + inf
+        self.zeros += len(values) - int(np.count_nonzero(values))
+        self.ones += int(np.count_nonzero(values == 1))
+        self.negative += int(np.count_nonzero(values < 0))
+        finite = magnitude if not nan + inf else magnitude[np.isfinite(magnitude)]
+        self.max = max(self.max, float(finite.max(initial=0.0)))
+        self.octaves += np.bincount(magnitude.view(np.uint32) >> np.uint32(23), minlength=256)[:256]
+
+    def add(self, later: Numbers) -> None:
+        for name in ("count", "nan", "inf", "zeros", "ones", "negative"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.max = max(self.max, later.max)
+        self.octaves += later.octaves
+
+    @property
+    def median(self) -> float:
+        """Of |x| over what is not 0, to within a factor of two; 0 where nothing is."""
+        counts = self.octaves[1:255]
+        total = int(counts.sum())
+        if not total:
+            return 0.0
+        at = int(np.searchsorted(np.cumsum(counts), (total + 1) // 2)) + 1
+        return float(1.5 * 2.0 ** (at - 127))
+
+
+@dataclass
+class OneState:
+    """Sums over a parameter of one state.
+
+    Attributes:
+        numbers: role → what its elements are like.
+        bound: m² ≤ K·v; ``unbound``: why it was not looked at.
+        unrounded, compared, ulps: weights that are not their rounded master, of how many, by how many last bits.
+        low: role → (elements that a 16-bit type holds, of how many): masters in the weight's type, moments in bf16.
+        digest: of the weights' (or masters') bits in their order.
+    """
+
+    numbers: dict[str, Numbers] = field(default_factory=dict)
+    bound: Hits = field(default_factory=Hits)
+    unbound: str = ""
+    unrounded: int = 0
+    compared: int = 0
+    ulps: int = 0
+    low: dict[str, tuple[int, int]] = field(default_factory=dict)
+    digest: int = 0
+    count: int = 0
+
+
+class OneFold:
+    """Folds blocks of one side into :class:`OneState`.
+
+    Args:
+        limit: K of the state bound; ``None``: the betas are not known.
+    """
+
+    def __init__(self, betas: Betas | None, limit: float | None, side: int = 0) -> None:
+        self.betas, self.limit, self.side = betas, limit, side
+
+    def begin(self, slot: Slot) -> OneState:
+        state = OneState()
+        kind = slot.dtype((self.side, "exp_avg_sq")) or slot.dtype((self.side, "exp_avg"))
+        if kind is None or slot.dtype((self.side, "exp_avg")) is None:
+            state.unbound = "no moments"
+        elif self.betas is None or self.limit is None:
+            state.unbound = "the betas are not known"
+        else:
+            state.unbound = has_slack(self.betas, kind) or ""
+        return state
+
+    def fold(self, state: OneState, slot: Slot, block: Block) -> None:
+        side = self.side
+        for (at, role), numbers in block.values.items():
+            if at == side:
+                state.numbers.setdefault(role, Numbers()).take(numbers)
+        values = block.values
+        m, v = values.get((side, "exp_avg")), values.get((side, "exp_avg_sq"))
+        if m is not None and v is not None and not state.unbound:
+            assert self.betas is not None and self.limit is not None
+            found = state_bound(m, v, self.limit, self.betas, slot.dtype((side, "exp_avg_sq")) or "float32")
+            state.bound.add(found, block.start)
+        self._masters(state, slot, block)
+        for role in ("exp_avg", "exp_avg_sq"):
+            if slot.dtype((side, role)) == "float32":
+                _low(state, role, block.bits[side, role], "bfloat16")
+        name = (side, "master") if (side, "master") in block.bits else (side, "param")
+        if name in block.bits:
+            state.digest = (state.digest + _digest(block.bits[name], block.start)) % (1 << 64)
+            state.count += len(block.bits[name])
+
+    def merge(self, state: OneState, later: OneState) -> None:
+        for role, numbers in later.numbers.items():
+            state.numbers.setdefault(role, Numbers()).add(numbers)
+        state.bound.add(later.bound)
+        state.unrounded, state.compared = state.unrounded + later.unrounded, state.compared + later.compared
+        state.ulps = max(state.ulps, later.ulps)
+        for role, (low, full) in later.low.items():
+            old = state.low.get(role, (0, 0))
+            state.low[role] = old[0] + low, old[1] + full
+        state.digest = (state.digest + later.digest) % (1 << 64)
+        state.count += later.count
+
+    def _masters(self, state: OneState, slot: Slot, block: Block) -> None:
+        master, weight = (self.side, "master"), (self.side, "param")
+        kind = slot.dtype(weight) or "bfloat16"
+        if slot.dtype(master) != "float32" or kind not in _HALF:
+            return
+        bits = block.bits[master].view(np.uint32)
+        _low(state, "master", bits, kind)
+        if weight in block.bits:
+            count, ulps = rounding(bits, block.bits[weight].view(np.uint16), _HALF[kind])
+            state.unrounded, state.ulps = state.unrounded + count, max(state.ulps, ulps)
+            state.compared += len(bits)
+
+
+def _low(state: OneState, role: str, bits: Array, kind: str) -> None:
+    low, full = low_bits(bits.view(np.uint32), kind)
+    old = state.low.get(role, (0, 0))
+    state.low[role] = old[0] + low, old[1] + full
+
+
+def _digest(bits: Array, start: int) -> int:
+    """Σ mix(bits, position) mod 2⁶⁴: adds up over blocks in any order, and changes where two elements trade places."""
+    raw = bits.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[bits.dtype.itemsize]).astype(np.uint64)
+    place = np.arange(start, start + len(raw), dtype=np.uint64) * _SALT
+    mixed = (raw + np.uint64(1)) * (place | np.uint64(1))
+    mixed ^= mixed >> np.uint64(29)
+    return int((mixed * _SALT).sum(dtype=np.uint64))

@@ -1,0 +1,226 @@
+"""What two states say about the updates between them, parameter by parameter, in one pass: the sums behind the P rules.
+
+::
+
+    A  master m v ─┐                floor, transition, reach
+                   ├─ block ──► PairState   replay (k = 1), ruler, same step
+    B  master m v ─┘                how far the weights moved, how many stayed, the angle between them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.doctor.blocks import Block, Slot
+from workbench.doctor.laws import UNITS, Hits, floor, has_slack, moved_by, reach, transition
+from workbench.doctor.laws_exact import Line, Replay, replay, ruler, same_step
+
+__all__ = ["PairFold", "PairState", "Update", "weight_role"]
+
+Array = np.ndarray[Any, Any]
+Betas = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is known of the updates between two states of one parameter.
+
+    Attributes:
+        k: how many.
+        betas, eps: that they were made with; ``None``: not known.
+        before: updates that the optimizer had done at A; ``None``: not known. after: its counter at B.
+        lr: least and greatest learning rate of any of them; ``None``: not known.
+        decays: values of λ that are stated for it (A's, B's); empty: not known, anything from none on is allowed.
+        decoupled: AdamW. amsgrad: the denominator is another tensor.
+    """
+
+    k: int
+    betas: Betas | None = None
+    eps: float | None = None
+    before: int | None = None
+    after: int | None = None
+    lr: tuple[float, float] | None = None
+    decays: tuple[float, ...] = ()
+    decoupled: bool | None = None
+    amsgrad: bool = False
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Least and greatest Π(1−lr·λ) over the stated decays."""
+        if self.decoupled is False or self.lr is None:
+            return 1.0, 1.0
+        low, high = self.lr
+        least = min((max(1 - high * decay, 0.0) ** self.k for decay in self.decays), default=0.0)
+        most = max((max(1 - low * decay, 0.0) ** self.k for decay in self.decays), default=1.0)
+        return least, most
+
+    @property
+    def most(self) -> float | None:
+        """How far a weight can have moved."""
+        if self.betas is None or self.lr is None or not math.isfinite(self.lr[1]):
+            return None
+        return moved_by(self.betas, self.lr[1], self.k, self.before)
+
+
+@dataclass
+class PairState:
+    """Sums over a parameter of two states.
+
+    Attributes:
+        floor, transition, reach: elements that break the law.
+        skipped: law → why it was not looked at.
+        replay, ruler: sums of the equalities.
+        same: elements that moved by the learning rate itself; of ``moved_of``.
+        unchanged: weights whose value is equal in A and B; still: elements of exp_avg_sq likewise; of ``count``.
+        nan: elements that are not finite in B though they are in A, over weights and moments.
+        aa, bb, ab: Σ over the weights (finite ones); dd: Σ of their squared differences.
+        ratio: least v_B/v_A over elements with v_A > 0: β2^k is its floor.
+    """
+
+    count: int = 0
+    floor: Hits = field(default_factory=Hits)
+    transition: Hits = field(default_factory=Hits)
+    reach: Hits = field(default_factory=Hits)
+    skipped: dict[str, str] = field(default_factory=dict)
+    replay: Replay = field(default_factory=Replay)
+    ruler: Line = field(default_factory=Line)
+    same: int = 0
+    moved_of: int = 0
+    unchanged: int = 0
+    still: int = 0
+    nan: int = 0
+    aa: float = 0.0
+    bb: float = 0.0
+    ab: float = 0.0
+    dd: float = 0.0
+    ratio: float = math.inf
+
+    @property
+    def moved(self) -> float:
+        """RMS of W_B − W_A."""
+        return math.sqrt(self.dd / self.count) if self.count else 0.0
+
+    @property
+    def cosine(self) -> float | None:
+        """Of the angle between W_A and W_B; ``None`` where one is zero."""
+        size = math.sqrt(self.aa * self.bb)
+        return self.ab / size if size > 0 else None
+
+
+def weight_role(slot: Slot) -> str | None:
+    """What the optimizer updates: masters where both states have them, else the weights."""
+    for role in ("master", "param"):
+        if (0, role) in slot.tensors and (1, role) in slot.tensors:
+            return role
+    return None
+
+
+class PairFold:
+    """Folds blocks of two sides into :class:`PairState`."""
+
+    def __init__(self, updates: Mapping[str, Update]) -> None:
+        self._updates = updates
+
+    def begin(self, slot: Slot) -> PairState:
+        """Settles which laws can be looked at."""
+        state, update = PairState(), self._updates[slot.fqn]
+        kinds = [slot.dtype((side, role)) for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
+        kind = next((k for k in kinds if k is not None and k != "float32"), "float32")
+        weight = weight_role(slot)
+        updated = slot.dtype((1, weight)) if weight else None
+        skip = state.skipped
+        if update.betas is None:
+            skip.update(dict.fromkeys(("floor", "transition", "reach", "replay"), "the betas are not known"))
+        if update.k < 1:
+            skip.update(dict.fromkeys(("floor", "transition", "reach", "replay", "ruler"), "no update lies between"))
+        if None in kinds:
+            lost = "moments are not stored in both states in one shape"
+            skip.update(dict.fromkeys(("floor", "transition", "ruler"), lost))
+        elif kind not in UNITS:
+            skip.setdefault("floor", f"moments are stored as {kind}")
+        if update.betas is not None and (why := has_slack(update.betas, kind, update.k)):
+            skip.setdefault("transition", why)
+        if updated is None or updated not in UNITS:
+            skip.update(dict.fromkeys(("reach", "replay", "ruler"), "no weights in both states in one shape"))
+        elif update.most is None:
+            skip.setdefault("reach", "the learning rate is not known")
+        if update.k != 1:
+            skip.setdefault("replay", f"{update.k:,} updates lie between, not one")
+        elif kinds[2] is None or kinds[3] is None or kind != "float32":
+            skip.setdefault("replay", "no float32 moments after the update")
+        elif update.eps is None or update.after is None:
+            skip.setdefault("replay", "eps or the optimizer's step is not known")
+        elif update.after < 1:
+            skip.setdefault("replay", f"the optimizer's step is {update.after}")
+        elif update.amsgrad:
+            skip.setdefault("replay", "AMSGrad divides by another tensor")
+        return state
+
+    def fold(self, state: PairState, slot: Slot, block: Block) -> None:
+        update, values = self._updates[slot.fqn], block.values
+        m_a, v_a = values.get((0, "exp_avg")), values.get((0, "exp_avg_sq"))
+        m_b, v_b = values.get((1, "exp_avg")), values.get((1, "exp_avg_sq"))
+        weight = weight_role(slot)
+        kinds = {slot.dtype((side, "exp_avg_sq")) or "float32" for side in (0, 1)}
+        kind = "float32" if kinds == {"float32"} else min(kinds, key=lambda name: -UNITS.get(name, 0.0))
+        with np.errstate(all="ignore"):
+            if v_a is not None and v_b is not None:
+                state.still += int(np.count_nonzero((v_a == v_b) & (v_a != 0)))
+                ratio = v_b[v_a > 0] / v_a[v_a > 0]
+                state.ratio = min(state.ratio, float(np.nanmin(ratio))) if len(ratio) else state.ratio
+                if "floor" not in state.skipped:
+                    assert update.betas is not None
+                    state.floor.add(floor(v_a, v_b, update.betas[1], update.k, kind), block.start)
+                if m_a is not None and m_b is not None and "transition" not in state.skipped:
+                    assert update.betas is not None
+                    found = transition(m_a, v_a, m_b, v_b, update.betas, update.k, kind)
+                    state.transition.add(found, block.start)
+            for role in ("exp_avg", "exp_avg_sq", weight):
+                if role and (0, role) in values and (1, role) in values:
+                    fine = np.isfinite(values[0, role])
+                    state.nan += int(np.count_nonzero(fine & ~np.isfinite(values[1, role])))
+            if weight is not None:
+                self._weights(state, slot, block, weight, update)
+
+    def merge(self, state: PairState, later: PairState) -> None:
+        for name in ("floor", "transition", "reach", "replay", "ruler"):
+            getattr(state, name).add(getattr(later, name))
+        for name in ("count", "same", "moved_of", "unchanged", "still", "nan", "aa", "bb", "ab", "dd"):
+            setattr(state, name, getattr(state, name) + getattr(later, name))
+        state.ratio = min(state.ratio, later.ratio)
+
+    def _weights(self, state: PairState, slot: Slot, block: Block, weight: str, update: Update) -> None:
+        values, kind = block.values, slot.dtype((1, weight)) or "float32"
+        w_a, w_b = values[0, weight], values[1, weight]
+        state.unchanged += int(np.count_nonzero(w_a == w_b))
+        x, y = w_a.astype(np.float64), w_b.astype(np.float64)
+        fine = np.isfinite(x) & np.isfinite(y)
+        if not fine.all():
+            x, y = x[fine], y[fine]
+        state.count += len(x)
+        state.aa += float(np.dot(x, x))
+        state.bb += float(np.dot(y, y))
+        state.ab += float(np.dot(x, y))
+        y -= x
+        state.dd += float(np.dot(y, y))
+        if "reach" not in state.skipped:
+            most = update.most
+            assert most is not None
+            state.reach.add(reach(w_a, w_b, most, update.factors, update.k, kind), block.start)
+        if "replay" not in state.skipped:
+            assert update.betas is not None and update.eps is not None and update.after is not None
+            m, v = values[1, "exp_avg"], values[1, "exp_avg_sq"]
+            state.replay.add(replay(w_a, w_b, m, v, update.betas, update.eps, update.after))
+        if update.k == 1 and update.lr is not None and update.lr[0] > 0 and kind == "float32":
+            state.same += same_step(w_a, w_b, update.lr, update.decays[-1] if update.decays else 0.0)
+            state.moved_of += len(w_a)
+        if "ruler" not in state.skipped and kind == "float32":
+            states = [values[side, role] for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
+            silent = (states[0] == 0) & (states[1] == 0) & (states[2] == 0) & (states[3] == 0)
+            if silent.any():
+                state.ruler.add(ruler(w_a, w_b, silent))
