@@ -51,8 +51,8 @@ def target_in(out: Path, format: str) -> Path:
 
 def run(folder: Path, out: Path, format: str) -> None:
     import workbench as wb
-    from workbench.reshard import engine
     from workbench.reshard.export import export
+    from workbench.reshard.moving import engine
 
     seen()
     engine.TASK, engine.RECORD = 20_000, 20_000
@@ -86,7 +86,7 @@ def seen() -> None:
         return
     from ckpt_chaos import inject
 
-    from workbench.reshard import transaction
+    from workbench.reshard.atomic import transaction
 
     state, lock = inject._state, threading.Lock()
     torn: dict[int, str] = {}

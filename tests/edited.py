@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
-from workbench.reshard.edits import Edits
-from workbench.reshard.engine import prepare
-from workbench.reshard.filemap import Pieces
-from workbench.reshard.journal import Written
-from workbench.reshard.write_safetensors import one_file
+from workbench.reshard.moving.engine import prepare
+from workbench.reshard.moving.filemap import Pieces
+from workbench.reshard.moving.journal import Written
+from workbench.reshard.values.edits import Edits
+from workbench.reshard.writers.safetensors import one_file
 
 
 def write_edited(edits: Edits, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Written]]:

@@ -27,8 +27,9 @@ from safetensors.numpy import load_file, save_file
 
 import workbench as wb
 from workbench import errors
-from workbench.reshard import engine, transaction
+from workbench.reshard.atomic import transaction
 from workbench.reshard.export import export
+from workbench.reshard.moving import engine
 
 #: every call that changes something on the disk, where the exporter looks it up
 CALLS = [

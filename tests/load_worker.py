@@ -324,7 +324,7 @@ def case_compressed_chunks_are_undone_by_one_rank(out: Path) -> dict[str, int]:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._extension import ZStandard
 
-    from workbench.reshard import load_chunks
+    from workbench.reshard.loading import chunks as load_chunks
 
     torch.manual_seed(2)
     truth = {f"w{i}": torch.randint(0, 9, (13 + i, 40)) for i in range(6)} | {"bias": torch.randn(7)}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from workbench.core.payload import Payloads
-from workbench.reshard.layout import Steps
+from workbench.reshard.layouts.layout import Steps
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import Only, PartedShard, Replicate, Shard, StridedShard
 from workbench.reshard.target import Planned

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from workbench import cli
 from workbench.errors import UsageError
+from workbench.reshard.layouts.rules_file import placement, read_rules
 from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
-from workbench.reshard.rules_file import placement, read_rules
 
 
 @pytest.fixture

@@ -30,11 +30,12 @@ from workbench.core.dtypes import ALL, by_name, nbytes_of
 from workbench.core.place import Place
 from workbench.core.storage import PreadSource, SourcePool
 from workbench.reshard import device as module
-from workbench.reshard import device_loads, device_memory
 from workbench.reshard.device import to_device
-from workbench.reshard.device_lane import HostLane, measure_peak
-from workbench.reshard.device_results import Results
 from workbench.reshard.mesh import Mesh
+from workbench.reshard.onto_device import loads as device_loads
+from workbench.reshard.onto_device import memory as device_memory
+from workbench.reshard.onto_device.lane import HostLane, measure_peak
+from workbench.reshard.onto_device.results import Results
 from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard, of_torch
 from workbench.reshard.rules import Rule, Rules
 from workbench.reshard.target import Target

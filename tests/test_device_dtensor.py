@@ -20,8 +20,8 @@ from tests.test_device import piece
 from tests.test_reshard_placement import split_by_torch
 from workbench import errors
 from workbench.reshard.device import to_device
-from workbench.reshard.device_dtensor import torch_placements
 from workbench.reshard.mesh import Mesh
+from workbench.reshard.onto_device.dtensor import torch_placements
 from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
 from workbench.reshard.rules import Rule, Rules
 

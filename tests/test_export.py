@@ -26,7 +26,7 @@ from workbench.analysis.manifest_file import INSIDE
 from workbench.core.fingerprint import tensor_fingerprints
 from workbench.reshard import export as module
 from workbench.reshard.export import export
-from workbench.reshard.plain import plain
+from workbench.reshard.writers.plain import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTHS = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
@@ -244,7 +244,7 @@ def test_every_call_may_fail_in_the_middle(small, tmp_path, monkeypatch, call, c
     target = tmp_path / "out"
     export(ckpt, target, select="bias")
     old = set(load(target, "safetensors"))
-    monkeypatch.setattr("workbench.reshard.syscalls._libc", lambda name: None)  # the long way round
+    monkeypatch.setattr("workbench.reshard.atomic.syscalls._libc", lambda name: None)  # the long way round
     real, failed = getattr(os, call), 0
     for which in range(60):
         hits = 0
@@ -303,7 +303,7 @@ def test_a_source_that_is_damaged_meanwhile_leaves_nothing(small, tmp_path, monk
 
 def test_a_run_of_many_files_is_read_file_by_file(tmp_path, monkeypatch):
     """More source files than are kept open, and read in their own order."""
-    monkeypatch.setattr("workbench.reshard.engine.MANY_FILES", 3)
+    monkeypatch.setattr("workbench.reshard.moving.engine.MANY_FILES", 3)
     tensors, weights = {}, {}
     (tmp_path / "source").mkdir()
     for number in range(9):
@@ -324,7 +324,7 @@ LOOP = """
 import itertools, os, signal, sys
 import workbench as wb
 from workbench.reshard.export import export
-from workbench.reshard.plain import plain
+from workbench.reshard.writers.plain import plain
 ckpt, left = wb.open(sys.argv[1]), int(sys.argv[4])
 def deadly(call):
     real = getattr(os, call)
@@ -384,7 +384,7 @@ def test_memory_stays_small(tmp_path):
     code = """
 import sys, numpy as np, workbench as wb
 from workbench.reshard.export import export
-from workbench.reshard.plain import plain
+from workbench.reshard.writers.plain import plain
 def anon():
     with open('/proc/self/status') as f:
         return next(int(line.split()[1]) for line in f if line.startswith('RssAnon')) / 1024

@@ -14,11 +14,11 @@ from tests.test_export_engine import job_of, laid
 from tests.test_reading import stored
 from workbench import errors
 from workbench.core.dtypes import DType, by_name
-from workbench.reshard import units
-from workbench.reshard.casts import CastError
-from workbench.reshard.filemap import Literal, Pieces, join, literals
-from workbench.reshard.write_safetensors import one_file, shards
-from workbench.reshard.write_torch import torch_file
+from workbench.reshard.moving import units
+from workbench.reshard.moving.filemap import Literal, Pieces, join, literals
+from workbench.reshard.values.casts import CastError
+from workbench.reshard.writers.safetensors import one_file, shards
+from workbench.reshard.writers.torch import torch_file
 
 INT32, INT64 = by_name("int32"), by_name("int64")
 

@@ -13,12 +13,12 @@ import workbench as wb
 from tests.test_export_engine import job_of
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.reshard.editing import edit
-from workbench.reshard.edits import Edited
-from workbench.reshard.pieces import whole_pieces
+from workbench.reshard.moving.pieces import whole_pieces
 from workbench.reshard.selection import Selection
-from workbench.reshard.write_safetensors import shards
-from workbench.reshard.write_torch import torch_file
+from workbench.reshard.values.editing import edit
+from workbench.reshard.values.edits import Edited
+from workbench.reshard.writers.safetensors import shards
+from workbench.reshard.writers.torch import torch_file
 
 NAME = "a.q_proj.weight"
 

@@ -21,9 +21,9 @@ from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
-from workbench.reshard import units
-from workbench.reshard.engine import prepare
-from workbench.reshard.filemap import FileMap, Pieces, no_pieces
+from workbench.reshard.moving import units
+from workbench.reshard.moving.engine import prepare
+from workbench.reshard.moving.filemap import FileMap, Pieces, no_pieces
 
 
 def job_of(folder, catalog, maps, io="mmap"):
@@ -122,7 +122,7 @@ def large(folder, columns=False):
 def test_many_units_of_one_tensor_keep_their_fingerprints_and_crc(tmp_path, columns, dtype, many, monkeypatch):
     import zlib
 
-    monkeypatch.setattr("workbench.reshard.engine.MANY_FILES", many)
+    monkeypatch.setattr("workbench.reshard.moving.engine.MANY_FILES", many)
     catalog, dense = large(tmp_path, columns)
     crcs = []
     wanted = by_name(dtype)

@@ -18,13 +18,13 @@ from tests.edited import write_edited
 from tests.properties import boxes, examples
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.reshard import amax
-from workbench.reshard.casts import CastError
-from workbench.reshard.edits import Edits
-from workbench.reshard.float8 import CODES, decoded, encoded
-from workbench.reshard.fp8 import dequantize, quantize
-from workbench.reshard.fp8_config import configured
-from workbench.reshard.scales import Scales
+from workbench.reshard.values import amax
+from workbench.reshard.values.casts import CastError
+from workbench.reshard.values.edits import Edits
+from workbench.reshard.values.float8 import CODES, decoded, encoded
+from workbench.reshard.values.fp8 import dequantize, quantize
+from workbench.reshard.values.fp8_config import configured
+from workbench.reshard.values.scales import Scales
 
 E4M3 = torch.float8_e4m3fn
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
@@ -188,7 +188,7 @@ def test_the_largest_of_each_block_is_found_whatever_the_chunks(tmp_path_factory
     from workbench.core.payload import Payloads
     from workbench.core.place import Place
     from workbench.core.storage import SourcePool
-    from workbench.reshard.located import TensorChange
+    from workbench.reshard.values.located import TensorChange
 
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=3)))
     dense = np.random.default_rng(data.draw(st.integers(0, 99))).normal(size=shape).astype(np.float32)
@@ -396,7 +396,7 @@ def test_scales_are_cut_where_their_weights_are(tmp_path, layout):
     """Every rank's codes and scales are the slices of the whole ones, under their new names."""
     from tests.test_export_engine import job_of, laid
     from workbench.reshard.mesh import Mesh
-    from workbench.reshard.pieces import chunk_pieces, rank_pieces, whole_pieces
+    from workbench.reshard.moving.pieces import chunk_pieces, rank_pieces, whole_pieces
     from workbench.reshard.selection import Selection
     from workbench.reshard.target import Target
 

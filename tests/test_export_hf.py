@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from tests.properties import examples
 from workbench.core.storage import SourcePool
-from workbench.reshard.hf import as_hf
+from workbench.reshard.hf.convert import as_hf
 
 pytest.importorskip("transformers")
 import hf_twins as twins

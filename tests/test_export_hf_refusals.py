@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from workbench.errors import UsageError
-from workbench.reshard.hf import as_hf
+from workbench.reshard.hf.convert import as_hf
 
 pytest.importorskip("transformers")
 import hf_twins as twins

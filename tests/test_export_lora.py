@@ -20,10 +20,10 @@ import workbench as wb
 from tests.edited import write_edited
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.reshard import lora_config, lora_steps
-from workbench.reshard.edits import Edits
-from workbench.reshard.fp8 import dequantize, quantize
-from workbench.reshard.lora import merge
+from workbench.reshard.values import lora_config, lora_steps
+from workbench.reshard.values.edits import Edits
+from workbench.reshard.values.fp8 import dequantize, quantize
+from workbench.reshard.values.lora import merge
 
 BF16, FP32 = by_name("bfloat16"), by_name("float32")
 pytestmark = [  # of peft, on transformers and on embeddings that it saves

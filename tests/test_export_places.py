@@ -13,10 +13,10 @@ import pytest
 import workbench as wb
 from tests.test_export_transaction import fill, put_old, state
 from workbench import errors
-from workbench.reshard import leftovers, owners, transaction
+from workbench.reshard.atomic import leftovers, owners, transaction
+from workbench.reshard.atomic.transaction import clean, staging
 from workbench.reshard.export import export
-from workbench.reshard.journal import Journal
-from workbench.reshard.transaction import clean, staging
+from workbench.reshard.moving.journal import Journal
 
 
 def refused(error: int):

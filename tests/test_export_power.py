@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 import workbench as wb
 from tests.power import Record, put, tree_of
 from tests.properties import SLOW
-from workbench.reshard import engine, transaction
+from workbench.reshard.atomic import transaction
 from workbench.reshard.export import export
+from workbench.reshard.moving import engine
 
 STATES = 200 if SLOW else 20  #: after each call
 RUNS = 300 if SLOW else 8  #: of these, gone on with

@@ -20,9 +20,10 @@ import workbench as wb
 from tests.test_export_engine import job_of, laid
 from tests.test_reading import stored
 from workbench import errors
-from workbench.reshard import engine, journal, leftovers, owners, transaction
+from workbench.reshard.atomic import leftovers, owners, transaction
 from workbench.reshard.export import export
-from workbench.reshard.filemap import Pieces
+from workbench.reshard.moving import engine, journal
+from workbench.reshard.moving.filemap import Pieces
 
 SIZE = 90_000  #: of a shard: four files, of about two tensors each
 LAST = ".workbench-manifest.json"  #: names the time at which it was made

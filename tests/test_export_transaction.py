@@ -15,9 +15,9 @@ import pytest
 
 from tests.properties import SLOW
 from workbench import errors
-from workbench.reshard import transaction
-from workbench.reshard.transaction import clean, staging
-from workbench.reshard.writing import write_all
+from workbench.reshard.atomic import transaction
+from workbench.reshard.atomic.transaction import clean, staging
+from workbench.reshard.atomic.writing import write_all
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -236,7 +236,7 @@ def test_a_death_between_the_two_renames_is_put_right_by_the_next_run(tmp_path, 
     put_old(target, True)
     code = f"""
 import os, signal
-from workbench.reshard import transaction
+from workbench.reshard.atomic import transaction
 from tests.test_export_transaction import fill
 transaction.rename_exchange = lambda *_: False
 real, done = os.rename, []
@@ -256,7 +256,7 @@ with transaction.staging({str(target)!r}, folder=True, nbytes=1, overwrite=True)
 
 LOOP = """
 import itertools, sys, time
-from workbench.reshard.transaction import staging
+from workbench.reshard.atomic.transaction import staging
 from tests.test_export_transaction import fill
 for turn in itertools.count():
     with staging(sys.argv[1], folder=sys.argv[2] == "True", nbytes=1, overwrite=True) as made:

@@ -21,10 +21,10 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import ALL, by_name
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
-from workbench.reshard.engine import prepare
-from workbench.reshard.filemap import Pieces
-from workbench.reshard.write_safetensors import ORDER, one_file, shards
-from workbench.reshard.write_torch import torch_file
+from workbench.reshard.moving.engine import prepare
+from workbench.reshard.moving.filemap import Pieces
+from workbench.reshard.writers.safetensors import ORDER, one_file, shards
+from workbench.reshard.writers.torch import torch_file
 
 SHAPES = [(), (0,), (3,), (2, 0, 4), (5, 7), (1, 1, 2, 3)]
 

@@ -21,9 +21,9 @@ from tests.properties import examples
 from tests.reader_suite import same_bits
 from workbench import errors
 from workbench.reshard.load import load
-from workbench.reshard.load_boxes import cut_held, held
-from workbench.reshard.load_exchange import WISH, share
-from workbench.reshard.load_names import flatten
+from workbench.reshard.loading.boxes import cut_held, held
+from workbench.reshard.loading.exchange import WISH, share
+from workbench.reshard.loading.names import flatten
 
 CASES = [name for name in dir(load_worker) if name.startswith("case_")]
 

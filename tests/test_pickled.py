@@ -9,8 +9,8 @@ import pickletools
 
 import pytest
 
-from workbench.reshard.pickle_tree import Call, Form, Global, Hole, Instance, Opcodes, Pairs, Row
-from workbench.reshard.pickled import dumps
+from workbench.reshard.writers.pickle_tree import Call, Form, Global, Hole, Instance, Opcodes, Pairs, Row
+from workbench.reshard.writers.pickled import dumps
 
 NAMESPACE = Global("argparse", "Namespace")
 ORDERED = Global("collections", "OrderedDict")

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard as TorchStrid
 
 from tests.properties import examples, shapes
 from workbench.errors import UsageError
-from workbench.reshard.cut import concatenate, cut
+from workbench.reshard.layouts.cut import concatenate, cut
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import (
     Flat,

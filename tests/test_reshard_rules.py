@@ -14,7 +14,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place
 from workbench.errors import UsageError
-from workbench.reshard.kinds import kind_of
+from workbench.reshard.layouts.kinds import kind_of
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
 from workbench.reshard.rules import Rule, Rules

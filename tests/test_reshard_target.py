@@ -18,7 +18,7 @@ from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 from workbench.errors import HoleError, TensorNotFoundError, UsageError
-from workbench.reshard.layout import Layout
+from workbench.reshard.layouts.layout import Layout
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import Flat, Shard, of_torch
 from workbench.reshard.rules import Rule, Rules

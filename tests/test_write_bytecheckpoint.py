@@ -19,11 +19,11 @@ from tests.reader_suite import check_catalog, raw
 from tests.writing import everything, write
 from workbench import errors
 from workbench.formats import bytecheckpoint_metadata
-from workbench.reshard.bytecheckpoint_names import named, param_groups, stored_names
-from workbench.reshard.dcp_items import Blob, Chunk
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.selection import choose
-from workbench.reshard.write_bytecheckpoint import _metadata, bytecheckpoint_files
+from workbench.reshard.writers.bytecheckpoint import _metadata, bytecheckpoint_files
+from workbench.reshard.writers.bytecheckpoint_names import named, param_groups, stored_names
+from workbench.reshard.writers.dcp_items import Blob, Chunk
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")

@@ -29,16 +29,16 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import ALL, by_name
 from workbench.core.place import Place
 from workbench.formats import dcp_lanes
-from workbench.reshard.dcp_items import lay_out
-from workbench.reshard.dcp_metadata_out import metadata
-from workbench.reshard.flatten import flatten
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import Flat
 from workbench.reshard.rules import Rule, Rules
 from workbench.reshard.selection import Selection
 from workbench.reshard.target import Target
-from workbench.reshard.tensor_archive import TensorArchive
-from workbench.reshard.write_dcp import dcp_files
+from workbench.reshard.writers.dcp import dcp_files
+from workbench.reshard.writers.dcp_items import lay_out
+from workbench.reshard.writers.dcp_metadata import metadata
+from workbench.reshard.writers.flatten import flatten
+from workbench.reshard.writers.tensor_archive import TensorArchive
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"

@@ -19,7 +19,7 @@ import workbench as wb
 from tests.reader_suite import check_catalog, raw
 from tests.writing import everything, write
 from workbench.reshard.mesh import Mesh
-from workbench.reshard.write_torch_dist import torch_dist_files, torch_dist_notes
+from workbench.reshard.writers.torch_dist import torch_dist_files, torch_dist_notes
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 SOURCE = SAMPLES / "megatron_dp_reshardable"

@@ -11,12 +11,12 @@ from typing import Any
 import workbench as wb
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
-from workbench.reshard.engine import prepare
-from workbench.reshard.filemap import FileMap
 from workbench.reshard.mesh import Mesh
-from workbench.reshard.plain import plain_objects
+from workbench.reshard.moving.engine import prepare
+from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.rules import Rules
 from workbench.reshard.selection import Selection, choose
+from workbench.reshard.writers.plain import plain_objects
 
 
 def everything(

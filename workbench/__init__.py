@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from workbench.analysis.verify import verify
     from workbench.reshard.export import export
     from workbench.reshard.load import load
-    from workbench.reshard.load_report import LoadReport
+    from workbench.reshard.loading.report import LoadReport
     from workbench.reshard.mesh import Mesh
     from workbench.reshard.report import ExportReport
     from workbench.reshard.rules import Rules
@@ -53,7 +53,7 @@ __version__ = "0.1.0"
 _LATER = {
     "Diff": "workbench.analysis.diff",
     "ExportReport": "workbench.reshard.report",
-    "LoadReport": "workbench.reshard.load_report",
+    "LoadReport": "workbench.reshard.loading.report",
     "Mesh": "workbench.reshard.mesh",
     "Report": "workbench.analysis.report",
     "Rules": "workbench.reshard.rules",

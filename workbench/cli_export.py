@@ -12,9 +12,9 @@ from workbench.checkpoint import Checkpoint
 from workbench.cli_common import note, open_as, print_json
 from workbench.errors import UsageError
 from workbench.reshard.export import export as write
+from workbench.reshard.layouts.rules_file import read_rules
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.rules import Rules
-from workbench.reshard.rules_file import read_rules
 from workbench.views import units
 from workbench.views.export import export_text
 from workbench.views.names import safe
@@ -69,7 +69,7 @@ def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
     for name in ("rename", "lora", "verify", "dry_run", "resume", "overwrite"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is about files; leave it out with --to-device")
-    from workbench.reshard.device_lane import measure_peak
+    from workbench.reshard.onto_device.lane import measure_peak
 
     peak = measure_peak(options.to_device) if options.time else None
     with progress(f"load {os.path.basename(os.path.normpath(ckpt.path))}") as tick:

@@ -8,7 +8,7 @@
 
     gate_up (8, h) under tp=2      rank 0 stores (4, h): rows 0:2 at 0, rows 4:6 at 2
 
-What is written by :mod:`workbench.reshard.write_ranks`.
+What is written by :mod:`workbench.reshard.writers.ranks`.
 """
 
 from __future__ import annotations

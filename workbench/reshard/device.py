@@ -25,18 +25,18 @@ from workbench.core.place import Place
 from workbench.core.scan import Tick, cores
 from workbench.core.storage import SourcePool
 from workbench.errors import UsageError
-from workbench.reshard.casts import cast_codes
-from workbench.reshard.device_lane import device_of, lane_to
-from workbench.reshard.device_loads import loads
-from workbench.reshard.device_memory import check_room, reserve
-from workbench.reshard.device_results import Results
-from workbench.reshard.device_windows import Filled, windows
-from workbench.reshard.layout import Layout
+from workbench.reshard.layouts.layout import Layout
 from workbench.reshard.mesh import Mesh
-from workbench.reshard.ring import Slot, run
+from workbench.reshard.onto_device.lane import device_of, lane_to
+from workbench.reshard.onto_device.loads import loads
+from workbench.reshard.onto_device.memory import check_room, reserve
+from workbench.reshard.onto_device.results import Results
+from workbench.reshard.onto_device.ring import Slot, run
+from workbench.reshard.onto_device.windows import Filled, windows
 from workbench.reshard.rules import Rules
 from workbench.reshard.selection import Selection, choose
 from workbench.reshard.target import Planned, Target
+from workbench.reshard.values.casts import cast_codes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -107,7 +107,7 @@ def to_device(
     work = _Work.of(chosen, number)
     wrapping = None
     if device_mesh is not None:
-        from workbench.reshard.device_dtensor import Wrapping
+        from workbench.reshard.onto_device.dtensor import Wrapping
 
         wrapping = Wrapping.of(work.target, work.planned.locals, device_mesh, where)
     tensors = work.carry_out(where, threads=threads or cores(), buffer=buffer, buffers=buffers, tick=tick)

@@ -30,22 +30,22 @@ from workbench.core.place import Place
 from workbench.core.scan import Tick
 from workbench.core.storage import SourcePool
 from workbench.errors import OpenError, UsageError, WriteError
-from workbench.reshard.check import check_pieces, check_reader
-from workbench.reshard.engine import Job, prepare
-from workbench.reshard.journal import Written
+from workbench.reshard.atomic.transaction import Staging, check_free, check_room, staging
+from workbench.reshard.atomic.writing import sync_folder, writing
 from workbench.reshard.mesh import Mesh
-from workbench.reshard.passing import passed
-from workbench.reshard.plain import plain_objects
+from workbench.reshard.moving.check import check_pieces, check_reader
+from workbench.reshard.moving.engine import Job, prepare
+from workbench.reshard.moving.journal import Written
 from workbench.reshard.report import ExportReport, FileReport, TensorReport
 from workbench.reshard.rules import Rules
 from workbench.reshard.selection import Rename, Selection, choose
-from workbench.reshard.transaction import Staging, check_free, check_room, staging
-from workbench.reshard.write_safetensors import MAX_SHARD_SIZE
-from workbench.reshard.writers import Options, Writer, writer
-from workbench.reshard.writing import sync_folder, writing
+from workbench.reshard.writers.passing import passed
+from workbench.reshard.writers.plain import plain_objects
+from workbench.reshard.writers.registry import Options, Writer, writer
+from workbench.reshard.writers.safetensors import MAX_SHARD_SIZE
 
 if TYPE_CHECKING:
-    from workbench.reshard.hf import Renamed
+    from workbench.reshard.hf.convert import Renamed
 
 __all__ = ["export"]
 
@@ -87,12 +87,12 @@ def export(
     Args:
         dest: a folder; for ``safetensors`` also one file where the name ends in ``.safetensors``, for ``torch`` a file
             unless there is a mesh.
-        format: a name of :data:`workbench.reshard.writers.WRITERS`.
+        format: a name of :data:`workbench.reshard.writers.registry.WRITERS`.
         select: regular expressions; tensors whose key matches one of them somewhere.
         role: ``model`` for all that a model loads (parameters, buffers, scales, adapters), one role (``exp_avg`` …), or
             ``None`` for every tensor.
         rename: key → name, as a mapping (others keep theirs) or a function; ``fqn`` for parameters' own names; ``hf``
-            for the names and shapes of transformers' models (:func:`workbench.reshard.hf.as_hf`).
+            for the names and shapes of transformers' models (:func:`workbench.reshard.hf.convert.as_hf`).
         hf_config: with ``hf``, fields of the model's ``config.json`` for facts that the checkpoint does not store; with
             a ``model_type``, all of it.
         dtype: cast floats of 16, 32 and 64 bits, and FP8 weights times their scales, to ``bfloat16``, ``float16`` or
@@ -190,7 +190,7 @@ def export(
 
 def _as_hf(ckpt: Checkpoint, rename: Rename | None, config: Mapping[str, Any] | None) -> Renamed | None:
     if isinstance(rename, str) and rename == "hf":
-        from workbench.reshard.hf import as_hf
+        from workbench.reshard.hf.convert import as_hf
 
         return as_hf(ckpt, config)
     if config is not None:

@@ -20,15 +20,15 @@ from typing import Any
 from workbench.checkpoint import Checkpoint
 from workbench.core.scan import Tick, cores
 from workbench.namemap import NameMap
-from workbench.reshard.load_asked import Asked
-from workbench.reshard.load_check import Told, agree
-from workbench.reshard.load_chunks import Handing, undone_whole
-from workbench.reshard.load_exchange import describe, exchange, share
-from workbench.reshard.load_fill import Batch
-from workbench.reshard.load_names import Renaming
-from workbench.reshard.load_ranks import Ranks
-from workbench.reshard.load_report import LoadReport
-from workbench.reshard.plain import plain
+from workbench.reshard.loading.asked import Asked
+from workbench.reshard.loading.check import Told, agree
+from workbench.reshard.loading.chunks import Handing, undone_whole
+from workbench.reshard.loading.exchange import describe, exchange, share
+from workbench.reshard.loading.fill import Batch
+from workbench.reshard.loading.names import Renaming
+from workbench.reshard.loading.ranks import Ranks
+from workbench.reshard.loading.report import LoadReport
+from workbench.reshard.writers.plain import plain
 
 __all__ = ["load"]
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from workbench.conventions import Geometry
 from workbench.core.catalog import Catalog
 from workbench.errors import UsageError
-from workbench.reshard.layout import Layout, Rule
+from workbench.reshard.layouts.layout import Layout, Rule
+from workbench.reshard.layouts.placing import Placing
 from workbench.reshard.mesh import Mesh
-from workbench.reshard.placing import Placing
 
 __all__ = ["AXES", "Layout", "Rule", "Rules"]
 

@@ -14,13 +14,13 @@ from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, DType
 from workbench.errors import UsageError
 from workbench.naming import STATES
-from workbench.reshard import casts
-from workbench.reshard.editing import edit
-from workbench.reshard.edits import Edited
-from workbench.reshard.fp8 import RECIPES
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.rules import Rules
 from workbench.reshard.target import Target
+from workbench.reshard.values import casts
+from workbench.reshard.values.editing import edit
+from workbench.reshard.values.edits import Edited
+from workbench.reshard.values.fp8 import RECIPES
 
 __all__ = ["Rename", "Selection", "choose"]
 
@@ -44,7 +44,7 @@ class Selection:
         objects: non-tensor state that goes with them, plain values by name.
         edited: what changes of the values, and tensors that the source lacks; ``ckpt`` is its checkpoint then, and
             ``tensors`` are all of that.
-        recipe: that weights are quantised by, of :data:`workbench.reshard.fp8.RECIPES`.
+        recipe: that weights are quantised by, of :data:`workbench.reshard.values.fp8.RECIPES`.
     """
 
     ckpt: Checkpoint

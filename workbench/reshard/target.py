@@ -26,14 +26,14 @@ from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL
 from workbench.core.plan import ReadPlan, plan_reads
 from workbench.errors import TensorNotFoundError, UsageError
-from workbench.reshard.cut import Locals, concatenate, cut
-from workbench.reshard.layout import Layout, Steps
+from workbench.reshard.layouts.cut import Locals, concatenate, cut
+from workbench.reshard.layouts.layout import Layout, Steps
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import Replicate
 from workbench.reshard.rules import Rules
 
 if TYPE_CHECKING:
-    from workbench.reshard.explain import Explanation
+    from workbench.reshard.layouts.explain import Explanation
 
 __all__ = ["Planned", "Target"]
 
@@ -124,7 +124,7 @@ class Target:
 
     def explain(self, source: Checkpoint | Catalog | None = None) -> Explanation:
         """What the plan of all ranks would read and hold: by rank, tensor and file. Raises as :meth:`plan`."""
-        from workbench.reshard.explain import explain
+        from workbench.reshard.layouts.explain import explain
 
         catalog = source.catalog if isinstance(source, Checkpoint) else self.catalog if source is None else source
         return explain(self, catalog, self.plan(catalog))

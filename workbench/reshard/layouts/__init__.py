@@ -1,0 +1,1 @@
+"""How tensors lie on a mesh: rules by name, and placements to boxes."""

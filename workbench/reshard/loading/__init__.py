@@ -1,0 +1,1 @@
+"""Into the tensors of a running job: who wants what, who reads it, who sends it."""

@@ -1,0 +1,119 @@
+"""Compressed chunks in a load with broadcast: one rank undoes each, and hands it whole to all that want a part.
+
+::
+
+    chunk, rows 0:129     rank 0 wants rows 0:86 of it and rank 1 rows 86:129
+                          rank 0 reads and undoes it, sends 129 rows to rank 1; each takes its part
+
+Equal boxes need not be equal chunks: without this, every rank would read and undo what it wants a few rows of. Tensors
+are taken in rounds, so that no rank holds more than STAGE bytes of chunks (or those of one tensor) at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from workbench.core.catalog import Catalog
+from workbench.core.gather import Filling
+from workbench.core.payload import Payloads
+from workbench.core.storage import SourcePool
+from workbench.core.stream import WHOLE
+from workbench.reshard.layouts.cut import Locals
+from workbench.reshard.loading.boxes import Held, boxes_of
+from workbench.reshard.loading.exchange import WISH, exchange, share
+from workbench.reshard.loading.fill import STAGE, batches
+from workbench.reshard.loading.ranks import Ranks
+
+__all__ = ["Handing", "undone_whole"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def undone_whole(catalog: Catalog) -> Array:
+    """``(T,)`` whether every chunk of a tensor has to be undone whole to read a part of it."""
+    parts = catalog.tensor[~np.isin(catalog.codec, WHOLE)]
+    return (np.diff(catalog.row_ptr) > 0) & (np.bincount(parts, minlength=len(catalog)) == 0)
+
+
+class Handing:
+    """This rank's tensors of such chunks; planned, not read."""
+
+    def __init__(
+        self, payloads: Payloads, direct: SourcePool, found: Locals, positions: Ints, tensors: Sequence[Held],
+        members: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Arguments as of :func:`batches`.
+
+        Raises:
+            HoleError: some element is stored nowhere.
+        """
+        self._payloads, self._direct = _Handed(payloads.catalog, payloads.pool), direct
+        self._found, self._positions, self._tensors, self._members = found, positions, tensors, members
+        reads = Filling.plan(payloads, boxes_of(found, members, positions), direct).reads
+        self._rows = np.flatnonzero(np.bincount(reads.row))
+
+    def run(self, ranks: Ranks, threads: int) -> tuple[int, int]:
+        """Read, send and fill, on all ranks together. Returns the bytes read and received.
+
+        Raises:
+            OpenError: a chunk cannot be read, on this rank or another.
+        """
+        catalog = self._payloads.catalog
+        rows = [
+            (b"%d" % row, row, nbytes) for row, nbytes in zip(self._rows, catalog.chunk_nbytes[self._rows], strict=True)
+        ]
+        wishes = ranks.gather(np.array(rows, WISH))
+        turn = _turns(catalog, np.concatenate(wishes)["tensor"])
+        read = received = 0
+        for now in range(int(turn.max(initial=-1)) + 1):
+            sharing = share([one[turn[catalog.tensor[one["tensor"]]] == now] for one in wishes], ranks.rank)
+            with ranks.together():
+                with ThreadPoolExecutor(threads) as pool:
+                    undone = pool.map(lambda row: np.array(self._payloads.array(row)), sharing.read)
+                    chunks = dict(zip(sharing.read, undone, strict=True))
+                read += int((catalog.stop - catalog.start)[sharing.read].sum())
+                chunks |= {row: self._room(row) for coming in sharing.receive.values() for row in coming}
+            received += exchange(sharing, {row: _held(chunk) for row, chunk in chunks.items()}, ranks)
+            with ranks.together():
+                self._payloads.chunks = chunks
+                mine = [at for at in self._members if turn[self._positions[at]] == now]
+                for batch in batches(self._payloads, self._direct, self._found, self._positions, self._tensors, mine):
+                    batch.run(threads)
+        return read, received
+
+    def _room(self, row: int) -> Array:
+        catalog = self._payloads.catalog
+        tensor = int(catalog.tensor[row])
+        return np.empty(catalog.sizes[row, : catalog.ndim[tensor]], catalog.dtype_of(tensor).raw)
+
+
+class _Handed(Payloads):
+    """Payloads of which some chunks are here already."""
+
+    def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
+        super().__init__(catalog, pool)
+        self.chunks: dict[int, Array] = {}
+
+    def array(self, row: int) -> Array:
+        found = self.chunks.get(row)
+        return super().array(row) if found is None else found
+
+
+def _turns(catalog: Catalog, rows: Ints) -> Ints:
+    """``(T,)`` the round in which a tensor is read, by the bytes of those chunks of it that somebody wants."""
+    wanted = np.flatnonzero(np.bincount(rows, minlength=catalog.chunks))
+    nbytes = np.bincount(catalog.tensor[wanted], catalog.chunk_nbytes[wanted], len(catalog))
+    turn = np.where(nbytes > 0, np.cumsum(nbytes) // STAGE, -1)
+    return np.asarray(np.unique(turn, return_inverse=True)[1] - int((turn < 0).any()), np.int64)
+
+
+def _held(chunk: Array) -> Held:
+    import torch
+
+    flat = torch.from_numpy(chunk.reshape(-1).view(np.uint8))
+    return Held("", flat, tuple(flat.shape))

@@ -1,0 +1,144 @@
+"""What an earlier run of the same plan wrote and is still there: believed only after it was read again.
+
+A piece is kept when its bytes have the fingerprint that the journal names. The bytes around pieces are written anew,
+but where neither a literal nor a piece is a file has to hold zeros; else, or with another size, it is begun again.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+
+from workbench.core.fingerprint import BlockDigests, combine
+from workbench.core.scan import Tick, in_order
+from workbench.core.storage import PreadSource
+from workbench.errors import OpenError
+from workbench.reshard.moving.filemap import FileMap
+from workbench.reshard.moving.journal import Kept, Written
+
+__all__ = ["kept_pieces", "said"]
+
+STEP = 1 << 20  #: bytes read at a time
+TASK = 32 << 20  #: bytes that a thread takes at a time
+
+
+def kept_pieces(
+    maps: Sequence[FileMap],
+    paths: Sequence[str],
+    recorded: Mapping[str, Mapping[int, Written]],
+    *,
+    threads: int,
+    tick: Tick | None = None,
+) -> Kept:
+    """Read again what is recorded.
+
+    Args:
+        recorded: by file and piece, what an earlier run says it wrote.
+        tick: told the share that is kept so far of all bytes of the plan.
+
+    Returns:
+        what is whole, by file; a file is missing here if it has to be begun again.
+    """
+    found: Kept = {}
+    total, done = max(sum(one.size for one in maps), 1), 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="workbench-kept") as pool:
+        try:
+            tasks = _tasks(maps, paths, recorded, found)
+            for file, results in in_order(pool, lambda task: (task[0], _read_again(*task[1:])), tasks):
+                for piece, written, crc in results:
+                    found[file][piece] = (written, crc)
+                    done += int(maps[file].pieces.nbytes[piece])
+                if tick is not None:
+                    tick(done / total)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return found
+
+
+def said(kept: Kept, maps: Sequence[FileMap]) -> list[str]:
+    """What was kept, as a sentence for a report; nothing of nothing."""
+    if not any(kept.values()):
+        return []
+    nbytes = sum(int(maps[file].pieces.nbytes[piece]) for file, pieces in kept.items() for piece in pieces)
+    pieces, files = sum(map(len, kept.values())), sum(1 for one in kept.values() if one)
+    return [
+        f"went on with an unfinished export: {pieces:,} of {sum(len(one.pieces) for one in maps):,} tensors, "
+        f"{nbytes:,} bytes in {files:,} files, were read again, found whole and kept"
+    ]
+
+
+def _tasks(
+    maps: Sequence[FileMap], paths: Sequence[str], recorded: Mapping[str, Mapping[int, Written]], found: Kept
+) -> Iterator[tuple[int, FileMap, str, list[tuple[int, Written]]]]:
+    """Runs of recorded pieces of one file; begins the entry of each file that is gone on with."""
+    for file, (one, path) in enumerate(zip(maps, paths, strict=True)):
+        pieces = [(at, written) for at, written in recorded.get(one.name, {}).items() if 0 <= at < len(one.pieces)]
+        if not pieces or not _is_ours(one, path):
+            continue
+        found[file] = {}
+        sizes = one.pieces.nbytes
+        turn = np.cumsum([int(sizes[at]) for at, _ in pieces]) // TASK
+        cuts = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(pieces)]
+        for a, b in pairwise(cuts):
+            yield file, one, path, pieces[a:b]
+
+
+def _is_ours(one: FileMap, path: str) -> bool:
+    """Whether a file may be gone on with: of the right size, zeros in its gaps."""
+    try:
+        if os.path.getsize(path) != one.size:
+            return False
+        source = PreadSource(path, one.name)
+        try:
+            return not any(source.view(a, b).any() for a, b in _gaps(one))
+        finally:
+            source.close()
+    except (OSError, OpenError):
+        return False
+
+
+def _gaps(one: FileMap) -> Iterator[tuple[int, int]]:
+    """Ranges that nothing is written to, in parts."""
+    later = one.finish([0] * len(one.pieces)) if one.finish is not None else []  # where, whatever the checksums
+    taken = sorted(
+        [(at, at + len(data)) for at, data in [*one.literals, *later]]
+        + list(zip(one.start.tolist(), (one.start + one.pieces.nbytes).tolist(), strict=True))
+    )
+    end = 0
+    for start, stop in [*taken, (one.size, one.size)]:
+        for at in range(end, start, STEP):
+            yield at, min(at + STEP, start)
+        end = max(end, stop)
+
+
+def _read_again(one: FileMap, path: str, pieces: list[tuple[int, Written]]) -> list[tuple[int, Written, int]]:
+    """Those of the pieces that are as recorded."""
+    found = []
+    try:
+        source = PreadSource(path, one.name)
+    except OpenError:
+        return []
+    buffer = np.empty(STEP, np.uint8)
+    for piece, written in pieces:
+        digests, crc = BlockDigests(), 0
+        start, nbytes = int(one.start[piece]), int(one.pieces.nbytes[piece])
+        try:
+            for at in range(0, nbytes, STEP):
+                flat = buffer[: min(STEP, nbytes - at)]
+                source.read_into(flat, start + at)
+                digests.update(flat)
+                if one.finish is not None:
+                    crc = zlib.crc32(flat, crc)
+        except (OSError, OpenError):  # a bad sector: what lies there is written anew
+            continue
+        target = combine(one.pieces.dtype_of(piece), one.pieces.shape_of(piece), digests.digests())
+        if target.hex == written.target.hex:
+            same = written.cast is None
+            found.append((piece, Written(target if same else written.source, target, written.cast), crc))
+    source.close()
+    return found

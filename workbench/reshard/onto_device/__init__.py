@@ -1,0 +1,1 @@
+"""Onto a device through a ring of host buffers."""

@@ -1,0 +1,191 @@
+"""What an export changes beside names and places: types, values, tensors left out, tensors added.
+
+::
+
+    edits = Edits(ckpt, tensors, dtype)      casts
+    fp8.dequantize(edits)                    fp8 weights × their scales; the scales are left out
+    lora.merge(edits, adapter)               + s·B·A
+    fp8.quantize(edits, "fp8")               codes and new scales
+                    │
+    edited = edits.done()                    a checkpoint of what is written: tensors that stay, then those added
+    edited.applied(pieces)                   its pieces, whole, local or in boxes, with their changes and known bytes
+
+The order is the one above: each looks at what the ones before it made of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from workbench.checkpoint import Checkpoint
+from workbench.core.dtypes import DType
+from workbench.errors import UnsupportedFormatError, UsageError
+from workbench.reshard.moving.filemap import Pieces
+from workbench.reshard.values.casts import SOURCES
+from workbench.reshard.values.located import Quantised, Step, TensorChange, locate
+
+__all__ = ["Added", "Edited", "Edits"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """A tensor that the source lacks.
+
+    Attributes:
+        key: what the source would call it.
+        fqn, role: as :mod:`workbench.naming` has them.
+        dtype: element type.
+        raw: its elements, of ``dtype.raw`` and its shape; may be a view of a file.
+        beside: position of a tensor of the source whose name its own begins with, whatever that becomes.
+    """
+
+    key: str
+    fqn: str | None
+    role: str
+    dtype: DType
+    raw: Array
+    beside: int | None = None
+
+
+class Edits:
+    """Changes of the tensors that an export selected.
+
+    Attributes:
+        ckpt: the source.
+        dtype: what floats are cast to, if they are.
+        changes: by position of the tensor in its catalog.
+        added: tensors that it lacks.
+        left_out: positions of those that are not written.
+        notes: sentences for the report.
+    """
+
+    def __init__(self, ckpt: Checkpoint, tensors: Iterable[int], dtype: DType | None = None) -> None:
+        """Casts to ``dtype``, of the tensors that are floats of 16, 32 or 64 bits; all others stay as they are."""
+        self.ckpt, self.dtype = ckpt, dtype
+        self.changes: dict[int, TensorChange] = {}
+        for tensor in tensors:
+            source = ckpt.catalog.dtype_of(tensor)
+            self.changes[tensor] = TensorChange(source, dtype if dtype and source.name in SOURCES else source)
+        self.added: list[Added] = []
+        self.left_out: set[int] = set()
+        self.notes: list[str] = []
+
+    @property
+    def tensors(self) -> list[int]:
+        """Positions of the tensors that stay, ascending."""
+        return sorted(set(self.changes) - self.left_out)
+
+    def step(self, tensor: int, step: Step, wanted: DType | None = None) -> None:
+        """One more step for a tensor, and perhaps another type."""
+        change = self.changes[tensor]
+        self.changes[tensor] = replace(change, steps=(*change.steps, step), wanted=wanted or change.wanted)
+
+    def quantise(self, tensor: int, wanted: DType, scales: Quantised) -> None:
+        """Write a tensor as codes of 8 bits."""
+        self.changes[tensor] = replace(self.changes[tensor], wanted=wanted, quantised=scales)
+
+    def done(self) -> Edited:
+        """All of it, as a checkpoint that has the tensors which are written and no others.
+
+        Raises:
+            UnsupportedFormatError: an added tensor has more axes than any of the source.
+        """
+        kept, ckpt = self.tensors, self.ckpt
+        catalog, dims = ckpt.catalog.take(np.array(kept, np.int64)), ckpt.catalog.shape.shape[1]
+        place = {tensor: at for at, tensor in enumerate(kept)}
+        shape = np.ones((len(self.added), dims), np.int64)
+        for at, one in enumerate(self.added):
+            if one.raw.ndim > dims:
+                raise UnsupportedFormatError(
+                    f"tensor {one.key!r} has {one.raw.ndim} axes, none of the source over {dims}"
+                )
+            shape[at, : one.raw.ndim] = one.raw.shape
+        wide = replace(
+            catalog,
+            keys=[*catalog.keys, *(one.key for one in self.added)],
+            dtype=np.append(catalog.dtype, [one.dtype.code for one in self.added]).astype(catalog.dtype.dtype),
+            ndim=np.append(catalog.ndim, [one.raw.ndim for one in self.added]).astype(catalog.ndim.dtype),
+            shape=np.concatenate([catalog.shape, shape]),
+            row_ptr=np.append(catalog.row_ptr, np.full(len(self.added), catalog.row_ptr[-1])),
+            fqns=[*(ckpt.fqns[t] for t in kept), *(one.fqn for one in self.added)],
+            roles=[*(ckpt.roles[t] for t in kept), *(one.role for one in self.added)],
+        )
+        beside = {
+            len(kept) + at: (place[one.beside], one.key.removeprefix(ckpt.catalog.keys[one.beside]))
+            for at, one in enumerate(self.added)
+            if one.beside is not None
+        }
+        return Edited(
+            ckpt.derive(wide),
+            np.array([*(self.changes[t].wanted.code for t in kept), *(one.dtype.code for one in self.added)], np.uint8),
+            {place[t]: one for t, one in self.changes.items() if t in place and (one.steps or one.quantised)},
+            {len(kept) + at: one.raw for at, one in enumerate(self.added)},
+            beside,
+            tuple(self.notes),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Edited:
+    """What an export writes, and how it comes about. Positions are those of :attr:`ckpt`'s catalog.
+
+    Attributes:
+        ckpt: all tensors that are written, in the shapes in which they are written and the types in which they are
+            stored; added ones have no chunks.
+        codes: ``(T,) uint8`` types in which they are written, codes of :mod:`workbench.core.dtypes`.
+        changes: by position, where it is more than a cast.
+        known: elements of the added ones, by position.
+        beside: of an added one, the tensor that it goes with and the end of its name.
+        notes: sentences for the report.
+    """
+
+    ckpt: Checkpoint
+    codes: Array
+    changes: Mapping[int, TensorChange] = field(default_factory=dict)
+    known: Mapping[int, Array] = field(default_factory=dict)
+    beside: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        """New names of all tensors, where those of added ones follow the tensors that they go with."""
+        found = list(names)
+        for tensor, (other, suffix) in self.beside.items():
+            found[tensor] = names[other] + suffix
+        return found
+
+    def applied(self, pieces: Pieces) -> Pieces:
+        """The same pieces with the changes of their tensors; those of added tensors get their bytes."""
+        pieces = locate(pieces, self.changes)
+        mine = np.isin(pieces.tensor, np.fromiter(self.known, np.int64, len(self.known)))
+        if not mine.any():
+            return pieces
+        literal = dict(pieces.literal)
+        for piece in np.unique(pieces.piece[mine]).tolist():
+            rows = np.arange(*np.searchsorted(pieces.piece, [piece, piece + 1]))
+            if not mine[rows].all():
+                raise UsageError(f"piece {pieces.names[piece]!r} joins tensors of the source with added ones")
+            literal[piece] = self._bytes(pieces, piece, rows)
+        return replace(pieces, literal=literal)
+
+    def _bytes(self, pieces: Pieces, piece: int, rows: Ints) -> Array:
+        """Of a piece that is made of boxes of added tensors."""
+        ndim, found = int(pieces.ndim[piece]), [self.known[t] for t in pieces.tensor[rows].tolist()]
+        if len(rows) == 1 and found[0].shape == pieces.shape_of(piece):
+            out = np.ascontiguousarray(found[0])
+        else:
+            out = np.empty(pieces.shape_of(piece), found[0].dtype)
+            for row, raw in zip(rows.tolist(), found, strict=True):
+                low, to, size = (column[row, :ndim].tolist() for column in (pieces.offsets, pieces.dest, pieces.sizes))
+                out[_key(to, size)] = raw[_key(low, size)]
+        return out.reshape(-1).view(np.uint8)
+
+
+def _key(begin: list[int], size: list[int]) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))

@@ -1,0 +1,1 @@
+"""The formats that are written: each turns a selection into file maps, and moves no byte."""

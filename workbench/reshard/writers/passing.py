@@ -1,0 +1,91 @@
+"""Files beside Hugging Face weights that belong to the model, not to how it is stored: copied into the target."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from workbench.core.dtypes import ALL
+from workbench.core.place import Place
+from workbench.reshard.moving.filemap import FileMap, no_pieces
+from workbench.reshard.selection import Selection
+from workbench.reshard.values.fp8_config import configured
+
+if TYPE_CHECKING:
+    from workbench.reshard.hf.convert import Renamed
+
+__all__ = ["literal_file", "passed"]
+
+PASSED = re.compile(
+    r"(?:config|generation_config|adapter_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|"
+    r"special_tokens_map|added_tokens|vocab|chat_template)\.json|(?:tokenizer|spiece|sentencepiece\.bpe)\.model|"
+    r"merges\.txt|vocab\.txt|chat_template\.jinja"
+)
+MAX_PASSED = 256 << 20  #: bytes
+
+
+def passed(selection: Selection, notes: list[str], named: Renamed | None = None) -> list[FileMap]:
+    """The source's small files; its ``config.json`` names the new element type where tensors are cast.
+
+    Args:
+        named: the renaming for Hugging Face, if there was one: ``config.json`` is what it made, or is not there.
+    """
+    dims = selection.catalog.shape.shape[1]
+    found = []
+    if named is not None and named.config is not None:
+        made = (json.dumps(named.config, indent=2, ensure_ascii=False) + "\n").encode()
+        found.append(literal_file("config.json", _retyped(selection, made, notes), dims))
+    place = Place(selection.ckpt.path)
+    if place.file is not None:
+        return found
+    for name, stat in place.files.items():
+        if name == "config.json" and named is not None:
+            continue
+        if PASSED.fullmatch(name) and stat.size <= MAX_PASSED:
+            data = place.read(name)
+            if name == "config.json":
+                data = _retyped(selection, data, notes)
+            found.append(literal_file(name, data, dims))
+    return found
+
+
+def literal_file(name: str, data: bytes, dims: int) -> FileMap:
+    """A file of bytes that are known, beside pieces of ``dims`` padded axes."""
+    none = no_pieces(dims)
+    return FileMap(name, len(data), ((0, data),), none, none.ndim)
+
+
+def _retyped(selection: Selection, data: bytes, notes: list[str]) -> bytes:
+    """``config.json`` with the types that tensors are written in; unchanged where it named others to begin with."""
+    stored = selection.catalog.dtype[selection.tensors].tolist()
+    changed = {(ALL[a].name, ALL[b].name) for a, b in zip(stored, selection.codes.tolist(), strict=True) if a != b}
+    try:
+        config = json.loads(data)
+    except ValueError:
+        return data
+    if not isinstance(config, dict):
+        return data
+    made = dict(config)
+    if selection.edited is not None:
+        made = configured(made, selection.edited, selection.names, selection.recipe)
+    for key in ("torch_dtype", "dtype"):
+        new = next((new for old, new in changed if made.get(key) == old and not new.startswith("float8")), None)
+        if new is not None:
+            made[key] = new
+    if made == config:
+        return data
+    for key in sorted({*config, *made}):
+        if config.get(key) != made.get(key):
+            notes.append(f"config.json: {key} is {_shown(made.get(key))} now, was {_shown(config.get(key))}")
+    return (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _shown(value: object) -> str:
+    return (
+        "absent"
+        if value is None
+        else str(value.get("quant_method", "other"))
+        if isinstance(value, dict)
+        else str(value)
+    )
