@@ -65,6 +65,11 @@ class Selection:
         return self.ckpt.catalog
 
     @property
+    def dims(self) -> int:
+        """Padded number of axes of the catalog's boxes."""
+        return self.catalog.shape.shape[1]
+
+    @property
     def mesh(self) -> Mesh:
         """The ranks; one where tensors are written whole."""
         return Mesh() if self.target is None else self.target.mesh

@@ -166,6 +166,12 @@ class FileMap:
     start: Ints
     finish: Finish | None = None
 
+    @classmethod
+    def of_bytes(cls, name: str, data: bytes, dims: int) -> FileMap:
+        """A file of bytes that are known; ``dims`` is the padded number of axes of the pieces beside it."""
+        none = no_pieces(dims)
+        return cls(name, len(data), ((0, data),), none, none.ndim)
+
     def check(self) -> None:
         """Raise unless every literal and every piece lies inside the file and no two share a byte.
 

@@ -28,7 +28,6 @@ from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.moving.pieces import chunk_pieces
 from workbench.reshard.selection import Selection
 from workbench.reshard.writers.bytecheckpoint_names import Named, named, param_groups
-from workbench.reshard.writers.dcp import literal_file
 from workbench.reshard.writers.dcp_items import Blob, Chunk, check_names, rows
 from workbench.reshard.writers.dcp_metadata import Paths, storage_data, tensor_metadata
 from workbench.reshard.writers.flatten import archive
@@ -75,7 +74,7 @@ def _part(
     inner = replace(selection, tensors=selection.tensors[index], names=names, codes=selection.codes[index])
     maps, chunks, blobs = _data(inner, part, objects)
     paths = {place.key: place.path for place in places} | {name: (name,) for name in objects}
-    return [*maps, literal_file(selection, f"{part}/.metadata", _metadata(chunks, blobs, paths, names))]
+    return [*maps, FileMap.of_bytes(f"{part}/.metadata", _metadata(chunks, blobs, paths, names), selection.dims)]
 
 
 def _data(selection: Selection, part: str, objects: Mapping[str, Any]) -> tuple[list[FileMap], list[Chunk], list[Blob]]:
@@ -123,7 +122,9 @@ def _extra(selection: Selection, objects: Mapping[str, Any]) -> list[FileMap]:
     rest = {name: one for name, one in objects.items() if not _EXTRA.fullmatch(name) and name != _SOURCE_LOG}
     ranks = sorted({*given, *(range(selection.mesh.world_size) if rest else ())})
     return [
-        literal_file(selection, f"extra_state/extra_state_rank_{rank}.pt", archive(_joined(given.get(rank, {}), rest)))
+        FileMap.of_bytes(
+            f"extra_state/extra_state_rank_{rank}.pt", archive(_joined(given.get(rank, {}), rest)), selection.dims
+        )
         for rank in ranks
     ]
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from workbench.reshard.moving.filemap import FileMap, no_pieces
+from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.selection import Selection
 from workbench.reshard.writers.dcp_items import lay_out
 from workbench.reshard.writers.dcp_metadata import metadata
 from workbench.reshard.writers.flatten import flatten
 
-__all__ = ["dcp_files", "literal_file"]
+__all__ = ["dcp_files"]
 
 Path = tuple[str | int, ...]
 _GROUP = re.compile(r"param_groups\.(\d+)\.([^.]+)")
@@ -40,14 +40,8 @@ def dcp_files(selection: Selection) -> list[FileMap]:
     paths = _paths(selection, [(leaf.key, leaf.path) for leaf in leaves])
     return [
         *items.maps,
-        literal_file(selection, ".metadata", metadata(items.chunks, items.blobs, paths, selection.names)),
+        FileMap.of_bytes(".metadata", metadata(items.chunks, items.blobs, paths, selection.names), selection.dims),
     ]
-
-
-def literal_file(selection: Selection, name: str, data: bytes) -> FileMap:
-    """A file whose bytes are known."""
-    none = no_pieces(selection.catalog.shape.shape[1])
-    return FileMap(name, len(data), ((0, data),), none, none.ndim)
 
 
 def _paths(selection: Selection, objects: list[tuple[str, Path]]) -> dict[str, Path]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from workbench.core.dtypes import ALL
 from workbench.core.place import Place
-from workbench.reshard.moving.filemap import FileMap, no_pieces
+from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.selection import Selection
 from workbench.reshard.values.fp8_config import configured
 
 if TYPE_CHECKING:
     from workbench.reshard.hf.convert import Renamed
 
-__all__ = ["literal_file", "passed"]
+__all__ = ["passed"]
 
 PASSED = re.compile(
     r"(?:config|generation_config|adapter_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|"
@@ -31,11 +31,10 @@ def passed(selection: Selection, notes: list[str], named: Renamed | None = None)
     Args:
         named: the renaming for Hugging Face, if there was one: ``config.json`` is what it made, or is not there.
     """
-    dims = selection.catalog.shape.shape[1]
     found = []
     if named is not None and named.config is not None:
         made = (json.dumps(named.config, indent=2, ensure_ascii=False) + "\n").encode()
-        found.append(literal_file("config.json", _retyped(selection, made, notes), dims))
+        found.append(FileMap.of_bytes("config.json", _retyped(selection, made, notes), selection.dims))
     place = Place(selection.ckpt.path)
     if place.file is not None:
         return found
@@ -46,14 +45,8 @@ def passed(selection: Selection, notes: list[str], named: Renamed | None = None)
             data = place.read(name)
             if name == "config.json":
                 data = _retyped(selection, data, notes)
-            found.append(literal_file(name, data, dims))
+            found.append(FileMap.of_bytes(name, data, selection.dims))
     return found
-
-
-def literal_file(name: str, data: bytes, dims: int) -> FileMap:
-    """A file of bytes that are known, beside pieces of ``dims`` padded axes."""
-    none = no_pieces(dims)
-    return FileMap(name, len(data), ((0, data),), none, none.ndim)
 
 
 def _retyped(selection: Selection, data: bytes, notes: list[str]) -> bytes:

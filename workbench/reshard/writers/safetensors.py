@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from workbench.errors import UnsupportedFormatError, UsageError
-from workbench.reshard.moving.filemap import FileMap, Pieces, no_pieces
+from workbench.reshard.moving.filemap import FileMap, Pieces
 
 __all__ = ["MAX_SHARD_SIZE", "one_file", "shards"]
 
@@ -90,8 +90,7 @@ def shards(pieces: Pieces, *, max_shard_size: int = MAX_SHARD_SIZE, stem: str = 
     weights = {pieces.names[at]: name for group, name in zip(groups, names, strict=True) for at in group}
     index = {"metadata": {"total_size": int(pieces.nbytes.sum())}, "weight_map": weights}
     data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
-    none = no_pieces(pieces.shape.shape[1])
-    return [*maps, FileMap(f"{stem}.safetensors.index.json", len(data), ((0, data),), none, none.ndim)]
+    return [*maps, FileMap.of_bytes(f"{stem}.safetensors.index.json", data, pieces.shape.shape[1])]
 
 
 def _split(nbytes: list[int], most: int) -> list[list[int]]:

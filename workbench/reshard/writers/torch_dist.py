@@ -30,7 +30,6 @@ from workbench.core.stubs import Record
 from workbench.formats import megatron_layout as layout
 from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.selection import Selection
-from workbench.reshard.writers.dcp import literal_file
 from workbench.reshard.writers.dcp_items import lay_out
 from workbench.reshard.writers.dcp_metadata import metadata
 from workbench.reshard.writers.flatten import Leaf, archive
@@ -65,9 +64,9 @@ def torch_dist_files(selection: Selection) -> list[FileMap]:
     items = lay_out(selection, [Leaf(key, (key,), [value]) for key, value in cells.items()])
     return [
         *items.maps,
-        literal_file(selection, ".metadata", metadata(items.chunks, items.blobs, None, selection.names)),
-        literal_file(selection, "common.pt", archive(_completed(selection, common))),
-        literal_file(selection, "metadata.json", json.dumps(BACKENDS).encode()),
+        FileMap.of_bytes(".metadata", metadata(items.chunks, items.blobs, None, selection.names), selection.dims),
+        FileMap.of_bytes("common.pt", archive(_completed(selection, common)), selection.dims),
+        FileMap.of_bytes("metadata.json", json.dumps(BACKENDS).encode(), selection.dims),
     ]
 
 
