@@ -200,7 +200,9 @@ def by_chance(trial: Trial, rounds: int, chance: random.Random) -> None:
         while chance.random() < 0.7:
             how = chance.choice(["kill", "kill", "timed", *CODES])
             signals = [signal.SIGKILL, signal.SIGTERM]
-            trial.fail(before, new, how, chance.randint(1, trial.calls), chance.random() * 0.06, chance.choice(signals))
+            first = chance.choice([1, trial.calls // 2])  # in the second half there is something to go on with
+            which, delay = chance.randint(first, trial.calls), chance.random() * 0.06
+            trial.fail(before, new, how, which, delay, chance.choice(signals))
         trial.succeed(new)
         old = new
 
