@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
+
 import pytest
+import torch
 
 import workbench as wb
 from tests import lab
+from workbench.doctor.evidence import Evidence, State
 from workbench.doctor.facts import GIVEN
 from workbench.doctor.facts_gather import FACTS, gather
-from workbench.doctor.schedule import plan_of
+from workbench.doctor.rules_facts import check_facts
+from workbench.doctor.schedule import Plan, plan_of
+from workbench.doctor.sign import RULES, register
 
 SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)
 FORMATS = ("torch_save", "dcp", "dcp_sharded", "megatron", "deepspeed")
@@ -83,3 +91,206 @@ def test_flattened_groups_are_joined_and_named():
     assert len(facts.groups) == 1 and len(facts.groups[0].params) == 21 == facts.groups[0].count
     numbered = gather(wb.open("sample_ckpts/bytecheckpoint_fsdp1_flat"))
     assert [len(group.params) for group in numbered.groups] == [30, 9]  # matrices and vectors, by their counts
+
+
+def test_a_plan_is_what_the_frameworks_compute():
+    """Against transformers' own cosine schedule."""
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
+    theirs = transformers.get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=5, num_training_steps=40)
+    plan = Plan(0.01, 0.0, 5, 40, "cosine", "test")
+    for update in range(40):
+        assert plan.lr_at(update) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        assert plan.allows(theirs.get_last_lr()[0], update)
+        optimizer.step()
+        theirs.step()
+    assert not plan.allows(0.011, 20) and not plan.allows(plan.lr_at(30), 20)
+
+
+# ---- rules on the lab ----------------------------------------------------------------------------------------------
+
+#: What must fire, as ``where rule severity``.
+FIRES = {
+    "f01_drop_opt": "echo S06 error; echo S07 error; before → echo R10 error; before → after P01 error",
+    "f02_step_reset": "echo S06 error; echo S07 error; before → echo R10 error; before → after P01 error",
+    "f18_untied_init": "echo S06 warn; before → echo R01 error; before → after P02 error; before → after N3 warn",
+    "f19_untied_copy": "before → echo R01 error; before → after P02 error",
+    "f23_lr_rewarm": "echo S16 warn; echo S17 warn; after S17 warn; before → echo R11 warn; before → after P15 error",
+    "f24_lr_peak": "before → echo R12 info; before → after P15 warn",
+    "f25_lr_double_step": "echo S16 warn; echo S17 warn; before → echo R11 warn; before → after P15 error",
+    "f26_wd_groups": "before → echo R12 warn; before → after R12 warn",
+    "f27_beta2": "before → echo P16 warn; before → after P16 warn; before → after R12 info",
+    "f28_data_replay": "echo S18 warn; after S18 warn; before → echo R11 warn",
+    "c14_step_mixed": "echo S07 warn; after S07 warn; before → echo R10 error; before → after P01 error",
+    "w11_opt_absent": "echo S06 error; after S07 error; before → echo R01 error; before → after P01 error",
+    "w12_dummy_step": "echo S06 error; after S07 error; before → echo R10 error; before → after P01 error",
+    "w13_stale_checkpoint": "echo S07 error; after S07 error; before → echo R10 error; before → after P01 error",
+    "w18_late_step": "echo S07 error; before → echo R11 error; before → after P01 error",
+    "w19_orphan_groups": "after N6 warn",
+}
+
+
+def outcome(case):
+    states = [path and State(ckpt := wb.open(path), gather(ckpt)) for path in (case.before, case.after, case.echo)]
+    return check_facts(Evidence(*states))
+
+
+def said(found):
+    return {f"{sign.evidence['in']} {sign.rule} {sign.severity}" for sign in found.signs}
+
+
+@pytest.mark.parametrize("format", ["torch_save", "dcp", "megatron", "deepspeed"])
+@pytest.mark.parametrize("fault", FIRES)
+def test_faults_that_facts_tell(fault, format):
+    k = 5 if fault == "w19_orphan_groups" else 1
+    case = lab.case(fault, SMALL, format, k=k)
+    found = outcome(case)
+    assert set(FIRES[fault].split("; ")) <= said(found)
+    for sign in found.signs:
+        json.dumps(sign.evidence)
+        assert sign.hit <= sign.of or not sign.of
+    accused = {cause for sign in found.signs if sign.severity != "info" for cause in RULES[sign.rule].causes}
+    assert accused & {case.cause, *case.fault.also}
+
+
+def test_a_shard_of_another_save_is_named():
+    """One rank's whole optimizer file lags: proved, an error."""
+    for format in ("megatron", "deepspeed"):
+        found = outcome(lab.case("c07_stale_shard", SMALL, format, k=1))
+        (sign,) = [sign for sign in found.signs if sign.rule == "S07" and sign.evidence["in"] == "echo"]
+        assert sign.severity == "error" and len(sign.evidence["files"]) == 1 and "1" in sign.evidence["files"][0]
+
+
+#: Warnings that are true of healthy resumes: what the operator changed.
+TRUE = {
+    "h4_lower_lr": {"P15"}, "h5_skip_data": {"S18", "R11"}, "h6_higher_lr": {"P15"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["torch_save", "dcp", "megatron", "deepspeed"])
+@pytest.mark.parametrize("control", lab.CONTROLS)
+def test_healthy_resumes_are_not_accused(control, format):
+    try:
+        case = lab.case(control, SMALL, format, k=3)
+    except ValueError as error:
+        pytest.skip(str(error))
+    found = outcome(case)
+    grave = {sign.rule for sign in found.signs if sign.severity != "info"}
+    assert not [sign for sign in found.signs if sign.severity == "error"]
+    assert grave == TRUE.get(control, set())
+    assert {"S06", "S07", "S17", "P01"} <= found.checked.keys()
+
+
+def test_another_format_after_the_resume_says_the_same():
+    for fault in ("f01_drop_opt", "f23_lr_rewarm", "f27_beta2", "h4_lower_lr"):
+        case = lab.case(fault, SMALL, "dcp", k=1, after_format="torch_save")
+        other = lab.case(fault, SMALL, "dcp", k=1, after_format="deepspeed")
+        same = outcome(case), outcome(other)
+        rules = [{s.rule for s in one.signs if s.severity != "info" and "after" in s.evidence["in"]} for one in same]
+        assert rules[0] - {"P15"} <= rules[1] and "R12" not in rules[1]
+
+
+# ---- rules on files made here --------------------------------------------------------------------------------------
+
+
+def save(path, names=("fc.weight", "fc.bias"), *, step=50, count=None, **more):
+    """A plain torch.save with AdamW's state."""
+    shapes = [(4, 3) if name.endswith("weight") else (4,) for name in names]
+    count = step if count is None else count
+    held = {
+        n: {"step": torch.tensor(float(count)), "exp_avg": torch.ones(shape), "exp_avg_sq": torch.ones(shape)}
+        for n, shape in enumerate(shapes)
+    }
+    group = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "params": list(range(len(names)))}
+    weights = {name: torch.ones(shape) for name, shape in zip(names, shapes, strict=True)}
+    content = {"model": weights | more.pop("buffers", {}), "optimizer": {"state": held, "param_groups": [group]}}
+    torch.save(content | {"step": step} | more, path)
+    return path
+
+
+def signs(*paths, echo=False):
+    states = [State(ckpt := wb.open(path), gather(ckpt)) for path in paths]
+    before, later = states[0], states[1] if len(states) > 1 else None
+    found = check_facts(Evidence(before, None if echo else later, later if echo else None))
+    return {(s.evidence["in"], s.rule): s for s in found.signs}, found
+
+
+def test_a_plain_save_has_no_sign(tmp_path):
+    found, whole = signs(save(tmp_path / "a.pt"), save(tmp_path / "b.pt", step=60))
+    assert not found
+    assert "no schedule" in whole.not_checked["S16"] and "data loader" in whole.not_checked["S18"]
+
+
+def test_steps_that_a_scaler_skipped_are_a_remark(tmp_path):
+    scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
+    a, b = (save(tmp_path / f"{n}.pt", step=n, count=c, scaler=scaler) for n, c in ((50, 47), (60, 55)))
+    found, _ = signs(a, b)
+    assert {sign.severity for sign in found.values()} == {"info"} and ("before", "S07") in found
+    without, _ = signs(save(tmp_path / "c.pt", step=50, count=47))
+    assert without["before", "S07"].severity == "error"
+
+
+def test_a_reset_that_an_argument_declares_is_a_remark(tmp_path):
+    a = save(tmp_path / "a.pt", step=50)
+    found, _ = signs(a, save(tmp_path / "b.pt", step=60, count=10, args={"no_load_optim": True}))
+    assert found["before → after", "P01"].severity == "info" == found["after", "S07"].severity
+    found, _ = signs(a, save(tmp_path / "c.pt", step=60, count=10, args={"no_load_optim": False}))
+    assert found["before → after", "P01"].severity == "error"
+
+
+def test_renamed_weights_are_told_from_lost_ones(tmp_path):
+    names = [f"layers.{n}.fc.weight" for n in range(8)]
+    a = save(tmp_path / "a.pt", names)
+    other, _ = signs(a, save(tmp_path / "b.pt", [f"base_model.{name}" for name in names], step=51))
+    assert other["before → after", "N1"].evidence == {"in": "before → after", "shared": 0.0, "without_prefixes": 1.0}
+    lost, whole = signs(a, save(tmp_path / "c.pt", [f"blocks.{n}.w.weight" for n in range(8)], step=51))
+    assert ("before → after", "N1") not in lost
+    vanished = [sign for sign in whole.signs if sign.rule == "P02"]
+    assert sorted((sign.hit, sign.severity) for sign in vanished) == [(8, "warn")] * 2
+
+
+def test_lost_buffers_and_grown_files(tmp_path):
+    a = save(tmp_path / "a.pt", buffers={"gate.expert_bias": torch.ones(4), "bn.running_mean": torch.zeros(4)})
+    b = save(tmp_path / "b.pt", step=51, names=("fc.weight", "fc.bias", "adapter.weight"))
+    found, _ = signs(a, b)
+    assert found["before → after", "N4"].of == found["before → after", "N4"].hit >= 1
+    assert found["before → after", "N3"].severity == "warn" and found["before → after", "P02"].severity == "error"
+
+
+def test_a_schedule_that_counts_ranks_is_a_remark(tmp_path):
+    def scheduler(count):
+        return {"last_epoch": count, "_step_count": count + 1, "base_lrs": [1e-3], "_last_lr": [1e-3]}
+
+    a = save(tmp_path / "a.pt", step=50, scheduler=scheduler(200), args={"world_size": 4})
+    b = save(tmp_path / "b.pt", step=60, scheduler=scheduler(240), args={"world_size": 4})
+    found, _ = signs(a, b)
+    assert set(found) == {("before", "N9"), ("after", "N9")}
+    jumped = save(tmp_path / "c.pt", step=60, scheduler=scheduler(440), args={"world_size": 4})
+    assert signs(a, jumped)[0]["before → after", "P15"].severity == "error"
+
+
+def test_weights_alone_are_not_accused(tmp_path):
+    torch.save({"model": {"fc.weight": torch.ones(2, 2)}, "step": 100}, tmp_path / "a.pt")
+    found, whole = signs(tmp_path / "a.pt")
+    assert not found and "weights alone" in whole.not_checked["S06"]
+
+
+def test_a_folder_named_after_another_step(tmp_path):
+    found, _ = signs(save(tmp_path / "step-70.pt", step=50))
+    assert found["before", "S07"].evidence["kind"] == "folder"
+
+
+def test_the_samples_have_no_sign():
+    for sample in SAMPLES:
+        found, _ = signs(f"sample_ckpts/{sample}")
+        assert {s.rule for s in found.values() if s.severity != "info"} <= {"N11"}, sample
+
+
+def test_the_table_is_whole():
+    for rule in RULES.values():
+        texts = (rule.title, rule.law, rule.threshold, rule.source, rule.risk, rule.remedy)
+        assert all(texts) and all(re.fullmatch(r"[A-H]\d{1,2}", cause) for cause in rule.causes) and rule.causes
+    with pytest.raises(ValueError, match="twice"):
+        register(replace(RULES["S07"], title="another"))
+    with pytest.raises(ValueError, match="at most"):
+        RULES["S17"].sign("…", severity="error")

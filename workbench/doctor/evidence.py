@@ -61,6 +61,7 @@ class Pair:
         a, b: the states; ``a`` may be a lazy rearrangement of what is stored.
         mapped: whether the names or fusions differed, so that ``a`` was rearranged.
         only_a, only_b: stored keys that have no partner, with a reason where there is one.
+        origin: ``a`` as it is stored.
     """
 
     a: State
@@ -68,6 +69,12 @@ class Pair:
     mapped: bool = False
     only_a: Mapping[str, str] = field(default_factory=dict)
     only_b: Mapping[str, str] = field(default_factory=dict)
+    origin: State | None = None
+
+    @property
+    def stored(self) -> State:
+        """``a`` under its own names."""
+        return self.origin or self.a
 
     def shared(self) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
         """``(fqn, role → positions in a and b)`` of what both hold in one shape, in the order of ``b``."""
@@ -114,13 +121,18 @@ class Evidence:
 
 
 def align(a: State, b: State) -> Pair:
-    """Put ``a`` under the names of ``b``: by name where the names agree, by the frameworks' conventions elsewhere."""
+    """Put ``a`` under the names of ``b``: by name where the names agree, by the frameworks' conventions elsewhere.
+
+    Within one format half of the names are enough: what is missing then is missing. Between two formats all shapes have
+    to agree as well, for a vocabulary may be padded in one of them alone.
+    """
     mine, theirs = _meant(a), _meant(b)
     shared = mine.keys() & theirs.keys()
-    if mine == theirs or (shared and a.ckpt.format == b.ckpt.format and all(mine[n] == theirs[n] for n in shared)):
+    many = bool(shared) and 2 * len(shared) >= min(len(mine), len(theirs))
+    if mine == theirs or (many and (a.ckpt.format == b.ckpt.format or all(mine[n] == theirs[n] for n in shared))):
         return Pair(a, b, False, _alone(a, b), _alone(b, a))
     found = name_map(a.ckpt, b.ckpt)
-    return Pair(State(found.apply(), a.facts), b, True, found.only_a, found.only_b)
+    return Pair(State(found.apply(), a.facts), b, True, found.only_a, found.only_b, a)
 
 
 def _meant(state: State) -> dict[tuple[str, str], tuple[int, ...]]:

@@ -97,13 +97,15 @@ class Steps:
     Attributes:
         by_name: step of each parameter whose name is known.
         counts: step → how many counters say so, named or not.
-        files: step → files that hold those counters.
+        by_file: file → step → how many of its counters say so.
+        split: parameters whose copies say different steps.
         unread: why counters were not read, if any were not.
     """
 
     by_name: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[float, int] = field(default_factory=dict)
-    files: Mapping[float, tuple[str, ...]] = field(default_factory=dict)
+    by_file: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
+    split: tuple[str, ...] = ()
     unread: str = ""
 
     @property

@@ -23,7 +23,6 @@ from workbench.errors import WorkbenchError
 __all__ = ["read_steps"]
 
 MAX_SCALARS = 200_000  #: counters read
-FILES = 8  #: files named for one step
 
 
 def read_steps(ckpt: Checkpoint, groups: Sequence[Group]) -> Steps:
@@ -32,7 +31,8 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group]) -> Steps:
     wanted = np.array([role == "step" for role in ckpt.roles], bool) & (catalog.numel == 1)
     rows = np.flatnonzero(wanted[catalog.tensor]) if catalog.chunks else np.empty(0, np.int64)
     counts: dict[float, int] = defaultdict(int)
-    files: dict[float, dict[str, None]] = defaultdict(dict)
+    by_file: dict[str, dict[float, int]] = defaultdict(lambda: defaultdict(int))
+    split: dict[str, None] = {}
     by_name: dict[str, float] = {}
     unread = f"{len(rows) - MAX_SCALARS:,} of {len(rows):,} counters: too many" if len(rows) > MAX_SCALARS else ""
     for row in rows[:MAX_SCALARS].tolist():
@@ -45,10 +45,11 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group]) -> Steps:
         if value is None:
             continue
         counts[value] += 1
-        files[value].setdefault(catalog.files[int(catalog.file[row])])
+        by_file[catalog.files[int(catalog.file[row])]][value] += 1
         fqn = ckpt.fqns[position]
-        if fqn is not None:
-            by_name[fqn] = min(value, by_name.get(fqn, value))  # of copies that differ the one that lags
+        if fqn is not None and by_name.setdefault(fqn, value) != value:
+            split[fqn] = None
+            by_name[fqn] = min(value, by_name[fqn])  # the one that lags
     if not counts:
         for group in groups:
             if group.step is not None:
@@ -56,8 +57,7 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group]) -> Steps:
                 by_name |= dict.fromkeys(group.params or (), group.step)
     if not counts:
         counts = _powers(ckpt)
-    told = {value: tuple(names)[:FILES] for value, names in files.items()}
-    return Steps(by_name, dict(counts), told, unread)
+    return Steps(by_name, dict(counts), {file: dict(told) for file, told in by_file.items()}, tuple(split), unread)
 
 
 def _number(ckpt: Checkpoint, row: int, position: int) -> float | None:

@@ -38,6 +38,7 @@ class Plan:
 
     Attributes:
         warmup, total, per_update: in the units that ``count`` is in; ``per_update`` of them pass in an update.
+        log_warmup: the warm-up is no line (DeepSpeed's default): there only its bounds are known.
         source: what states it.
     """
 
@@ -49,6 +50,7 @@ class Plan:
     source: str
     init: float = 0.0
     per_update: float = 1.0
+    log_warmup: bool = False
 
     def lr_at(self, update: float) -> float:
         """Learning rate at an update, counted as the framework counts."""
@@ -63,6 +65,8 @@ class Plan:
 
     def allows(self, lr: float, update: float) -> bool:
         """Whether a stored lr is the plan's about that update: trainers store it before or after the step."""
+        if self.log_warmup and (update - 1) * self.per_update <= self.warmup:
+            return lr <= self.peak * (1 + SLACK)
         near = [self.lr_at(update + shift) for shift in (-1, 0, 1, 2)]
         return min(near) * (1 - SLACK) <= lr <= max(near) * (1 + SLACK)
 
@@ -94,6 +98,8 @@ def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[s
     config = told.get("ds_schedule")
     if config is not None:
         return _deepspeed(config[0].value, args, config[0].source)
+    if "decay_lr" in args and args["decay_lr"].value is False:
+        return None
     for names in _ARGUMENTS:
         stated = [_number(args[name].value) if name in args else None for name in names]
         if all(one is not None for one in stated):
@@ -130,7 +136,8 @@ def _deepspeed(config: Mapping[str, Any], args: Mapping[str, Told], source: str)
         total, warmup = _number(params.get("total_num_steps")), _number(params.get("warmup_num_steps", 1000))
         if peak is None or ratio is None or total is None or warmup is None:
             return None
-        return Plan(peak, peak * ratio, warmup, total, "cosine", source)
+        log = params.get("warmup_type", "log") != "linear"
+        return Plan(peak, peak * ratio, warmup, total, "cosine", source, log_warmup=log)
     return None
 
 

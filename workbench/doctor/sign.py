@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.analysis.report import SEVERITIES
 
-__all__ = ["NEEDS", "RULES", "Rule", "Sign", "register"]
+__all__ = ["NEEDS", "RULES", "Outcome", "Rule", "Sign", "register"]
 
 #: What a rule looks at.
 NEEDS = {
@@ -98,6 +98,30 @@ class Sign:
     tensors: tuple[str, ...] = ()
     hit: int = 0
     of: int = 0
+
+
+@dataclass
+class Outcome:
+    """What came of applying rules.
+
+    Attributes:
+        signs: of those that fired.
+        checked: rule → what was looked at, with its counts; not_checked: rule → why not.
+    """
+
+    signs: list[Sign] = field(default_factory=list)
+    checked: dict[str, str] = field(default_factory=dict)
+    not_checked: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Outcome) -> None:
+        """Put another outcome's in; what was checked anywhere is checked."""
+        self.signs += other.signs
+        for rule, words in other.checked.items():
+            self.checked[rule] = f"{self.checked[rule]}; {words}" if rule in self.checked else words
+        for rule, words in other.not_checked.items():
+            self.not_checked.setdefault(rule, words)
+        for rule in self.checked:
+            self.not_checked.pop(rule, None)
 
 
 #: Every rule by its id.
