@@ -1,4 +1,4 @@
-"""The laws hold for torch's own optimizers, whatever the gradients, and do not hold for states that were tampered with."""
+"""The laws hold for torch's own optimizers, whatever the gradients, and not for states that were tampered with."""
 
 from __future__ import annotations
 

@@ -140,6 +140,9 @@ def rounding(master: Array, weight: Array, half: bool) -> tuple[int, int]:
 def low_bits(values: Array, kind: str) -> tuple[int, int]:
     """Float32 numbers (as bits) that a 16-bit type holds exactly, and of how many; powers of two and 0 left out."""
     mantissa = values & np.uint32(0x7FFFFF)
+    special = (values & np.uint32(0x7F800000)) == 0x7F800000
+    if special.any():  # NaN and infinities say nothing of where numbers came from
+        mantissa = mantissa[~special]
     full = np.count_nonzero(mantissa)
     low = np.count_nonzero((mantissa != 0) & ((mantissa & np.uint32(LOW[kind])) == 0))
     return int(low), int(full)

@@ -73,6 +73,12 @@ class Numbers:
         at = int(np.searchsorted(np.cumsum(counts), (total + 1) // 2)) + 1
         return float(1.5 * 2.0 ** (at - 127))
 
+    @property
+    def gap(self) -> int:
+        """Empty octaves between the largest elements and the next ones."""
+        held = np.flatnonzero(self.octaves[:255])
+        return int(held[-1] - held[-2]) - 1 if len(held) > 1 else 0
+
 
 @dataclass
 class OneState:

@@ -34,8 +34,10 @@ class Update:
         k: how many.
         betas, eps: that they were made with; ``None``: not known.
         before: updates that the optimizer had done at A; ``None``: not known. after: its counter at B.
-        lr: least and greatest learning rate of any of them; ``None``: not known.
-        decays: values of λ that are stated for it (A's, B's); empty: not known, anything from none on is allowed.
+        lr: least and greatest learning rate of any of them; ``None``: not known. certain: the files state it, for
+            every one of them (else it is the peak, or no more than a guess from the two ends).
+        decays: values of λ that may be its own; empty: not known, anything from none on is allowed.
+        stated: λ of its group in A and in B, where both are known.
         decoupled: AdamW. amsgrad: the denominator is another tensor.
     """
 
@@ -45,7 +47,9 @@ class Update:
     before: int | None = None
     after: int | None = None
     lr: tuple[float, float] | None = None
+    certain: bool = False
     decays: tuple[float, ...] = ()
+    stated: tuple[float, float] | None = None
     decoupled: bool | None = None
     amsgrad: bool = False
 
@@ -172,7 +176,7 @@ class PairFold:
             if v_a is not None and v_b is not None:
                 state.still += int(np.count_nonzero((v_a == v_b) & (v_a != 0)))
                 ratio = v_b[v_a > 0] / v_a[v_a > 0]
-                state.ratio = min(state.ratio, float(np.nanmin(ratio))) if len(ratio) else state.ratio
+                state.ratio = float(np.fmin.reduce(ratio, initial=state.ratio))
                 if "floor" not in state.skipped:
                     assert update.betas is not None
                     state.floor.add(floor(v_a, v_b, update.betas[1], update.k, kind), block.start)

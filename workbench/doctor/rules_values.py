@@ -1,0 +1,133 @@
+"""Passes over values turned into signs: which slots are read, and what was not looked at and why.
+
+::
+
+    State ──slots──► stream(OneFold)  ──► rules_one  ──┐
+    Pair  ──slots──► stream(PairFold) ──► rules_pair ──┴─► Values(signs, checked, not_checked, states)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.core.scan import Tick
+from workbench.doctor.blocks import Slot, stream
+from workbench.doctor.evidence import Pair, State
+from workbench.doctor.pass_one import OneFold, OneState
+from workbench.doctor.pass_pair import PairFold, PairState, Update, weight_role
+from workbench.doctor.rules_one import judge_one
+from workbench.doctor.rules_pair import judge_pair
+from workbench.doctor.sign import Sign
+from workbench.doctor.updates import between, limit_of
+from workbench.errors import WorkbenchError
+
+__all__ = ["Values", "check_one", "check_pair"]
+
+ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a pass found.
+
+    Attributes:
+        checked, not_checked: rule or law → sentence, with the reason where it was not.
+        states: fqn → the pass's sums, for pictures.
+        updates: fqn → what lies between the two states of a pair.
+    """
+
+    signs: tuple[Sign, ...]
+    checked: Mapping[str, str]
+    not_checked: Mapping[str, str]
+    states: Mapping[str, Any]
+    updates: Mapping[str, Update] = field(default_factory=dict)
+
+
+def check_one(
+    state: State, earlier: State | None = None, *, threads: int | None = None, tick: Tick | None = None
+) -> Values:  # fmt: skip
+    """The laws that hold within one checkpoint.
+
+    Args:
+        earlier: a checkpoint of the same run: its betas widen the state bound if they were others.
+    """
+    every = [one for one in (state, earlier) if one is not None]
+    known = [one.facts.betas for one in every if one.facts.betas is not None]
+    known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
+    fold = OneFold(known[0] if known else None, limit_of(known))
+    slots = [
+        _slot(fqn, [(0, state, roles)]) for fqn, roles in state.params.items() if "param" in roles or "exp_avg" in roles
+    ]
+    found: dict[str, OneState] = {}
+    unread: dict[str, str] = {}
+    for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
+        found[slot.fqn] = sums
+    why = Counter(sums.unbound for sums in found.values() if sums.unbound)
+    return Values(
+        tuple(judge_one(state, slots, found)),
+        {"values": f"{len(found):,} parameters of {state.ckpt.path!r} were read"},
+        _reasons({"S04": why}, unread),
+        found,
+    )
+
+
+def check_pair(pair: Pair, *, threads: int | None = None, tick: Tick | None = None) -> Values:
+    """The laws that hold between two checkpoints of a run, A the earlier one."""
+    updates = between(pair)
+    slots, apart = [], Counter[str]()
+    for fqn, roles in pair.shared():
+        if fqn not in updates:
+            apart["the number of updates between is not known"] += 1
+            continue
+        sides = [(0, pair.a, {r: p[0] for r, p in roles.items()}), (1, pair.b, {r: p[1] for r, p in roles.items()})]
+        slot = _slot(fqn, sides)
+        if weight_role(slot) or (0, "exp_avg") in slot.tensors:
+            slots.append(slot)
+    found: dict[str, PairState] = {}
+    unread: dict[str, str] = {}
+    for slot, sums in stream(slots, PairFold(updates), threads=threads, tick=tick, on_error=_note(unread)):
+        found[slot.fqn] = sums
+    skipped: dict[str, Counter[str]] = {"updates": apart} if apart else {}
+    for sums in found.values():
+        for law, why in sums.skipped.items():
+            skipped.setdefault(law, Counter())[why] += 1
+    return Values(
+        tuple(judge_pair(pair, updates, slots, found)),
+        {"updates": f"{len(found):,} parameters of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r}, side by side"},
+        _reasons(skipped, unread),
+        found,
+        updates,
+    )
+
+
+def _slot(fqn: str, sides: Iterable[tuple[int, State, Mapping[str, int]]]) -> Slot:
+    """The tensors of one shape: that of the moments, which the optimizer's weights share, else the weights'."""
+    tensors = {}
+    shape: tuple[int, ...] | None = None
+    for side, state, roles in sides:
+        shape = shape or next((state.shape(roles[r]) for r in ("exp_avg", "master", "param") if r in roles), None)
+        for role in ROLES:
+            if role in roles and state.shape(roles[role]) == shape:
+                tensors[side, role] = state.ckpt[state.ckpt.catalog.keys[roles[role]]]
+    return Slot(fqn, tensors)
+
+
+def _note(unread: dict[str, str]) -> Any:
+    def note(fqn: str, error: WorkbenchError) -> None:
+        unread[fqn] = str(error)
+
+    return note
+
+
+def _reasons(skipped: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> dict[str, str]:
+    told = {}
+    for law, why in skipped.items():
+        if why:
+            told[law] = "; ".join(f"{reason} ({count:,} parameters)" for reason, count in why.most_common(3))
+    if unread:
+        fqn, reason = next(iter(unread.items()))
+        told["values"] = f"{len(unread):,} parameters could not be read, {fqn!r} first: {reason}"
+    return told
