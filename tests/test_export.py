@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from tests.properties import SLOW
 from tests.reader_suite import same_bits
 from workbench import errors
 from workbench.analysis import manifest as manifests
@@ -318,65 +314,6 @@ def test_a_run_of_many_files_is_read_file_by_file(tmp_path, monkeypatch):
     assert set(got) == set(tensors)
     for key, value in got.items():
         same_bits(value, tensors[key], key)
-
-
-LOOP = """
-import itertools, os, signal, sys
-import workbench as wb
-from workbench.reshard.export import export
-from workbench.reshard.writers.plain import plain
-ckpt, left = wb.open(sys.argv[1]), int(sys.argv[4])
-def deadly(call):
-    real = getattr(os, call)
-    def counted(*args, **named):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **named)
-    setattr(os, call, counted)
-for turn in itertools.count():
-    if turn == 1 and left:
-        for call in ('pwrite', 'fsync', 'mkdir', 'unlink'):
-            deadly(call)
-    report = export(ckpt, sys.argv[2], sys.argv[3], select=("a", "b")[turn % 2], overwrite=True)
-    if turn == 0:
-        print("ready", flush=True)
-"""
-
-
-@pytest.mark.parametrize("format", ["safetensors", "torch"])
-def test_kills_at_random_points_leave_a_whole_export(tmp_path, format):
-    tensors = {f"{letter}{n}": torch.randn(250, 400) for letter in "ab" for n in range(4)}
-    (tmp_path / "source").mkdir()
-    save_file(tensors, tmp_path / "source" / "model.safetensors")
-    target = tmp_path / ("out.pt" if format == "torch" else "out")
-    chance, middle = random.Random(11), 0
-    for turn in range(100 if SLOW else 8):
-        timed = turn % 2
-        countdown = 0 if timed else chance.randint(1, 25)
-        child = subprocess.Popen(
-            [sys.executable, "-c", LOOP, str(tmp_path / "source"), str(target), format, str(countdown)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        if timed:  # at some time; else before some call of its second export
-            time.sleep(chance.random() * 0.1)
-            child.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
-        _, said = child.communicate(timeout=60)
-        assert child.returncode in (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM), said.decode()
-        got = load(target, format)
-        assert set(got) in ({key for key in tensors if key[0] == letter} for letter in "ab")
-        for key, value in got.items():
-            same_bits(value, tensors[key], key)
-        middle += len(os.listdir(tmp_path)) > 2
-    assert middle, "no kill ever came in the middle"
-    with wb.open(tmp_path / "source") as ckpt:
-        export(ckpt, target, format, overwrite=True)
-    assert sorted(os.listdir(tmp_path)) == sorted(["source", target.name])
-    assert set(load(target, format)) == set(tensors)
 
 
 def test_memory_stays_small(tmp_path):

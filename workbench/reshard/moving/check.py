@@ -45,8 +45,7 @@ def check_pieces(path: str, one: FileMap, written: Sequence[Written], *, threads
         if found != written[at].target.hex:
             raise CorruptError(
                 f"tensor {one.pieces.names[at]!r} in {one.name!r}, bytes {start:,} to {start + nbytes:,}, is not what "
-                f"was written: fingerprint {found} instead of {written[at].target.hex}; the disk or its driver failed, "
-                "and nothing was kept"
+                f"was written: fingerprint {found} instead of {written[at].target.hex}; the disk or its driver failed"
             )
 
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-check") as tasks:
