@@ -275,6 +275,48 @@ def test_weights_alone_are_not_accused(tmp_path):
     assert not found and "weights alone" in whole.not_checked["S06"]
 
 
+def test_a_step_that_only_a_name_tells_proves_less(tmp_path):
+    content = torch.load(save(tmp_path / "a.pt", step=50), weights_only=False)
+    del content["step"]
+    torch.save(content, tmp_path / "step-80.pt")
+    found, _ = signs(tmp_path / "step-80.pt")
+    assert found["before", "S07"].severity == "warn"
+
+
+def test_accelerate_counts_saves(tmp_path):
+    """Its ``checkpoint_1`` is the second save, of whatever step."""
+    accelerate = pytest.importorskip("accelerate")
+    runner = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 3)
+    model, optimizer = runner.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    for _ in range(5):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    runner.save_state(str(tmp_path / "checkpoint_1"))
+    found, whole = signs(tmp_path / "checkpoint_1")
+    assert not found and whole.not_checked["S06"] == "no trainer's step is stored"
+
+
+def test_two_optimizers_of_lightning_share_a_step(tmp_path):
+    shape = (3, 4)
+    one = {"step": torch.tensor(25.0), "exp_avg": torch.ones(shape), "exp_avg_sq": torch.ones(shape)}
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": [0]}
+    content = {
+        "epoch": 1, "global_step": 50, "pytorch-lightning_version": "2.5", "callbacks": {}, "lr_schedulers": [],
+        "state_dict": {"a.weight": torch.ones(shape), "b.weight": torch.ones(shape)},
+        "optimizer_states": [{"state": {0: one}, "param_groups": [group | {"lr": lr}]} for lr in (1e-3, 1e-4)],
+    }  # fmt: skip
+    torch.save(content, tmp_path / "gan.ckpt")
+    found, whole = signs(tmp_path / "gan.ckpt")
+    assert not found and "S07" in whole.checked
+
+
+def test_a_step_among_the_tensors():
+    """torchtitan's train_state holds tensors."""
+    facts = gather(wb.open("sample_ckpts/titan_run/step-4"))
+    assert [(told.value, told.source) for told in facts.told["step"]] == [(4, "train_state.step")]
+
+
 def test_a_folder_named_after_another_step(tmp_path):
     found, _ = signs(save(tmp_path / "step-70.pt", step=50))
     assert found["before", "S07"].evidence["kind"] == "folder"

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-__all__ = ["GIVEN", "Group", "Schedule", "Steps", "Told", "TrainingState"]
+__all__ = ["GIVEN", "NAME", "Group", "Schedule", "Steps", "Told", "TrainingState"]
 
 GIVEN = "given"  #: provenance of what the user said
+NAME = "the name"  #: of a step that only the folder's name tells
 
 
 @dataclass(frozen=True)

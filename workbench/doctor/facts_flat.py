@@ -22,9 +22,11 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["Leaf", "leaves", "plain"]
 
-NODES = 100_000  #: values that are looked at, over all objects
+NODES = 1_000_000  #: values that are looked at, over all objects
 DEPTH = 10
 ENTRIES = 4096  #: of a container that is looked into
+#: Switches of torch's optimizers that say nothing of the training; DCP stores each as an object a parameter.
+_SWITCHES = re.compile(r"param_groups\..*\.(?:foreach|capturable|differentiable|fused|maximize)$")
 _SCALARS = (bool, int, float, str, type(None))
 _SKIPPED = re.compile(
     r"(?:^|[._])(?:rng|random|generator|log_history|losses|token_buffer|save_log)(?:$|[._])|rng_state"
@@ -62,12 +64,15 @@ def leaves(objects: Mapping[str, Any]) -> tuple[list[Leaf], dict[str, str]]:
     walk = _Walk()
     for name in objects:
         rank, _, rest = name.rpartition("/")
-        if _SKIPPED.search(rest):
+        if _SKIPPED.search(rest) or _SWITCHES.search(rest):
             continue
         try:
             found += walk.visit(tuple(rest.split(".")), rank, objects[name], DEPTH)
         except (WorkbenchError, RecursionError) as error:
             unreadable[name] = str(error)
+        if walk.left <= 0:
+            unreadable[name] = f"more than {NODES:,} values: this object and what comes after it were not looked at"
+            break
     return found, unreadable
 
 
@@ -87,12 +92,12 @@ def plain(value: Any) -> Any:
 
 class _Walk:
     def __init__(self) -> None:
-        self._left = NODES
+        self.left = NODES
 
     def visit(self, path: tuple[str, ...], rank: str, value: Any, depth: int) -> Iterator[Leaf]:
-        self._left -= 1
+        self.left -= 1
         value = plain(value)
-        if self._left <= 0 or depth <= 0:
+        if self.left <= 0 or depth <= 0:
             return
         if isinstance(value, _SCALARS):
             yield Leaf(path, value, rank)

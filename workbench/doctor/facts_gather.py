@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts import Group, Told, TrainingState
+from workbench.doctor.facts import NAME, Group, Told, TrainingState
 from workbench.doctor.facts_flat import Leaf, leaves
 from workbench.doctor.facts_groups import read_groups
 from workbench.doctor.facts_steps import read_steps
@@ -56,6 +56,9 @@ FACTS = {
 }
 _NAMED = re.compile(r"(?:.*[-_.])?(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d{1,18})(?:\.\w+)?", re.I)
 _STEP = ("step", "global_step", "global_steps", "iteration")
+#: Scalars among the tensors: torchtitan's train_state, and what ``dcp.save`` makes of a tensor at the top.
+_STEP_TENSORS = ("train_state.step", "step", "global_step", "trainer.step", "app.train_state.step")
+_NUMBERED_SAVES = {"accelerate"}  #: formats whose folders count saves, not steps
 _ARGS = {"args", "training_args", "config", "hyper_parameters", "hparams", "ds_config"}
 _MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rope_theta"}
 _NO_STATE = ("sched", "optim", "args", "config", "callback", "loader", "sampler", "history", "beta_pow", "dataset")
@@ -130,11 +133,18 @@ def _steps(told: dict[str, list[Told]], found: Iterable[Leaf], ckpt: Checkpoint)
             continue
         if not any(word in part.lower() for part in leaf.path[:-1] for word in _NO_STATE):
             _say(told, "step", leaf.value, leaf.source)
+    for key in _STEP_TENSORS:
+        if key in ckpt.catalog.index and ckpt[key].numel == 1 and ckpt[key].element.kind in "iu":
+            try:
+                _say(told, "step", int(ckpt[key].numpy().reshape(-1)[0]), key)
+            except WorkbenchError:  # verify tells what is wrong with it
+                continue
     name = os.path.basename(os.path.abspath(ckpt.path))
-    if match := _NAMED.fullmatch(name):
+    match = None if ckpt.format in _NUMBERED_SAVES else _NAMED.fullmatch(name)
+    if match:
         _say(told, "folder_step", int(match[1]), f"the name {name!r}")
-    if "step" not in told and ckpt.step is not None:
-        _say(told, "step", ckpt.step, "the name" if match and int(match[1]) == ckpt.step else "the reader")
+    if "step" not in told and ckpt.step is not None and ckpt.format not in _NUMBERED_SAVES:
+        _say(told, "step", ckpt.step, NAME if match and int(match[1]) == ckpt.step else "the reader")
     parent = os.path.dirname(os.path.abspath(ckpt.path))
     for tracker in TRACKERS:
         value = _tracker(os.path.join(parent, tracker))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workbench.doctor.evidence import State
-from workbench.doctor.facts import TrainingState
+from workbench.doctor.facts import NAME, TrainingState
 from workbench.doctor.schedule import plan_of
 from workbench.doctor.sign import Rule, Sign, register
 
@@ -155,6 +155,9 @@ def _against(facts: TrainingState) -> list[Sign]:
     skipped = facts.value("skipped_steps") or 0
     if skipped and abs(usual + skipped - step) <= 1:
         return []
+    optimizers = len({group.source.partition(".param_groups")[0] for group in facts.groups})
+    if optimizers > 1 and usual * optimizers == step:  # Lightning counts the updates of all optimizers
+        return []
     severity = "info" if scaled(facts) and 1 < usual < step and usual >= 0.5 * step else _grave(facts)
     words = f"the optimizer counts {usual:,.0f} updates, the trainer {step:,} ({facts.source('step')})"
     found = {"kind": "trainer", "optimizer": usual, "trainer": step, "source": facts.source("step")}
@@ -175,7 +178,7 @@ def _stated(facts: TrainingState) -> list[Sign]:
 def _folder(state: State) -> list[Sign]:
     facts = state.facts
     named, step = facts.value("folder_step"), facts.step
-    if named is None or step is None or abs(named - step) <= 1 or state.ckpt.format == "accelerate":  # it counts saves
+    if named is None or step is None or abs(named - step) <= 1:
         return []
     words = f"{facts.source('folder_step')} says step {named:,}, the state {step:,}"
     return [S07.sign(words, {"kind": "folder", "folder": named, "trainer": step}, severity="warn")]
@@ -306,7 +309,8 @@ def generators_differ(state: State) -> list[Sign] | str:
 
 
 def _grave(facts: TrainingState) -> str:
-    return "info" if reset_meant(facts) else "error"
+    """Less than an error where a reset was meant, or where only a name says which step it is."""
+    return "info" if reset_meant(facts) else "warn" if facts.source("step") == NAME else "error"
 
 
 def _counts(facts: TrainingState) -> dict[str, int]:
