@@ -104,6 +104,24 @@ def test_without_facts_it_says_what_it_could_not_look_at():
     assert "betas" in check_one(blank[0]).not_checked["S04"]
 
 
+def test_few_numbers_with_empty_low_bits_are_chance(tmp_path):
+    """Of 96 numbers one or two fit into bfloat16 now and then; a share of them all does not by chance."""
+    for fitting, wanted in ((1, set()), (4, set()), (20, {"S09"})):
+        master = torch.randn(96, generator=torch.Generator().manual_seed(3)) + 3.0e-3
+        master[:fitting] = master[:fitting].bfloat16().float()
+        held = {"exp_avg": torch.zeros(96), "exp_avg_sq": torch.zeros(96), "step": torch.tensor(9.0)}
+        held["master_param"] = master
+        path = tmp_path / f"{fitting}.pt"
+        groups = [{"params": [0], "param_names": ["w"], "betas": (0.9, 0.95)}]
+        torch.save(
+            {"model": {"w": master.bfloat16()}, "optimizer": {"state": {0: held}, "param_groups": groups}, "step": 9},
+            path,
+        )
+        found = state(path)
+        assert set(found.params["w"]) >= {"param", "master"} and found.facts.step == 9
+        assert {sign.rule for sign in check_one(found).signs} & {"S08", "S09"} == wanted
+
+
 class Gathered:
     """Collects what a pass hands out."""
 

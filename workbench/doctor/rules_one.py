@@ -18,7 +18,8 @@ __all__ = ["judge_one"]
 OUTLIER = 300.0  #: times the median magnitude (catalogue, S02)
 GAP = 4  #: empty octaves below it: outliers that were trained form a tail, a flipped exponent bit stands alone
 LOW_SHARE = 0.01  #: of numbers whose low bits are zero; by chance 2⁻¹⁶ (catalogue, D1)
-LOW_LEAST = 64  #: numbers below which a share says nothing: 1 % of 64 by chance is 1e-3 of a percent
+LOW_LEAST = 5  #: such numbers at least: of 500 by chance (2⁻¹³ each, for fp16) that happens once in 10⁸ tensors
+SAMPLE = 64  #: elements from which a tensor's outliers and copies are looked at
 LIST = 100
 LAWS = "workbench.doctor.laws"
 
@@ -42,11 +43,11 @@ register(
          "stochastic rounding and split masters differ by at most one last bit",
          "rebuild the weights from the masters"),
     Rule("S09", "masters of 16 bits", ("D1",), "one", "an update leaves low bits",
-         f"share > {LOW_SHARE:.0%}, chance 2^-16",
+         f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
          "catalogue, 3.4", "error", "the first update after a start from 16-bit weights is still to come",
          "load the masters, do not rebuild them from the weights"),
     Rule("S10", "moments of 16 bits", ("D4",), "one", "an update leaves low bits",
-         f"share > {LOW_SHARE:.0%}, chance 2^-16",
+         f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
          "catalogue, D4", "warn", "an optimizer that keeps its moments in 16 bits on purpose",
          "save moments in float32"),
     Rule("S13", "a tied head of its own", ("F2",), "one", "tied tensors are one tensor",
@@ -82,7 +83,7 @@ def _numbers(found: Mapping[str, OneState]) -> Iterator[Sign]:
             if numbers.nan + numbers.inf:
                 sick.append((fqn, role, numbers.nan + numbers.inf))
             alone = numbers.gap >= GAP and numbers.max > OUTLIER * numbers.median > 0
-            if role in ("param", "master") and numbers.count >= LOW_LEAST and alone:
+            if role in ("param", "master") and numbers.count >= SAMPLE and alone:
                 large.append((fqn, role, numbers.max / numbers.median))
             if role == "exp_avg_sq" and numbers.negative:
                 negative.append((fqn, role, numbers.negative))
@@ -136,7 +137,7 @@ def _masters(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
     for rule, roles in (("S09", ("master",)), ("S10", ("exp_avg", "exp_avg_sq"))):
         low = [
             (fqn, role, sums.low[role][0]) for fqn, sums in found.items() for role in roles
-            if sums.low.get(role, (0, 0))[1] >= LOW_LEAST and sums.low[role][0] > LOW_SHARE * sums.low[role][1]
+            if sums.low.get(role, (0, 0))[0] >= LOW_LEAST and sums.low[role][0] > LOW_SHARE * sums.low[role][1]
         ]  # fmt: skip
         if low and step > 0:
             of = sum(found[fqn].low[role][1] for fqn, role, _ in low)
@@ -163,7 +164,7 @@ def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tu
     alike = defaultdict(list)
     for fqn, sums in found.items():
         main = sums.numbers.get("master") or sums.numbers.get("param")
-        if main is None or len(shapes[fqn]) < 2 or main.count < LOW_LEAST:
+        if main is None or len(shapes[fqn]) < 2 or main.count < SAMPLE:
             continue
         if int((main.octaves > 0).sum()) > 1:  # not one constant
             alike[sums.digest, shapes[fqn]].append(fqn)
