@@ -190,6 +190,16 @@ def test_another_format_after_the_resume_says_the_same():
         assert rules[0] - {"P15"} <= rules[1] and "R12" not in rules[1]
 
 
+@pytest.mark.parametrize("formats", [("dcp", "megatron"), ("deepspeed", "dcp"), ("megatron", "torch_save")])
+def test_an_untied_head_shows_in_another_format(formats):
+    before, after = formats
+    found = outcome(lab.case("f19_untied_copy", SMALL, before, k=1, after_format=after))
+    (sign,) = [sign for sign in found.signs if sign.rule == "P02"]
+    assert sign.severity in ("warn", "error") and sign.evidence["kind"] == "appeared" and sign.hit == 1
+    healthy = outcome(lab.case("h0_exact", SMALL, before, k=1, after_format=after))
+    assert {sign.severity for sign in healthy.signs} <= {"info"}
+
+
 # ---- rules on files made here --------------------------------------------------------------------------------------
 
 

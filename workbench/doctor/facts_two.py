@@ -123,7 +123,7 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
 
 
 def same_parameters(pair: Pair) -> list[Sign] | str:
-    if _renamed(pair):
+    if pair.a.ckpt.format == pair.b.ckpt.format and _renamed(pair):
         return "the weights' names changed (N1)"
     a, b = _params(pair.stored), _params(pair.b)
     if pair.mapped:
@@ -136,7 +136,7 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
     found = []
     for words, names in (("vanished", gone), ("appeared", new)):
         if names:
-            severity = "info" if tied[0] != tied[1] else "warn" if pair.mapped else "error"
+            severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"
             message = f"{len(names):,} parameters {words}: {', '.join(map(repr, names[:4]))}"
             sign = P02.sign(message, {"kind": words}, names[:NAMED], hit=len(names), of=len(a), severity=severity)
             found.append(sign)
