@@ -589,6 +589,30 @@ def test_no_param_shapes_no_module_no_optimizer(zero1):
     refused(errors.CorruptError, zero1, "rank_0", "no optimizer_state_dict")
 
 
+def test_a_module_that_nests_its_tensors(zero1):
+    """As Megatron-DeepSpeed's ``state_dict_for_save_checkpoint`` does: no tensor is passed over."""
+    with wb.open(zero1, cache=False) as ckpt:
+        flat = {key: ckpt[key].torch() for key in ckpt.select(role="param")}
+
+    def nest(content):
+        tree = {}
+        for name, tensor in content["module"].items():
+            *parents, leaf = name.split(".")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = tensor
+        content["module"] = tree
+
+    edit(zero1 / MODEL_1, nest)
+    with wb.open(zero1, cache=False) as ckpt:
+        assert set(ckpt.select(role="param")) == set(flat)
+        for key, tensor in flat.items():
+            assert torch.equal(ckpt[key].torch(), tensor), key
+    edit(zero1 / MODEL_1, lambda c: c["module"].update({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}))
+    refused(errors.CorruptError, zero1, "two tensors of the module are called 'a.b'")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

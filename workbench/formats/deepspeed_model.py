@@ -179,7 +179,12 @@ def _module(model: Model, states: States, key: Key, stage3: bool) -> Iterator[_W
     module = states.tree["module"]
     if not isinstance(module, Mapping):
         return  # pipelines write None here, and a file a layer
-    named = {str(name): ref for name, ref in module.items() if isinstance(ref, TensorRef)}
+    named: dict[str, TensorRef] = {}
+    for path, ref in tensors(module):  # Megatron-DeepSpeed nests: {"language_model": {"encoder": {…}}}
+        name = ".".join(map(str, path))
+        if name in named:
+            raise CorruptError(f"{states.file!r}: two tensors of the module are called {name!r:.120}")
+        named[name] = ref
     buffers = {str(name) for name in items(states.tree.get("buffer_names"))}
     shapes = {name: shape for group in model.shapes or () for name, shape in group.items()}
     seen: dict[tuple[Any, ...], str] = {}
