@@ -45,7 +45,8 @@ def check_pieces(path: str, one: FileMap, written: Sequence[Written], *, threads
         if found != written[at].target.hex:
             raise CorruptError(
                 f"tensor {one.pieces.names[at]!r} in {one.name!r}, bytes {start:,} to {start + nbytes:,}, is not what "
-                f"was written: fingerprint {found} instead of {written[at].target.hex}; the disk or its driver failed"
+                f"was written: fingerprint {found} instead of {written[at].target.hex}; the disk or its driver failed: "
+                "export again, to another disk"
             )
 
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-check") as tasks:
@@ -70,11 +71,17 @@ def check_reader(path: str, reader: str, selection: Selection, keys: Sequence[st
         for at, name in enumerate(keys):
             position = catalog.index.get(name)
             if position is None:
-                raise CorruptError(f"tensor {name!r} is not in what was written to {os.path.basename(path)!r}")
+                raise CorruptError(
+                    f"tensor {name!r} is not in what was written to {os.path.basename(path)!r}; this is a "
+                    "defect of the writer: please report it"
+                )
             found = catalog.shape_of(position), catalog.dtype_of(position).name
             wanted = selection.shape_of(at), selection.dtype_of(at).name
             if found != wanted:
-                raise CorruptError(f"tensor {name!r} was written as {found}, and should be {wanted}")
+                raise CorruptError(
+                    f"tensor {name!r} was written as {found} and should be {wanted}; this is a "
+                    "defect of the writer: please report it"
+                )
         positions = np.array([catalog.index[name] for name in keys], np.int64)
         shapes = catalog.shape[positions].astype(np.int64)
         plan_reads(catalog, positions, np.zeros_like(shapes), shapes)  # no element is missing
