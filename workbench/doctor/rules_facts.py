@@ -62,15 +62,5 @@ def _run(checks: Mapping[str, Callable[[Any], list[Sign] | str]], subject: Any, 
         found.checked[rule] = where
         for sign in said:
             assert sign.rule in RULES
-            found.signs.append(
-                Sign(
-                    sign.rule,
-                    sign.severity,
-                    sign.message,
-                    {"in": where, **sign.evidence},
-                    sign.tensors,
-                    sign.hit,
-                    sign.of,
-                )
-            )
+            found.signs.append(replace(sign, evidence={"in": where, **sign.evidence}))
     return found

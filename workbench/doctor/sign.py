@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.analysis.report import SEVERITIES
 
-__all__ = ["NEEDS", "RULES", "Outcome", "Rule", "Sign", "register"]
+__all__ = ["NEEDS", "RULES", "Cleared", "Outcome", "Rule", "Sign", "register"]
 
 #: What a rule looks at.
 NEEDS = {
@@ -70,12 +70,15 @@ class Rule:
         severity: str | None = None,
         hit: int = 0,
         of: int = 0,
+        causes: tuple[str, ...] = (),
     ) -> Sign:
-        """What it says when it fires; a milder ``severity`` than its own where less is proved."""
+        """What it says when it fires; a milder ``severity`` than its own where less is proved, fewer ``causes`` where
+        more is.
+        """
         grave = severity or self.severity
         if SEVERITIES.index(grave) < SEVERITIES.index(self.severity):
             raise ValueError(f"rule {self.id} says at most {self.severity!r}, not {grave!r}")
-        return Sign(self.id, grave, message, dict(evidence or {}), tuple(tensors), hit, of)
+        return Sign(self.id, grave, message, dict(evidence or {}), tuple(tensors), hit, of, causes)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Sign:
         evidence: the same numbers, of JSON's types only.
         tensors: fqns it was seen in.
         hit, of: how many of what was looked at (parameters, elements, ranks: the message says which).
+        causes: those that this sign speaks for, likeliest first; empty: its rule's.
     """
 
     rule: str
@@ -98,6 +102,22 @@ class Sign:
     tensors: tuple[str, ...] = ()
     hit: int = 0
     of: int = 0
+    causes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """Something that was shown to be healthy.
+
+    Attributes:
+        what: a few words: ``weights``.
+        message: one sentence with the numbers in it: ``291 of 291 are equal bit for bit``.
+        causes: ids of the causes that this excludes.
+    """
+
+    what: str
+    message: str
+    causes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -107,15 +127,18 @@ class Outcome:
     Attributes:
         signs: of those that fired.
         checked: rule → what was looked at, with its counts; not_checked: rule → why not.
+        cleared: what was shown to be healthy.
     """
 
     signs: list[Sign] = field(default_factory=list)
     checked: dict[str, str] = field(default_factory=dict)
     not_checked: dict[str, str] = field(default_factory=dict)
+    cleared: list[Cleared] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
         """Put another outcome's in; what was checked anywhere is checked."""
         self.signs += other.signs
+        self.cleared += other.cleared
         for rule, words in other.checked.items():
             self.checked[rule] = f"{self.checked[rule]}; {words}" if rule in self.checked else words
         for rule, words in other.not_checked.items():

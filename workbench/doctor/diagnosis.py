@@ -1,0 +1,96 @@
+"""What the doctor says: causes with their proof, in the order of evidence; a report that people and programs read.
+
+::
+
+    signs ──► suspects   B1  certain   proved by S06 P01 P03 · since step 240 · damage · remedy · what would settle doubts
+              ruled out  weights: 291 of 291 equal bit for bit (no A1 A2 E1 … E10)
+              checked · not checked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.analysis.report import Report
+from workbench.doctor.sign import Cleared, Sign
+
+__all__ = ["CERTAINTIES", "Diagnosis", "Subject", "Suspect"]
+
+#: How sure a suspect is.
+CERTAINTIES = {
+    "certain": "exact laws or equalities prove it, and nothing speaks for another cause",
+    "likely": "what was found fits it best; another cause could leave the same signs",
+    "possible": "a statistic, or a change that may be meant",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One of the checkpoints that were looked at.
+
+    Attributes:
+        which: ``before``, ``echo`` or ``after``.
+        step: of the trainer; ``None`` where not stored.
+    """
+
+    which: str
+    path: str
+    format: str
+    step: int | None
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A cause and what speaks for it.
+
+    Attributes:
+        cause: its id in ``doctor.causes``: ``B1``.
+        title: what happened, in one short sentence.
+        severity: of its gravest sign.
+        certainty: a key of :data:`CERTAINTIES`.
+        signs: that it explains, the strongest first.
+        excludes: other causes that these signs speak against, each with the reason.
+        since: step of the first checkpoint that shows it; ``None``: not known.
+        tensors: fqns that are affected (at most a hundred; ``affected`` counts them); share: of the elements of the
+            trained weights, if known.
+        damage: what to expect of the run, with its numbers: one sentence each.
+        remedy: what to do, in the user's framework where it is known.
+        settle: which further file or fact would settle doubts; empty where there are none.
+    """
+
+    cause: str
+    title: str
+    severity: str
+    certainty: str
+    signs: tuple[Sign, ...]
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    since: int | None = None
+    tensors: tuple[str, ...] = ()
+    affected: int = 0
+    share: float | None = None
+    damage: tuple[str, ...] = ()
+    remedy: str = ""
+    settle: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis(Report):
+    """A report whose findings are grouped into causes.
+
+    Attributes:
+        subjects: the checkpoints, in the order before, echo, after.
+        verdict: one sentence.
+        causes: best supported first.
+        ruled_out: what was shown to be healthy.
+        facts: of each subject, the trainer facts with where they stand: which → fact → ``(value, source)``.
+        pictured: what pictures are drawn from, by name; not part of the JSON.
+    """
+
+    subjects: tuple[Subject, ...] = ()
+    verdict: str = ""
+    causes: tuple[Suspect, ...] = ()
+    ruled_out: tuple[Cleared, ...] = ()
+    facts: Mapping[str, Mapping[str, tuple[Any, str]]] = field(default_factory=dict)
+    pictured: Mapping[str, Any] = field(default_factory=dict)
