@@ -2,7 +2,7 @@
 
 ::
 
-    signs ──► suspects   B1  certain   proved by S06 P01 P03 · since step 240 · damage · remedy · what would settle doubts
+    signs ──► suspects   B1  certain   proved by S06 P01 P03 · since step 240 · damage · remedy
               ruled out  weights: 291 of 291 equal bit for bit (no A1 A2 E1 … E10)
               checked · not checked
 """
