@@ -1,0 +1,50 @@
+"""What one checkpoint alone tells: its values, its files and its structure, in one call.
+
+::
+
+    state ──► check_one    laws and statistics within a parameter    every weight and moment, once
+          └─► check_files  files, checksums, cover, replicas         what verify knows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from workbench.core.scan import Tick
+from workbench.doctor.evidence import State
+from workbench.doctor.pass_one import OneState
+from workbench.doctor.rules_values import check_one
+from workbench.doctor.sign import Outcome
+
+__all__ = ["Alone", "check_alone"]
+
+
+@dataclass
+class Alone(Outcome):
+    """An outcome, with the sums that it was judged by.
+
+    Attributes:
+        states: fqn → sums of its elements, for pictures.
+    """
+
+    states: Mapping[str, OneState] = field(default_factory=dict)
+
+
+def check_alone(
+    state: State,
+    earlier: State | None = None,
+    *,
+    files: bool = True,
+    threads: int | None = None,
+    tick: Tick | None = None,
+) -> Alone:
+    """Every rule on the bytes of one checkpoint; those on its facts are `rules_facts`'.
+
+    Args:
+        earlier: a checkpoint of the same run, if there is one: what was healthy there is healthy here.
+        files: also check files, stored checksums and copies, which reads the bytes once more.
+        tick: told the share that is done; stops by raising.
+    """
+    values = check_one(state, earlier, threads=threads, tick=tick)
+    return Alone(list(values.signs), dict(values.checked), dict(values.not_checked), [], values.states)
