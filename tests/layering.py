@@ -56,7 +56,7 @@ SHARED_DECODERS = {
 REPR_METHODS = {"__repr__", "_repr_html_"}
 #: A method of the checkpoint that is another room's work, asked for when it is called.
 DELEGATES = {("checkpoint", "to_device"): "reshard"}
-REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard"}
+REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard", "doctor"}
 
 
 @dataclass(frozen=True)

@@ -94,3 +94,13 @@ class Diagnosis(Report):
     ruled_out: tuple[Cleared, ...] = ()
     facts: Mapping[str, Mapping[str, tuple[Any, str]]] = field(default_factory=dict)
     pictured: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        from workbench.views.doctor import diagnosis_text
+
+        return diagnosis_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.views.doctor_html import diagnosis_html
+
+        return diagnosis_html(self)

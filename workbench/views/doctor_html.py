@@ -1,0 +1,116 @@
+"""A diagnosis as HTML: in a notebook it takes the page's colours; as a page of its own it brings pictures and no links.
+
+::
+
+    <div>  verdict · causes (first one open) · ruled out · not checked · facts  </div>
+    page:  the same, then the pictures, their script inlined: opens without a network, light or dark as the reader's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from workbench.doctor.diagnosis import Diagnosis, Suspect
+from workbench.views import units
+from workbench.views.doctor import MARK, also_seen, cleared_sentence, reasons, suspect_rows, suspect_title
+from workbench.views.names import safe, shorten
+
+__all__ = ["diagnosis_html", "diagnosis_page"]
+
+CELL = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
+BAR = {"error": "4px solid", "warn": "4px dotted", "info": "1px dotted"}  #: beside a cause, in the colour of the text
+TENSORS = 20  #: names that are listed
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em;
+       background: Canvas; color: CanvasText; overflow-wrap: anywhere; }
+h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin: 1.6em 0 .3em; }
+summary { cursor: pointer; } figure { margin: 0 0 2em; } figcaption { opacity: .8; }
+"""
+
+
+def diagnosis_html(d: Diagnosis) -> str:
+    """Verdict first; causes unfold."""
+    subjects = "".join(
+        f"<tr><td {CELL}>{escape(safe(one.which))}</td><td {CELL}>{escape(safe(one.format))}</td>"
+        f"<td {CELL}>{'–' if one.step is None else f'step {one.step:,}'}</td>"
+        f"<td {CELL}><code>{escape(safe(one.path))}</code></td></tr>"
+        for one in d.subjects
+    )
+    parts = [f"<div><b>{escape(safe(d.verdict))}</b></div>", f"<table>{subjects}</table>"]
+    parts += [_suspect(number, one) for number, one in enumerate(d.causes, 1)]
+    parts.append(_fold("also seen", also_seen(d), True))
+    parts.append(_fold("ruled out", map(cleared_sentence, d.ruled_out), True))
+    parts.append(_fold("not checked", reasons(d.not_checked), True))
+    parts.append(_fold("checked", reasons(d.checked), False))
+    parts.append(_facts(d.facts))
+    return f'<div class="workbench-doctor">{"".join(parts)}</div>'
+
+
+def diagnosis_page(d: Diagnosis, pictures: Mapping[str, Any] | None = None) -> str:
+    """A whole page that needs no network.
+
+    Args:
+        pictures: name → HoloViews element, as :func:`workbench.views.doctor_pictures.doctor_pictures` makes them; their
+            script (Bokeh's, a megabyte) is then in the page.
+    """
+    head, body = "", ""
+    if pictures:
+        head, body = _drawn(pictures)
+    title = escape(safe(d.verdict) or "Resume doctor")
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Resume doctor</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>{head}</head>'
+        f'<body><h1 title="{title}">Resume doctor</h1>{diagnosis_html(d)}{body}</body></html>\n'
+    )
+
+
+def _suspect(number: int, one: Suspect) -> str:
+    rows, before = [], ""
+    for name, words in suspect_rows(one):
+        rows.append(f"<tr><td {CELL}>{'' if name == before else name}</td><td {CELL}>{escape(words)}</td></tr>")
+        before = name
+    if len(one.tensors) > 2:
+        names = ", ".join(f"<code>{escape(shorten(safe(name), 100))}</code>" for name in one.tensors[:TENSORS])
+        more = max(one.affected, len(one.tensors)) - min(len(one.tensors), TENSORS)
+        rows.append(f"<tr><td {CELL}>tensors</td><td {CELL}>{names}{f', … {more:,} more' if more else ''}</td></tr>")
+    head = f"{MARK[one.severity]} <code>{escape(safe(one.cause))}</code> {escape(suspect_title(one))}"
+    return (
+        f'<details {"open" if number == 1 else ""} style="border-left:{BAR[one.severity]};'
+        f'padding-left:.7em;margin:.5em 0"><summary><b>{head}</b></summary><table>{"".join(rows)}</table></details>'
+    )
+
+
+def _fold(name: str, sentences: Iterable[str], unfolded: bool) -> str:
+    items = "".join(f"<li>{escape(words)}</li>" for words in sentences)
+    return f"<details {'open' if unfolded else ''}><summary>{name}</summary><ul>{items}</ul></details>" if items else ""
+
+
+def _facts(facts: Mapping[str, Mapping[str, tuple[Any, str]]]) -> str:
+    """Trainer facts with where they stand."""
+    rows = [
+        f"<tr><td {CELL}>{escape(safe(which))}</td><td {CELL}>{escape(safe(fact))}</td>"
+        f"<td {CELL}>{escape(shorten(safe(_value(value)), 100))}</td><td {CELL}>{escape(safe(source))}</td></tr>"
+        for which, told in facts.items()
+        for fact, (value, source) in told.items()
+    ]
+    return f"<details><summary>facts</summary><table>{''.join(rows)}</table></details>" if rows else ""
+
+
+def _value(value: Any) -> str:
+    return units.number(value) if isinstance(value, float) else str(value)
+
+
+def _drawn(pictures: Mapping[str, Any]) -> tuple[str, str]:
+    """Scripts for a page's head, and its figures."""
+    import holoviews as hv
+    from bokeh.embed import components
+    from bokeh.resources import INLINE
+
+    renderer = hv.renderer("bokeh")
+    figures = {name: renderer.get_plot(picture).state for name, picture in pictures.items()}
+    script, divs = components(figures)
+    body = "".join(f"<figure>{div}</figure>" for div in divs.values())
+    return INLINE.render_js(), f"<h2>Pictures</h2>{body}{script}"
