@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from workbench.core.scan import Tick
 from workbench.doctor.evidence import State
 from workbench.doctor.pass_one import OneState
+from workbench.doctor.rules_files import check_files
 from workbench.doctor.rules_values import check_one
 from workbench.doctor.sign import Outcome
 
@@ -36,6 +38,7 @@ def check_alone(
     earlier: State | None = None,
     *,
     files: bool = True,
+    manifest: Any = None,
     threads: int | None = None,
     tick: Tick | None = None,
 ) -> Alone:
@@ -44,7 +47,16 @@ def check_alone(
     Args:
         earlier: a checkpoint of the same run, if there is one: what was healthy there is healthy here.
         files: also check files, stored checksums and copies, which reads the bytes once more.
+        manifest: to check every byte against, or its path; without one what lies inside or beside is taken.
         tick: told the share that is done; stops by raising.
     """
-    values = check_one(state, earlier, threads=threads, tick=tick)
-    return Alone(list(values.signs), dict(values.checked), dict(values.not_checked), [], values.states)
+    share = 0.5 if files else 1.0
+    values = check_one(state, earlier, threads=threads, tick=_part(tick, 0.0, share))
+    found = Alone(list(values.signs), dict(values.checked), dict(values.not_checked), [], values.states)
+    if files:
+        found.add(check_files(state, manifest=manifest, threads=threads, tick=_part(tick, share, 1 - share)))
+    return found
+
+
+def _part(tick: Tick | None, start: float, share: float) -> Tick | None:
+    return None if tick is None else lambda done: tick(start + done * share)

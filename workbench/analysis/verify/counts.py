@@ -56,9 +56,14 @@ class Seen:
 
 
 class NumberScan:
-    """The reducer; a state a chunk."""
+    """The reducer; a state a chunk.
 
-    def __init__(self, subject: Subject) -> None:
+    Args:
+        numbers: look at what the numbers are, and not only for zeros.
+    """
+
+    def __init__(self, subject: Subject, numbers: bool = True) -> None:
+        self._numbers = numbers
         catalog, roles, fqns = subject.catalog, subject.ckpt.roles, subject.ckpt.fqns
         self._catalog = catalog
         self._pages = Pages(subject.payloads)
@@ -87,6 +92,8 @@ class NumberScan:
         state.count += len(piece.bits)
         state.nonzero = state.nonzero or bool(_whole(piece.bits).any())
         self._pages.look(state.pages, piece)
+        if not self._numbers:
+            return
         if dtype.name in _FLOATS:
             self._floats(state, piece, piece.bits, _FLOATS[dtype.name], bool(self._square[tensor]))
         elif dtype.name in _HALVES:

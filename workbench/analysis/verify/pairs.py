@@ -15,7 +15,7 @@ weights and masters are of two saves (the loss is right at the first step after 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +112,12 @@ class Rounding(Same):
         return ((master + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype(np.uint16)
 
 
-def check_pairs(subject: Subject, tick: Tick | None = None) -> None:
-    """Replicas, ties and masters; only what exists twice is read again."""
-    passes = [*_replica_passes(subject), *_tied_passes(subject), *_master_passes(subject)]
+def check_pairs(
+    subject: Subject, tick: Tick | None = None, *, kinds: Collection[str] = ("replicas", "ties", "masters")
+) -> None:
+    """Replicas, ties and masters, or those ``kinds`` of them; only what exists twice is read again."""
+    make = {"replicas": _replica_passes, "ties": _tied_passes, "masters": _master_passes}
+    passes = [one for kind, made in make.items() if kind in kinds for one in made(subject)]
     total = max(sum(int(work.nbytes.sum()) for work, *_ in passes), 1)
     done = 0
     for work, reducer, judge in passes:

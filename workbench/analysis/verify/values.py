@@ -36,8 +36,8 @@ VITAL = {"param", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum
 _MASK = re.compile(r"mask|alibi|rel_pos_bias|attn_bias", re.I)
 
 
-def check_values(subject: Subject, tick: Tick | None = None) -> None:
-    """Read every stored chunk once, and judge what was counted."""
+def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = True) -> None:
+    """Read every stored chunk once, and judge what was counted; without ``numbers`` only zeros and empty pages."""
     catalog, log = subject.catalog, subject.log
     work = chunk_work(subject.payloads, replica=None, group=np.arange(catalog.chunks))
     work = work.take(np.flatnonzero(~subject.lost[work.sides[0].row])) if len(work) else work
@@ -56,7 +56,7 @@ def check_values(subject: Subject, tick: Tick | None = None) -> None:
     read, zero = np.zeros(catalog.chunks, bool), np.zeros(catalog.chunks, bool)
     sick: dict[int, Seen] = {}  # a state a chunk would be a lot of memory for a million of them
     low = np.zeros((len(catalog), 2), np.int64)
-    for row, state in scan(work, NumberScan(subject), threads=subject.threads, tick=tick, on_error=failed):
+    for row, state in scan(work, NumberScan(subject, numbers), threads=subject.threads, tick=tick, on_error=failed):
         read[row], zero[row] = True, not state.nonzero
         if state.nan or state.posinf or state.neginf or state.negative or (state.pages and state.nonzero):
             sick[row] = state
@@ -69,9 +69,8 @@ def check_values(subject: Subject, tick: Tick | None = None) -> None:
     _zeros(subject, read, zero)
     check_pages(subject, {row: state.pages for row, state in sick.items() if state.pages}, zero)
     size = int(catalog.chunk_nbytes[read].sum())
-    log.checked["values"] = (
-        f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: NaN, infinities, signs, zero pages, low bits"
-    )
+    what = "NaN, infinities, signs, zero pages, low bits" if numbers else "zero pages"
+    log.checked["values"] = f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: {what}"
     packed = [catalog.keys[t] for t in range(len(catalog)) if catalog.dtype_of(t).packed]
     if packed:
         log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} whose elements share bytes: {names(packed)}"
