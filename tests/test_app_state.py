@@ -17,17 +17,17 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from workbench.app import plots
-from workbench.app.detail import statistics, worst_table
 from workbench.app.found import checkpoints
 from workbench.app.jail import Jail
 from workbench.app.jobs import Job
 from workbench.app.look import look
-from workbench.app.overview import bytes_by_module, module_of
 from workbench.app.page import Workbench, create_app
 from workbench.app.registry import Registry
 from workbench.app.rows import choose_rows, tensor_rows
 from workbench.app.serve import serve
 from workbench.app.state import WorkbenchState, parse_query, query_of
+from workbench.app.tabs.detail import statistics, worst_table
+from workbench.app.tabs.overview import bytes_by_module, module_of
 from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError
 
 WAIT = 30
@@ -490,7 +490,7 @@ def test_the_workbench_shows_a_checkpoint_without_a_server(root):
     state.show("llama", tensor="lm_head.weight", tab="tensors")
     page.until(lambda: state.status != "opening")
     assert state.status == "open", state.error
-    job, table = workbench.tensors.detail.job, workbench.tensors.table
+    job, table = workbench.made["tensors"].detail.job, workbench.made["tensors"].table
     page.until(lambda: job.status == "done")
     assert table.value.index[table.selection[0]] == list(state.ckpt).index("lm_head.weight")
     state.pattern = "self_attn"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import panel as pn
@@ -18,18 +19,21 @@ import param
 from workbench.app import style
 from workbench.app.jail import Jail
 from workbench.app.jobs import Schedule
-from workbench.app.overview import Overview
 from workbench.app.picker import Picker
 from workbench.app.registry import Registry
 from workbench.app.state import TABS, WorkbenchState, parse_query, query_of
-from workbench.app.tensors import Tensors
 from workbench.app.words import html
 
 __all__ = ["Workbench", "create_app"]
 
 LOCAL_RESOURCES = "static/extensions/panel/"
 BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm`` the list is a drawer
-TITLES = {"overview": "Overview", "tensors": "Tensors"}
+#: A tab's title and the class that makes it, imported when it is first looked at.
+MAKERS = {
+    "overview": ("Overview", "workbench.app.tabs.overview", "Overview"),
+    "tensors": ("Tensors", "workbench.app.tabs.tensors", "Tensors"),
+}
+SHOWN = tuple(name for name in TABS if name in MAKERS)
 
 
 class Workbench(pn.viewable.Viewer):
@@ -39,17 +43,21 @@ class Workbench(pn.viewable.Viewer):
         super().__init__(**params)
         self.state = state
         self.picker = Picker(state, schedule)
-        self.overview, self.tensors = Overview(state), Tensors(state, schedule)
+        self._schedule = schedule
+        self.made: dict[str, Any] = {}
+        self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in SHOWN}
         self._words = style.pane("")
         self.tabs = pmui.Tabs(
-            *((TITLES[name], getattr(self, name)) for name in TABS),
-            active=TABS.index(state.tab),
+            *((MAKERS[name][0], frame) for name, frame in self._frames.items()),
+            active=SHOWN.index(state.tab),
             sizing_mode="stretch_width",
         )
         self._body = pn.Column(sizing_mode="stretch_width")
-        self.tabs.param.watch(lambda event: state.param.update(tab=TABS[event.new]), "active")
-        state.param.watch(lambda event: self.tabs.param.update(active=TABS.index(event.new)), "tab")
+        self.tabs.param.watch(lambda event: state.param.update(tab=SHOWN[event.new]), "active")
+        state.param.watch(lambda event: self.tabs.param.update(active=SHOWN.index(event.new)), "tab")
+        state.param.watch(self._make, ["tab", "status"])
         state.param.watch(self._draw, ["status", "notice"])
+        self._make()
         self._draw()
 
     def __panel__(self) -> pn.viewable.Viewable:
@@ -58,8 +66,17 @@ class Workbench(pn.viewable.Viewer):
     def close(self) -> None:
         """Stop the jobs and give the checkpoint back."""
         self.picker.job.reset()
-        self.tensors.detail.job.reset()
+        for tab in self.made.values():
+            tab.close()
         self.state.close()
+
+    def _make(self, *_: Any) -> None:
+        """A tab costs nothing before it is looked at."""
+        name = self.state.tab
+        if name not in self.made and self.state.status == "open":
+            module, kind = MAKERS[name][1:]
+            self.made[name] = getattr(import_module(module), kind)(self.state, self._schedule)
+            self._frames[name][:] = [self.made[name]]
 
     def _draw(self, *_: Any) -> None:
         state = self.state

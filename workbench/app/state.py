@@ -4,8 +4,9 @@
 
     show(path="run/step-4", tensor="wq")  ──►  status: empty → opening → open | failed
                                                ckpt, lease: held until another path or close()
+    borrow("other")                       ──►  a second checkpoint, held until another one takes its place or close()
 
-Views set ``tensor``, ``tab``, ``pattern`` and ``role`` and call :meth:`WorkbenchState.show`; they never see each other.
+Views set what is chosen (:data:`URL`) and call :meth:`WorkbenchState.show`; they never see each other.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ from workbench.app.jail import Jail
 from workbench.app.jobs import Cancelled, Job, Schedule
 from workbench.app.registry import Lease, Registry, shared
 from workbench.checkpoint import Checkpoint
+from workbench.errors import UsageError
 
-__all__ = ["TABS", "WorkbenchState", "parse_query", "query_of"]
+__all__ = ["TABS", "URL", "WorkbenchState", "parse_query", "query_of"]
 
 TABS = ("overview", "tensors")
-URL = {"path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q"}  #: state's name → the URL's
+#: What a link restores: the state's name → the URL's.
+URL = {
+    "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",
+    "view": "view", "rank": "rank", "depth": "depth", "target": "to", "mesh": "mesh", "place": "slice",
+}  # fmt: skip
+SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo"))  #: goes with a checkpoint
 LONGEST = 4096  #: characters of one value taken from a URL
 
 
@@ -43,6 +50,14 @@ class WorkbenchState(param.Parameterized):
     tab = param.Selector(default="overview", objects=list(TABS))
     pattern = param.String(default="", doc="Regular expression on keys.")
     role = param.String(default="", doc="Only this role; empty for all.")
+    other = param.String(default="", doc="A second checkpoint, relative to ROOT: what Diff and Doctor compare with.")
+    echo = param.String(default="", doc="The echo of the first one, relative to ROOT, for Doctor.")
+    view = param.String(default="", doc="Which picture of the Layout tab; empty for its first.")
+    rank = param.String(default="", doc="The rank that is looked at; empty for none.")
+    depth = param.String(default="", doc="What Integrity checks; empty for its quickest.")
+    target = param.String(default="", doc="Format that Export writes; empty for its first.")
+    mesh = param.String(default="", doc="Mesh that Export cuts for, as on the command line: tp=2,pp=2.")
+    place = param.String(default="", doc="The slice of the tensor that is shown: 2:9, :, -1.")
     status = param.Selector(default="empty", objects=["empty", "opening", "open", "failed"])
     error = param.String(default="", doc="Why the checkpoint did not open, in words.")
     notice = param.String(default="", doc="What of a link could not be restored.")
@@ -54,6 +69,7 @@ class WorkbenchState(param.Parameterized):
         super().__init__(**params)
         self.jail, self._registry = jail, shared if registry is None else registry
         self.lease: Lease | None = None
+        self._borrowed: dict[str, tuple[str, Lease]] = {}
         self._lock = threading.Lock()
         self._turn = object()  # the request that may still set `lease`
         self._opening = Job(schedule)
@@ -61,14 +77,14 @@ class WorkbenchState(param.Parameterized):
         self._closed = False
 
     def show(self, path: str, **selection: str) -> None:
-        """Turn to another checkpoint; ``tensor``, ``tab`` and ``pattern`` may be given along with it."""
+        """Turn to another checkpoint; what is chosen there (:data:`URL`) may be given along with it."""
         if self._closed:
             return
         if path == self.path and self.status in ("open", "opening"):
             self.param.update(**selection)
             return
         self._let_go()
-        fresh = {"tensor": "", "role": "", "notice": "", "error": "", "ckpt": None}
+        fresh = {**dict.fromkeys(SELECTION, ""), "pattern": self.pattern, "notice": "", "error": "", "ckpt": None}
         self.param.update(path=path, status="opening" if path else "empty", **{**fresh, **selection})
         if path:
             turn = self._turn
@@ -79,9 +95,35 @@ class WorkbenchState(param.Parameterized):
         if not any(query.values()) and not self.path:
             return
         tab = query.get("tab") or self.tab
-        words = {"tab": tab if tab in TABS else TABS[0]}
-        words |= {name: query.get(name, "") for name in ("tensor", "pattern")}
-        self.show(query.get("path", ""), **words)
+        words = {name: query.get(name, "") for name in URL if name not in ("path", "tab")}
+        self.show(query.get("path", ""), tab=tab if tab in TABS else TABS[0], **words)
+
+    def borrow(self, which: str) -> Checkpoint:
+        """The checkpoint that ``other`` or ``echo`` names, opened; call it in a job. It stays open until another one is
+        borrowed in its place, or the session is over.
+
+        Raises:
+            UsageError: none is chosen.
+            OpenError: it leaves ROOT or cannot be opened.
+        """
+        path = str(getattr(self, which))
+        if not path:
+            raise UsageError(f"no checkpoint is chosen as {which!r}")
+        with self._lock:
+            held = self._borrowed.get(which)
+        if held is not None and held[0] == path:
+            return held[1].checkpoint
+        lease = self._registry.acquire(self.jail.resolve(path))
+        with self._lock:
+            old = self._borrowed.get(which)
+            if not self._closed:
+                self._borrowed[which] = path, lease
+        if self._closed:
+            lease.release()
+            raise Cancelled
+        if old is not None:
+            old[1].release()
+        return lease.checkpoint
 
     def wait(self, timeout: float = 60) -> bool:
         """Block until what was asked for is open or has failed; for scripts and tests."""
@@ -89,7 +131,11 @@ class WorkbenchState(param.Parameterized):
 
     def close(self) -> None:
         """Give the checkpoint back; the session is over."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            borrowed, self._borrowed = self._borrowed, {}
+        for _, lease in borrowed.values():
+            lease.release()
         self._let_go()
 
     def _let_go(self) -> None:

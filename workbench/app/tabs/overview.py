@@ -10,7 +10,7 @@ import numpy as np
 import panel as pn
 
 from workbench.app import plots, style
-from workbench.app.state import WorkbenchState
+from workbench.app.tabs.tab import Tab
 from workbench.app.words import count, html, safe, size
 from workbench.checkpoint import Checkpoint
 from workbench.views import facts as shared
@@ -22,31 +22,18 @@ DEPTH = 3  #: components of a module's name, unless a layer's number comes earli
 SHOWN = 12  #: names of objects that are listed
 
 
-class Overview(pn.viewable.Viewer):
+class Overview(Tab):
     """Reads the state's checkpoint and draws it; changes nothing."""
 
-    def __init__(self, state: WorkbenchState, **params: Any) -> None:
-        super().__init__(**params)
-        self._state = state
-        self._body = pn.Column(sizing_mode="stretch_width")
-        self._drawn: Checkpoint | None = None
-        state.param.watch(self._draw, ["ckpt", "tab"])
-        self._draw()
+    key = "overview"
 
-    def __panel__(self) -> pn.viewable.Viewable:
-        return self._body
-
-    def _draw(self, *_: Any) -> None:
-        """When it is looked at, and once a checkpoint: charts cost more than the rest of the page."""
-        ckpt = self._state.ckpt
-        if ckpt is None:
-            self._body[:], self._drawn = [], None
-        elif self._state.tab == "overview" and ckpt is not self._drawn:
-            self._body[:], self._drawn = self._parts(ckpt), ckpt
+    def draw(self) -> None:
+        ckpt = self.state.ckpt
+        self.body[:] = [] if ckpt is None else self._parts(ckpt)
 
     def _parts(self, ckpt: Checkpoint) -> list[Any]:
         tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in facts(ckpt))
-        head = f'<h2 class="name">{html(self._state.path)}</h2><div class="facts">{tiles}</div>'
+        head = f'<h2 class="name">{html(self.state.path)}</h2><div class="facts">{tiles}</div>'
         charts = [
             _chart("Bytes by role", [(share.label, share.nbytes) for share in shared.by_role(ckpt)], "role"),
             _chart("Bytes by element type", [(share.label, share.nbytes) for share in shared.by_dtype(ckpt)], "type"),

@@ -9,10 +9,10 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.detail import Detail
 from workbench.app.jobs import Schedule
 from workbench.app.rows import EVERY_ROLE, choose_rows
 from workbench.app.state import WorkbenchState
+from workbench.app.tabs.detail import Detail
 from workbench.app.words import count, size
 from workbench.errors import UsageError
 
@@ -58,6 +58,10 @@ class Tensors(pn.viewable.Viewer):
         state.param.watch(self._fill, ["ckpt", "pattern", "role"])
         state.param.watch(self._select, "tensor")
         self._fill()
+
+    def close(self) -> None:
+        """The session is over: stop reading."""
+        self.detail.job.reset()
 
     def __panel__(self) -> pn.viewable.Viewable:
         filters = pn.Row(self._pattern, self._role, sizing_mode="stretch_width")

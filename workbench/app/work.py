@@ -1,0 +1,98 @@
+"""A button that starts long work, its progress, its cancel, and its error in words; a tab puts what came of it below.
+
+::
+
+    [ Verify ]                        idle
+    reading, 34%  ▓▓▓▓░░░░░ [Cancel]  running
+    Cancelled. [ Verify ]             cancelled
+    │ this file is shorter than …     failed       [ Verify ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from workbench.app import style
+from workbench.app.jobs import Job, Schedule, Tick
+from workbench.app.words import html
+
+__all__ = ["Work"]
+
+
+class Work(pn.viewable.Viewer):
+    """A job with its controls.
+
+    Args:
+        label: of the button; ``verb`` is what the progress says: ``reading, 34%``.
+        work: run in a thread with ``tick``; ``None`` to refuse, which ``ready`` explains.
+        done: called on the page's thread with the result.
+        ready: says why the work cannot start, or ``""``.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        work: Callable[[Tick], Any],
+        done: Callable[[Any], None],
+        *,
+        verb: str = "reading",
+        ready: Callable[[], str] | None = None,
+        schedule: Schedule | None = None,
+        **params: Any,
+    ) -> None:
+        super().__init__(**params)
+        self.job = Job(schedule)
+        self._work, self._done, self._verb, self._ready = work, done, verb, ready or (lambda: "")
+        self.button = pmui.Button(label=label, color="primary", on_click=lambda _: self.start())
+        self._cancel = pmui.Button(
+            label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.cancel()
+        )
+        self._bar = pmui.LinearProgress(value=0, variant="determinate", sizing_mode="stretch_width")
+        self._percent = style.pane("", width=150, sizing_mode="fixed")
+        self._said = style.pane("")
+        self._running = pn.Row(self._percent, self._bar, self._cancel, sizing_mode="stretch_width", align="center")
+        self._body = pn.Column(self.button, sizing_mode="stretch_width")
+        self.job.param.watch(self._progressed, ["progress", "status"])
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def start(self) -> None:
+        """Begin, unless ``ready`` says why not; what runs is superseded."""
+        if why := self._ready():
+            self.say(why, "warning")
+        else:
+            self.job.start(self._work)
+
+    def cancel(self) -> None:
+        """Stop it at its next step; its result is dropped."""
+        self.job.cancel()
+
+    def reset(self) -> None:
+        """Back to the button alone."""
+        self.job.reset()
+
+    def say(self, text: str, kind: str = "info") -> None:
+        """A sentence beneath the button."""
+        self._said.object = style.message(text, kind)
+        self._body[:] = [self.button, self._said]
+
+    def _progressed(self, *events: Any) -> None:
+        job = self.job
+        if job.status == "running":
+            self._bar.value = round(100 * job.progress)
+            self._percent.object = f'<p class="muted">{html(self._verb)}, {job.progress:.0%}</p>'
+            if self._running not in list(self._body):
+                self._body[:] = [self._running]
+        elif job.status == "failed":
+            self.say(job.error, "error")
+        elif job.status == "cancelled":
+            self.say("Cancelled; nothing of it is kept.")
+        else:
+            self._body[:] = [self.button]
+            if job.status == "done" and any(event.name == "status" for event in events):
+                self._done(job.result)
