@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,8 @@ def run(folder: Path, out: Path, format: str) -> None:
         print(*report.notes)
 
 
-class InTurn:
-    """An executor that does what it is given at once."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __enter__(self) -> InTurn:
-        return self
-
-    def __exit__(self, *args: object) -> None: ...
+class InTurn(ThreadPoolExecutor):
+    """A pool that does what it is given at once, in the thread that gives it."""
 
     def submit(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -93,8 +86,6 @@ class InTurn:
         except BaseException as error:
             done.set_exception(error)
         return done
-
-    def shutdown(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 def write_in_place(target: Path, source: Path) -> None:
