@@ -6,6 +6,7 @@ Reading is arithmetic on boxes; nothing else happens here. ``t[2:9, :, -1]`` rea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from workbench.core.dtypes import DType
 from workbench.core.gather import gather
 from workbench.core.payload import Payloads
-from workbench.core.read import read_selection, single_chunk
+from workbench.core.read import read_boxes, read_selection, single_chunk
 from workbench.core.select import Selection, whole
 from workbench.core.storage import SourcePool
 from workbench.errors import SelectionError, TensorNotFoundError, UnsupportedFormatError
@@ -143,6 +144,25 @@ class LazyTensor:
             raise TensorNotFoundError(f"tensor {self.key!r} has {self.replicas} stored copies; there is no replica {i}")
         return self._with(self._selection, replica=i)
 
+    def boxes(self, offsets: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+        """Boxes one after the other, as :meth:`numpy` gives them: many small reads for the price of one plan.
+
+        Args:
+            offsets, sizes: ``(R, ndim) int64``, inside the shape.
+
+        Yields:
+            read-only arrays of each box's sizes, good until the next.
+
+        Raises:
+            as :meth:`__getitem__`.
+        """
+        if self.element.packed or not self._selection.is_whole or self.shape != self._stored_shape:
+            for low, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+                yield self.lazy[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))].numpy()
+            return
+        for raw in read_boxes(self._payloads, self._tensor, offsets, sizes, replica=self._replica):
+            yield raw.view(self.element.numpy)
+
     # ---- representation ------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -172,8 +192,12 @@ class LazyTensor:
             replica=self._replica if replica is None else replica,
         )
 
+    @property
+    def _stored_shape(self) -> tuple[int, ...]:
+        return self._payloads.catalog.shape_of(self._tensor)
+
     def _raw(self, *, writable: bool) -> np.ndarray[Any, Any]:
-        full = self._payloads.catalog.shape_of(self._tensor)
+        full = self._stored_shape
         everything = self._selection.is_whole and self.shape == full
         if self.element.packed:
             return self._packed(everything, full)

@@ -6,18 +6,23 @@ survive and every dtype takes the same path.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from workbench.core import box, memory
+from workbench.core import catalog as cat
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
-from workbench.core.select import Selection
+from workbench.core.select import Selection, whole
 
-__all__ = ["read_selection", "single_chunk"]
+__all__ = ["read_boxes", "read_selection", "single_chunk"]
 
 Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+_VIEWS = (cat.RAW, cat.TORCH_ZIP, cat.TORCH_PART)  # codecs whose chunk is a view of a mapped file
 
 
 def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0) -> Array:
@@ -41,6 +46,48 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     return out.reshape(selection.shape)
 
 
+def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, replica: int = 0) -> Iterator[Array]:
+    """Boxes of one tensor, one after the other in the raw type: planned together, for that is what small ones cost.
+
+    Each array is read-only and good until the next one: a view of the mapped file where one chunk holds the box in
+    order and aligned, else a buffer that is used again.
+
+    Args:
+        offsets, sizes: ``(R, ndim)`` boxes inside the tensor's shape.
+
+    Raises:
+        as :func:`read_selection`; a hole in any box before the first is read.
+    """
+    catalog = payloads.catalog
+    dtype, ndim, count = catalog.dtype_of(tensor), int(catalog.ndim[tensor]), len(offsets)
+    pad = ((0, 0), (0, catalog.shape.shape[1] - ndim))
+    low, extent = np.pad(offsets, pad), np.pad(sizes, pad, constant_values=1)
+    plan = plan_reads(catalog, np.full(count, tensor), low, extent, replica=replica)
+    volumes, copied = box.volume(extent), box.volume(plan.sizes)
+    stored = np.bincount(plan.request, weights=copied, minlength=count)
+    by_request = plan.take(np.argsort(plan.request, kind="stable"))
+    items = list(by_request.items(ndim))
+    bounds = np.searchsorted(by_request.request, np.arange(count + 1)).tolist()
+    buffer = np.empty(int(volumes.max(initial=0)), dtype.raw)
+    known: dict[int, Array] = {}
+    for at, (first, stop) in enumerate(pairwise(bounds)):
+        shape = tuple(sizes[at].tolist())
+        if stored[at] > volumes[at]:  # chunks overlap: what is stored twice must be stored alike
+            part = whole(catalog.shape_of(tensor)).compose(
+                tuple(slice(a, a + n) for a, n in zip(offsets[at].tolist(), shape, strict=True))
+            )
+            yield _frozen(read_selection(payloads, tensor, part, replica=replica).reshape(shape))
+            continue
+        out = buffer[: int(volumes[at])].reshape(shape)
+        for item in items[first:stop]:
+            found = np.asarray(_box_of(payloads, item, known))  # of no axes it is a scalar
+            if stop - first == 1 and found.flags.c_contiguous and found.flags.aligned:
+                out = found
+            else:
+                out[item.dest] = found
+        yield _frozen(out)
+
+
 def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | None:
     """The row of the one chunk that holds a whole tensor, or ``None``."""
     catalog = payloads.catalog
@@ -49,6 +96,21 @@ def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | Non
     if len(rows) == 1 and (catalog.sizes[rows[0]] == catalog.shape[tensor]).all():
         return int(rows[0])
     return None
+
+
+def _box_of(payloads: Payloads, item: ReadItem, known: dict[int, Array]) -> Array:
+    """What a copy takes from its chunk; chunks that are views of a map are kept in ``known``."""
+    if not payloads.pool.mapped or payloads.catalog.codec[item.row] not in _VIEWS:
+        return payloads.part(item.row, item.source)
+    if item.row not in known:
+        known[item.row] = payloads.array(item.row)
+    return known[item.row][item.source]
+
+
+def _frozen(array: Array) -> Array:
+    seen = array.view()
+    seen.flags.writeable = False
+    return seen
 
 
 def _padded(selection: Selection, dims: int) -> tuple[Array, Array]:

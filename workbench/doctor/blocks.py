@@ -7,8 +7,9 @@
     B  param      ▒▒│▒▒│▒▒│▒▒
                   └ at most BLOCK elements: leading axes cut, so that a block is a run of the row-major order
 
-Threads take runs of blocks; their states are merged in the order of the blocks, so that results do not depend on the
-number of threads. Memory is one block of each tensor and what a fold makes of it: some megabytes a thread.
+Threads take runs of blocks, whose reads are planned together; their states are merged in the order of the blocks, so
+that results do not depend on the number of threads. Memory is one block of each tensor and what a fold makes of it:
+some megabytes a thread.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from workbench.analysis.compare import engine
 from workbench.analysis.numbers import Decoder
 from workbench.core.scan import Tick, cores, in_order
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["BLOCK", "Block", "Fold", "Slot", "stream"]
+__all__ = ["BLOCK", "Block", "Fold", "Slot", "compiled", "stream"]
 
 Array = np.ndarray[Any, Any]
 Name = tuple[int, str]  #: side (0: A, 1: B) and role
@@ -53,11 +55,12 @@ class Slot:
 
 
 class Block(NamedTuple):
-    """A run of elements in row-major order.
+    """A run of elements in row-major order; its arrays are read-only, and good until the next block.
 
     Attributes:
         start: flat position of the first.
-        bits: flat arrays as stored (unsigned where numpy lacks the type); values: the same as numbers.
+        bits: flat arrays as stored (unsigned where numpy lacks the type).
+        values: the same as numbers, decoded when they are first asked for.
     """
 
     start: int
@@ -116,7 +119,7 @@ def stream(
                 else:
                     states[number] = state
                 if tick is not None:
-                    done += sum(stop - start for start, stop, _ in runs[at][1])
+                    done += sum(box.stop - box.start for box in runs[at][1])
                     tick(min(done / total, 1.0))
                 if last[number] == at:
                     found = states.pop(number, None)
@@ -126,37 +129,78 @@ def stream(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def compiled(slots: Sequence[Slot], fast: bool | None) -> bool:
+    """Whether a pass over those tensors runs numba's code: where it is asked for, or by default worth its loading.
+
+    Raises:
+        MissingExtraError: it is asked for and not installed.
+    """
+    every = {id(tensor): tensor.nbytes for slot in slots for tensor in slot.tensors.values()}
+    return engine(sum(every.values()), fast) == "numba"
+
+
 class _Work(Generic[S]):
     """What a thread does with a run of blocks."""
 
     def __init__(self, slots: Sequence[Slot], fold: Fold[S]) -> None:
         self._slots, self._fold = slots, fold
 
-    def __call__(self, task: tuple[int, list[Any]]) -> tuple[int, S, WorkbenchError | None]:
+    def __call__(self, task: tuple[int, list[_Box]]) -> tuple[int, S, WorkbenchError | None]:
         number, run = task
         slot = self._slots[number]
         state = self._fold.begin(slot)
-        decoders = {name: Decoder(tensor.element) for name, tensor in slot.tensors.items()}
+        # a tensor that two names share is read once: without masters the weights are what is updated
+        tensors = {id(tensor): tensor for tensor in slot.tensors.values()}
+        decoders = {which: Decoder(tensor.element) for which, tensor in tensors.items()}
+        offsets = np.array([box.offsets for box in run], np.int64).reshape(len(run), -1)
+        sizes = np.array([box.sizes for box in run], np.int64).reshape(len(run), -1)
+        readers = {which: tensor.boxes(offsets, sizes) for which, tensor in tensors.items()}
         try:
-            for start, _, key in run:
-                # a tensor that two names share is read once: without masters the weights are what is updated
-                read: dict[int, tuple[Array, Array]] = {}
-                for name, tensor in slot.tensors.items():
-                    if id(tensor) not in read:
-                        bits = tensor.lazy[key].numpy().reshape(-1)
-                        read[id(tensor)] = bits, decoders[name].numbers(bits)
-                raw = {name: read[id(tensor)][0] for name, tensor in slot.tensors.items()}
-                values = {name: read[id(tensor)][1] for name, tensor in slot.tensors.items()}
-                self._fold.fold(state, slot, Block(start, raw, values))
+            for box in run:
+                read = {which: next(reader).reshape(-1) for which, reader in readers.items()}
+                bits = {name: read[id(tensor)] for name, tensor in slot.tensors.items()}
+                known = _Numbers(
+                    {name: (id(tensor), decoders[id(tensor)]) for name, tensor in slot.tensors.items()}, read
+                )
+                self._fold.fold(state, slot, Block(box.start, bits, known))
         except WorkbenchError as error:
             return number, state, error
         return number, state, None
 
 
-def _runs(shape: tuple[int, ...]) -> Iterator[list[tuple[int, int, Any]]]:
-    """Runs of ``(start, stop, key)``."""
-    run: list[tuple[int, int, Any]] = []
-    for one in _keys(shape):
+class _Numbers(Mapping[Name, Array]):
+    """Numbers of a block by name; each tensor is decoded once, when it is first asked for."""
+
+    def __init__(self, names: Mapping[Name, tuple[int, Decoder]], bits: Mapping[int, Array]) -> None:
+        self._names, self._bits = names, bits
+        self._made: dict[int, Array] = {}
+
+    def __getitem__(self, name: Name) -> Array:
+        which, decoder = self._names[name]
+        if which not in self._made:
+            self._made[which] = decoder.numbers(self._bits[which])
+        return self._made[which]
+
+    def __iter__(self) -> Iterator[Name]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Box(NamedTuple):
+    """A block's place: flat positions ``[start, stop)``, and the same as a box."""
+
+    start: int
+    stop: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def _runs(shape: tuple[int, ...]) -> Iterator[list[_Box]]:
+    """Blocks, as many as a thread takes at a time."""
+    run: list[_Box] = []
+    for one in _boxes(shape):
         run.append(one)
         if len(run) == RUN:
             yield run
@@ -165,19 +209,20 @@ def _runs(shape: tuple[int, ...]) -> Iterator[list[tuple[int, int, Any]]]:
         yield run
 
 
-def _keys(shape: tuple[int, ...]) -> Iterator[tuple[int, int, Any]]:
+def _boxes(shape: tuple[int, ...]) -> Iterator[_Box]:
     if not prod(shape):
         return
     if not shape:
-        yield 0, 1, ...
+        yield _Box(0, 1, (), ())
         return
     axis = 0
     while axis < len(shape) - 1 and prod(shape[axis + 1 :]) > BLOCK:
         axis += 1
-    inner = prod(shape[axis + 1 :])
+    inner, rest = prod(shape[axis + 1 :]), shape[axis + 1 :]
     step = max(BLOCK // inner, 1)
     for number, lead in enumerate(np.ndindex(*shape[:axis])):
         for first in range(0, shape[axis], step):
             stop = min(first + step, shape[axis])
             base = number * shape[axis]
-            yield (base + first) * inner, (base + stop) * inner, (*lead, slice(first, stop))
+            offsets, sizes = (*lead, first, *[0] * len(rest)), (*[1] * axis, stop - first, *rest)
+            yield _Box((base + first) * inner, (base + stop) * inner, offsets, sizes)

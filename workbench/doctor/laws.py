@@ -32,13 +32,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "has_slack", "moved_by", "reach", "state_bound",
-    "transition",
+    "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "floor_terms", "has_slack", "moved_by", "reach",
+    "reach_terms", "state_bound", "state_bound_terms", "transition", "transition_terms",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -119,41 +120,56 @@ def state_bound(m: Array, v: Array, limit: float, betas: Betas, dtype: str = "fl
         limit: K; the larger one after a change of β.
         dtype: type that they are stored in.
     """
+    _, room, under = state_bound_terms(limit, betas, dtype)
+    m, v = _wide(m), _wide(v)
+    return _hits(m * m, limit * v, room * (v + under))
+
+
+def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, float, float]:
+    """K, K with the slack of rounding, and what may be lost below the smallest number."""
     unit = UNITS[dtype]
     room = (1 + aged(betas[0], unit)) ** 2 * (1 + aged(betas[1], unit))
-    m, v = m.astype(np.float64), v.astype(np.float64)
-    square = m * m
-    under = 3 * TINY[dtype] / (1 - betas[1])
-    return _hits(square, limit * v, limit * room * (v + under))
+    return limit, limit * room, 3 * TINY[dtype] / (1 - betas[1])
 
 
 def floor(v_a: Array, v_b: Array, beta2: float, k: int, dtype: str = "float32") -> Hits:
     """v_B ≥ β2^k·v_A. ``worst`` is the right side over the left; moments may be of any stored type."""
-    unit = UNITS[dtype]
-    a, b = v_a.astype(np.float64), v_b.astype(np.float64)
-    least = beta2**k * a
-    lost = -math.expm1(3 * k * math.log1p(-unit))  # β2, the product and the sum are each rounded once an update
-    return _hits(least, b, b + lost * least + 3 * TINY[dtype] * min(k, 1 / (1 - beta2)))
+    fade, lost, under = floor_terms(beta2, k, dtype)
+    a, b = _wide(v_a), _wide(v_b)
+    least = fade * a
+    return _hits(least, b, b + lost * least + under)
+
+
+def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
+    """β2^k, the share of it that rounding may take, and what may be lost below the smallest number."""
+    lost = -math.expm1(3 * k * math.log1p(-UNITS[dtype]))  # β2, the product and the sum are each rounded once an update
+    return beta2**k, lost, 3 * TINY[dtype] * min(k, 1 / (1 - beta2))
 
 
 def transition(
     m_a: Array, v_a: Array, m_b: Array, v_b: Array, betas: Betas, k: int, dtype: str = "float32"
 ) -> Hits:  # fmt: skip
     """(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A); at k = 1 both sides are equal."""
+    fade_m, fade_v, limit, per_v, under, all_limit, per_m = transition_terms(betas, k, dtype)
+    a, b, first = _wide(v_a), _wide(v_b), _wide(m_a)
+    moved = np.abs(_wide(m_b) - fade_m * first)
+    gained = np.maximum(b - fade_v * a, 0.0)
+    size_v = np.abs(b)
+    room_v = per_v * size_v + under
+    room_m = per_m * (np.abs(first) + np.sqrt(all_limit * (size_v + under)))
+    return _hits(moved, np.sqrt(limit * gained), np.sqrt(limit * (gained + room_v)) + room_m)
+
+
+def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
+    """β1^k, β2^k, K_k; what rounding makes of v, per v_B and in all; K, and what it makes of m, per size of m."""
     unit = UNITS[dtype]
-    a, b = v_a.astype(np.float64), v_b.astype(np.float64)
-    first = m_a.astype(np.float64)
-    moved = np.abs(m_b.astype(np.float64) - betas[0] ** k * first)
     limit, fade = bound(betas, k), betas[0] / math.sqrt(betas[1])
-    gained = np.maximum(b - betas[1] ** k * a, 0.0)
     # each update rounds v by 4u of what it then was, which has decayed to at most 4u of v_B
     under = 3 * TINY[dtype] * min(k, 1 / (1 - betas[1]))
-    room_v = ROUNDINGS * unit * k * np.abs(b) + under
     # and m by 4u of itself and of (1−β1)·|g|, both at most √(K·v) then: by now (β1/√β2)^age of that
     ages = min(k, 1 / (1 - fade)) if fade < 1 else k
-    size = np.abs(first) + np.sqrt(bound(betas) * (np.abs(b) + under))
-    room_m = 2 * ROUNDINGS * unit * ages * size
-    return _hits(moved, np.sqrt(limit * gained), np.sqrt(limit * (gained + room_v)) + room_m)
+    per_m = 2 * ROUNDINGS * unit * ages
+    return betas[0] ** k, betas[1] ** k, limit, ROUNDINGS * unit * k, under, bound(betas), per_m
 
 
 def reach(
@@ -166,14 +182,18 @@ def reach(
         decay: least and greatest Π(1−lr·λ) that can be; both 1 without decay.
         dtype: type of the weights that the optimizer updates.
     """
-    unit = UNITS[dtype]
-    a, b = w_a.astype(np.float64), w_b.astype(np.float64)
-    middle, half = (decay[0] + decay[1]) / 2, abs(decay[1] - decay[0]) / 2
+    middle, half, most, per_w = reach_terms(most, decay, k, dtype)
+    a, b = _wide(w_a), _wide(w_b)
     size = np.abs(a)
-    moved = np.abs(b - middle * a) - half * size
-    return _hits(moved, np.full_like(moved, most), most + ROUNDINGS * unit * k * (size + most))
+    return _hits(np.abs(b - middle * a) - half * size, most, most + per_w * (size + most))
 
 
+def reach_terms(most: float, decay: tuple[float, float], k: int, dtype: str) -> tuple[float, float, float, float]:
+    """The middle and half the width of the decays, how far the optimizer moves a weight, and the rounding per size."""
+    return (decay[0] + decay[1]) / 2, abs(decay[1] - decay[0]) / 2, most, ROUNDINGS * UNITS[dtype] * k
+
+
+@lru_cache(4096)
 def moved_by(betas: Betas, lr: float, k: int, step: int | None, dtype: str = "float32") -> float:
     """The most that k updates at learning rate ``lr`` or less can move a weight: Σ lr·√K_t·f(t).
 
@@ -191,14 +211,22 @@ def moved_by(betas: Betas, lr: float, k: int, step: int | None, dtype: str = "fl
     return lr * (total + (k - len(times)) * math.sqrt(bound(betas))) * slack
 
 
-def _hits(left: Array, right: Array, allowed: Array) -> Hits:
+def _hits(left: Array, right: Array | float, allowed: Array) -> Hits:
     """Where ``left`` exceeds ``allowed``; NaN is no hit, other rules tell of it."""
+    if not len(left):
+        return Hits()
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         broken = left > allowed
-        plain = left / right
-        ratio = np.where(broken, np.where(right > 0, plain, np.inf), np.where(right > 0, np.minimum(plain, 1.0), 0.0))
-    ratio = np.where(np.isnan(ratio), 0.0, ratio)
-    count = int(np.count_nonzero(broken))
-    at = int(ratio.argmax()) if len(ratio) else -1
-    worst = float(ratio[at]) if at >= 0 else 0.0
-    return Hits(count, len(left), max(worst, 0.0), at if worst > 0 else -1)
+        count = int(np.count_nonzero(broken))
+        ratio = left / right
+        np.minimum(ratio, 1.0, out=ratio, where=~broken if count else True)
+        if not np.all(positive := right > 0):
+            ratio = np.where(positive, ratio, np.where(broken, np.inf, 0.0))
+    np.fmax(ratio, 0.0, out=ratio)  # of NaN too
+    at = int(ratio.argmax())
+    worst = float(ratio[at])
+    return Hits(count, len(left), worst, at if worst > 0 else -1)
+
+
+def _wide(values: Array) -> Array:
+    return values.astype(np.float64, copy=False)

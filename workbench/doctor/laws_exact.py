@@ -98,11 +98,11 @@ class Replay:
 
 def replay(w_a: Array, w_b: Array, m_b: Array, v_b: Array, betas: Betas, eps: float, step: int) -> Replay:
     """The sums of one block; ``step``: the optimizer's at B, from 1."""
-    w = w_a.astype(np.float64)
-    d = w - w_b
+    w = _wide(w_a)
+    d = w - _wide(w_b)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        root = np.sqrt(v_b.astype(np.float64) / (1 - betas[1] ** step))
-        u = m_b / (1 - betas[0] ** step) / (root + eps)
+        root = np.sqrt(_wide(v_b) / (1 - betas[1] ** step))
+        u = _wide(m_b) / (1 - betas[0] ** step) / (root + eps)
         ok = np.isfinite(u) & np.isfinite(d)
     if not ok.all():
         w, d, u = w[ok], d[ok], u[ok]
@@ -112,14 +112,13 @@ def replay(w_a: Array, w_b: Array, m_b: Array, v_b: Array, betas: Betas, eps: fl
 def ruler(w_a: Array, w_b: Array, silent: Array) -> Line:
     """W_B over W_A where ``silent`` (no gradient) and W_A is not 0."""
     keep = silent & (w_a != 0)
-    x, y = w_a[keep].astype(np.float64), w_b[keep].astype(np.float64)
+    x, y = _wide(w_a[keep]), _wide(w_b[keep])
     return Line(len(x), _dot(x, x), _dot(x, y), _dot(y, y))
 
 
 def same_step(w_a: Array, w_b: Array, lr: tuple[float, float], decay: float) -> int:
     """Elements that moved by the learning rate itself, give or take 5 %: what a fresh Adam's first update does."""
-    a = w_a.astype(np.float64)
-    moved = np.abs(w_b - a * (1 - lr[1] * decay))
+    moved = np.abs(_wide(w_b) - _wide(w_a) * (1 - lr[1] * decay))
     return int(np.count_nonzero((moved >= 0.95 * lr[0]) & (moved <= 1.05 * lr[1])))
 
 
@@ -154,6 +153,10 @@ def _order(bits: Array) -> Array:
     signed = bits.astype(np.int64)
     top = 1 << (width - 1)
     return np.where(signed >= top, top - signed, signed)
+
+
+def _wide(values: Array) -> Array:
+    return values.astype(np.float64, copy=False)
 
 
 def _dot(x: Array, y: Array) -> float:

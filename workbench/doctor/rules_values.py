@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.scan import Tick
-from workbench.doctor.blocks import Slot, stream
+from workbench.doctor.blocks import Slot, compiled, stream
 from workbench.doctor.evidence import Pair, State
 from workbench.doctor.pass_one import OneFold, OneState
 from workbench.doctor.pass_pair import PairFold, PairState, Update, weight_role
@@ -27,6 +27,7 @@ from workbench.errors import WorkbenchError
 __all__ = ["Values", "check_one", "check_pair"]
 
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
+ALONE = (*ROLES, "max_exp_avg_sq", "ema")  #: of one checkpoint by itself
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,35 @@ def check_one(
     known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
     fold = OneFold(known[0] if known else None, limit_of(known))
     slots = [
-        _slot(fqn, [(0, state, roles)]) for fqn, roles in state.params.items() if "param" in roles or "exp_avg" in roles
+        _slot(fqn, [(0, state, roles)], ALONE)
+        for fqn, roles in state.params.items()
+        if "param" in roles or "exp_avg" in roles
     ]
     found: dict[str, OneState] = {}
     unread: dict[str, str] = {}
     for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
+        sums.close(slot.fqn)
         found[slot.fqn] = sums
     why = Counter(sums.unbound for sums in found.values() if sums.unbound)
     return Values(
-        tuple(judge_one(state, slots, found)),
+        tuple(judge_one(state, slots, found, earlier)),
         {"values": f"{len(found):,} parameters of {state.ckpt.path!r} were read"},
         _reasons({"S04": why}, unread),
         found,
     )
 
 
-def check_pair(pair: Pair, *, threads: int | None = None, tick: Tick | None = None) -> Values:
-    """The laws that hold between two checkpoints of a run, A the earlier one."""
+def check_pair(
+    pair: Pair, *, threads: int | None = None, tick: Tick | None = None, fast: bool | None = None
+) -> Values:  # fmt: skip
+    """The laws that hold between two checkpoints of a run, A the earlier one.
+
+    Args:
+        fast: use the compiled code; by default if numba is installed and there is much to read.
+
+    Raises:
+        MissingExtraError: ``fast`` is asked for without numba.
+    """
     updates = between(pair)
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
@@ -84,11 +97,15 @@ def check_pair(pair: Pair, *, threads: int | None = None, tick: Tick | None = No
             continue
         sides = [(0, pair.a, {r: p[0] for r, p in roles.items()}), (1, pair.b, {r: p[1] for r, p in roles.items()})]
         slot = _slot(fqn, sides)
-        if weight_role(slot) or (0, "exp_avg") in slot.tensors:
+        weight = weight_role(slot)
+        if weight == "master":  # what the optimizer updates; weights are looked at beside their masters
+            slot = Slot(fqn, {name: tensor for name, tensor in slot.tensors.items() if name[1] != "param"})
+        if weight or (0, "exp_avg") in slot.tensors:
             slots.append(slot)
     found: dict[str, PairState] = {}
     unread: dict[str, str] = {}
-    for slot, sums in stream(slots, PairFold(updates), threads=threads, tick=tick, on_error=_note(unread)):
+    fold = PairFold(updates, compiled(slots, fast))
+    for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
         found[slot.fqn] = sums
     skipped: dict[str, Counter[str]] = {"updates": apart} if apart else {}
     for sums in found.values():
@@ -103,13 +120,13 @@ def check_pair(pair: Pair, *, threads: int | None = None, tick: Tick | None = No
     )
 
 
-def _slot(fqn: str, sides: Iterable[tuple[int, State, Mapping[str, int]]]) -> Slot:
+def _slot(fqn: str, sides: Iterable[tuple[int, State, Mapping[str, int]]], wanted: Sequence[str] = ROLES) -> Slot:
     """The tensors of one shape: that of the moments, which the optimizer's weights share, else the weights'."""
     tensors = {}
     shape: tuple[int, ...] | None = None
     for side, state, roles in sides:
         shape = shape or next((state.shape(roles[r]) for r in ("exp_avg", "master", "param") if r in roles), None)
-        for role in ROLES:
+        for role in wanted:
             if role in roles and state.shape(roles[role]) == shape:
                 tensors[side, role] = state.ckpt[state.ckpt.catalog.keys[roles[role]]]
     return Slot(fqn, tensors)
