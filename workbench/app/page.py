@@ -32,6 +32,7 @@ BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: belo
 MAKERS = {
     "overview": ("Overview", "workbench.app.tabs.overview", "Overview"),
     "tensors": ("Tensors", "workbench.app.tabs.tensors", "Tensors"),
+    "integrity": ("Integrity", "workbench.app.tabs.integrity", "Integrity"),
 }
 SHOWN = tuple(name for name in TABS if name in MAKERS)
 
@@ -91,7 +92,19 @@ class Workbench(pn.viewable.Viewer):
         else:
             title = f'<h2>This did not open: <span class="name">{html(state.path)}</span></h2>'
             self._words.object = f"{title}{style.message(state.error, 'error')}<p>Pick another one from the list.</p>"
+            self._body[:] = [self._words, self._left()]
+            return
         self._body[:] = [self._words]
+
+    def _left(self) -> pn.Column:
+        """What does not open can still be checked for what is left of it."""
+        from workbench.app.tabs.integrity import Integrity
+
+        if "left" in self.made:
+            self.made["left"].close()
+        self.made["left"] = Integrity(self.state, self._schedule, always=True)
+        words = style.pane("<h3>What is left of it?</h3><p>A verification names each file that is lost or damaged.</p>")
+        return pn.Column(words, self.made["left"], sizing_mode="stretch_width")
 
 
 class AfterLoad:

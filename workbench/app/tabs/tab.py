@@ -18,21 +18,30 @@ class Tab(pn.viewable.Viewer):
     Attributes:
         key: its name in the state and the URL.
         follows: the state's names whose change makes it draw anew; a change while another tab is looked at waits.
+
+    Args:
+        always: it stands by itself, outside the tabs.
     """
 
     key: ClassVar[str] = ""
     follows: ClassVar[tuple[str, ...]] = ("ckpt",)
 
-    def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
+    def __init__(
+        self, state: WorkbenchState, schedule: Schedule | None = None, *, always: bool = False, **params: Any
+    ) -> None:
         super().__init__(**params)
-        self.state, self.schedule = state, schedule
+        self.state, self.schedule, self._always = state, schedule, always
         self.body = pn.Column(sizing_mode="stretch_width")
         self._stale = True
+        self.build()
         state.param.watch(self._changed, [*self.follows, "tab"])
         self._changed()
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self.body
+
+    def build(self) -> None:
+        """Make the widgets that stay, once."""
 
     def draw(self) -> None:
         """Fill :attr:`body` from the state, whose ``ckpt`` may be ``None``; must not take long."""
@@ -43,6 +52,6 @@ class Tab(pn.viewable.Viewer):
 
     def _changed(self, *events: Any) -> None:
         self._stale = self._stale or any(event.name in self.follows for event in events)
-        if self._stale and self.state.tab == self.key:
+        if self._stale and (self._always or self.state.tab == self.key):
             self._stale = False
             self.draw()

@@ -1,0 +1,50 @@
+"""Buttons that hand the data of a tab to the browser as a file, made when it is asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import panel_material_ui as pmui
+
+__all__ = ["csv_button", "json_button", "text_button"]
+
+
+def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.FileDownload:
+    """A table as CSV; ``frame`` makes a pandas frame. Cells that a spreadsheet would run begin with a quote."""
+
+    def made() -> io.BytesIO:
+        table = frame().copy()
+        for column in table.select_dtypes(include=["object", "string"]):
+            table[column] = [
+                f"'{cell}" if str(cell)[:1] in "=+-@\t\r" and isinstance(cell, str) else cell for cell in table[column]
+            ]
+        return io.BytesIO(table.to_csv(index=False).encode("utf-8", "backslashreplace"))
+
+    return _button(f"{name}.csv", made, label)
+
+
+def json_button(name: str, document: Callable[[], Any], label: str = "JSON") -> pmui.FileDownload:
+    """A document as JSON, all ASCII."""
+    return _button(
+        f"{name}.json", lambda: io.BytesIO(json.dumps(document(), indent=1, allow_nan=False).encode()), label
+    )
+
+
+def text_button(name: str, text: Callable[[], str], label: str) -> pmui.FileDownload:
+    """A text file, an HTML page for one."""
+    return _button(name, lambda: io.BytesIO(text().encode("utf-8", "backslashreplace")), label)
+
+
+def _harmless(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+
+
+def _button(filename: str, callback: Callable[[], io.BytesIO], label: str) -> pmui.FileDownload:
+    safe = "".join(char if char.isalnum() or char in "._-" else "_" for char in filename)
+    return pmui.FileDownload(
+        callback=callback, filename=safe, label=f"Download {label}", variant="outlined", color="primary", size="small",
+        margin=(5, 5),
+    )  # fmt: skip
