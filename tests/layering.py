@@ -31,6 +31,7 @@ RANK = {
     "analysis": 8,
     "reshard": 9,  # an export keeps a manifest
     "doctor": 10,
+    "echoes": 11,  # of live trainers: the doctor's rules on them
     "views": 11,
     "workbench": 12,  # the facade, workbench/__init__.py
     "app": 13,

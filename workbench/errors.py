@@ -17,6 +17,7 @@
     ├── TensorNotFoundError           no such key (also a KeyError)
     ├── SelectionError                an index that does not fit the shape (also an IndexError)
     ├── WriteError                    a target exists, has no room, or cannot be written
+    ├── EchoError                     a trainer does not hold what its checkpoint stores
     ├── DeviceMemoryError             a device has no room for the tensors (also a MemoryError)
     └── UsageError                    an argument that makes no sense; the command line exits with 64
 
@@ -29,6 +30,7 @@ __all__ = [
     "ChangedError",
     "CorruptError",
     "DeviceMemoryError",
+    "EchoError",
     "HoleError",
     "IncompleteError",
     "MissingExtraError",
@@ -107,6 +109,10 @@ class SelectionError(WorkbenchError, IndexError):
 
 class WriteError(WorkbenchError):
     """What should be written cannot be: the target exists, the disk is full or failed; nothing of it is visible."""
+
+
+class EchoError(WorkbenchError):
+    """A trainer does not hold what the checkpoint that it loaded stores."""
 
 
 class DeviceMemoryError(WorkbenchError, MemoryError):

@@ -34,7 +34,7 @@ from workbench.core import jsonsafe
 from workbench.core.fingerprint import BLOCK
 from workbench.errors import CorruptError, MissingFileError, UnsafeError, UnsupportedFormatError, UsageError
 
-__all__ = ["INSIDE", "decode", "encode", "read", "save"]
+__all__ = ["INSIDE", "decode", "encode", "read", "save", "write_whole"]
 
 INSIDE = ".workbench-manifest.json"  #: its name in a checkpoint's own folder
 FORMAT, VERSION = "workbench-manifest", 1
@@ -45,17 +45,25 @@ _TAIL = re.compile(rb',\n"digest": "([0-9a-f]{32})"}\n?\Z')
 
 
 def save(manifest: Manifest, path: str) -> None:
-    """Write a manifest: to a temporary file beside it, synced, then renamed, so that it is there whole or not at all.
+    """Write a manifest: whole, or not at all.
 
     Raises:
         UsageError: the folder cannot be written to.
     """
+    write_whole(encode(manifest), path, "a manifest")
+
+
+def write_whole(data: bytes, path: str, what: str) -> None:
+    """A temporary file beside it, synced, then renamed, so that it is there whole or not at all.
+
+    Raises:
+        UsageError: the folder cannot be written to; the message calls the file ``what``.
+    """
     folder = os.path.dirname(os.path.abspath(path))
-    data = encode(manifest)
     try:
         fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", suffix=".tmp", dir=folder)
     except OSError as error:
-        raise UsageError(f"cannot write a manifest into {folder!r}: {error.strerror}; name another place") from None
+        raise UsageError(f"cannot write {what} into {folder!r}: {error.strerror}; name another place") from None
     try:
         with os.fdopen(fd, "wb") as handle:
             handle.write(data)

@@ -29,7 +29,7 @@ from workbench.reshard.loading.ranks import Ranks
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Sharing", "describe", "exchange", "share"]
+__all__ = ["Sharing", "describe", "device_of", "exchange", "share"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -117,7 +117,7 @@ def exchange(sharing: Sharing, tensors: Sequence[Held] | Mapping[int, Held], ran
     import torch
     import torch.distributed as dist
 
-    device = _device(ranks.group)
+    device = device_of(ranks.group)
     if not sharing.send and not sharing.receive:
         return 0
     buffers = torch.empty(2, MESSAGE, dtype=torch.uint8, device=device)
@@ -172,7 +172,7 @@ class _Stream:
         self.left -= len(buffer)
 
 
-def _device(group: Any) -> torch.device:
+def device_of(group: Any) -> torch.device:
     """Where messages of a group have to lie."""
     import torch
     import torch.distributed as dist
@@ -182,4 +182,4 @@ def _device(group: Any) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
     if "cpu" in backends:
         return torch.device("cpu")
-    raise UsageError(f"broadcast=True over a group for {', '.join(backends)}: give a gloo or NCCL group")
+    raise UsageError(f"messages over a group for {', '.join(backends)}: give a gloo or NCCL group")

@@ -1,0 +1,291 @@
+"""A trainer's state as fingerprints: one JSON file that says what every live tensor held, without the tensors.
+
+::
+
+    {"format": "workbench-echo", "version": 1, "made": …, "world_size": 8, "payload": false,
+     "counts": {"trained": 291, "with_state": 291},
+     "objects": {"optimizer": {"param_groups": […]}, "scheduler": {…}, "train_state": {"step": 48000}},
+     "tensors": {
+      "model.norm.weight": {"dtype": "bfloat16", "shape": [4096], "fqn": "norm.weight", "role": "param",
+                            "fingerprint": "0123…"},
+      "optimizer.state.norm.weight.step": {…, "value": "0000803b47…"},                small ones: their bytes, too
+      "model.head.weight": {…, "tied": "model.embed.weight"}, …},
+     "digest": "…"}                       xxh3_128 of all bytes before this line
+
+Fingerprints are those of :mod:`workbench.core.fingerprint`, as in a manifest: of the global tensor, whatever the
+sharding. Small tensors (a counter) are kept whole, so that the file opens as a checkpoint that holds these, and names,
+shapes and objects of all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from workbench.analysis.manifest_fields import LIMIT, Fields
+from workbench.analysis.manifest_file import write_whole
+from workbench.checkpoint import Checkpoint
+from workbench.core import jsonsafe
+from workbench.core.build import CatalogBuilder
+from workbench.core.dtypes import by_name, nbytes_of
+from workbench.core.place import Place
+from workbench.core.storage import SourcePool
+from workbench.errors import CorruptError, MissingFileError, NotACheckpointError, UnsafeError, UnsupportedFormatError
+
+__all__ = ["INSIDE", "SMALL", "Echo", "EchoTensor", "is_echo", "open_echo", "read_echo", "write_echo"]
+
+INSIDE = "workbench-echo.json"  #: its name in a folder
+SMALL = 64  #: bytes of a tensor that is kept whole
+FORMAT, VERSION = "workbench-echo", 1
+_TAIL = re.compile(rb',\n"digest": "([0-9a-f]{32})"}\n?\Z')
+_HEAD = b'{"format": "workbench-echo"'
+_VALUE = re.compile(r"(?:[0-9a-f]{2}){0,64}")
+
+
+class EchoTensor(NamedTuple):
+    """One live tensor.
+
+    Attributes:
+        dtype: its element type's name.
+        fqn, role: the parameter it belongs to, and its part in it.
+        fingerprint: ``None`` where it could not be taken.
+        why: … the reason.
+        tied: key of the tensor that it shares its memory with.
+        value: bytes of a small tensor, row-major and little endian.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    fqn: str | None
+    role: str
+    fingerprint: str | None
+    why: str = ""
+    tied: str | None = None
+    value: bytes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Echo:
+    """What a trainer held right after its load.
+
+    Attributes:
+        path: the file; ``None`` while it is not written.
+        made: when, in UTC.
+        world_size: ranks that held it.
+        payload: whether the tensors themselves lie beside it, as a DCP checkpoint.
+        tensors: key, as ``torch.distributed.checkpoint`` would name it → tensor.
+        objects: what is no tensor, of JSON's types.
+        counts: ``trained``: parameters that the optimizer updates; ``with_state``: … that it has a state for;
+            ``strangers``: … that are none of the model's.
+        copies: key → rank → fingerprint, where ranks that should hold the same do not.
+    """
+
+    path: str | None
+    made: str
+    world_size: int
+    payload: bool
+    tensors: Mapping[str, EchoTensor]
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    copies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def prints(self) -> dict[tuple[str, str], str]:
+        """Parameter and role → fingerprint, of all that have both."""
+        return {
+            (one.fqn, one.role): one.fingerprint
+            for one in self.tensors.values()
+            if one.fqn is not None and one.fingerprint is not None
+        }
+
+    def __repr__(self) -> str:
+        return f"Echo({len(self.tensors):,} tensors of {self.world_size:,} ranks, made {self.made})"
+
+
+def is_echo(path: str | os.PathLike[str]) -> bool:
+    """Whether an echo's file, or a folder with one, lies there."""
+    try:
+        with open(_file(path), "rb") as handle:
+            return handle.read(len(_HEAD)) == _HEAD
+    except OSError:
+        return False
+
+
+def read_echo(path: str | os.PathLike[str]) -> Echo:
+    """An echo from its file or its folder.
+
+    Raises:
+        MissingFileError, NotACheckpointError: there is none.
+        CorruptError: it is damaged; UnsupportedFormatError: of a later version; UnsafeError: absurd.
+    """
+    name = _file(path)
+    try:
+        with open(name, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size > LIMIT:
+                raise UnsafeError(f"echo {name!r} has {size:,} bytes, over the limit of {LIMIT:,}")
+            data = handle.read(LIMIT + 1)
+    except OSError as error:
+        raise MissingFileError(f"echo {name!r} cannot be read: {error.strerror}") from None
+    return _decode(data, name)
+
+
+def write_echo(echo: Echo, path: str) -> str:
+    """Write it whole or not at all; a folder gets it as :data:`INSIDE`. Returns the file's name.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    name = _file(path)
+    write_whole(_encode(echo), name, "an echo")
+    return name
+
+
+def open_echo(echo: Echo | str | os.PathLike[str]) -> Checkpoint:
+    """An echo as a checkpoint of format ``echo``: its names, shapes and objects, and the values of small tensors.
+
+    The others are stored nowhere: to read one raises HoleError.
+
+    Raises:
+        as :func:`read_echo`; UsageError: an echo that was not written.
+    """
+    if not isinstance(echo, Echo):
+        echo = read_echo(echo)
+    place = Place(echo.path or os.getcwd())
+    name = os.path.basename(echo.path or INSIDE)
+    builder, held = CatalogBuilder("echo", place), bytearray()
+    builder.file(name)
+    for key, one in echo.tensors.items():
+        builder.tensor(key, by_name(one.dtype), one.shape, fqn=one.fqn, role=one.role)
+        if one.value:
+            at = len(held)
+            held += one.value
+            builder.chunk(key, [0] * len(one.shape), one.shape, name, at, len(held))
+    step = _step(echo.objects)
+    meta = {"world_size": echo.world_size} | ({} if step is None else {"step": step})
+    catalog = builder.build(meta, named=True)
+    catalog.check()
+    return Checkpoint(place, catalog, _Held(place, bytes(held)), echo.objects)
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def _file(path: str | os.PathLike[str]) -> str:
+    name = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    return os.path.join(name, INSIDE) if os.path.isdir(name) else name
+
+
+def _encode(echo: Echo) -> bytes:
+    head = {
+        "format": FORMAT, "version": VERSION, "made": echo.made, "world_size": echo.world_size,
+        "payload": echo.payload, "counts": dict(echo.counts), "objects": dict(echo.objects),
+        "copies": {key: dict(ranks) for key, ranks in echo.copies.items()},
+    }  # fmt: skip
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    lines = [f" {json.dumps(key)}: {json.dumps(_row(one))}" for key, one in echo.tensors.items()]
+    parts.append('"tensors": {\n' + ",\n".join(lines) + "}")
+    body = ("{" + ",\n".join(parts)).encode()
+    return body + f',\n"digest": "{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
+
+
+def _row(one: EchoTensor) -> dict[str, Any]:
+    row: dict[str, Any] = {"dtype": one.dtype, "shape": list(one.shape), "fqn": one.fqn, "role": one.role}
+    row["fingerprint"] = one.fingerprint
+    row |= {name: text for name, text in (("why", one.why), ("tied", one.tied)) if text}
+    return row | ({} if one.value is None else {"value": one.value.hex()})
+
+
+def _decode(data: bytes, path: str) -> Echo:
+    what = f"echo {path!r}"
+    if not data.startswith(_HEAD):
+        raise NotACheckpointError(f"{path!r} is no echo; write one with workbench.echo(model, optimizer, path)")
+    tail = _TAIL.search(data)
+    if tail is None or xxhash.xxh3_128_hexdigest(data[: tail.start()]).encode() != tail[1]:
+        raise CorruptError(f"{what} is not as it was written: its own digest differs; write it again")
+    document, check = jsonsafe.loads(data, what=what), Fields(what)
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        raise UnsupportedFormatError(f"{what} has another version than {VERSION}; update the workbench")
+    counts, copies = check.table(document, "counts"), check.table(document, "copies")
+    if any(type(n) is not int for n in counts.values()) or any(not isinstance(c, dict) for c in copies.values()):
+        raise check.fail("a count is no number, or a copy no object")
+    return Echo(
+        path,
+        check.text(document, "made"),
+        check.number(document, "world_size", 1 << 40),
+        document.get("payload") is True,
+        {key: _tensor(check, key, row) for key, row in check.table(document, "tensors").items()},
+        check.table(document, "objects"),
+        counts,
+        copies,
+    )
+
+
+def _tensor(check: Fields, key: str, row: Any) -> EchoTensor:
+    entry = check.tensor(key, row)
+    texts = {name: row.get(name) for name in ("fqn", "tied", "value")}
+    if any(text is not None and not isinstance(text, str) for text in texts.values()):
+        raise check.fail(f"tensor {key!r} has a name that is no text")
+    value = texts["value"]
+    held = None if value is None or not _VALUE.fullmatch(value) else bytes.fromhex(value)
+    numel = 1
+    for n in entry.shape:
+        numel *= n
+    if value is not None and (held is None or len(held) != nbytes_of(by_name(entry.dtype), numel)):
+        raise check.fail(f"tensor {key!r} has a value that is none")
+    role = check.text(row, "role")
+    return EchoTensor(entry.dtype, entry.shape, texts["fqn"], role, entry.fingerprint, entry.why, texts["tied"], held)
+
+
+def _step(objects: Mapping[str, Any]) -> int | None:
+    state = objects.get("train_state")
+    step = state.get("step") if isinstance(state, dict) else None
+    return step if type(step) is int else None
+
+
+# ---- as a checkpoint -------------------------------------------------------------------------------------------------
+
+
+class _Held(SourcePool):
+    """Bytes in memory in the place of files."""
+
+    def __init__(self, place: Place, data: bytes) -> None:
+        super().__init__(place, [], [], "pread")
+        self._one = _Bytes(data)
+
+    def maps(self) -> SourcePool:
+        return self
+
+    def source(self, file: int) -> _Bytes:
+        return self._one
+
+    def check(self, file: int) -> None:
+        return None
+
+    def private(self, file: int, start: int, stop: int) -> None:
+        return None
+
+
+class _Bytes:
+    def __init__(self, data: bytes) -> None:
+        self._data = np.frombuffer(data, np.uint8)
+        self.size = len(data)
+
+    def view(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        return self._data[start:stop]
+
+    def read_into(self, buffer: np.ndarray[Any, Any], start: int) -> None:
+        buffer[:] = self._data[start : start + len(buffer)]
+
+    def advise(self, advice: str) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
