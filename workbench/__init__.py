@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
     from workbench.analysis.verify import verify
+    from workbench.doctor.diagnosis import Diagnosis
+    from workbench.doctor.examine import doctor
+    from workbench.echoes.echo import echo
+    from workbench.echoes.report import EchoReport
     from workbench.reshard.export import export
     from workbench.reshard.load import load
     from workbench.reshard.loading.report import LoadReport
@@ -27,7 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checkpoint",
+    "Diagnosis",
     "Diff",
+    "EchoReport",
     "ExportReport",
     "LazyTensor",
     "LoadReport",
@@ -37,6 +43,8 @@ __all__ = [
     "Rules",
     "diff",
     "discover",
+    "doctor",
+    "echo",
     "errors",
     "export",
     "load",
@@ -51,13 +59,17 @@ __version__ = "0.1.0"
 
 #: Analyses and exports are imported when they are first asked for: opening a checkpoint does not wait for them.
 _LATER = {
+    "Diagnosis": "workbench.doctor.diagnosis",
     "Diff": "workbench.analysis.diff",
+    "EchoReport": "workbench.echoes.report",
     "ExportReport": "workbench.reshard.report",
     "LoadReport": "workbench.reshard.loading.report",
     "Mesh": "workbench.reshard.mesh",
     "Report": "workbench.analysis.report",
     "Rules": "workbench.reshard.rules",
     "diff": "workbench.analysis.diff",
+    "doctor": "workbench.doctor.examine",
+    "echo": "workbench.echoes.echo",
     "export": "workbench.reshard.export",
     "load": "workbench.reshard.load",
     "stats": "workbench.analysis.stats",

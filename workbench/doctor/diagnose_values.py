@@ -1,0 +1,218 @@
+"""Which causes a sign of values speaks for, seen beside all the others.
+
+What decides is what is affected together::
+
+    weights and moments alike     a layout         which kinds:  gate, up → E3 E2    q, k → E5    whole layers → E9
+    weights alone                 masters, copies  one element → G1 G2    a vector of ones → A3    one tensor → A2
+    moments alone                 the optimizer    all of them → B1 B3    some, half of their elements → B5 E13
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from workbench.doctor.diagnose_places import kinds, layer_of
+from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, where_of
+from workbench.doctor.sign import RULES, Sign
+
+__all__ = ["OF_PAIRS", "OF_VALUES", "split"]
+
+Causes = tuple[str, ...]
+FLIPPED = 4  #: elements at most that are spoken of as flipped bits
+HUGE = 1e3  #: times what an update can do: an exponent's top bits
+PART = 0.9  #: of a tensor's elements: fewer are a part of it
+ALL = 0.8  #: of the parameters: more are all
+NARROW = 1.02  #: times the floor: what rounding to 16 bits can do to v
+
+#: Rules on pairs whose signs are split by what else is wrong with their parameters.
+OF_PAIRS = ("P03", "P04", "P05", "P06", "P08", "P12")
+
+
+# ---- one checkpoint ------------------------------------------------------------------------------------------------
+
+
+def _masters(sign: Sign, scene: Scene) -> Causes:
+    """Weights and masters disagree: which of them, and how many elements."""
+    elements, names = int(sign.evidence.get("elements", 0)), set(sign.tensors)
+    if _zeroed(scene, names):
+        return ("G5", "D3", "D2")
+    if any(names & set(one.tensors) for one in scene.fired("S12")):
+        return ("G6", "F1")
+    if elements <= FLIPPED:
+        large = any(names & set(one.tensors) for one in scene.fired("S02"))
+        return ("G1", "G2", "D3", "D2") if large else ("G2", "G1", "D3", "D2")
+    touched = scene.touched(PAIRED)
+    if touched.every:
+        return ("D2", "G6", "D3") if names & touched.weights else ("D3", "G6", "D2")
+    return ("D2", "D3", "G6")
+
+
+def _bound(sign: Sign, scene: Scene) -> Causes:
+    """Moments that do not belong together."""
+    elements, names = int(sign.evidence.get("elements", 0)), set(sign.tensors)
+    if any(names & set(one.tensors) for one in scene.fired("S03")) or elements <= FLIPPED:
+        return ("G3", "B6")
+    if _zeroed(scene, names):
+        return ("G5", "B4")
+    if scene.moments == "no v" or any(names & set(one.tensors) for one in scene.fired("S05")):
+        return ("B4", "B6")
+    return ("B6", "E7", "E13", "B4", "G6")
+
+
+def _zero_moments(sign: Sign, scene: Scene) -> Causes:
+    if scene.moments == "no v":
+        return ("B4",)
+    reset = [one for one in scene.fired("S06", "R10", "P01", "S07") if one.of and one.hit == one.of]
+    return ("B1", "B3") if reset or scene.moments == "absent" else ("B3", "B1", "B4")
+
+
+def _sick(sign: Sign, scene: Scene) -> Causes:
+    """NaN: from a second moment whose sign was flipped, or a bit of its own."""
+    return ("G3", "G1", "G9") if scene.fired("S03") else ("G1", "G9")
+
+
+def _twice(sign: Sign, scene: Scene) -> Causes:
+    return ("F2", "E9") if kinds(sign.tensors) <= {"embed", "head"} else ("E9",)
+
+
+def _zeroed(scene: Scene, names: set[str]) -> bool:
+    return any(not one.tensors or names & set(one.tensors) for one in scene.fired("S11", "R08"))
+
+
+#: Rule → its narrowing.
+OF_VALUES: Mapping[str, Callable[[Sign, Scene], Causes]] = {
+    "S08": _masters, "S04": _bound, "S05": _zero_moments, "S01": _sick, "P09": _sick, "S14": _twice,
+}  # fmt: skip
+
+# ---- two checkpoints -----------------------------------------------------------------------------------------------
+
+
+def split(sign: Sign, scene: Scene) -> Iterator[Claim]:
+    """A sign of a pair by what else is wrong with its parameters."""
+    where = where_of(sign)
+    names = _all_of(sign, scene, where)
+    if where == TRAINED:
+        later = {"P12": ("B7", "C5", "G9"), "P05": ("C2", "G9", "H1"), "P03": ("H1", "G9"), "P04": ("H1", "G9")}
+        yield Claim(sign, names, later.get(sign.rule, RULES[sign.rule].causes))
+        return
+    touched = scene.touched(where)
+    both = _kinds_of(touched.weights) & _kinds_of(touched.moments)
+    parts = {
+        "both": {fqn for fqn in names if kinds([fqn]) & both},
+        "weights": {fqn for fqn in names if not kinds([fqn]) & both and fqn in touched.weights},
+    }
+    parts["moments"] = set(names) - parts["both"] - parts["weights"]
+    for part, fqns in parts.items():
+        if fqns:
+            yield Claim(sign, frozenset(fqns), _PARTS[part](sign, scene, where, both))
+
+
+def _all_of(sign: Sign, scene: Scene, where: str) -> frozenset[str]:
+    """The sign's parameters, also those that it has no room to name."""
+    law = {"P03": "floor", "P04": "transition", "P05": "reach"}.get(sign.rule)
+    broken = {fqn for fqn, sums in scene.pairs.get(where, {}).items() if law and getattr(sums, law).broken}
+    return frozenset(broken or sign.tensors)
+
+
+def _kinds_of(fqns: frozenset[str]) -> frozenset[str]:
+    return kinds(fqns)
+
+
+def _layout(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Causes:
+    """Weights and moments alike."""
+    touched = scene.touched(where)
+    hit = frozenset(fqn for fqn in touched.weights | touched.moments if kinds([fqn]) & both)
+    few = _few(scene, hit, where)
+    if few:
+        return few
+    if scene.moments == "no v":
+        return ("B4", "B6")
+    found = both - {"norm"}
+    every = {layer_of(fqn) for fqn in touched.every} - {None}
+    layers = {layer_of(fqn) for fqn in hit} - {None}
+    whole = len(found & {"q", "k", "v", "o", "gate", "up", "down", "expert", "router"}) >= 5
+    if whole and layers < every and None not in {layer_of(fqn) for fqn in hit}:
+        return ("E9", "G6")
+    if "norm" in both and whole:
+        return ("G6", "G7", "B4", "E7")
+    for members, causes in _LAYOUTS:
+        if found and found <= members:
+            return causes
+    return ("E1", "G6", "E7")
+
+
+#: Kinds that are affected → layouts that do it.
+_LAYOUTS: tuple[tuple[set[str], Causes], ...] = (
+    ({"q"}, ("E6", "E5", "E4")),
+    ({"q", "k"}, ("E5", "E6", "E4")),
+    ({"q", "k", "v"}, ("E4", "E1")),
+    ({"gate", "up"}, ("E3", "E2")),
+    ({"expert", "router", "gate", "up", "down"}, ("E10", "E2")),
+    ({"embed", "head"}, ("F7", "E11", "F2")),
+    ({"lora"}, ("F5",)),
+)
+
+
+def _weights(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Causes:
+    """Weights alone."""
+    touched = scene.touched(where)
+    fqns = frozenset(fqn for fqn in touched.weights if not kinds([fqn]) & both)
+    few = _few(scene, fqns, where)
+    if few:
+        return few
+    found = kinds(fqns)
+    if found == {"norm"}:
+        return ("A3", "E12", "F1")
+    if scene.fired("S08") or scene.fired("S09"):
+        return ("D1", "D2") if scene.fired("S09") else ("D2", "D1")
+    if any("lora" in kinds([fqn]) for fqn in scene.evidence.before.params) and "norm" not in found:
+        return ("F5", "A2")
+    if len(fqns) == 1:
+        return ("A2", "G5")
+    states = scene.pairs.get(where, {})
+    least = min((c for fqn in fqns if (c := states[fqn].cosine) is not None), default=1.0)
+    if len(fqns) < ALL * len(touched.every):
+        return ("A2", "G6", "D2", "F4")
+    if least < 0.5:
+        return ("D2", "A1", "A2")
+    small = scene.worst("reach", fqns, where) < 2
+    return ("D1", "F4", "D2") if small else ("D2", "F4", "G6")
+
+
+def _few(scene: Scene, fqns: frozenset[str], where: str) -> Causes:
+    """A flipped bit or a page: some elements of one tensor."""
+    if len(fqns) > 2:
+        return ()
+    laws = ("reach", "floor", "transition")
+    counts = {law: scene.broken(law, fqns, where) for law in laws}
+    most, of = max(counts.values()), max(scene.looked(law, fqns, where) for law in laws)
+    if 0 < most <= FLIPPED:
+        if counts["reach"]:
+            return ("G1", "G2") if scene.worst("reach", fqns, where) > HUGE else ("G2", "G1")
+        return ("G3", "G2")
+    return ("G5", "A2", "E8") if most and of > 4096 // 2 and most < 0.5 * of else ()
+
+
+def _moments(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Causes:
+    """Moments alone."""
+    touched = scene.touched(where)
+    few = _few(scene, touched.moments, where)
+    if few:
+        return few
+    reset = [one for one in scene.fired("S06", "R10", "P01") if one.of and one.hit == one.of]
+    wide = len(touched.moments) >= ALL * max(1, len(touched.every))
+    floor, of = scene.broken("floor", touched.moments, where), max(1, scene.looked("floor", touched.moments, where))
+    if reset:
+        return ("B1", "B2")
+    if scene.worst("floor", touched.moments, where) <= NARROW:
+        return ("D4", "B6") if wide else ("B6", "D4")
+    if scene.moments in ("zero", "absent"):
+        return ("B3", "B1")
+    if wide and floor > PART * of:
+        return ("B3", "B1")
+    return ("B6", "E13", "B3") if wide else ("B5", "E13", "B6")
+
+
+_PARTS: Mapping[str, Callable[[Sign, Scene, str, frozenset[str]], Causes]] = {
+    "both": _layout, "weights": _weights, "moments": _moments,
+}  # fmt: skip
