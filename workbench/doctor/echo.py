@@ -13,7 +13,9 @@ The first pass reads everything once; only what differs is read again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_rows import TensorDiff
@@ -86,13 +88,7 @@ def check_echo(pair: Pair, *, threads: int | None = None, tick: Tick | None = No
     Tensors that cannot be read are told in ``not_checked``; nothing is raised for them.
     """
     found = EchoValues()
-    compared = diff(pair.a.ckpt, pair.b.ckpt, patterns=False, threads=threads, tick=tick)
-    fqns, roles, index = pair.b.ckpt.fqns, pair.b.ckpt.roles, pair.b.ckpt.catalog.index
-    rows: dict[tuple[str, str], TensorDiff] = {}
-    for row in compared.rows:
-        at = index[row.key_b]
-        if roles[at] in ROLES and pair.b.params.get(fqns[at] or "", {}).get(roles[at]) == at:
-            rows[str(fqns[at]), roles[at]] = row
+    rows = _compared(pair, threads, tick)
     atoms = Atoms(pair)
     changed = {key: row for key, row in rows.items() if row.status in ("changed", "type", "unread")}
     pairs = _changed(atoms, changed, threads)
@@ -104,6 +100,26 @@ def check_echo(pair: Pair, *, threads: int | None = None, tick: Tick | None = No
     found.status = {key: TensorStatus(*key, row.status, row, tuple(by_owner.get(key, ()))) for key, row in rows.items()}
     _told(found, rows)
     return found
+
+
+def _compared(pair: Pair, threads: int | None, tick: Tick | None) -> dict[tuple[str, str], TensorDiff]:
+    """The stored tensors of both sides by what they mean: an optimizer may number its parameters anew."""
+    both = [
+        (f"{role}:{fqn}", fqn, role, *places)
+        for fqn, roles in pair.shared()
+        for role, places in roles.items()
+        if role in ROLES
+    ]
+    sides = []
+    for side, state in enumerate((pair.a, pair.b)):
+        catalog = state.ckpt.catalog.take(np.array([one[3 + side] for one in both], np.int64))
+        named = replace(
+            catalog, keys=[one[0] for one in both], fqns=[one[1] for one in both], roles=[one[2] for one in both]
+        )
+        sides.append(state.ckpt.derive(named))
+    compared = diff(*sides, patterns=False, evidence="none", threads=threads, tick=tick)
+    by_key = {row.key_b: row for row in compared.rows}
+    return {(fqn, role): by_key[key] for key, fqn, role, *_ in both}
 
 
 def _changed(
