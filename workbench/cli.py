@@ -129,6 +129,20 @@ def parser() -> argparse.ArgumentParser:
     diff.add_argument("--all", action="store_true", help="list every tensor that differs, not only the first")
     diff.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
 
+    doctor = _command(commands, "doctor", _doctor, "why the loss jumped after a resume: causes, proof, remedy")
+    doctor.add_argument(
+        "before", help="what was resumed from; or a run's folder: its last two steps"
+    )
+    doctor.add_argument("after", nargs="?", help="a later checkpoint of the resumed run, the earlier the better")
+    doctor.add_argument("--echo", metavar="PATH", help="saved again right after the load, before any update")
+    doctor.add_argument("--betas", type=float, nargs=2, metavar=("B1", "B2"), help="AdamW's, where no file holds them")
+    doctor.add_argument("--lr", type=float, help="learning rate, where no file holds it")
+    doctor.add_argument("--weight-decay", type=float, metavar="WD", help="weight decay, where no file holds it")
+    doctor.add_argument("--shallow", action="store_true", help="names, counters and arguments only; no values are read")
+    doctor.add_argument("--html", metavar="FILE", help="write a page with pictures, too; it needs no network")
+    doctor.add_argument("--all", action="store_true", help="everything that is known, not only a screen of it")
+    doctor.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
+
     export = _command(commands, "export", _export, "write a checkpoint in another format, or cut for other ranks")
     export.add_argument("path", help="a checkpoint")
     export.add_argument("dest", nargs="?", help="a folder that is not there yet, or NAME.safetensors, NAME.pt")
@@ -296,6 +310,12 @@ def _diff(options: argparse.Namespace) -> int | None:
     from workbench.cli_diff import diff
 
     return diff(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from workbench.cli_doctor import doctor
+
+    return doctor(options)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -31,8 +31,8 @@ from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
 __all__ = [
-    "MARK", "also_seen", "cleared_sentence", "diagnosis_lines", "diagnosis_text", "reasons", "suspect_rows",
-    "suspect_title",
+    "MARK", "also_seen", "cleared_sentence", "diagnosis_lines", "diagnosis_text", "most_excluding", "reasons",
+    "suspect_rows", "suspect_title",
 ]  # fmt: skip
 
 WIDTH = 100  #: columns
@@ -52,7 +52,10 @@ class Room(NamedTuple):
 
 
 #: From generous to terse: the first that fits the screen is taken, else the last.
-ROOMS = (Room(6, 4, 4, 5, 8), Room(5, 2, 3, 4, 5), Room(4, 1, 2, 3, 4), Room(4, 0, 2, 3, 3), Room(3, 0, 1, 3, 2))
+ROOMS = (
+    Room(6, 4, 4, 5, 8), Room(6, 3, 3, 5, 4), Room(5, 2, 3, 4, 3), Room(5, 1, 2, 4, 3), Room(4, 1, 2, 3, 2),
+    Room(4, 0, 2, 3, 2), Room(3, 0, 1, 3, 2),
+)  # fmt: skip
 BRIEF = ("proof", "remedy")  #: rows of a cause that has no room
 ALL = Room(10_000, 10_000, 10_000, 10_000, 10_000)
 
@@ -80,11 +83,16 @@ def suspect_title(one: Suspect) -> str:
 
 def suspect_rows(one: Suspect, signs: int | None = None) -> Iterator[tuple[str, str]]:
     """What is said of a cause as ``(row, sentence)``; rows of one name follow one another."""
-    shown, rest = one.signs[:signs], one.signs[signs if signs is not None else len(one.signs) :]
-    for sign in shown:
+    # every rule once before any twice: many kinds of proof say more than many places
+    first = {sign.rule: sign for sign in reversed(one.signs)}
+    first = {sign.rule: sign for sign in one.signs if first[sign.rule] is sign}
+    ordered = [sign for sign in one.signs if first[sign.rule] is sign]
+    ordered += [sign for sign in one.signs if first[sign.rule] is not sign]
+    for sign in ordered[:signs]:
         yield "proof", _proof(sign)
-    if rest:
-        yield "proof", f"{'also ' if shown else ''}{', '.join(dict.fromkeys(safe(sign.rule) for sign in rest))}"
+    shown = {sign.rule for sign in ordered[:signs]}
+    if rest := [safe(rule) for rule in first if rule not in shown]:
+        yield "proof", f"{'also ' if signs else ''}{', '.join(rest)}"
     excluded = [f"{safe(cause)}: {safe(why)}" for cause, why in one.excludes.items()]
     kept = excluded if signs is None else excluded[: max(signs // 2, 1)]
     for words in kept:
@@ -114,6 +122,11 @@ def cleared_sentence(one: Cleared) -> str:
     return f"{safe(one.what)}: {safe(one.message)}{f' (not {_ids(one.causes)})' if one.causes else ''}"
 
 
+def most_excluding(cleared: Iterable[Cleared]) -> list[Cleared]:
+    """What excludes most causes first."""
+    return sorted(cleared, key=lambda one: -len(one.causes))
+
+
 def reasons(told: Mapping[str, str]) -> Iterator[str]:
     """Rules of one reason together."""
     together: dict[str, list[str]] = {}
@@ -127,7 +140,7 @@ def _lines(d: Diagnosis, room: Room) -> Iterator[str]:
     yield "RESUME DOCTOR"
     for one in d.subjects:
         yield _subject(one)
-    yield from _wrapped(pad("VERDICT", HEAD), safe(d.verdict), room.long)
+    yield from _wrapped(pad("VERDICT", HEAD), safe(d.verdict), max(room.long, 4))
     for number, suspect in enumerate(d.causes[: room.causes], 1):
         yield from _suspect(number, suspect, room)
     if len(d.causes) > room.causes:
@@ -136,13 +149,14 @@ def _lines(d: Diagnosis, room: Room) -> Iterator[str]:
         words = titled if len(titled) < 2 * (WIDTH - HEAD) else _ids(one.cause for one in rest)
         yield from _wrapped("  further    ", words, 3)
     yield from _section("ALSO SEEN", also_seen(d), room, f"further {'findings' if d.causes else 'ones'}")
-    yield from _section("RULED OUT", (cleared_sentence(one) for one in d.ruled_out), room, "more")
-    yield from _section("NOT CHECKED", reasons(d.not_checked), room, "more reasons")
+    yield from _section("RULED OUT", map(cleared_sentence, most_excluding(d.ruled_out)), room, "more")
+    yield from _section("NOT CHECKED", reasons(d.not_checked), room, "more")
 
 
 def _subject(one: Subject) -> str:
     step = "no step stored" if one.step is None else f"step {one.step:,}"
-    return shorten(f"  {pad(safe(one.which), 6)}  {safe(one.format)}, {step}  {safe(one.path)}", WIDTH)
+    head = f"  {pad(safe(one.which), 6)}  {safe(one.format)}, {step}  "
+    return head + shorten(safe(one.path), max(WIDTH - len(head), 20))
 
 
 def _suspect(number: int, one: Suspect, room: Room) -> Iterator[str]:
@@ -153,14 +167,17 @@ def _suspect(number: int, one: Suspect, room: Room) -> Iterator[str]:
         if signs == 0 and name not in BRIEF:
             continue
         head = f"      {pad('' if name == before else name, 9)} "
-        yield from _wrapped(head, words, min(room.long, 3), 5 * (name == "proof"))
+        # what to do is never cut, but where nothing else helps
+        most = 8 if name == "remedy" and room.long > 1 else min(room.long, 3)
+        yield from _wrapped(head, words, room.long if room is ALL else most, 5 * (name == "proof"))
         before = name
 
 
 def _proof(sign: Sign) -> str:
-    """``P01  steps went from 240 to 0``; a mild sign says that it is one."""
+    """``P01  before → after: steps went from 240 to 0``; a mild sign says that it is one."""
     mild = "" if sign.severity == "error" else f"({MARK[sign.severity].lower()}) "
-    return f"{pad(safe(sign.rule), 4)} {mild}{safe(sign.message)}"
+    where = f"{safe(sign.evidence['in'])}: " if sign.evidence.get("in") else ""
+    return f"{pad(safe(sign.rule), 4)} {mild}{where}{safe(sign.message)}"
 
 
 def _affected(one: Suspect) -> str:
@@ -200,5 +217,5 @@ def _wrapped(head: str, words: str, most: int, deeper: int = 0) -> Sequence[str]
         words, WIDTH, initial_indent=head, subsequent_indent=" " * (len(head) + deeper), break_on_hyphens=False
     ) or [head.rstrip()]
     if len(lines) > most:
-        lines = [*lines[: most - 1], shorten(lines[most - 1], WIDTH - 2, 0.0) + " …"]
+        lines = [*lines[: most - 1], lines[most - 1][: WIDTH - 2].rstrip() + " …"]
     return lines

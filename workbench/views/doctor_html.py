@@ -14,7 +14,15 @@ from typing import Any
 
 from workbench.doctor.diagnosis import Diagnosis, Suspect
 from workbench.views import units
-from workbench.views.doctor import MARK, also_seen, cleared_sentence, reasons, suspect_rows, suspect_title
+from workbench.views.doctor import (
+    MARK,
+    also_seen,
+    cleared_sentence,
+    most_excluding,
+    reasons,
+    suspect_rows,
+    suspect_title,
+)
 from workbench.views.names import safe, shorten
 
 __all__ = ["diagnosis_html", "diagnosis_page"]
@@ -42,7 +50,7 @@ def diagnosis_html(d: Diagnosis) -> str:
     parts = [f"<div><b>{escape(safe(d.verdict))}</b></div>", f"<table>{subjects}</table>"]
     parts += [_suspect(number, one) for number, one in enumerate(d.causes, 1)]
     parts.append(_fold("also seen", also_seen(d), True))
-    parts.append(_fold("ruled out", map(cleared_sentence, d.ruled_out), True))
+    parts.append(_fold("ruled out", map(cleared_sentence, most_excluding(d.ruled_out)), True))
     parts.append(_fold("not checked", reasons(d.not_checked), True))
     parts.append(_fold("checked", reasons(d.checked), False))
     parts.append(_facts(d.facts))
@@ -107,10 +115,11 @@ def _drawn(pictures: Mapping[str, Any]) -> tuple[str, str]:
     """Scripts for a page's head, and its figures."""
     import holoviews as hv
     from bokeh.embed import components
-    from bokeh.resources import INLINE
+    from bokeh.resources import Resources
 
     renderer = hv.renderer("bokeh")
     figures = {name: renderer.get_plot(picture).state for name, picture in pictures.items()}
     script, divs = components(figures)
     body = "".join(f"<figure>{div}</figure>" for div in divs.values())
-    return INLINE.render_js(), f"<h2>Pictures</h2>{body}{script}"
+    scripts = Resources(mode="inline", components=["bokeh"]).js_raw  # INLINE would bring every widget and Panel's, too
+    return f"<script>{''.join(scripts)}</script>", f"<h2>Pictures</h2>{body}{script}"

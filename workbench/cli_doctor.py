@@ -1,0 +1,107 @@
+"""``workbench doctor``: why did the loss jump after the resume?
+
+::
+
+    workbench doctor RUN                            a run's folder: its last two steps
+    workbench doctor BEFORE AFTER --echo ECHO       the strongest evidence
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from workbench.cli_common import note, open_as, paint, print_json
+from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError, WriteError
+from workbench.views.progress import progress
+
+__all__ = ["doctor"]
+
+HEADS = ("VERDICT", "RULED OUT", "NOT CHECKED", "ALSO SEEN")
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print the diagnosis; the exit code is 0 nothing found, 1 warnings, 2 errors.
+
+    Options: ``before after echo betas lr weight_decay shallow html all threads`` and those of every command.
+    """
+    from workbench.doctor.examine import doctor as examine
+
+    _given(options)
+    page = None if options.html is None else _target(options.html)
+    paths = [_opened(options, path) for path in (options.before, options.after, options.echo)]
+    with progress("doctor") as tick:
+        found = examine(
+            *paths[:2],
+            echo=paths[2],
+            betas=None if options.betas is None else tuple(options.betas),
+            lr=options.lr,
+            weight_decay=options.weight_decay,
+            deep=not options.shallow,
+            format=options.format,
+            threads=options.threads,
+            tick=tick,
+        )
+    if page is not None:
+        _write(found, page)
+    if options.json:
+        print_json(found.to_json())
+    else:
+        from workbench.views.doctor import diagnosis_lines, diagnosis_text
+
+        for line in diagnosis_lines(found) if options.all else diagnosis_text(found).split("\n"):
+            print(paint(line, "bad") if " ERROR  " in line[:14] else _headed(line))
+    return found.exit_code
+
+
+def _opened(options: argparse.Namespace, path: Any) -> Any:
+    """Opened as the common options say; as a path where the doctor itself has to choose, or to tell what is broken."""
+    if path is None or (options.after is None and options.echo is None):
+        return path  # one path alone may be a run's folder
+    try:
+        return open_as(options, path)
+    except (CorruptError, IncompleteError, MissingFileError):
+        return path
+
+
+def _given(options: argparse.Namespace) -> None:
+    for beta in options.betas or ():
+        if not 0 <= beta < 1:
+            raise UsageError(f"--betas {beta:g}: β1 and β2 are from 0 to below 1, as in --betas 0.9 0.95")
+    for name in ("lr", "weight_decay"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < float("inf"):
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: not below 0, and finite")
+
+
+def _target(path: str) -> Path:
+    """Where the page goes; refused before anything is read, not after an hour."""
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise WriteError(f"--html {path!r}: " + ("is a folder" if target.is_dir() else "its folder is not there"))
+    return target
+
+
+def _write(found: object, target: Path) -> None:
+    """The page, whole or not at all."""
+    from workbench.views.doctor_html import diagnosis_page
+    from workbench.views.doctor_pictures import doctor_pictures
+
+    page = diagnosis_page(found, doctor_pictures(found))  # type: ignore[arg-type]
+    half = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        half.write_text(page, "utf-8")
+        half.replace(target)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise WriteError(f"{os.fspath(target)!r} cannot be written: {error.strerror}") from None
+    note(f"wrote {os.fspath(target)!r}")
+
+
+def _headed(line: str) -> str:
+    for head in HEADS:
+        if line.startswith(head):
+            return paint(head, "head") + line[len(head) :]
+    return line

@@ -1,0 +1,96 @@
+"""What the pictures of the views share: colours, axes, and how they sit on a light or a dark page.
+
+One small set of colours: Okabe–Ito for classes, cividis for magnitudes. Text and axes are a grey that reads on white
+and on black alike; backgrounds are the page's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import holoviews as hv
+import holoviews.plotting.bokeh  # registers the renderer without loading a notebook extension
+import numpy as np
+
+__all__ = ["FRAME", "GREY", "OKABE_ITO", "boxes", "curves", "legend", "ticks"]
+
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+GREY = "#777777"  #: 4.5 : 1 on white, 4.1 : 1 on black
+hv.Store.set_current_backend("bokeh")
+
+
+def _page(plot: Any, element: Any) -> None:
+    """The page's background; text that reads on any."""
+    figure = plot.state
+    figure.background_fill_color = figure.border_fill_color = None
+    figure.outline_line_color = None
+    figure.title.text_color, figure.title.text_font_size = GREY, "11pt"
+    for axis in figure.axis:
+        axis.axis_label_text_color = axis.major_label_text_color = GREY
+        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = GREY
+        axis.axis_label_text_font_style = "normal"
+    for one in figure.select({"type": _model("Legend")}):
+        one.background_fill_alpha, one.border_line_color, one.label_text_color = 0.0, None, GREY
+        one.location, one.padding, one.margin, one.spacing = "left", 2, 2, 14
+    for one in figure.select({"type": _model("ColorBar")}):
+        one.background_fill_color, one.title_text_color, one.major_label_text_color = None, GREY, GREY
+        one.title_text_font_style = "normal"
+
+
+def _model(name: str) -> Any:
+    import bokeh.models
+
+    return getattr(bokeh.models, name)
+
+
+FRAME: dict[str, Any] = {
+    "responsive": True, "min_width": 320, "toolbar": "right", "default_tools": ["pan", "box_zoom", "reset"],
+    "show_grid": False, "hooks": [_page],
+}  # fmt: skip
+
+
+def legend(**more: Any) -> dict[str, Any]:
+    """Options of an overlay with its legend above the data, where it covers nothing."""
+    return {
+        **FRAME,
+        "show_legend": True,
+        "legend_position": "top",
+        "legend_opts": {"orientation": "horizontal"},
+        **more,
+    }
+
+
+def ticks(names: Sequence[str], most: int = 60) -> list[tuple[float, str]]:
+    """Names in the middle of unit cells, as many as can be read."""
+    step = max(-(-len(names) // most), 1)
+    return [(at + 0.5, name) for at, name in enumerate(names) if at % step == 0]
+
+
+def boxes(
+    cells: Mapping[str, Sequence[tuple[Any, ...]]], colours: Mapping[str, str], axes: tuple[str, str], says: str
+) -> hv.Overlay:  # fmt: skip
+    """Unit cells of a grid in classes, each class with its colour and its words in the legend.
+
+    Args:
+        cells: class → ``(column, row, text)``.
+    """
+    layers = []
+    for words, rows in cells.items():
+        data = [(x + 0.03, y + 0.03, x + 0.97, y + 0.97, text) for x, y, text in rows]
+        made = hv.Rectangles(data, kdims=[axes[0], axes[1], "right", "bottom"], vdims=[says], label=words)
+        tips = [(says, f"@{{{says}}}")]
+        layers.append(made.opts(color=colours[words], line_width=0, tools=["hover"], hover_tooltips=tips))
+    return hv.Overlay(layers)
+
+
+def curves(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], axes: tuple[str, str], colours: Mapping[str, str]
+) -> list[Any]:  # fmt: skip
+    """Lines with a mark at every point, so that a single point shows, too."""
+    made: list[Any] = []
+    for words, (x, y) in lines.items():
+        data = (np.asarray(x, float), np.asarray(y, float))
+        made.append(hv.Curve(data, *axes, label=words).opts(color=colours[words], line_width=2))
+        made.append(hv.Scatter(data, *axes, label=words).opts(color=colours[words], size=6, tools=["hover"]))
+    return made
