@@ -1,0 +1,69 @@
+"""Elements that no chunk holds, and elements that two different chunks hold; exact boxes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.catalog import Catalog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Coverage", "coverage"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+HOLES = 1024  #: boxes of one tensor that are listed
+
+
+class Coverage(NamedTuple):
+    """Boxes by tensor; ``a`` and ``b`` are the chunk rows that overlap.
+
+    Attributes:
+        holes: tensor, offsets, sizes.
+        overlaps: tensor, offsets, sizes, a, b.
+    """
+
+    holes: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
+    overlaps: list[tuple[int, tuple[int, ...], tuple[int, ...], int, int]]
+
+    def frames(self, catalog: Catalog) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """``holes``: key offsets sizes numel; ``overlaps``: those and file_a, file_b."""
+        import pandas as pd
+
+        holes = [(catalog.keys[t], low, size, int(np.prod(size, dtype=np.int64))) for t, low, size in self.holes]
+        twice = [
+            (catalog.keys[t], low, size, int(np.prod(size, dtype=np.int64)),
+             catalog.files[catalog.file[a]], catalog.files[catalog.file[b]])
+            for t, low, size, a, b in self.overlaps
+        ]  # fmt: skip
+        columns = ["key", "offsets", "sizes", "numel"]
+        return pd.DataFrame(holes, columns=columns), pd.DataFrame(twice, columns=[*columns, "file_a", "file_b"])
+
+
+def coverage(catalog: Catalog) -> Coverage:
+    """Holes and overlaps of all tensors; copies of one box (``replica`` above 0) are no overlap."""
+    found = Coverage([], [])
+    if not len(catalog):
+        return found
+    first = np.flatnonzero(catalog.replica == 0)
+    offsets, sizes = catalog.offsets[first].astype(np.int64), catalog.sizes[first].astype(np.int64)
+    owner = catalog.tensor[first]
+    held = np.zeros(len(catalog), np.int64)
+    np.add.at(held, owner, box.volume(sizes))
+    i, j = box.overlapping(owner, offsets, sizes)
+    for a, b in zip(first[i].tolist(), first[j].tolist(), strict=True):
+        tensor = int(catalog.tensor[a])
+        ndim = int(catalog.ndim[tensor])
+        low, size = box.intersect(catalog.offsets[a], catalog.sizes[a], catalog.offsets[b], catalog.sizes[b])
+        found.overlaps.append((tensor, tuple(low[:ndim].tolist()), tuple(size[:ndim].tolist()), a, b))
+    for tensor in np.union1d(np.flatnonzero(held != catalog.numel), box.distinct(owner[i])).tolist():
+        low_row, high_row = np.searchsorted(owner, [tensor, tensor + 1]).tolist()
+        whole = catalog.shape[tensor].astype(np.int64)
+        ndim = int(catalog.ndim[tensor])
+        there = slice(low_row, high_row)
+        for low, size in box.missing(np.zeros_like(whole), whole, offsets[there], sizes[there], limit=HOLES):
+            found.holes.append((tensor, tuple(low[:ndim].tolist()), tuple(size[:ndim].tolist())))
+    return found

@@ -1,0 +1,86 @@
+"""Mesh axes from the order in which ranks hold pieces.
+
+A rank is a number in mixed radix, its digits the coordinates on the mesh, the first axis outermost. A placement makes
+the index of a rank's piece a sum over its digits::
+
+    rank               0  1  2  3      along ranks the index goes +2, then −1: the innermost axis has 2 ranks, weight 2;
+    piece of 0:515     0  2  1  3      of every second rank, +1: an outer axis of 2 ranks, weight 1
+
+Axes that follow on each other in one index (weights 2 and 1 on 2 and 2 ranks, outer first) look like one axis of 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise, product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+__all__ = ["coordinates", "finer", "radices", "refine"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+MOST = 64  #: ways to split axes that are tried
+
+
+def radices(index: Ints) -> tuple[int, ...] | None:
+    """Sizes of the mesh axes, outermost first, that ``(ranks, dims)`` indices of pieces tell; ``None`` if none do."""
+    found: list[int] = []
+    while len(index) > 1:
+        step = index[1] - index[0]
+        steady = (np.diff(index, axis=0) == step).all(axis=1)
+        size = len(index) if steady.all() else int(np.argmin(steady)) + 1
+        if len(index) % size:
+            return None
+        rows = index.reshape(-1, size, index.shape[1])
+        if (rows - rows[:, :1] != np.arange(size)[:, None] * step).any():
+            return None
+        found.append(size)
+        index = rows[:, 0]
+    return tuple(reversed(found))
+
+
+def finer(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The mesh, then meshes in which some axes are several: uneven pieces show where a cut was cut again."""
+    yield tuple(sizes)
+    ways = [list(islice(_factorings(size), MOST)) for size in sizes]
+    for number, way in enumerate(product(*ways)):
+        if number >= MOST:
+            return
+        flat = tuple(size for part in way for size in part)
+        if flat != tuple(sizes):
+            yield flat
+
+
+def refine(meshes: Iterable[Sequence[int]], world: int) -> tuple[int, ...]:
+    """The coarsest mesh of ``world`` ranks that has the axes of all; one that contradicts those before it is left."""
+    edges = {1, world}
+    for mesh in meshes:
+        mine = {prod(mesh[at:]) for at in range(len(mesh))}
+        if prod(mesh) != world:
+            continue
+        both = sorted(edges | mine)
+        if all(b % a == 0 for a, b in pairwise(both)):
+            edges |= mine
+    ordered = sorted(edges, reverse=True)
+    return tuple(a // b for a, b in pairwise(ordered))
+
+
+def coordinates(ranks: Ints, sizes: Sequence[int]) -> Ints:
+    """``(R, axes)`` digits of ranks."""
+    found = np.empty((len(ranks), len(sizes)), np.int64)
+    rest = np.asarray(ranks, np.int64)
+    for axis in range(len(sizes) - 1, -1, -1):
+        found[:, axis] = rest % sizes[axis]
+        rest = rest // sizes[axis]
+    return found
+
+
+def _factorings(size: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factorings into numbers above 1, those of fewest factors first."""
+    yield (size,)
+    for first in range(2, size):
+        if size % first == 0:
+            for rest in _factorings(size // first):
+                yield (first, *rest)

@@ -1,0 +1,188 @@
+"""Placements that give, rank by rank, the very boxes that are stored.
+
+Holders are points of a mesh. Those that agree on some axes are taken together (a save without copies lets any of them
+write); what each group holds must be what cuts along these axes leave to it::
+
+    linear_fc1 = [gate; up] (192, 64), tp=2 × dp=2, each piece written by one of its two holders
+        rank 0  tp 0 dp 0  rows 96:144 ┐ tp 0: rows 0:48, 96:144      = StridedShard(0, 2) along tp, coordinate 0
+        rank 2  tp 0 dp 1  rows 0:48   ┘
+        rank 1  tp 1 dp 0  rows 144:192┐ tp 1: rows 48:96, 144:192    = …, coordinate 1
+        rank 3  tp 1 dp 1  rows 48:96  ┘
+
+As many axes as can cut do: a group of fewer would always fit as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.layout.runs import Cut, Run, cut_axis, joined
+
+__all__ = ["Fit", "Way", "fits", "product_of", "way_of"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Box = tuple[tuple[Run, ...], ...]  #: runs of each axis; their product is the box or boxes
+AXES = 4  #: axes of a mesh that are looked at; more do not occur
+TRIED = 4096  #: placements that are tried for one way
+PARTS = (2, 3)  #: parts of fused weights: [gate; up], [q; k; v]
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way of lying: the boxes of each holder.
+
+    Attributes:
+        shape: of the tensor.
+        holders: distinct holders, in their order.
+        boxes: of each holder, distinct: ``((low, size), …)`` an axis each.
+    """
+
+    shape: tuple[int, ...]
+    holders: tuple[int, ...]
+    boxes: tuple[frozenset[tuple[Run, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Cuts that give the stored boxes, and the axes of the mesh that they use."""
+
+    cuts: tuple[Cut, ...]
+    axes: tuple[int, ...]
+
+
+def way_of(shape: tuple[int, ...], holder: Ints, offsets: Ints, sizes: Ints) -> Way:
+    """Boxes by holder; empty ones hold nothing."""
+    ndim = len(shape)
+    found: dict[int, set[tuple[Run, ...]]] = {}
+    rows = zip(holder.tolist(), offsets[:, :ndim].tolist(), sizes[:, :ndim].tolist(), strict=True)
+    for who, low, size in rows:
+        mine = found.setdefault(who, set())
+        if all(size):
+            mine.add(tuple(zip(low, size, strict=True)))
+    order = sorted(found)
+    return Way(shape, tuple(order), tuple(frozenset(found[who]) for who in order))
+
+
+def fits(way: Way, sizes: Sequence[int], places: Ints, allowed: Sequence[int]) -> list[Fit]:
+    """Every fit that uses the most axes; several differ in which axes.
+
+    Args:
+        way: the boxes.
+        sizes: of the mesh's axes.
+        places: ``(len(way.holders), axes)`` coordinates; rows with -1 on an axis keep that axis from cutting.
+        allowed: axes that may cut.
+    """
+    known = [axis for axis in allowed if sizes[axis] > 1 and (places[:, axis] >= 0).all()][:AXES]
+    for count in range(len(known), 0, -1):
+        found = []
+        for axes in combinations(known, count):
+            grouped = _grouped(way, places[:, axes])
+            if grouped is not None and (cuts := _cuts(way.shape, axes, sizes, grouped)) is not None:
+                found.append(Fit(cuts, axes))
+        if found:
+            return found
+    return []
+
+
+def product_of(boxes: Sequence[tuple[Run, ...]]) -> Box | None:
+    """Boxes as the product of runs of each axis, or ``None`` where they are none."""
+    if not boxes:
+        return ()
+    runs = [sorted({one[dim] for one in boxes}) for dim in range(len(boxes[0]))]
+    if prod(map(len, runs)) != len(boxes):
+        return None
+    return tuple(tuple(joined(axis)) for axis in runs)
+
+
+def _grouped(way: Way, places: Ints) -> dict[tuple[int, ...], Box] | None:
+    """What the holders of each coordinate have together; ``None`` if it is no product of runs, or all is one group."""
+    together: dict[tuple[int, ...], set[tuple[Run, ...]]] = {}
+    for at, boxes in zip(map(tuple, places.tolist()), way.boxes, strict=True):
+        together.setdefault(at, set()).update(boxes)
+    found = {}
+    for at, every in together.items():
+        box = product_of(_merged(sorted(every)))
+        if box is None:
+            return None
+        found[at] = box
+    return found
+
+
+def _merged(boxes: list[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
+    """Boxes that lie side by side along one axis as one, so that it does not matter who wrote which half."""
+    for dim in range(len(boxes[0]) if boxes else 0):
+        beside: dict[tuple[Run, ...], list[Run]] = {}
+        for box in boxes:
+            beside.setdefault(box[:dim] + box[dim + 1 :], []).append(box[dim])
+        boxes = [(*rest[:dim], run, *rest[dim:]) for rest, runs in beside.items() for run in joined(sorted(runs))]
+    return boxes
+
+
+def _cuts(
+    shape: tuple[int, ...], axes: tuple[int, ...], sizes: Sequence[int], held: dict[tuple[int, ...], Box]
+) -> tuple[Cut, ...] | None:
+    """Cuts along all of these axes that give each coordinate what it holds, and nothing to those that hold nothing."""
+    points = list(held)
+    if prod(sizes[axis] for axis in axes) <= 64 * len(points):
+        points = list(product(*(range(sizes[axis]) for axis in axes)))
+    points.sort(key=lambda at: (at not in held, sum(at)))
+    cut_dims = [dim for dim, size in enumerate(shape) if any(box and box[dim] != ((0, size),) for box in held.values())]
+    for tried, cuts in enumerate(_candidates(shape, axes, sizes, cut_dims, held)):
+        if tried == TRIED:
+            return None
+        if all(_gives(shape, axes, sizes, cuts, at, held.get(at, ())) for at in points):
+            return cuts
+    return None
+
+
+def _candidates(
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    sizes: Sequence[int],
+    dims: Sequence[int],
+    held: dict[tuple[int, ...], Box],
+) -> Iterator[tuple[Cut, ...]]:
+    """Ways to spread the axes over the tensor's axes that are cut, plain ones first."""
+    if len(axes) < len(dims):
+        return
+    spread = [way for way in product(dims, repeat=len(axes)) if set(way) == set(dims)]
+    orders = list(permutations(range(len(axes))))
+    for order in orders:  # the order counts only among those of one dim
+        for way in spread:
+            yield tuple(Cut(axes[k], way[k]) for k in order)
+    for order in orders:
+        for way in spread:
+            dim = way[order[0]]
+            for parts in _parts(shape[dim], dim, held):
+                first = Cut(axes[order[0]], dim, parts)
+                yield (first, *(Cut(axes[k], way[k]) for k in order[1:]))
+
+
+def _parts(length: int, dim: int, held: dict[tuple[int, ...], Box]) -> list[tuple[int, ...]]:
+    """Parts of fused weights that these runs may be cut from: equal, or where the first coordinate's runs begin."""
+    found = {tuple(min(-(-length // n), max(length - k * -(-length // n), 0)) for k in range(n)) for n in PARTS}
+    starts = sorted({run[0] for at, box in held.items() if box and not any(at) for run in box[dim]})
+    if 1 < len(starts) <= 64 and starts[0] == 0:
+        found.add(tuple(b - a for a, b in zip(starts, [*starts[1:], length], strict=True)))
+    return sorted(found, key=len)
+
+
+def _gives(
+    shape: tuple[int, ...], axes: tuple[int, ...], sizes: Sequence[int], cuts: tuple[Cut, ...],
+    at: tuple[int, ...], box: Box,
+) -> bool:  # fmt: skip
+    """Whether the cuts leave exactly ``box`` to a coordinate."""
+    where = dict(zip(axes, at, strict=True))
+    left = []
+    for dim, length in enumerate(shape):
+        mine = [(cut, sizes[cut.axis], where[cut.axis]) for cut in cuts if cut.dim == dim]
+        left.append(tuple(sorted(cut_axis(length, mine))) if mine else ((0, length),))
+    if any(not runs for runs in left):
+        return not box
+    return tuple(tuple(joined(runs)) for runs in left) == box

@@ -1,0 +1,133 @@
+"""Who stored each chunk: a rank where file names tell one, else the coordinates that a file states, else the file.
+
+A writer holds what it wrote. Who else held a copy is only stored where every rank saves all of its own: a save without
+duplicates (DCP, Megatron) lets one of several holders write, and says nothing of the others.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from workbench.checkpoint import Checkpoint
+
+__all__ = ["Holders", "holders"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Holders:
+    """The holders, ordered by rank, then by file.
+
+    Attributes:
+        rank: ``(H,)``, -1 where none is stored.
+        label: how each is called: ``rank 3``, ``tp=0 pp=1`` or a file's name.
+        axes: mesh axes that the files state, with their sizes as far as they are known.
+        coordinates: ``(H, axes)``, -1 where not stated.
+        of_chunk: ``(N,)`` holder of each chunk row.
+        source: what states the coordinates; empty where nothing does.
+    """
+
+    rank: Ints
+    label: list[str]
+    axes: dict[str, int]
+    coordinates: Ints
+    of_chunk: Ints
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @cached_property
+    def ranked(self) -> bool:
+        """Whether every holder is a rank."""
+        return len(self) > 0 and bool((self.rank >= 0).all())
+
+
+def holders(ckpt: Checkpoint) -> Holders:
+    """The holders of a checkpoint's chunks."""
+    catalog, mesh = ckpt.catalog, ckpt.mesh
+    files = len(catalog.files)
+    stated, named, axes = _stated(ckpt, mesh)
+    # one code a (rank, file); then what is told of it: coordinates, else the rank, else the file's name
+    pair = (catalog.rank.astype(np.int64) + 1) * max(files, 1) + catalog.file
+    used, of_pair = np.unique(pair, return_inverse=True)
+    codes = [(code // max(files, 1) - 1, code % max(files, 1)) for code in used.tolist()]
+    told = [(stated.get(str(rank)) if rank >= 0 else None) or named.get(catalog.files[file]) for rank, file in codes]
+    at_rank: dict[int, set[Any]] = {}
+    for (rank, _), at in zip(codes, told, strict=True):
+        if at:
+            at_rank.setdefault(rank, set()).add(_key(at))
+    numbers: dict[Any, int] = {}
+    rows: list[int] = []
+    ranks: list[int] = []
+    for (rank, file), at in zip(codes, told, strict=True):
+        same = at_rank.get(rank, set()) if rank >= 0 else set()
+        identity = (
+            _key(at) if at else next(iter(same)) if len(same) == 1 else rank if rank >= 0 else catalog.files[file]
+        )
+        row = numbers.setdefault(identity, len(numbers))
+        rows.append(row)
+        ranks += [-1] * (row + 1 - len(ranks))
+        ranks[row] = max(ranks[row], rank)
+    return _table(
+        numbers, np.array(ranks, np.int64), axes, mesh, np.array(rows, np.int64)[of_pair] if rows else of_pair
+    )
+
+
+def _table(
+    numbers: dict[Any, int], rank: Ints, axes: dict[str, int], mesh: Mapping[str, Any], of_chunk: Ints
+) -> Holders:
+    """Holders in order, from what tells them apart."""
+    names = list(axes)
+    place = np.full((len(numbers), len(names)), -1, np.int64)
+    label = []
+    for row, identity in enumerate(numbers):
+        at = dict(identity) if isinstance(identity, tuple) else {}
+        for axis, coordinate in at.items():
+            place[row, names.index(axis)] = coordinate
+        text = " ".join(f"{axis}={at[axis]}" for axis in names if axis in at) or str(identity)
+        label.append(f"rank {rank[row]}" if rank[row] >= 0 else text)
+    order = np.lexsort((np.arange(len(numbers)), *place.T[::-1], rank))
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    source = str(mesh.get("source", "")) if (place >= 0).any() else ""
+    return Holders(rank[order], [label[k] for k in order.tolist()], axes, place[order], back[of_chunk], source)
+
+
+def _key(at: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(at.items()))
+
+
+def _stated(
+    ckpt: Checkpoint, mesh: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]], dict[str, int]]:
+    """Coordinates by rank and by file, and the axes they are on."""
+    told = mesh.get("ranks")
+    ranks = {str(name): _numbers(at) for name, at in told.items()} if isinstance(told, Mapping) else {}
+    by_rank = {name: at for name, at in ranks.items() if name.isdecimal()}
+    by_file = {name: at for name, at in ranks.items() if not name.isdecimal()}
+    folders = mesh.get("folders")
+    if isinstance(folders, Mapping):
+        for file in ckpt.catalog.files:
+            at = folders.get(posixpath.dirname(file)) or folders.get(file.split("/")[0])
+            if isinstance(at, Mapping) and file not in by_file:
+                by_file[file] = _numbers(at)
+    sizes = _numbers(mesh.get("axes", {}))
+    axes: dict[str, int] = {}
+    for at in [*by_rank.values(), *by_file.values()]:
+        for axis, coordinate in at.items():
+            axes[axis] = max(axes.get(axis, 0), sizes.get(axis, 0), coordinate + 1)
+    order = [axis for axis in sizes if axis in axes] + [axis for axis in axes if axis not in sizes]
+    return by_rank, by_file, {axis: axes[axis] for axis in order}
+
+
+def _numbers(found: Any) -> dict[str, int]:
+    items = found.items() if isinstance(found, Mapping) else ()
+    return {str(k): v for k, v in items if type(v) is int and v >= 0}

@@ -1,0 +1,163 @@
+"""Every tensor's placement, and the mesh that all of them tell together.
+
+The mesh is what the files state; else what the boxes prove: ranks hold pieces in an order that only some meshes give.
+Where a save without copies lets ranks take turns (HSDP), tensors cut alike are taken together: ranks 0 and 1 wrote the
+halves of some, 2 and 3 those of others, so pieces repeat along an outer axis.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.layout import digits
+from workbench.analysis.layout.coverage import Coverage
+from workbench.analysis.layout.fit import Way, fits
+from workbench.analysis.layout.holders import Holders
+from workbench.analysis.layout.place import divided, index_of, place
+from workbench.analysis.layout.placed import PROVEN, UNKNOWN, Mesh, Placed
+from workbench.analysis.layout.simple import Ground, Table, called, flat_roles, put_flat, put_singles
+from workbench.analysis.layout.ways import ragged, ways
+from workbench.checkpoint import Checkpoint
+
+__all__ = ["Inferred", "infer"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+#: Axes along which these formats never cut a tensor's axes: there lie copies, or ranges of flat buffers.
+#: Megatron stores gate and up as items of their own, which are no rank's whole local tensor: boxes alone could mislead.
+NO_GRID = {
+    "megatron_dist": ("dp", "cp"),
+    "megatron_legacy": ("dp", "cp"),
+    "deepspeed": ("dp",),
+    "paddlenlp": ("dp", "sharding"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Inferred:
+    """Placements by tensor.
+
+    Attributes:
+        of_tensor: ``(T,)`` index into ``placed``.
+        placed: the ways that tensors lie.
+        mesh: of the checkpoint; no axes where nothing tells one.
+        places: ``(H, axes)`` coordinates of each holder on ``mesh``, -1 where not known.
+        told: what tells the mesh.
+    """
+
+    of_tensor: Ints
+    placed: list[Placed]
+    mesh: Mesh
+    places: Ints
+    told: str
+
+
+def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
+    """Placements of all tensors of a checkpoint."""
+    catalog = ckpt.catalog
+    table = Table(len(catalog))
+    for tensor, kind, why in _broken(covered):
+        table.put([tensor], Placed(kind, UNKNOWN, why, copies=(0, 1)))
+    empty = np.flatnonzero((catalog.numel == 0) & table.open)
+    table.put(empty, Placed("empty", PROVEN, "it has no elements", copies=(0, 0)))
+    single = (np.diff(catalog.row_ptr) == 1) & table.open
+    flat = ragged(catalog, who, np.flatnonzero(table.open & ~single))
+    found = ways(catalog, who, np.flatnonzero(table.open & ~single & ~flat))
+    several = [] if "flat_parameters" in catalog.meta else [way for way, _ in found]
+    mesh, places, told = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
+    ground = Ground(who, mesh, places)
+    never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else NO_GRID.get(ckpt.format, ())
+    allowed = [axis for axis, name in enumerate(mesh.axes) if name not in never]
+    for way, tensors in found:
+        table.put(tensors, _place(way, ground, allowed, ckpt.world_size))
+    put_flat(table, catalog, ground, np.flatnonzero(flat))
+    put_singles(table, ckpt, ground, np.flatnonzero(single))
+    return Inferred(table.of_tensor, table.placed, mesh, places, told)
+
+
+def _broken(covered: Coverage) -> list[tuple[int, str, str]]:
+    """Tensors with holes or overlaps, and what is wrong with each."""
+    twice = dict.fromkeys((tensor for tensor, *_ in covered.overlaps), "elements are stored in two different chunks")
+    holes = dict.fromkeys((tensor for tensor, *_ in covered.holes), "elements are stored in no chunk")
+    return [(t, "hole", why) for t, why in holes.items()] + [
+        (t, "overlap", why) for t, why in twice.items() if t not in holes
+    ]
+
+
+# ---- the mesh --------------------------------------------------------------------------------------------------------
+
+
+def _mesh(who: Holders, ways: Sequence[Way], tensors: int, world: int | None) -> tuple[Mesh, Ints, str]:
+    """The mesh of a checkpoint, the coordinates of its holders, and what tells them."""
+    if who.source:
+        return Mesh(tuple(who.axes), tuple(who.axes.values()), False), who.coordinates, who.source
+    nowhere = np.full((len(who), 0), -1, np.int64)
+    if not who.ranked:
+        return Mesh(), nowhere, "no ranks are stored"
+    ranks = max(world or 0, int(who.rank.max()) + 1)
+    told = [own for way in ways if (own := _own(way, who, ranks)) is not None]
+    sizes = digits.refine([*told, *_pooled(ways, who, ranks)], ranks)
+    axes = ("ranks",) if len(sizes) <= 1 else tuple(f"axis{number}" for number in range(len(sizes)))
+    source = f"boxes of {tensors:,} tensors and their writers" if told or len(sizes) > 1 else "writers' ranks alone"
+    return Mesh(axes, sizes or (1,)), digits.coordinates(who.rank, sizes or (1,)), source
+
+
+def _own(way: Way, who: Holders, world: int) -> tuple[int, ...] | None:
+    """The mesh that one way proves, where every rank holds a part."""
+    ranks = who.rank[list(way.holders)]
+    if len(ranks) != world or len(set(ranks.tolist())) != world or not all(way.boxes):
+        return None
+    order = np.argsort(ranks)
+    index = index_of(way)
+    sizes = None if index is None else digits.radices(index[order])
+    for mesh in digits.finer(sizes) if sizes else ():
+        if fits(way, mesh, digits.coordinates(ranks, mesh), range(len(mesh))):
+            return mesh
+    return None
+
+
+def _pooled(ways: Sequence[Way], who: Holders, world: int) -> list[tuple[int, ...]]:
+    """Meshes that tensors cut alike tell together, where each rank wrote always the same piece."""
+    pools: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = defaultdict(dict)
+    spoilt = set()
+    for way in ways:
+        index = index_of(way)
+        if index is None or not index.any():
+            continue
+        counts = tuple((index.max(axis=0) + 1).tolist())
+        kept = index[:, index.max(axis=0) > 0]
+        for rank, at in zip(who.rank[list(way.holders)].tolist(), map(tuple, kept.tolist()), strict=True):
+            if pools[counts].setdefault(rank, at) != at:
+                spoilt.add(counts)
+    found = []
+    for counts, pool in pools.items():
+        if counts not in spoilt and len(pool) == world:
+            sizes = digits.radices(np.array([pool[rank] for rank in range(world)], np.int64))
+            found += [sizes] if sizes else []
+    return found
+
+
+# ---- placements ------------------------------------------------------------------------------------------------------
+
+
+def _place(way: Way, ground: Ground, allowed: Sequence[int], world: int | None) -> Placed:
+    who, mesh, rows = ground.who, ground.mesh, list(way.holders)
+    known = called(who, rows)
+    if not mesh.axes:
+        cut, pieces, copies = divided(way)
+        kind = "whole" if pieces == 1 else "grid"
+        return Placed(kind, UNKNOWN, f"{cut}; no ranks are stored", cut=cut, pieces=pieces, copies=copies)
+    found = place(way, mesh, ground.places[rows], allowed, known)
+    if not who.ranked or (found.status != UNKNOWN and found.kind != "flat"):
+        return found
+    own = None if len(allowed) < len(mesh.axes) else _own(way, who, max(world or 0, int(who.rank.max()) + 1))
+    if own is not None and own != mesh.shape:
+        names = ("all",) if len(own) == 1 else tuple(f"own{number}" for number in range(len(own)))
+        other = place(way, Mesh(names, own), digits.coordinates(who.rank[rows], own), range(len(own)), known)
+        if other.status == PROVEN and other.kind == "grid":
+            return replace(other, why=f"{other.why}, on a mesh of its own ({other.mesh})")
+    return found

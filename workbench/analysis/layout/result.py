@@ -1,0 +1,258 @@
+"""What :func:`workbench.layout` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.analysis.layout import figures
+from workbench.analysis.layout.coverage import Coverage
+from workbench.analysis.layout.figures import Balance
+from workbench.analysis.layout.holders import Holders
+from workbench.analysis.layout.infer import Inferred
+from workbench.analysis.layout.mesh import HolderView
+from workbench.analysis.layout.placed import Mesh, Placed
+from workbench.core.catalog import Catalog
+from workbench.errors import TensorNotFoundError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Layout"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+BY = ("role", "dtype", "layer", "stage")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which rank, file and byte range holds each box of each tensor, and what placements that proves.
+
+    Attributes:
+        path, format: of the checkpoint.
+        world_size: as stored, else ``None``.
+        catalog: the tensors and chunks.
+        fqns, roles: by tensor.
+        holders: who stored the chunks.
+        inferred: placements by tensor.
+        covered: holes and overlaps.
+    """
+
+    path: str
+    format: str
+    world_size: int | None
+    catalog: Catalog
+    fqns: Sequence[str | None]
+    roles: Sequence[str]
+    holders: Holders
+    inferred: Inferred
+    covered: Coverage
+
+    # ---- placements ----------------------------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh, ``str``: ``axis0=2, axis1=2``; no axes where nothing tells one. ``told`` says what does."""
+        return self.inferred.mesh
+
+    @property
+    def told(self) -> str:
+        """What tells the mesh, in words."""
+        return self.inferred.told
+
+    def placed(self, key: str) -> Placed:
+        """How one tensor lies.
+
+        Raises:
+            TensorNotFoundError: no tensor of that name.
+        """
+        return self.inferred.placed[self.inferred.of_tensor[self._position(key)]]
+
+    @cached_property
+    def tensors(self) -> pd.DataFrame:
+        """One row a tensor: key fqn role dtype shape nbytes placement status kind cut pieces holders copies why."""
+        import pandas as pd
+
+        catalog, of = self.catalog, self.inferred.of_tensor.tolist()
+        placed = self.inferred.placed
+        texts = [str(one) for one in placed]
+        return pd.DataFrame({
+            "key": catalog.keys,
+            "fqn": pd.array(list(self.fqns), dtype="str"),
+            "role": pd.Categorical(self.roles),
+            "dtype": [catalog.dtype_of(t).name for t in range(len(catalog))],
+            "shape": [catalog.shape_of(t) for t in range(len(catalog))],
+            "nbytes": catalog.tensor_nbytes,
+            "placement": [texts[k] for k in of],
+            "status": pd.Categorical([placed[k].status for k in of]),
+            "kind": pd.Categorical([placed[k].kind for k in of]),
+            "cut": [placed[k].cut for k in of],
+            "pieces": [placed[k].pieces for k in of],
+            "holders": figures.distinct(catalog.tensor, self.holders.of_chunk, len(catalog)),
+            "copies": [placed[k].copies[1] for k in of],
+            "why": [placed[k].why for k in of],
+        })  # fmt: skip
+
+    def pieces(self, key: str) -> pd.DataFrame:
+        """Where the chunks of one tensor are: holder rank, axes, offsets sizes file start stop replica.
+
+        Raises:
+            TensorNotFoundError: no tensor of that name.
+        """
+        span = self.catalog.rows_of(self._position(key))
+        rows = np.arange(span.start, span.stop)
+        found = figures.chunk_rows(self.catalog, rows)[["offsets", "sizes", "file", "start", "stop", "replica"]]
+        who = self.holders.of_chunk[rows]
+        for at, axis in reversed(list(enumerate(self.mesh.axes))):
+            if axis != "ranks":
+                found.insert(0, axis, figures.known(self.inferred.places[who, at]))
+        found.insert(0, "holder", [self.holders.label[k] for k in who.tolist()])
+        return found
+
+    # ---- the mesh ------------------------------------------------------------------------------------------------
+
+    def rank(self, number: int | str) -> HolderView:
+        """One rank, by its number, or by its label where ranks are not stored.
+
+        Raises:
+            UsageError: none that stored anything.
+        """
+        who, catalog = self.holders, self.catalog
+        label = f"rank {number}" if isinstance(number, int) else number
+        if label not in who.label:
+            known = ", ".join(who.label[:8]) + (f", … {len(who) - 8:,} more" if len(who) > 8 else "")
+            raise UsageError(f"{label!r} stored nothing in {self.path!r}; stored have {known or 'none'}")
+        row = who.label.index(label)
+        rows = np.flatnonzero(who.of_chunk == row)
+        found = figures.chunk_rows(catalog, rows)
+        found.insert(1, "role", [self.roles[t] for t in catalog.tensor[rows].tolist()])
+        at = self.inferred.places[row]
+        coordinates = {axis: int(at[k]) for k, axis in enumerate(self.mesh.axes) if at[k] >= 0 and axis != "ranks"}
+        rank = int(who.rank[row]) if who.rank[row] >= 0 else None
+        return HolderView(row, rank, label, coordinates, self._peers(row), int(found["nbytes"].sum()), found)
+
+    @cached_property
+    def ranks(self) -> pd.DataFrame:
+        """One row a holder: label rank, a column an axis, files tensors chunks nbytes copies."""
+        return figures.rank_frame(self.catalog, self.holders, self.mesh, self.inferred.places)
+
+    @cached_property
+    def files(self) -> pd.DataFrame:
+        """One row a file: file size holders tensors chunks nbytes."""
+        return figures.file_frame(self.catalog, self.holders)
+
+    # ---- figures -------------------------------------------------------------------------------------------------
+
+    def by(self, what: str) -> pd.DataFrame:
+        """Bytes by ``role``, ``dtype``, ``layer`` or pipeline ``stage``: label tensors nbytes stored.
+
+        Raises:
+            UsageError: another word, or ``stage`` where no file tells a pipeline stage.
+        """
+        if what not in BY:
+            raise UsageError(f"bytes are known by {', '.join(BY)}; not by {what!r}")
+        catalog = self.catalog
+        if what == "stage":
+            return self._by_stage()
+        names = figures.labels(catalog, self.fqns, self.roles, what)
+        return figures.shares(names, catalog.tensor, catalog.chunk_nbytes, catalog.tensor_nbytes, what)
+
+    @property
+    def balance(self) -> Balance:
+        """Bytes over the holders."""
+        return figures.balance(self.ranks["nbytes"].to_numpy())
+
+    @cached_property
+    def holes(self) -> pd.DataFrame:
+        """Boxes that no chunk holds: key offsets sizes numel."""
+        return self.covered.frames(self.catalog)[0]
+
+    @cached_property
+    def overlaps(self) -> pd.DataFrame:
+        """Boxes that two different chunks hold: key offsets sizes numel file_a file_b."""
+        return self.covered.frames(self.catalog)[1]
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Counts and bytes in one dictionary."""
+        status = [self.inferred.placed[k].status for k in self.inferred.of_tensor.tolist()]
+        copies = int(self.catalog.chunk_nbytes[self.catalog.replica > 0].sum())
+        spread = self.balance
+        return {
+            "tensors": len(self.catalog), "chunks": self.catalog.chunks, "holders": len(self.holders),
+            "files": len(self.catalog.files), "world_size": self.world_size,
+            "nbytes": int(self.catalog.tensor_nbytes.sum()), "stored": int(self.catalog.chunk_nbytes.sum()),
+            "copies": copies, "balance": spread.ratio, "largest": spread.largest,
+            **{name: status.count(name) for name in ("proven", "partly", "unknown")},
+            "holes": len(self.covered.holes), "overlaps": len(self.covered.overlaps),
+        }  # fmt: skip
+
+    def ways(self) -> list[tuple[Placed, list[int]]]:
+        """Placements that say the same, each with its tensors, most bytes first."""
+        found: dict[tuple[Any, ...], tuple[Placed, list[int]]] = {}
+        texts = [(str(one), one.status, one.kind) for one in self.inferred.placed]
+        for tensor, k in enumerate(self.inferred.of_tensor.tolist()):
+            found.setdefault(texts[k], (self.inferred.placed[k], []))[1].append(tensor)
+        nbytes = self.catalog.tensor_nbytes
+        return sorted(found.values(), key=lambda one: (-int(nbytes[one[1]].sum()), str(one[0])))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: path format mesh told summary ranks files tensors holes overlaps."""
+        import json
+
+        def rows(frame: pd.DataFrame) -> Any:
+            return json.loads(frame.to_json(orient="records"))
+
+        mesh = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        return {
+            "path": self.path, "format": self.format, "mesh": mesh, "told": self.told, "summary": self.summary,
+            "ranks": rows(self.ranks), "files": rows(self.files), "tensors": rows(self.tensors),
+            "holes": rows(self.holes), "overlaps": rows(self.overlaps),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        from workbench.views.layout import layout_text
+
+        return layout_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.views.layout import layout_html
+
+        return layout_html(self)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _position(self, key: str) -> int:
+        if key not in self.catalog.index:
+            raise TensorNotFoundError(f"no tensor {key!r} in the layout of {self.path!r}; `tensors` lists its keys")
+        return self.catalog.index[key]
+
+    def _peers(self, row: int) -> dict[str, list[str]]:
+        places = self.inferred.places
+        found = {}
+        for axis, name in enumerate(self.mesh.axes):
+            rest = np.delete(np.arange(places.shape[1]), axis)
+            near = np.flatnonzero((places[:, rest] == places[row, rest]).all(axis=1) & (places[:, axis] >= 0))
+            near = near[np.argsort(places[near, axis], kind="stable")]
+            if places[row, axis] >= 0 and self.mesh.shape[axis] > 1:
+                found[name] = [self.holders.label[k] for k in near.tolist()]
+        return found
+
+    def _by_stage(self) -> pd.DataFrame:
+        import pandas as pd
+
+        if "pp" not in self.mesh.axes:
+            raise UsageError("no file tells a pipeline stage")
+        stage = self.inferred.places[self.holders.of_chunk, self.mesh.axes.index("pp")]
+        nbytes = self.catalog.chunk_nbytes
+        found = []
+        for at in sorted(set(stage.tolist())):
+            mine = stage == at
+            first = mine & (self.catalog.replica == 0)
+            found.append((at if at >= 0 else pd.NA, int(np.unique(self.catalog.tensor[mine]).size),
+                          int(nbytes[first].sum()), int(nbytes[mine].sum())))  # fmt: skip
+        return pd.DataFrame(found, columns=["stage", "tensors", "nbytes", "stored"]).astype({"stage": "Int64"})
