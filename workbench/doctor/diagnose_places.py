@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-__all__ = ["KINDS", "block_of", "kinds", "kinds_of", "layer_of"]
+__all__ = ["KINDS", "block_of", "expert", "kinds", "kinds_of", "layer_of"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer|block|gpt_layers)\.(\d+)(?:\.|$)")
+_EXPERT = re.compile(r"(?<!shared_)experts?[._]")
 #: Words of a name → kinds; the first that fits.
 _KINDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(pattern), found)
@@ -26,7 +27,6 @@ _KINDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (r"expert_bias|e_score_correction", ("router",)),
         (r"router|mlp\.gate\.|block_sparse_moe\.gate\.|\bgate\.weight$|\.gate\.wg", ("router",)),
         (r"norm|ln_\w|\bln\d?\.", ("norm",)),
-        (r"experts?[\._]", ("expert",)),
         (r"lm_head|output_layer|embed_out|^(?:model\.)?output\.weight", ("head",)),
         (r"embed|\bwte\b|tok_emb|\bwpe\b", ("embed",)),
         (r"linear_qkv|query_key_value|qkv|c_attn|\bWqkv\b", ("q", "k", "v")),
@@ -34,7 +34,7 @@ _KINDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (r"q_proj|\bwq\b|\bquery\b|to_q\b|linear_q\b", ("q",)),
         (r"k_proj|\bwk\b|\bkey\b|to_k\b", ("k",)),
         (r"v_proj|\bwv\b|\bvalue\b|to_v\b", ("v",)),
-        (r"o_proj|\bwo\b|attn\w*\.linear_proj|self_attention\.dense|attn\.c_proj|out_proj|attention\.output", ("o",)),
+        (r"o_proj|\bwo\b|att\w*\.linear_proj|self_attention\.dense|attn\.c_proj|out_proj|attention\.output", ("o",)),
         (r"gate_up|linear_fc1|dense_h_to_4h|\bw13\b|gate_and_up", ("gate", "up")),
         (r"gate_proj|\bw1\b", ("gate",)),
         (r"up_proj|\bw3\b|c_fc|\bfc1\b", ("up",)),
@@ -42,7 +42,7 @@ _KINDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     )
 )
 _BLOCKS = {
-    "q": "attn", "k": "attn", "v": "attn", "o": "attn", "gate": "mlp", "up": "mlp", "down": "mlp", "expert": "mlp",
+    "q": "attn", "k": "attn", "v": "attn", "o": "attn", "gate": "mlp", "up": "mlp", "down": "mlp",
     "router": "mlp", "norm": "norm", "embed": "embed", "head": "embed", "lora": "lora", "scale": "scale",
 }  # fmt: skip
 #: Every kind.
@@ -58,6 +58,11 @@ def kinds_of(fqn: str) -> tuple[str, ...]:
 def block_of(fqn: str) -> str:
     """``attn``, ``mlp``, ``norm``, ``embed``, ``lora``, ``scale`` or ``other``."""
     return _BLOCKS.get(kinds_of(fqn)[0], "other")
+
+
+def expert(fqn: str) -> bool:
+    """Whether it belongs to one of several experts."""
+    return _EXPERT.search(fqn) is not None
 
 
 def layer_of(fqn: str) -> int | None:

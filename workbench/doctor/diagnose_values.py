@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from workbench.doctor.diagnose_places import kinds, layer_of
+from workbench.doctor.diagnose_places import expert, kinds, layer_of
 from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, where_of
 from workbench.doctor.sign import RULES, Sign
 
@@ -130,11 +130,13 @@ def _layout(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Cause
     found = both - {"norm"}
     every = {layer_of(fqn) for fqn in touched.every} - {None}
     layers = {layer_of(fqn) for fqn in hit} - {None}
-    whole = len(found & {"q", "k", "v", "o", "gate", "up", "down", "expert", "router"}) >= 5
+    whole = len(found & {"q", "k", "v", "o", "gate", "up", "down"}) >= 5
     if whole and layers < every and None not in {layer_of(fqn) for fqn in hit}:
         return ("E9", "G6")
     if "norm" in both and whole:
         return ("G6", "G7", "B4", "E7")
+    if "down" in found and all(expert(fqn) or "router" in kinds([fqn]) for fqn in hit):
+        return ("E10", "E9")
     for members, causes in _LAYOUTS:
         if found and found <= members:
             return causes
@@ -147,7 +149,6 @@ _LAYOUTS: tuple[tuple[set[str], Causes], ...] = (
     ({"q", "k"}, ("E5", "E6", "E4")),
     ({"q", "k", "v"}, ("E4", "E1")),
     ({"gate", "up"}, ("E3", "E2")),
-    ({"expert", "router", "gate", "up", "down"}, ("E10", "E2")),
     ({"embed", "head"}, ("F7", "E11", "F2")),
     ({"lora"}, ("F5",)),
 )

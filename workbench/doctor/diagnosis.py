@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 from workbench.analysis.report import Report
 from workbench.doctor.sign import Cleared, Sign
 
-__all__ = ["CERTAINTIES", "Diagnosis", "Subject", "Suspect"]
+__all__ = ["CERTAINTIES", "SCHEMA", "Diagnosis", "Subject", "Suspect"]
 
+#: Of :meth:`Diagnosis.to_json`.
+SCHEMA = "workbench.doctor/1"
 #: How sure a suspect is.
 CERTAINTIES = {
     "certain": "exact laws or equalities prove it, and nothing speaks for another cause",
@@ -95,6 +98,28 @@ class Diagnosis(Report):
     facts: Mapping[str, Mapping[str, tuple[Any, str]]] = field(default_factory=dict)
     pictured: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON: what a report has, and ``schema verdict exit_code subjects causes ruled_out facts``.
+
+        ``schema`` is :data:`SCHEMA`; within one number fields are added, never changed or taken away. A cause has the
+        fields of :class:`Suspect`; its ``signs`` have ``rule severity message evidence tensors hit of``.
+        """
+        return _plain(
+            {
+                "schema": SCHEMA,
+                "verdict": self.verdict,
+                "exit_code": self.exit_code,
+                "subjects": [vars(one) for one in self.subjects],
+                "causes": [_suspect(one) for one in self.causes],
+                "ruled_out": [vars(one) for one in self.ruled_out],
+                "facts": {
+                    which: {fact: {"value": value, "source": source} for fact, (value, source) in told.items()}
+                    for which, told in self.facts.items()
+                },
+                **super().to_json(),
+            }
+        )
+
     def __repr__(self) -> str:
         from workbench.views.doctor import diagnosis_text
 
@@ -104,3 +129,20 @@ class Diagnosis(Report):
         from workbench.views.doctor_html import diagnosis_html
 
         return diagnosis_html(self)
+
+
+def _suspect(one: Suspect) -> dict[str, Any]:
+    fields = {name: getattr(one, name) for name in Suspect.__dataclass_fields__ if name != "signs"}
+    names = [name for name in Sign.__dataclass_fields__ if name != "causes"]
+    return fields | {"signs": [{name: getattr(sign, name) for name in names} for sign in one.signs]}
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types alone: numbers that are not finite are ``null``, what has no form in JSON is its text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)

@@ -21,6 +21,7 @@ from workbench.doctor.alone import check_alone
 from workbench.doctor.diagnose import diagnose
 from workbench.doctor.diagnose_scene import LOADED, PAIRED, TRAINED, Scene
 from workbench.doctor.diagnosis import Diagnosis, Subject
+from workbench.doctor.echo import check_echo
 from workbench.doctor.evidence import Evidence
 from workbench.doctor.examine_given import Given, Source, choose
 from workbench.doctor.facts import TrainingState
@@ -76,7 +77,7 @@ def examine(given: Given, *, deep: bool = True, threads: int | None = None, tick
         sign = RULES["V01"].sign(f"it cannot be opened: {why}", {"in": which}, causes=("G4", "G8"))
         scene.outcome.signs.append(sign)
         scene.outcome.not_checked[which] = why
-    pictured: dict[str, Any] = {}
+    pictured: dict[str, Any] = {"evidence": evidence}  # pictures sample it
     if deep:
         _Passes(scene, threads, tick).run(pictured)
     else:
@@ -121,6 +122,15 @@ class _Passes:
             )  # fmt: skip
             self._take(made, which)
             alone[which] = one[which] = made.states
+        same = False
+        if echo:
+            round_trip = evidence.pair("before", "echo")
+            found = self._part(
+                size["before"] + size["echo"], lambda t: check_echo(round_trip, threads=self.threads, tick=t)
+            )  # fmt: skip
+            self._take(found, LOADED)
+            pictured["echo"] = found.status
+            same = bool(found.status) and all(one.status == "equal" for one in found.status.values())
         if after:
             pair = evidence.pair("before", "after")
             values = self._part(
@@ -128,7 +138,7 @@ class _Passes:
             )  # fmt: skip
             self._take(_outcome(values), PAIRED)
             pairs[PAIRED], pictured["pair"] = values.states, values
-        if after and echo:
+        if after and echo and not same:  # equal states have the same later ones
             pair = evidence.pair("echo", "after")
             values = self._part(
                 size["echo"] + size["after"], lambda t: check_pair(pair, threads=self.threads, tick=t)
