@@ -2,8 +2,10 @@
 
 ::
 
-    state ──► check_one    laws and statistics within a parameter    every weight and moment, once
-          └─► check_files  files, checksums, cover, replicas         what verify knows
+    state ──► check_one     laws within a parameter                  every weight and moment, once
+          ├─► check_layout  rows and columns, layer against layer    from the same sums
+          ├─► check_extra   scales, averages, adapters, clip         from the same sums, and small buffers
+          └─► check_files   files, checksums, cover, replicas        what verify knows
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 from workbench.core.scan import Tick
 from workbench.doctor.evidence import State
 from workbench.doctor.pass_one import OneState
+from workbench.doctor.rules_extra import check_extra
 from workbench.doctor.rules_files import check_files
+from workbench.doctor.rules_layout import check_layout
 from workbench.doctor.rules_values import check_one
 from workbench.doctor.sign import Outcome
 
@@ -53,6 +57,8 @@ def check_alone(
     share = 0.5 if files else 1.0
     values = check_one(state, earlier, threads=threads, tick=_part(tick, 0.0, share))
     found = Alone(list(values.signs), dict(values.checked), dict(values.not_checked), [], values.states)
+    found.add(check_layout(state, values.states))
+    found.add(check_extra(state, values.states, earlier))
     if files:
         found.add(check_files(state, manifest=manifest, threads=threads, tick=_part(tick, share, 1 - share)))
     return found

@@ -17,6 +17,7 @@ import numpy as np
 from workbench.doctor.blocks import Block, Slot
 from workbench.doctor.laws import Hits, has_slack, state_bound
 from workbench.doctor.laws_exact import low_bits, rounding
+from workbench.doctor.profiles import Profile, Sums
 
 __all__ = ["Numbers", "OneFold", "OneState"]
 
@@ -32,7 +33,7 @@ class Numbers:
 
     Attributes:
         octaves: ``(256,)`` how many are in ``[2^(i−127), 2^(i−126))``; 0 and what is below: ``octaves[0]``.
-        zeros: longest run of zeros is not kept; how many are 0. ones: how many are exactly 1.
+        zeros: how many are 0; ones: exactly 1. total: their sum, of second moments.
     """
 
     count: int = 0
@@ -42,6 +43,7 @@ class Numbers:
     ones: int = 0
     negative: int = 0
     max: float = 0.0
+    total: float = 0.0
     octaves: Array = field(default_factory=lambda: np.zeros(256, np.int64))
 
     def take(self, values: Array) -> None:
@@ -58,7 +60,7 @@ class Numbers:
         self.octaves += np.bincount(magnitude.view(np.uint32) >> np.uint32(23), minlength=256)[:256]
 
     def add(self, later: Numbers) -> None:
-        for name in ("count", "nan", "inf", "zeros", "ones", "negative"):
+        for name in ("count", "nan", "inf", "zeros", "ones", "negative", "total"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         self.max = max(self.max, later.max)
         self.octaves += later.octaves
@@ -90,6 +92,9 @@ class OneState:
         unrounded, compared, ulps: weights that are not their rounded master, of how many, by how many last bits.
         low: role → (elements that a 16-bit type holds, of how many): masters in the weight's type, moments in bf16.
         digest: of the weights' (or masters') bits in their order.
+        shrunk: elements whose largest second moment is below the present one.
+        averaged: (weights that are not their average, of how many), where an average is stored.
+        profile: sums by row and column of a matrix; closed when the parameter is done.
     """
 
     numbers: dict[str, Numbers] = field(default_factory=dict)
@@ -101,6 +106,15 @@ class OneState:
     low: dict[str, tuple[int, int]] = field(default_factory=dict)
     digest: int = 0
     count: int = 0
+    shrunk: int = 0
+    averaged: tuple[int, int] = (0, 0)
+    sums: Sums | None = None
+    profile: Profile | None = None
+
+    def close(self, fqn: str) -> None:
+        """Keep of the sums by row and column what is judged."""
+        if self.sums is not None:
+            self.profile, self.sums = self.sums.close(fqn), None
 
 
 class OneFold:
@@ -114,7 +128,7 @@ class OneFold:
         self.betas, self.limit, self.side = betas, limit, side
 
     def begin(self, slot: Slot) -> OneState:
-        state = OneState()
+        state = OneState(sums=Sums.of(slot))
         kind = slot.dtype((self.side, "exp_avg_sq")) or slot.dtype((self.side, "exp_avg"))
         if kind is None or slot.dtype((self.side, "exp_avg")) is None:
             state.unbound = "no moments"
@@ -135,7 +149,17 @@ class OneFold:
             assert self.betas is not None and self.limit is not None
             found = state_bound(m, v, self.limit, self.betas, slot.dtype((side, "exp_avg_sq")) or "float32")
             state.bound.add(found, block.start)
+        if v is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                state.numbers["exp_avg_sq"].total += float(v.sum(dtype=np.float64))
+            largest = values.get((side, "max_exp_avg_sq"))
+            if largest is not None:
+                state.shrunk += int(np.count_nonzero(largest < v))
+        if state.sums is not None:
+            main = values.get((side, "master"))
+            state.sums.take(block, values.get((side, "param")) if main is None else main, v)
         self._masters(state, slot, block)
+        self._average(state, slot, block)
         for role in ("exp_avg", "exp_avg_sq"):
             if slot.dtype((side, role)) == "float32":
                 _low(state, role, block.bits[side, role], "bfloat16")
@@ -155,11 +179,24 @@ class OneFold:
             state.low[role] = old[0] + low, old[1] + full
         state.digest = (state.digest + later.digest) % (1 << 64)
         state.count += later.count
+        state.shrunk += later.shrunk
+        state.averaged = (state.averaged[0] + later.averaged[0], state.averaged[1] + later.averaged[1])
+        if state.sums is not None and later.sums is not None:
+            state.sums.merge(later.sums)
 
     def _masters(self, state: OneState, slot: Slot, block: Block) -> None:
         master, weight = (self.side, "master"), (self.side, "param")
         kind = slot.dtype(weight) or "bfloat16"
-        if slot.dtype(master) != "float32" or kind not in _HALF:
+        if slot.dtype(master) != "float32" or kind not in (*_HALF, "float32"):
+            return
+        if kind == "float32":  # both are kept: what the optimizer updates and what the model holds are one number
+            a, b = block.bits[master].view(np.int32), block.bits[weight].view(np.int32)
+            x, y = block.values[master], block.values[weight]  # -0 is 0
+            odd = np.flatnonzero((x != y) & ~np.isnan(x))
+            if len(odd):
+                ulps = int(np.abs(a[odd].astype(np.int64) - b[odd]).max())
+                state.unrounded, state.ulps = state.unrounded + len(odd), max(state.ulps, ulps)
+            state.compared += len(a)
             return
         bits = block.bits[master].view(np.uint32)
         _low(state, "master", bits, kind)
@@ -167,6 +204,21 @@ class OneFold:
             count, ulps = rounding(bits, block.bits[weight].view(np.uint16), _HALF[kind])
             state.unrounded, state.ulps = state.unrounded + count, max(state.ulps, ulps)
             state.compared += len(bits)
+
+    def _average(self, state: OneState, slot: Slot, block: Block) -> None:
+        """How many weights are not the average of them that is stored beside, in the coarser of the two types."""
+        kind = slot.dtype((self.side, "ema"))
+        for role in ("master", "param"):
+            mine = slot.dtype((self.side, role))
+            if kind is None or mine is None or (mine != kind and not (kind == "float32" and mine in _HALF)):
+                continue
+            average, weight = block.bits[self.side, "ema"], block.bits[self.side, role]
+            if mine == kind:
+                differ = int(np.count_nonzero(average != weight))
+            else:
+                differ = rounding(average.view(np.uint32), weight.view(np.uint16), _HALF[mine])[0]
+            state.averaged = (state.averaged[0] + differ, state.averaged[1] + len(weight))
+            return
 
 
 def _low(state: OneState, role: str, bits: Array, kind: str) -> None:

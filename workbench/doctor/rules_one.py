@@ -1,6 +1,6 @@
 """Rules on the values of one checkpoint: the S rules of the catalogue that need its numbers.
 
-Zero pages (S11), replicas (S12) and the heads that tie in stored names are verify's: ``workbench.analysis.verify``.
+Zero pages (S11), replicas (S12) and covers are verify's: ``rules_files``; rows and columns: ``rules_layout``.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from workbench.doctor.blocks import Slot
+from workbench.doctor.blocks import Block, Slot, stream
 from workbench.doctor.evidence import State
-from workbench.doctor.pass_one import OneState
+from workbench.doctor.pass_one import Numbers, OneState
 from workbench.doctor.sign import RULES, Rule, Sign, register
+from workbench.errors import WorkbenchError
 
 __all__ = ["judge_one"]
 
@@ -64,19 +65,21 @@ HEADS = (("embed_tokens.weight", "lm_head.weight"), ("wte.weight", "lm_head.weig
          ("word_embeddings.weight", "output_layer.weight"), ("tok_embeddings.weight", "output.weight"))  # fmt: skip
 
 
-def judge_one(state: State, slots: Sequence[Slot], found: Mapping[str, OneState]) -> Iterator[Sign]:
-    """The signs of a state's sums."""
+def judge_one(
+    state: State, slots: Sequence[Slot], found: Mapping[str, OneState], earlier: State | None = None
+) -> Iterator[Sign]:
+    """The signs of a state's sums; what was as far out in an ``earlier`` checkpoint is no sign."""
     shapes = {slot.fqn: slot.shape for slot in slots}
     types = {slot.fqn: slot.dtype((0, "master")) or slot.dtype((0, "param")) for slot in slots}
     step = state.facts.step or state.facts.steps.usual or 0
-    yield from _numbers(found)
+    yield from _numbers(found, earlier)
     yield from _moments(found, step)
     yield from _masters(found, step)
     yield from _copies(state, found, shapes)
     yield from _ones(found, shapes, types, step)
 
 
-def _numbers(found: Mapping[str, OneState]) -> Iterator[Sign]:
+def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[Sign]:
     sick, large, negative = [], [], []
     for fqn, sums in found.items():
         for role, numbers in sums.numbers.items():
@@ -84,6 +87,8 @@ def _numbers(found: Mapping[str, OneState]) -> Iterator[Sign]:
                 sick.append((fqn, role, numbers.nan + numbers.inf))
             alone = numbers.gap >= GAP and numbers.max > OUTLIER * numbers.median > 0
             if role in ("param", "master") and numbers.count >= SAMPLE and alone:
+                if earlier is not None and _was_large(earlier, fqn, role, numbers.max):
+                    continue
                 large.append((fqn, role, numbers.max / numbers.median))
             if role == "exp_avg_sq" and numbers.negative:
                 negative.append((fqn, role, numbers.negative))
@@ -101,6 +106,33 @@ def _numbers(found: Mapping[str, OneState]) -> Iterator[Sign]:
     if negative:
         count = sum(one[2] for one in negative)
         yield _sign("S03", negative, f"{count:,} second moments are negative in {_names(negative)}", count=count)
+
+
+def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
+    """Whether a number of half that size stood there before."""
+    position = earlier.params.get(fqn, {}).get(role)
+    if position is None:
+        return False
+    tensor = earlier.ckpt[earlier.ckpt.catalog.keys[position]]
+    try:
+        largest = max((sums.max for _, sums in stream([Slot(fqn, {(0, role): tensor})], _Largest())), default=0.0)
+    except WorkbenchError:
+        return False
+    return 2 * largest >= most
+
+
+class _Largest:
+    """The numbers of one tensor."""
+
+    def begin(self, slot: Slot) -> Numbers:
+        return Numbers()
+
+    def fold(self, state: Numbers, slot: Slot, block: Block) -> None:
+        for values in block.values.values():
+            state.take(values)
+
+    def merge(self, state: Numbers, later: Numbers) -> None:
+        state.add(later)
 
 
 def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
