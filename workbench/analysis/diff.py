@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from workbench.checkpoint import Checkpoint, open
 from workbench.core.scan import Tick
 from workbench.errors import UsageError, WorkbenchError
 from workbench.namemap import NameMap
+from workbench.tensor import LazyTensor
 
 __all__ = ["Diff", "TensorDiff", "diff"]
 
@@ -140,7 +142,7 @@ class _Differ:
     # ---- rows --------------------------------------------------------------------------------------------------------
 
     def _rows(self, pairs: Sequence[Pair]) -> list[TensorDiff]:
-        rows = [TensorDiff.of(pair, self.b) for pair in pairs]
+        rows = [replace(TensorDiff.of(pair, self.b), sides=partial(self._sides, pair)) for pair in pairs]
         places = moved(pairs, self.b, self.replicas)
         rows = [replace(row, moved=place) for row, place in zip(rows, places, strict=True)]
         todo = [at for at, row in enumerate(rows) if row.status != "shape"]
@@ -219,11 +221,17 @@ class _Differ:
         for key, why in problems.items():
             self.not_checked[f"tensor {key!r}"] = why
 
-    def _again(self, pair: Pair) -> Callable[[], Comparison | None]:
+    def _sides(self, pair: Pair) -> tuple[LazyTensor, LazyTensor]:
+        first, second = pair.a._tensor(pair.tensor_a), self.b._tensor(pair.tensor_b)
+        if self.replicas == (0, 0):
+            return first, second
+        return first.replica(self.replicas[0]), second.replica(self.replicas[1])
+
+    def _again(self, pair: Pair) -> Callable[[Tick | None], Comparison | None]:
         """Compares one pair once more, with histograms."""
         one, two = np.array([pair.tensor_a]), np.array([pair.tensor_b])
         first, second, replicas = pair.a.payloads, self.b.payloads, self.replicas
-        return lambda: dict(compare(first, second, one, two, replicas=replicas, histograms=True)).get(0)
+        return lambda tick: dict(compare(first, second, one, two, replicas=replicas, histograms=True, tick=tick)).get(0)
 
     def _patterns(self, pairs: Sequence[Pair], rows: list[TensorDiff]) -> None:
         wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]
@@ -235,10 +243,7 @@ class _Differ:
             if looked == PATTERN_TENSORS or spent + row.nbytes > PATTERN_BYTES:
                 continue
             looked, spent = looked + 1, spent + row.nbytes
-            first = pair.a._tensor(pair.tensor_a)
-            second = self.b._tensor(pair.tensor_b)
-            if self.replicas != (0, 0):
-                first, second = first.replica(self.replicas[0]), second.replica(self.replicas[1])
+            first, second = self._sides(pair)
             others = [
                 pair.a._tensor(t) for t in siblings.get((row.dtype_b, row.shape_b), []) if t != pair.tensor_a
             ] if pair.a is self.a else []  # fmt: skip

@@ -16,6 +16,8 @@ from workbench.analysis.patterns import Pattern
 from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
+from workbench.core.scan import Tick
+from workbench.tensor import LazyTensor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +47,8 @@ class TensorDiff:
         pattern: the proved form of the change, if it has one.
         chunk_rows: chunk rows of ``b`` that changed.
         why: why it could not be read.
+        fqn: the parameter of ``b`` that it is, or belongs to; ``None`` where that is not known.
+        again: compares the pair once more, with histograms. ``sides``: the two tensors.
     """
 
     keys_a: tuple[str, ...]
@@ -65,7 +69,9 @@ class TensorDiff:
     chunk_rows: tuple[int, ...] = ()
     why: str = ""
     catalog: Catalog | None = field(default=None, repr=False)
-    again: Callable[[], Comparison | None] | None = field(default=None, repr=False)
+    fqn: str | None = None
+    again: Callable[[Tick | None], Comparison | None] | None = field(default=None, repr=False)
+    sides: Callable[[], tuple[LazyTensor, LazyTensor]] | None = field(default=None, repr=False)
 
     @cached_property
     def detail(self) -> Comparison | None:
@@ -74,10 +80,19 @@ class TensorDiff:
         Raises:
             OpenError: it cannot be read any more.
         """
+        return self._detail(None)
+
+    def look(self, tick: Tick) -> Comparison | None:
+        """:attr:`detail`, telling the share that is done; raising there ends it."""
+        if "detail" not in self.__dict__:
+            self.__dict__["detail"] = self._detail(tick)
+        return self.detail
+
+    def _detail(self, tick: Tick | None) -> Comparison | None:
         c = self.comparison
         if c is None or not c.changed or self.again is None or c.octaves is not None:
             return c
-        return self.again()
+        return self.again(tick)
 
     @classmethod
     def of(cls, pair: Pair, b: Checkpoint) -> TensorDiff:
@@ -88,7 +103,7 @@ class TensorDiff:
         status = "shape" if shapes[0] != shapes[1] else "type" if dtypes[0] != dtypes[1] else "unread"
         return cls(
             pair.keys_a, pair.key_b, pair.by, b.roles[u], *dtypes, *shapes, int(q.numel[u]), int(q.tensor_nbytes[u]),
-            status, catalog=q,
+            status, catalog=q, fqn=b.fqns[u],
         )  # fmt: skip
 
     @property

@@ -96,16 +96,24 @@ def summarise(tensor: LazyTensor, *, limit: int | None = None) -> Summary:
 
 
 def histogram(
-    tensor: LazyTensor, bins: int = 64, *, limit: int | None = None, summary: Summary | None = None
+    tensor: LazyTensor,
+    bins: int = 64,
+    *,
+    limit: int | None = None,
+    summary: Summary | None = None,
+    span: tuple[float, float] | None = None,
 ) -> Histogram | None:
     """Counts in ``bins`` equal bins between the smallest and the largest finite element.
 
     Two passes, or one when a ``summary`` of the same elements is given.
 
+    Args:
+        span: where the bins begin and end instead, for two tensors side by side; it must hold every finite element.
+
     Returns:
         ``None`` when no finite number was seen (empty tensors, packed types).
     """
-    return _profile(tensor, bins, limit, summary).histogram
+    return _profile(tensor, bins, limit, summary, span).histogram
 
 
 def profile(tensor: LazyTensor, bins: int = 64, *, limit: int | None = None) -> Profile:
@@ -113,7 +121,9 @@ def profile(tensor: LazyTensor, bins: int = 64, *, limit: int | None = None) -> 
     return _profile(tensor, bins, limit, None)
 
 
-def _profile(tensor: LazyTensor, bins: int, limit: int | None, summary: Summary | None) -> Profile:
+def _profile(
+    tensor: LazyTensor, bins: int, limit: int | None, summary: Summary | None, span: tuple[float, float] | None = None
+) -> Profile:
     decoder = Decoder(tensor.element)
     if decoder.kind == "raw bytes":
         return Profile(_summarise(tensor, decoder, None), None)
@@ -121,7 +131,7 @@ def _profile(tensor: LazyTensor, bins: int, limit: int | None, summary: Summary 
     summary = summary or _summarise(tensor, decoder, blocks)
     if summary.min is None or summary.max is None:
         return Profile(summary, None)
-    low, high = float(summary.min), float(summary.max)
+    low, high = span or (float(summary.min), float(summary.max))
     if low == high:
         margin = max(0.5, abs(low) * 2.0**-20)
         low, high = max(low - margin, -_MAX), min(high + margin, _MAX)
