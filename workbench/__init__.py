@@ -14,6 +14,7 @@ from workbench.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from workbench.analysis.diff import Diff, diff
+    from workbench.analysis.layout import Layout, layout
     from workbench.analysis.report import Report
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
@@ -26,19 +27,23 @@ if TYPE_CHECKING:
     from workbench.reshard.load import load
     from workbench.reshard.loading.report import LoadReport
     from workbench.reshard.mesh import Mesh
+    from workbench.reshard.planner import Budget, Precision, plan_memory
     from workbench.reshard.report import ExportReport
     from workbench.reshard.rules import Rules
 
 __all__ = [
+    "Budget",
     "Checkpoint",
     "Diagnosis",
     "Diff",
     "EchoReport",
     "ExportReport",
+    "Layout",
     "LazyTensor",
     "LoadReport",
     "Mesh",
     "NameMap",
+    "Precision",
     "Report",
     "Rules",
     "diff",
@@ -47,9 +52,11 @@ __all__ = [
     "echo",
     "errors",
     "export",
+    "layout",
     "load",
     "name_map",
     "open",
+    "plan_memory",
     "stats",
     "timeline",
     "verify",
@@ -59,19 +66,24 @@ __version__ = "0.1.0"
 
 #: Analyses and exports are imported when they are first asked for: opening a checkpoint does not wait for them.
 _LATER = {
+    "Budget": "workbench.reshard.planner",
     "Diagnosis": "workbench.doctor.diagnosis",
     "Diff": "workbench.analysis.diff",
     "EchoReport": "workbench.echoes.report",
     "ExportReport": "workbench.reshard.report",
+    "Layout": "workbench.analysis.layout",
     "LoadReport": "workbench.reshard.loading.report",
     "Mesh": "workbench.reshard.mesh",
+    "Precision": "workbench.reshard.planner",
     "Report": "workbench.analysis.report",
     "Rules": "workbench.reshard.rules",
     "diff": "workbench.analysis.diff",
     "doctor": "workbench.doctor.examine",
     "echo": "workbench.echoes.echo",
     "export": "workbench.reshard.export",
+    "layout": "workbench.analysis.layout",
     "load": "workbench.reshard.load",
+    "plan_memory": "workbench.reshard.planner",
     "stats": "workbench.analysis.stats",
     "timeline": "workbench.analysis.timeline",
     "verify": "workbench.analysis.verify",

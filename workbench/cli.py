@@ -130,9 +130,7 @@ def parser() -> argparse.ArgumentParser:
     diff.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
 
     doctor = _command(commands, "doctor", _doctor, "why the loss jumped after a resume: causes, proof, remedy")
-    doctor.add_argument(
-        "before", help="what was resumed from; or a run's folder: its last two steps"
-    )
+    doctor.add_argument("before", help="what was resumed from; or a run's folder: its last two steps")
     doctor.add_argument("after", nargs="?", help="a later checkpoint of the resumed run, the earlier the better")
     doctor.add_argument("--echo", metavar="PATH", help="saved again right after the load, before any update")
     doctor.add_argument("--betas", type=float, nargs=2, metavar=("B1", "B2"), help="AdamW's, where no file holds them")
@@ -142,6 +140,34 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--html", metavar="FILE", help="write a page with pictures, too; it needs no network")
     doctor.add_argument("--all", action="store_true", help="everything that is known, not only a screen of it")
     doctor.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
+
+    layout = _command(
+        commands, "layout", _layout, "which rank holds what, as the stored boxes prove; whether it fits GPUs"
+    )
+    layout.add_argument("path", help="a checkpoint")
+    layout.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them")
+    layout.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
+    layout.add_argument("--tensor", metavar="KEY", help="one tensor: its placement and where each chunk is")
+    layout.add_argument("--rank", metavar="N", help="one rank: coordinates, peers, what it stores; or a holder's label")
+    layout.add_argument("--all", action="store_true", help="every rank and chunk, not only the first")
+    layout.add_argument("--fit", nargs=2, metavar=("GPUS", "GB"), help="the smallest layout that fits so many GPUs")
+    for axis in ("tp", "pp", "dp", "ep"):
+        layout.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"with --fit: size of {axis} (default: any)")
+    layout.add_argument(
+        "--stage", type=int, choices=range(4), help="with --fit: 0 copies, 1 states, 2 gradients, 3 all"
+    )
+    layout.add_argument(
+        "--weights", default="stored", metavar="TYPE", help="with --fit: bf16, fp32, fp8 … or as stored"
+    )
+    layout.add_argument("--grads", default="weights", metavar="TYPE", help="with --fit: default: as the weights")
+    layout.add_argument(
+        "--master", default="auto", metavar="TYPE", help="with --fit: default: fp32 beside narrower ones"
+    )
+    layout.add_argument("--moments", default="fp32", metavar="TYPE", help="with --fit: of each of two (default: fp32)")
+    layout.add_argument("--inference", action="store_true", help="with --fit: weights alone")
+    layout.add_argument(
+        "--reserve", type=float, default=0.0, metavar="GB", help="with --fit: of each GPU, for all else"
+    )
 
     export = _command(commands, "export", _export, "write a checkpoint in another format, or cut for other ranks")
     export.add_argument("path", help="a checkpoint")
@@ -316,6 +342,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from workbench.cli_doctor import doctor
 
     return doctor(options)
+
+
+def _layout(options: argparse.Namespace) -> int:
+    from workbench.cli_layout import layout
+
+    return layout(options)
 
 
 def _export(options: argparse.Namespace) -> int:

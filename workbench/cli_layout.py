@@ -1,0 +1,97 @@
+"""``workbench layout``: which rank holds what, and whether it would fit other GPUs.
+
+Exit code 2 for holes and overlaps; with ``--fit`` 1 where no layout fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from workbench.analysis.layout import Layout
+from workbench.analysis.layout import layout as compute
+from workbench.cli_common import narrow, open_as, print_json
+from workbench.errors import UsageError
+from workbench.views.layout import ROWS, holder_text, layout_lines, tensor_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["layout"]
+
+BROKEN = 2
+
+
+def layout(options: argparse.Namespace) -> int:
+    """Print a layout, one tensor or rank of it, or a budget.
+
+    Options: ``path pattern role tensor rank all fit tp pp dp ep stage weights grads master moments inference reserve``
+    and those of every command.
+    """
+    if options.fit is not None:
+        return _fit(options)
+    found = compute(narrow(open_as(options, options.path), options))
+    if options.tensor is not None:
+        _tensor(found, options)
+    elif options.rank is not None:
+        _rank(found, options)
+    elif options.json:
+        print_json(found.to_json())
+    else:
+        print("\n".join(layout_lines(found, None if options.all else ROWS)))
+    return BROKEN if len(found.holes) or len(found.overlaps) else 0
+
+
+def _tensor(found: Layout, options: argparse.Namespace) -> None:
+    if not options.json:
+        print("\n".join(tensor_lines(found, options.tensor)))
+        return
+    placed = found.placed(options.tensor)
+    print_json({
+        "key": options.tensor, "placement": str(placed), "status": placed.status, "kind": placed.kind,
+        "why": placed.why, "torch": placed.torch, "pieces": _records(found.pieces(options.tensor)),
+    })  # fmt: skip
+
+
+def _rank(found: Layout, options: argparse.Namespace) -> None:
+    number = int(options.rank) if options.rank.isdecimal() else options.rank
+    view = found.rank(number)
+    if options.json:
+        print_json({
+            "label": view.label, "rank": view.rank, "coordinates": dict(view.coordinates), "peers": dict(view.peers),
+            "nbytes": view.nbytes, "pieces": _records(view.pieces),
+        })  # fmt: skip
+    else:
+        print(holder_text(view, None if options.all else ROWS))
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from workbench.reshard.planner import Precision, plan_memory
+
+    gpus, memory = options.fit
+    if not gpus.isdecimal():
+        raise UsageError(f"--fit takes a number of GPUs and the GB of each; {gpus!r} is no number")
+    try:
+        size = float(memory)
+    except ValueError:
+        raise UsageError(f"--fit takes a number of GPUs and the GB of each; {memory!r} is no number") from None
+    precision = (
+        Precision.inference(options.weights)
+        if options.inference
+        else Precision(options.weights, options.grads, options.master, options.moments)
+    )
+    found = plan_memory(
+        open_as(options, options.path), int(gpus), size, tp=options.tp, pp=options.pp, dp=options.dp, ep=options.ep,
+        stage=options.stage, precision=precision, reserve_gb=options.reserve,
+    )  # fmt: skip
+    if options.json:
+        print_json(found.to_json())
+    else:
+        print(repr(found))
+    return 0 if found.fits else 1
+
+
+def _records(frame: pd.DataFrame) -> Any:
+    import json
+
+    return json.loads(frame.to_json(orient="records"))

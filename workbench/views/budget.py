@@ -1,0 +1,62 @@
+"""A memory budget in text and HTML."""
+
+from __future__ import annotations
+
+import textwrap
+from html import escape
+
+from workbench.reshard.planner import Budget
+from workbench.reshard.planner.budget import PARTS
+from workbench.views import units
+
+__all__ = ["budget_html", "budget_text"]
+
+WIDTH = 100
+SHOWN = 8  #: layouts and ranks that are listed
+
+
+def budget_text(found: Budget) -> str:
+    """The layout chosen, its ranks, the next ones, and what is not counted."""
+    lines = [headline(found), f"  precision   {_precision(found)}"]
+    names = {name: f"{units.nbytes(size)}" for name, size in zip(PARTS, found.chosen.parts, strict=True) if size}
+    lines.append(
+        f"  largest     {units.nbytes(found.chosen.largest)}: " + ", ".join(f"{k} {v}" for k, v in names.items())
+    )
+    lines.append(f"  mean        {units.nbytes(int(found.chosen.mean))} a rank")
+    lines.append("    gpus   tp   pp   dp   ep  stage     largest  fits")
+    for c in found.choices[:SHOWN]:
+        fits = "yes" if c.fits else "no"
+        lines.append(
+            f"  {c.gpus:>6,} {c.tp:>4} {c.pp:>4} {c.dp:>4} {c.ep:>4} {c.stage:>6}"
+            f"  {units.nbytes(c.largest):>10}  {fits}"
+        )
+    if len(found.choices) > SHOWN:
+        lines.append(f"  … {units.plural(len(found.choices) - SHOWN, 'more layout')}")
+    for sentence in found.notes:
+        lines += textwrap.wrap(sentence, WIDTH, initial_indent="  note: ", subsequent_indent="        ")
+    return "\n".join(lines)
+
+
+def budget_html(found: Budget) -> str:
+    """The same as tables."""
+    table = found.frame().head(2 * SHOWN).to_html(index=False, border=0)
+    ranks = found.ranks.head(4 * SHOWN).to_html(index=False, border=0)
+    notes = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.notes)
+    return (
+        f"<div><b>{escape(headline(found))}</b><div>{escape(_precision(found))}</div>{table}"
+        f"<details><summary>ranks ({len(found.ranks):,})</summary>{ranks}</details><ul>{notes}</ul></div>"
+    )
+
+
+def headline(found: Budget) -> str:
+    """Whether it fits, in one line."""
+    room = units.nbytes(found.memory - found.reserve)
+    size = f"{units.count(found.parameters)} elements on {found.gpus:,} × {room}"
+    if found.fits:
+        return f"{size}: fits {units.plural(found.chosen.gpus, 'GPU')}, {found.chosen}"
+    return f"{size}: fits no layout looked at; nearest is {found.chosen}, with {units.nbytes(found.chosen.largest)}"
+
+
+def _precision(found: Budget) -> str:
+    p = found.precision
+    return f"weights {p.weights}, grads {p.grads}, master {p.master}, {p.count} moments {p.moments}"

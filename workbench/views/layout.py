@@ -1,0 +1,185 @@
+"""A layout in text and HTML: what is proven, who stores how much, and what is wrong.
+
+::
+
+    layout of dcp checkpoint sample_ckpts/dcp_fsdp2
+      mesh        ranks=4, told by boxes of 117 tensors and their writers
+      tensors     117 proven, 45 unknown of 162
+"""
+
+from __future__ import annotations
+
+import textwrap
+from html import escape
+
+from workbench.analysis.layout import Layout, Placed
+from workbench.analysis.layout.mesh import HolderView
+from workbench.views import units
+from workbench.views.names import pad, safe, shorten
+
+__all__ = ["holder_text", "layout_html", "layout_lines", "layout_text", "tensor_lines"]
+
+WIDTH = 100
+WAYS = 12  #: placements that are listed
+ROWS = 16  #: ranks and files that are listed
+WORST = 6  #: holes and overlaps that are listed
+
+
+def layout_text(found: Layout) -> str:
+    """At most some 60 lines, 100 columns wide."""
+    return "\n".join(layout_lines(found, ROWS))
+
+
+def layout_lines(found: Layout, most: int | None = None) -> list[str]:
+    """The layout, line by line; ``most`` bounds the rows of its tables."""
+    lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", WIDTH)]
+    for name, words in _heading(found):
+        lines += textwrap.wrap(
+            words, WIDTH, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14, break_long_words=False
+        )  # fmt: skip
+    lines += _ways(found)
+    lines += _ranks(found, most)
+    lines += _wrong(found)
+    return lines
+
+
+def tensor_lines(found: Layout, key: str) -> list[str]:
+    """One tensor: how it lies, why, and each of its chunks. Raises as :meth:`Layout.placed`."""
+    placed, pieces = found.placed(key), found.pieces(key)
+    lines = [f"{safe(key)}: {placed}, {placed.status}"]
+    if placed.torch is not None:
+        lines.append(f"  as DTensor  ({', '.join(placed.torch)}{',' if len(placed.torch) == 1 else ''})")
+    lines += textwrap.wrap(placed.why, WIDTH, initial_indent="  why         ", subsequent_indent=" " * 14)
+    for row in pieces.to_dict("records"):
+        again = f", copy {row['replica']}" if row["replica"] else ""
+        lines.append(
+            f"  {safe(row['holder'])}  {units.shape(row['offsets'])} + {units.shape(row['sizes'])}  "
+            f"{safe(row['file'])} bytes {row['start']:,}–{row['stop']:,}{again}"
+        )
+    return lines
+
+
+def holder_text(view: HolderView, most: int | None = ROWS) -> str:
+    """One rank: where it is on the mesh, who its peers are, and what it stores, largest first."""
+    at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
+    lines = [f"{safe(view.label)}{f' at {at}' if at else ''}: {units.nbytes(view.nbytes)} in "
+             f"{units.plural(len(view.pieces), 'chunk')}"]  # fmt: skip
+    for axis, peers in view.peers.items():
+        shown = ", ".join(safe(peer) for peer in peers[:8]) + (f", … {len(peers) - 8:,} more" if len(peers) > 8 else "")
+        lines.append(f"  along {axis:<7} {shown}")
+    ordered = view.pieces.sort_values("nbytes", ascending=False, kind="stable")
+    for row in ordered.head(most if most is not None else len(ordered)).to_dict("records"):
+        where = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
+        lines.append(f"  {units.nbytes(row['nbytes']):>10}  {shorten(safe(row['key']), 56)}  {where}")
+    if most is not None and len(ordered) > most:
+        lines.append(f"  … {units.plural(len(ordered) - most, 'more chunk')}")
+    return "\n".join(lines)
+
+
+def layout_html(found: Layout) -> str:
+    """The same as tables; inherits the page's colours."""
+    cell = 'style="text-align:right;padding:0 1em 0 0;vertical-align:top"'
+    left = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top"'
+    head = "".join(f"<tr><th {left}>{escape(n)}</th><td {left}>{escape(w)}</td></tr>" for n, w in _heading(found))
+    rows = [
+        f"<tr><td {left}><code>{escape(str(placed))}</code></td><td {cell}>{len(tensors):,}</td>"
+        f"<td {cell}>{escape(size)}</td><td {left}>{escape(placed.status)}</td><td {left}>{escape(why)}</td></tr>"
+        for placed, tensors, size, why in _rows(found)[: 2 * WAYS]
+    ]
+    ways = f"<tr><th {left}>placement</th><th {cell}>tensors</th><th {cell}>bytes</th><th {left}></th>" + (
+        f"<th {left}>why</th></tr>{''.join(rows)}"
+    )
+    ranks = found.ranks.head(2 * ROWS).to_html(index=False, escape=True, border=0, na_rep="–")
+    more = f"<div>… {len(found.ranks) - 2 * ROWS:,} more</div>" if len(found.ranks) > 2 * ROWS else ""
+    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found))
+    return (
+        f"<div><b>{escape(f'layout of {found.format} checkpoint {safe(found.path)}')}</b><table>{head}</table>"
+        f"<table>{ways}</table><details><summary>who stores how much ({len(found.ranks):,})</summary>{ranks}{more}"
+        f"</details>{wrong}</div>"
+    )
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _heading(found: Layout) -> list[tuple[str, str]]:
+    s = found.summary
+    mesh = f"{found.mesh}, told by {safe(found.told)}" if found.mesh.axes else safe(found.told)
+    known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
+    noun = "rank" if found.holders.ranked else "holder"
+    spread = found.balance
+    lines = [
+        ("mesh", mesh),
+        ("placements", f"{known} of {units.plural(s['tensors'], 'tensor')}"),
+        ("stored", f"{units.nbytes(s['stored'])} in {units.plural(s['chunks'], 'chunk')} of "
+                   f"{units.plural(s['files'], 'file')}, by {units.plural(s['holders'], noun)}"),
+    ]  # fmt: skip
+    if spread.count > 1:
+        even = f"the largest is {spread.ratio:.2f} × the mean"
+        lines.append(("balance", f"{units.nbytes(spread.smallest)} to {units.nbytes(spread.largest)}; {even}"))
+    if s["copies"]:
+        share = units.percent(s["copies"], s["stored"])
+        lines.append(("copies", f"{units.nbytes(s['copies'])} ({share}) are stored more than once"))
+    return lines
+
+
+def _rows(found: Layout) -> list[tuple[Placed, list[int], str, str]]:
+    nbytes = found.catalog.tensor_nbytes
+    rows = []
+    for placed, tensors in found.ways():
+        whys = {found.inferred.placed[found.inferred.of_tensor[t]].why for t in tensors}
+        why = placed.why if len(whys) == 1 else f"{placed.why}; and others alike"
+        rows.append((placed, tensors, units.nbytes(int(nbytes[tensors].sum())), safe(why)))
+    return rows
+
+
+def _ways(found: Layout) -> list[str]:
+    rows = _rows(found)
+    if not rows:
+        return []
+    width = max(9, *(len(safe(placed)) for placed, *_ in rows[:WAYS]))
+    width = min(width, 48)
+    lines = [f"  {pad('placement', width)}  tensors       bytes"]
+    for placed, tensors, size, _ in rows[:WAYS]:
+        status = placed.status
+        example = shorten(safe(found.catalog.keys[tensors[0]]), max(WIDTH - width - 37, 12))
+        lines.append(
+            f"  {pad(shorten(safe(placed), width), width)}  {len(tensors):>7,}  {size:>10}  {status:<7}  {example}"
+        )
+    if len(rows) > WAYS:
+        lines.append(f"  … {units.plural(len(rows) - WAYS, 'more placement')}")
+    return lines
+
+
+def _ranks(found: Layout, most: int | None) -> list[str]:
+    frame = found.ranks if most is None else found.ranks.head(most)
+    if not len(frame):
+        return []
+    axes = [axis for axis in found.mesh.axes if axis in frame.columns]
+    width = min(max(len(safe(label)) for label in frame["label"]), 48)
+    heads = "".join(f"  {axis:>5}" for axis in axes)
+    lines = [f"  {pad('holder', width)}{heads}  tensors  chunks       bytes"]
+    for row in frame.to_dict("records"):
+        at = "".join(f"  {_coordinate(row[axis]):>5}" for axis in axes)
+        lines.append(
+            f"  {pad(shorten(safe(row['label']), width), width)}{at}  {row['tensors']:>7,}  {row['chunks']:>6,}  "
+            f"{units.nbytes(row['nbytes']):>10}"
+        )
+    if most is not None and len(found.ranks) > most:
+        lines.append(f"  … {len(found.ranks) - most:,} more")
+    return lines
+
+
+def _coordinate(value: object) -> str:
+    return str(value) if isinstance(value, int) else "–"
+
+
+def _wrong(found: Layout) -> list[str]:
+    lines = []
+    for what, frame in (("hole", found.holes), ("overlap", found.overlaps)):
+        for row in frame.head(WORST).to_dict("records"):
+            box = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
+            lines.append(f"  {what.upper()}  {box} of {shorten(safe(row['key']), 60)}")
+        if len(frame) > WORST:
+            lines.append(f"  … {units.plural(len(frame) - WORST, f'more {what}')}")
+    return lines
