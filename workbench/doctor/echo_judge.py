@@ -24,6 +24,7 @@ from workbench.doctor.sign import Sign
 __all__ = ["judge_places"]
 
 LIST = 100
+VALUES = ("near", "other", "part")  #: kinds without a form
 ALL = 0.9  #: share of the weights' elements from which all of them are meant
 
 
@@ -31,13 +32,16 @@ def judge_places(atoms: Atoms, looks: Sequence[Look]) -> Iterator[Sign]:
     """Signs of looks of every kind but ``moved``, ``columns``, ``flat`` and ``unread``."""
     buffers = [one for one in looks if one.atom.role in BUFFERS]
     rest = [one for one in looks if one.atom.role not in BUFFERS]
+    if {"param", "exp_avg"} <= {one.atom.role for one in rest if one.kind in VALUES}:  # another state's, all of it
+        rest += [one for one in buffers if one.kind in VALUES]
+        buffers = [one for one in buffers if one.kind not in VALUES]
     yield from _flips(atoms, [one for one in looks if one.kind == "flip"])
     yield from _buffers(atoms, [one for one in buffers if one.kind not in ("flip", "moved", "columns")])
     yield from _lost(atoms, rest)
     yield from _zeros(atoms, [one for one in rest if one.kind == "zeros"])
     yield from _rounded(atoms, [one for one in rest if one.kind == "rounded"])
     yield from _scaled(atoms, [one for one in rest if one.kind == "ratio"])
-    yield from _values(atoms, [one for one in rest if one.kind in ("near", "other", "part", "fill")])
+    yield from _values(atoms, [one for one in rest if one.kind in (*VALUES, "fill")])
 
 
 # ---- forms -----------------------------------------------------------------------------------------------------------
@@ -154,7 +158,7 @@ def _values(atoms: Atoms, looks: Sequence[Look]) -> Iterator[Sign]:
         return
     place = where(atoms, some)
     if moments and (weights or masters):
-        yield _together(atoms, weights, some, place)
+        yield _together(atoms, weights, [*some, *(one for one in looks if one.atom.role in BUFFERS)], place)
     elif moments:
         yield _moments(atoms, moments, place)
     elif not weights:

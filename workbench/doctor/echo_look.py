@@ -21,10 +21,13 @@ import numpy as np
 
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.patterns import Pattern, recognise
+from workbench.analysis.patterns.flips import number_text
 from workbench.analysis.patterns.forms import find_form
 from workbench.analysis.patterns.long import LONGEST
 from workbench.analysis.patterns.read import bits, readable, runs_of
+from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
 from workbench.doctor.echo_atoms import BUFFERS, Atom, Atoms
+from workbench.doctor.echo_tags import Move
 from workbench.doctor.rows import Block, RowIndex, row_keys, row_shape
 from workbench.doctor.rows_flat import Found, find_windows
 from workbench.errors import WorkbenchError
@@ -39,6 +42,7 @@ LEAST = 16  #: bytes of a row that say which one it is
 PATTERNS = 256  #: tensors searched for a pattern
 PATTERN_BYTES = 4 << 30
 WINDOWS_FOUND = 0.6  #: share of a tensor's windows; those across a cut stood nowhere
+SMALL = 1 << 20  #: elements of a tensor that may be too small to prove a form by itself
 SAMPLED = 48  #: rows that are looked for before all of them are
 LARGE = 8 << 20  #: bytes of a tensor from which that is worth it
 _NAMED = {"bit_flip": "flip", "bit_flips": "flip", "zero_run": "zeros", "rounded": "rounded", "cast": "rounded",
@@ -68,6 +72,12 @@ class Look:
     pattern: Pattern | None = None
     windows: tuple[tuple[int, str, int], ...] = ()
     form: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def move(self) -> Move:
+        """Where its rows or columns were."""
+        columns = self.kind == "columns"
+        return Move(self.atom.fqn, self.row.shape_b, columns, self.sources, self.blocks, self.form, self.text)
 
 
 def look(atoms: Atoms, changed: Sequence[tuple[Atom, TensorDiff]], not_checked: dict[str, str]) -> list[Look]:
@@ -216,31 +226,74 @@ def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> l
             not_checked[f"pattern of {one.atom.fqn!r}"] = str(error)
             continue
         if pattern is not None:
-            looks[at] = _named(one, pattern, before, after)
+            looks[at] = _named(one, pattern)
+        if looks[at].kind in ("near", "other", "part"):
+            if _zeros(one, before, after):
+                looks[at] = replace(looks[at], kind="zeros", text="")
+            elif one.row.numel <= SMALL:
+                looks[at] = _constant(looks[at], after)
+    _joined(atoms, looks)
     if left:
         not_checked["patterns"] = f"{left:,} of {len(wanted):,} changed tensors were not searched for a pattern"
     return looks
 
 
-def _named(one: Look, pattern: Pattern, before: LazyTensor, after: LazyTensor) -> Look:
+def _named(one: Look, pattern: Pattern) -> Look:
     detail = dict(pattern.detail)
     kind = _NAMED.get(pattern.name, "columns" if detail.get("axis") else "moved")
     if pattern.name == "fill":
         kind = "zeros" if detail["value"] in ("0", "0.0") else "fill" if detail["changed"] > 8 else one.kind
-    if kind == "part" and _zeros(one, before, after):
-        kind = "zeros"
     if pattern.name == "zero_run" and detail["length"] == one.row.numel:
         kind = "zero"
     return replace(one, kind=kind, pattern=pattern, text=pattern.sentence, form=detail)
 
 
+def _constant(one: Look, after: LazyTensor) -> Look:
+    """Of few elements a value everywhere proves little, and means the same: they are as they were made."""
+    values = np.unique(bits(after))
+    if len(values) != 1 or one.row.numel < 2:
+        return one
+    value = number_text(after.element, int(values[0]))
+    return replace(one, kind="fill", text=f"all {one.row.numel:,} elements are {value}", form={"value": value})
+
+
+def _joined(atoms: Atoms, looks: list[Look]) -> None:
+    """Tensors too small to prove a form, that have the one which others of their kind prove."""
+    proved: dict[tuple[str, str, str], Look] = {}
+    for one in looks:
+        if one.kind == "rounded" and "through" in one.form:
+            proved.setdefault((one.atom.role, "rounded", str(one.form["through"])), one)
+        elif one.kind == "ratio":
+            proved.setdefault(("", "ratio", str(one.form["ratio"])), one)
+    for at, one in enumerate(looks):
+        if one.kind not in ("near", "other", "part") or one.row.numel > SMALL:
+            continue
+        before, after = atoms.tensors(one.atom)
+        if before.element.name not in FLOATS or before.element != after.element:
+            continue
+        for (role, kind, _), model in proved.items():
+            if role in ("", one.atom.role) and (_like(model, before) == bits(after)).all():
+                looks[at] = replace(one, kind=kind, form=model.form, text=model.text)
+                break
+
+
+def _like(model: Look, before: LazyTensor) -> Any:
+    x = numbers(bits(before), before.element)
+    if model.kind == "ratio":
+        with np.errstate(over="ignore", invalid="ignore"):
+            return encode(rounded(x * float(model.form["ratio"]), before.element.name), before.element)
+    return encode(rounded(x, str(model.form["through"]), str(model.form.get("rounding", "nearest"))), before.element)
+
+
 def _zeros(one: Look, before: LazyTensor, after: LazyTensor) -> bool:
-    """What changed is a run of zeros but for its ends, where a page cut an element."""
+    """What changed became zero, but for the ends of a run where a page cut an element."""
     box = one.row.comparison
     if box is None or box.changed < 16:
         return False
     left = 0
-    for run in runs_of(after.shape, after.element.itemsize):
+    for run in runs_of(after.shape, after.element.itemsize).ends_first():
         old, new = bits(before, run.key).reshape(-1), bits(after, run.key).reshape(-1)
         left += int(np.count_nonzero((old != new) & (new != 0)))
-    return left <= 2
+        if left > 2:
+            return False
+    return True

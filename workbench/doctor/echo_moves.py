@@ -2,42 +2,25 @@
 
 ::
 
-    optimizer alone moved          moments: bound to other parameters (B5); masters too: a partition cut elsewhere (E13)
-    rows of one other tensor       layer (E9) · expert (E10) · gate ↔ up (E3) · q, k, v (E4)
-    rows of several                gate and up (E2) · q, k and v (E4)
-    own rows or columns            vocabulary (F7 E11) · rotary halves (E5) · heads (E6) · ranks (E1)
+    the optimizer alone moved    moments: bound to other parameters (B5); masters too: a partition cut elsewhere (E13)
+    a flat line, cut elsewhere   shifted by some elements (E7), or other tensors' (E13)
+    weights moved                which layout, told by their names: workbench.doctor.echo_tags
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from workbench.doctor.echo_atoms import MASTERS, MOMENTS, WEIGHTS, Atoms, kind_of, names_of
 from workbench.doctor.echo_look import Look
 from workbench.doctor.echo_rules import ECHO
-from workbench.doctor.rows import blocks_text
+from workbench.doctor.echo_tags import TAGS, gathered, own, said, tag_of, whole
 from workbench.doctor.sign import Sign
 
 __all__ = ["judge_moves"]
 
 LIST = 100
-ATTENTION = {"q", "k", "v", "qkv", "o"}
-#: Where a tag leads: its causes, likeliest first, and its words.
-TAGS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "layer": (("E9",), "hold another layer's values"),
-    "expert": (("E10",), "hold another expert's values"),
-    "gate_up": (("E3", "E2"), "gate and up are exchanged"),
-    "gate_up_mixed": (("E2",), "rows of gate and up are mixed"),
-    "qkv": (("E4", "E1"), "rows of query, key and value are mixed"),
-    "heads": (("E6", "E1"), "heads stand in another order"),
-    "rope": (("E5", "E6"), "rows within a head stand in another order"),
-    "vocab": (("F7", "E1"), "rows of the vocabulary moved"),
-    "padding": (("E11", "F7"), "padding rows stand among trained ones of the vocabulary"),
-    "ranks": (("E1",), "shards are joined in another order"),
-    "name": (("E9", "A1"), "hold another tensor's values"),
-    "mixed": (("E1", "E13"), "rows of several tensors are mixed"),
-}
 
 
 def judge_moves(atoms: Atoms, looks: Sequence[Look]) -> Iterator[Sign]:
@@ -67,10 +50,10 @@ def judge_moves(atoms: Atoms, looks: Sequence[Look]) -> Iterator[Sign]:
 def _optimizer(atoms: Atoms, looks: Sequence[Look]) -> Sign:
     masters = any(one.atom.role in MASTERS for one in looks)
     causes = ("E13", "E7", "B5") if masters else ("B5", "E13")
-    rule = "R02" if all(_whole(one) for one in looks) else "R04" if all(_own(one) for one in looks) else "R13"
+    rule = "R02" if all(whole(one.move) for one in looks) else "R04" if all(own(one.move) for one in looks) else "R13"
     what = "masters and moments" if masters else "moments"
     first = looks[0]
-    text = f"{what} of {_count(looks)} stand elsewhere and their weights do not: {_said(first)}"
+    text = f"{what} of {_count(looks)} stand elsewhere and their weights do not: {said(first.move)}"
     return _sign(rule, atoms, looks, text, causes, form=dict(first.form))
 
 
@@ -100,16 +83,8 @@ def _line(atoms: Atoms, flat: Sequence[Look], with_it: Sequence[Look]) -> Sign:
 def _layout(atoms: Atoms, lead: Sequence[Look], others: Sequence[Look]) -> Iterator[Sign]:
     tags: dict[str, list[Look]] = {}
     for one in lead:
-        tags.setdefault(_tag(atoms, one), []).append(one)
-    for mixed, plain in (("gate_up_mixed", "gate_up"),):
-        if mixed in tags:
-            tags[mixed] += tags.pop(plain, [])
-    if "ranks" in tags:  # heads and tokens moved with the ranks that held them
-        for tag in ("heads", "vocab", "padding", "rope"):
-            tags["ranks"] += tags.pop(tag, [])
-    if "layer" in tags:
-        tags["layer"] += tags.pop("name", [])
-    for tag, looks in tags.items():
+        tags.setdefault(tag_of(atoms.facts, one.move), []).append(one)
+    for tag, looks in gathered(tags).items():
         causes, words = TAGS[tag]
         names = {one.atom.fqn for one in looks}
         moved_too = [one for one in others if one.atom.fqn in names]
@@ -121,7 +96,7 @@ def _signs(
 ) -> Iterator[Sign]:
     by_rule: dict[str, list[Look]] = {}
     for one in looks:
-        rule = "R05" if one.kind == "columns" else "R02" if _whole(one) else "R04" if _own(one) else "R13"
+        rule = "R05" if one.kind == "columns" else "R02" if whole(one.move) else "R04" if own(one.move) else "R13"
         by_rule.setdefault(rule, []).append(one)
     if "R13" in by_rule and "R02" in by_rule:  # of a mixture some may happen to be whole
         by_rule["R13"] += by_rule.pop("R02")
@@ -130,76 +105,12 @@ def _signs(
         alike = {one.atom.role for one in too}
         stay = ", ".join(sorted(stored - alike))
         tail = "masters and moments with them" if not stay and stored else f"not so their {stay}" if stay else ""
-        text = f"{words} in {_count(some)}: {_said(some[0])}{'; ' + tail if tail else ''}"
+        text = f"{words} in {_count(some)}: {said(some[0].move)}{'; ' + tail if tail else ''}"
         if tag == "expert":
             text += _routers(atoms, some, looks)
         form = {name: value for name, value in some[0].form.items() if name not in ("order", "moves")}
         blocks = [[b.start, b.stop, some[0].sources[b.source], b.first] for b in some[0].blocks[:16]]
         yield _sign(rule, atoms, [*some, *too], text, causes, tag=tag, form=form, blocks=blocks)
-
-
-def _tag(atoms: Atoms, one: Look) -> str:
-    kind = kind_of(one.atom.fqn)
-    if one.kind == "columns":
-        return "heads" if kind == "o" and _heads(atoms, one) else "ranks"
-    if _own(one):
-        return _own_tag(atoms, one, kind)
-    kinds = {kind_of(name) for name in one.sources} | {kind}
-    mine = names_of(one.atom.fqn)
-    theirs = [names_of(name) for name in one.sources]
-    same_layer = all(other[1] == mine[1] and other[2] == mine[2] for other in theirs)
-    if same_layer and kinds <= {"gate", "up"}:
-        return "gate_up" if _whole(one) else "gate_up_mixed"
-    if same_layer and kinds <= {"q", "k", "v"}:
-        return "qkv"
-    if all(other[0] == mine[0] for other in theirs):
-        if all(other[1] == mine[1] for other in theirs):
-            return "expert"
-        return "layer"
-    return "name" if _whole(one) else "mixed"
-
-
-def _own_tag(atoms: Atoms, one: Look, kind: str) -> str:
-    if kind in ("embed", "head"):
-        return _vocabulary(atoms, one)
-    if kind in ATTENTION and kind != "o":
-        return "heads" if _heads(atoms, one) else "rope"
-    if len(one.row.shape_b) == 3 and _by(one, one.row.shape_b[1]):
-        return "expert"
-    return "ranks"
-
-
-def _vocabulary(atoms: Atoms, one: Look) -> str:
-    """Shifted, or padded rank by rank: whole ends of a rank's part come from the padding at the end."""
-    if one.form.get("form") in ("halves", "blocks"):
-        return "ranks"
-    vocab, rows = atoms.facts.vocab, one.row.shape_b[0]
-    blocks = one.blocks
-    if len(blocks) < 3 or blocks[0].start != blocks[0].first:
-        return "vocab"
-    for block in blocks[1:]:
-        late = block.first >= vocab if vocab else block.first > block.start and block.start < rows // 2 + 1
-        parts = {round(rows / n * k) for n in (2, 4, 8, 16) for k in range(1, n)} if rows > 16 else set()
-        if late and block.start < (vocab or rows) and any(abs(block.stop - part) <= 1 for part in parts):
-            return "padding"
-    return "vocab"
-
-
-def _heads(atoms: Atoms, one: Look) -> bool:
-    """Whether only whole heads moved (of their own size, where it is known)."""
-    size = atoms.facts.head_dim
-    if one.kind == "columns":
-        unit = one.form.get("size") or one.form.get("unit") or 1
-        return size is not None and int(unit) % size == 0
-    return _by(one, size) if size else one.form.get("unit") != 1
-
-
-def _by(one: Look, unit: int) -> bool:
-    """Whether rows moved in blocks of that many."""
-    return bool(one.blocks) and all(
-        block.start % unit == 0 and block.first % unit == 0 and (block.stop - block.start) % unit == 0
-        for block in one.blocks
-    )
 
 
 def _routers(atoms: Atoms, some: Sequence[Look], looks: Sequence[Look]) -> str:
@@ -212,22 +123,6 @@ def _routers(atoms: Atoms, some: Sequence[Look], looks: Sequence[Look]) -> str:
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
-
-
-def _whole(one: Look) -> bool:
-    """One other tensor, row by row."""
-    return len(one.sources) == 1 and one.sources[0] != one.atom.fqn and all(b.start == b.first for b in one.blocks)
-
-
-def _own(one: Look) -> bool:
-    return not one.sources or one.sources == (one.atom.fqn,)
-
-
-def _said(one: Look) -> str:
-    if _whole(one):
-        return f"{one.atom.fqn!r} holds {one.sources[0]!r}"
-    said = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])
-    return f"in {one.atom.fqn!r} {said}"
 
 
 def _count(looks: Sequence[Look]) -> str:
