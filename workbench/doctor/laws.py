@@ -51,6 +51,7 @@ UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat1
 TINY = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 ROUNDINGS = 4  #: of relative size u in one update of a moment or a weight, at most
 FOLDS = 180.0  #: e-folds from the largest to the smallest number of float32: after that a gradient has left no trace
+PIECE = 1 << 14  #: elements that numpy looks at together: what it makes of them stays in a core's cache
 USELESS = 0.5  #: relative slack from which a law says nothing
 
 
@@ -112,17 +113,29 @@ def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
     return None
 
 
-def state_bound(m: Array, v: Array, limit: float, betas: Betas, dtype: str = "float32") -> Hits:
+def state_bound(
+    m: Array, v: Array, limit: float, betas: Betas, dtype: str = "float32", *, fast: bool = False
+) -> Hits:  # fmt: skip
     """m² ≤ K·v.
 
     Args:
         m, v: moments, flat.
         limit: K; the larger one after a change of β.
         dtype: type that they are stored in.
+        fast: use the compiled code if they are float32.
     """
-    _, room, under = state_bound_terms(limit, betas, dtype)
-    m, v = _wide(m), _wide(v)
-    return _hits(m * m, limit * v, room * (v + under))
+    _, room, under = terms = state_bound_terms(limit, betas, dtype)
+    if fast and m.dtype == v.dtype == np.float32:
+        from workbench.doctor import fast_one
+
+        broken, worst, at = fast_one.state_bound(m, v, terms)
+        return Hits(broken, len(m), worst, at)
+    found = Hits()
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(m), PIECE):
+            first, second = _wide(m[start : start + PIECE]), _wide(v[start : start + PIECE])
+            found.add(_hits(first * first, limit * second, room * (second + under)), start)
+    return found
 
 
 def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, float, float]:

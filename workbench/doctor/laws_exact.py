@@ -122,12 +122,17 @@ def same_step(w_a: Array, w_b: Array, lr: tuple[float, float], decay: float) -> 
     return int(np.count_nonzero((moved >= 0.95 * lr[0]) & (moved <= 1.05 * lr[1])))
 
 
-def rounding(master: Array, weight: Array, half: bool) -> tuple[int, int]:
+def rounding(master: Array, weight: Array, half: bool, *, fast: bool = False) -> tuple[int, int]:
     """Weights that are not their float32 master rounded to nearest even, and the largest distance in last bits.
 
     Args:
         master: ``uint32`` bits. weight: ``uint16`` (or ``uint32``) bits. half: IEEE half, else bfloat16.
+        fast: use the compiled code, which knows bfloat16.
     """
+    if fast and not half and weight.dtype.itemsize == 2:
+        from workbench.doctor import fast_one
+
+        return fast_one.rounding(master, weight)
     rounded = Rounding.rounded(weight.dtype.itemsize, half, master)
     differ = (rounded != weight) & ~np.isnan(master.view(np.float32))
     count = int(np.count_nonzero(differ))
@@ -136,8 +141,12 @@ def rounding(master: Array, weight: Array, half: bool) -> tuple[int, int]:
     return count, int(np.abs(_order(rounded[differ]) - _order(weight[differ])).max())
 
 
-def low_bits(values: Array, kind: str) -> tuple[int, int]:
+def low_bits(values: Array, kind: str, *, fast: bool = False) -> tuple[int, int]:
     """Float32 numbers (as bits) that a 16-bit type holds exactly, and of how many; powers of two and 0 left out."""
+    if fast:
+        from workbench.doctor import fast_one
+
+        return fast_one.low_bits(values, LOW[kind])
     mantissa = values & np.uint32(0x7FFFFF)
     special = (values & np.uint32(0x7F800000)) == 0x7F800000
     if special.any():  # NaN and infinities say nothing of where numbers came from

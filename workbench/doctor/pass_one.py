@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from workbench.doctor.blocks import Block, Slot
-from workbench.doctor.laws import Hits, has_slack, state_bound
+from workbench.doctor.laws import PIECE, Hits, has_slack, state_bound
 from workbench.doctor.laws_exact import low_bits, rounding
 from workbench.doctor.profiles import Profile, Sums
 
@@ -46,8 +46,16 @@ class Numbers:
     total: float = 0.0
     octaves: Array = field(default_factory=lambda: np.zeros(256, np.int64))
 
-    def take(self, values: Array) -> None:
+    def take(self, values: Array, *, fast: bool = False) -> None:
         values = values.astype(np.float32, copy=False)
+        if fast:
+            from workbench.doctor import fast_one
+
+            nan, inf, zeros, ones, negative, high = fast_one.numbers(values, self.octaves)
+            self.count, self.nan, self.inf = self.count + len(values), self.nan + nan, self.inf + inf
+            self.zeros, self.ones, self.negative = self.zeros + zeros, self.ones + ones, self.negative + negative
+            self.max = max(self.max, high)
+            return
         magnitude = np.abs(values)
         self.count += len(values)
         nan, inf = int(np.count_nonzero(np.isnan(values))), int(np.count_nonzero(np.isinf(values)))
@@ -122,10 +130,11 @@ class OneFold:
 
     Args:
         limit: K of the state bound; ``None``: the betas are not known.
+        fast: use the compiled code where there is some: the same numbers.
     """
 
-    def __init__(self, betas: Betas | None, limit: float | None, side: int = 0) -> None:
-        self.betas, self.limit, self.side = betas, limit, side
+    def __init__(self, betas: Betas | None, limit: float | None, side: int = 0, *, fast: bool = False) -> None:
+        self.betas, self.limit, self.side, self.fast = betas, limit, side, fast
 
     def begin(self, slot: Slot) -> OneState:
         state = OneState(sums=Sums.of(slot))
@@ -142,12 +151,13 @@ class OneFold:
         side = self.side
         for (at, role), numbers in block.values.items():
             if at == side:
-                state.numbers.setdefault(role, Numbers()).take(numbers)
+                state.numbers.setdefault(role, Numbers()).take(numbers, fast=self.fast)
         values = block.values
         m, v = values.get((side, "exp_avg")), values.get((side, "exp_avg_sq"))
         if m is not None and v is not None and not state.unbound:
             assert self.betas is not None and self.limit is not None
-            found = state_bound(m, v, self.limit, self.betas, slot.dtype((side, "exp_avg_sq")) or "float32")
+            kind = slot.dtype((side, "exp_avg_sq")) or "float32"
+            found = state_bound(m, v, self.limit, self.betas, kind, fast=self.fast)
             state.bound.add(found, block.start)
         if v is not None:
             with np.errstate(invalid="ignore", over="ignore"):
@@ -162,10 +172,10 @@ class OneFold:
         self._average(state, slot, block)
         for role in ("exp_avg", "exp_avg_sq"):
             if slot.dtype((side, role)) == "float32":
-                _low(state, role, block.bits[side, role], "bfloat16")
+                _low(state, role, block.bits[side, role], "bfloat16", self.fast)
         name = (side, "master") if (side, "master") in block.bits else (side, "param")
         if name in block.bits:
-            state.digest = (state.digest + _digest(block.bits[name], block.start)) % (1 << 64)
+            state.digest = (state.digest + _digest(block.bits[name], block.start, self.fast)) % (1 << 64)
             state.count += len(block.bits[name])
 
     def merge(self, state: OneState, later: OneState) -> None:
@@ -199,9 +209,9 @@ class OneFold:
             state.compared += len(a)
             return
         bits = block.bits[master].view(np.uint32)
-        _low(state, "master", bits, kind)
+        _low(state, "master", bits, kind, self.fast)
         if weight in block.bits:
-            count, ulps = rounding(bits, block.bits[weight].view(np.uint16), _HALF[kind])
+            count, ulps = rounding(bits, block.bits[weight].view(np.uint16), _HALF[kind], fast=self.fast)
             state.unrounded, state.ulps = state.unrounded + count, max(state.ulps, ulps)
             state.compared += len(bits)
 
@@ -216,21 +226,29 @@ class OneFold:
             if mine == kind:
                 differ = int(np.count_nonzero(average != weight))
             else:
-                differ = rounding(average.view(np.uint32), weight.view(np.uint16), _HALF[mine])[0]
+                differ = rounding(average.view(np.uint32), weight.view(np.uint16), _HALF[mine], fast=self.fast)[0]
             state.averaged = (state.averaged[0] + differ, state.averaged[1] + len(weight))
             return
 
 
-def _low(state: OneState, role: str, bits: Array, kind: str) -> None:
-    low, full = low_bits(bits.view(np.uint32), kind)
+def _low(state: OneState, role: str, bits: Array, kind: str, fast: bool) -> None:
+    low, full = low_bits(bits.view(np.uint32), kind, fast=fast)
     old = state.low.get(role, (0, 0))
     state.low[role] = old[0] + low, old[1] + full
 
 
-def _digest(bits: Array, start: int) -> int:
+def _digest(bits: Array, start: int, fast: bool = False) -> int:
     """Σ mix(bits, position) mod 2⁶⁴: adds up over blocks in any order, and changes where two elements trade places."""
-    raw = bits.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[bits.dtype.itemsize]).astype(np.uint64)
-    place = np.arange(start, start + len(raw), dtype=np.uint64) * _SALT
-    mixed = (raw + np.uint64(1)) * (place | np.uint64(1))
-    mixed ^= mixed >> np.uint64(29)
-    return int((mixed * _SALT).sum(dtype=np.uint64))
+    if fast and bits.dtype.itemsize in (2, 4):
+        from workbench.doctor import fast_one
+
+        return fast_one.digest(bits, start)
+    raw, total = bits.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[bits.dtype.itemsize]), 0
+    for first in range(0, len(raw), PIECE):
+        mixed = raw[first : first + PIECE].astype(np.uint64)
+        mixed += np.uint64(1)
+        place = np.arange(start + first, start + first + len(mixed), dtype=np.uint64) * _SALT
+        mixed *= place | np.uint64(1)
+        mixed ^= mixed >> np.uint64(29)
+        total += int((mixed * _SALT).sum(dtype=np.uint64))
+    return total % (1 << 64)

@@ -19,6 +19,7 @@ import numpy as np
 
 from workbench.doctor.blocks import Block, Slot
 from workbench.doctor.laws import (
+    PIECE,
     UNITS,
     Hits,
     floor,
@@ -36,7 +37,6 @@ __all__ = ["PairFold", "PairState", "Update", "weight_role"]
 
 Array = np.ndarray[Any, Any]
 Betas = tuple[float, float]
-PIECE = 1 << 14  #: elements that numpy looks at together
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class PairFold:
             return
         size = len(next(iter(values.values())))
         with np.errstate(all="ignore"):
-            for first in range(0, size, PIECE):  # numpy makes arrays of every step: they should stay in a core's cache
+            for first in range(0, size, PIECE):
                 piece = {name: one[first : first + PIECE].astype(np.float64) for name, one in values.items()}
                 _moments(state, update, kinds[0], piece, block.start + first)
                 for role in roles:

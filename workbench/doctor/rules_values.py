@@ -48,22 +48,31 @@ class Values:
 
 
 def check_one(
-    state: State, earlier: State | None = None, *, threads: int | None = None, tick: Tick | None = None
-) -> Values:  # fmt: skip
+    state: State,
+    earlier: State | None = None,
+    *,
+    threads: int | None = None,
+    tick: Tick | None = None,
+    fast: bool | None = None,
+) -> Values:
     """The laws that hold within one checkpoint.
 
     Args:
         earlier: a checkpoint of the same run: its betas widen the state bound if they were others.
+        fast: use the compiled code; by default if numba is installed and there is much to read.
+
+    Raises:
+        MissingExtraError: ``fast`` is asked for without numba.
     """
     every = [one for one in (state, earlier) if one is not None]
     known = [one.facts.betas for one in every if one.facts.betas is not None]
     known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
-    fold = OneFold(known[0] if known else None, limit_of(known))
     slots = [
         _slot(fqn, [(0, state, roles)], ALONE)
         for fqn, roles in state.params.items()
         if "param" in roles or "exp_avg" in roles
     ]
+    fold = OneFold(known[0] if known else None, limit_of(known), fast=compiled(slots, fast))
     found: dict[str, OneState] = {}
     unread: dict[str, str] = {}
     for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
