@@ -34,6 +34,8 @@ FIRST_LOSSES = {
     "E13": "the first loss is right, then a slow bump", "E7": "the first loss is right where only the state is shifted",
     "F4": "the first loss is better than before, then worse", "F7": "the first losses are wrong",
     "F2": "a fresh head: the first losses are wrong; a copy: none is",
+    "G": "damaged weights show in the first loss, damaged masters and moments from the second on",
+    "H": "the loss goes with the setting",
     "C6": "the loss drops where the data was seen before",
 }  # fmt: skip
 

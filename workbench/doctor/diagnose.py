@@ -63,11 +63,11 @@ def _suspect(one: Found, scene: Scene, excluded: Mapping[str, str]) -> Suspect:
     known = facts if facts.betas is not None else scene.evidence.before.facts
     severity = min((sign.severity for sign in signs[: len(one.named)]), key=SEVERITIES.index, default="info")
     certainty = _certainty(one, severity)
+    remedy = cause.remedy(scene.state(scene.resumed).ckpt.format)
     return Suspect(
         one.cause, _title(one, cause.title), severity, certainty, tuple(signs), _excludes(one, scene, excluded),
-        _since(signs, scene), tuple(names[:LIST]), max([len(names), *(s.hit for s in signs if s.tensors)], default=0),
-        share, expected(one.cause, known, share), cause.remedy(scene.state(scene.resumed).ckpt.format),
-        "" if certainty == "certain" else cause.settles,
+        _since(signs, scene), tuple(names[:LIST]), _affected(one, names), share, expected(one.cause, known, share),
+        remedy, "" if certainty == "certain" else cause.settles,
     )  # fmt: skip
 
 
@@ -87,6 +87,10 @@ def _of(claims_: list, at: int) -> float:  # type: ignore[type-arg]
 def _tensors(one: Found) -> list[str]:
     strong = [claim for claim in one.named if claim.causes[0] == one.cause] or one.named
     return list(dict.fromkeys(name for claim in strong for name in claim.sign.tensors if name in claim.tensors))
+
+
+def _affected(one: Found, names: list[str]) -> int:
+    return max([len(names), *(claim.sign.hit for claim in one.named if claim.cut)])
 
 
 def _certainty(one: Found, severity: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workbench.doctor.diagnose_facts import OF_FACTS
-from workbench.doctor.diagnose_links import EVERYWHERE, EXPECTS, EXPLAINS, strength
+from workbench.doctor.diagnose_links import EVERYWHERE, EXPECTS, explains, strength
 from workbench.doctor.diagnose_places import block_of, layer_of
 from workbench.doctor.diagnose_scene import PAIRED, Claim, Scene, where_of
 from workbench.doctor.diagnose_values import OF_PAIRS, OF_VALUES, split
@@ -28,6 +28,7 @@ PLACES = (1.0, 0.5, 0.3, 0.2)  #: weight of a cause by its place among a claim's
 LAST = 0.1
 SIDE = 0.1  #: weight of what a cause would explain without being named
 SILENT = 0.25  #: where a rule that would have fired did not
+SEEN = 0.1  #: weight of a later pair's laws on what the echo shows directly
 SMALL = 20  #: names in a sign of facts, 100 in one of values: beyond that they are cut
 
 
@@ -64,7 +65,8 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
         for claim in found:
             left = tuple(cause for cause in claim.causes if cause not in excluded)
             cut = len(claim.tensors) >= SMALL and claim.sign.hit > len(claim.tensors)
-            made.append(Claim(claim.sign, claim.tensors, left or claim.causes, cut))
+            weight = SEEN if sign.rule in OF_PAIRS and claim.tensors & scene.echoed else 1.0
+            made.append(Claim(claim.sign, claim.tensors, left or claim.causes, cut, weight))
     return made
 
 
@@ -108,9 +110,9 @@ def _score(cause: str, scene: Scene, made: Sequence[Claim], open_: Mapping[int, 
         claim = made[number]
         if cause in claim.causes:
             at = claim.causes.index(cause)
-            score += strength(claim.sign) * (PLACES[at] if at < len(PLACES) else LAST)
+            score += strength(claim.sign) * claim.weight * (PLACES[at] if at < len(PLACES) else LAST)
         elif _follows(cause, scene, claim) and _beyond(names, scope, scene) != names:
-            score += strength(claim.sign) * SIDE
+            score += strength(claim.sign) * claim.weight * SIDE
     return score * (SILENT if silent(cause, scene) else 1.0)
 
 
@@ -148,7 +150,7 @@ def _renamed(scene: Scene) -> bool:
 
 def _follows(cause: str, scene: Scene, claim: Claim) -> bool:
     """Whether a sign can be a consequence; from a spoilt load on, whatever the later pair says is one."""
-    if claim.sign.rule in EXPLAINS.get(cause, ()):
+    if explains(cause, claim.sign.rule):
         return True
     return scene.trained_well and where_of(claim.sign) == PAIRED and claim.sign.rule in OF_PAIRS
 

@@ -31,7 +31,7 @@ def _counters(sign: Sign, scene: Scene) -> Causes:
     state = scene.state(where)
     usual, since = state.facts.steps.usual, _since(scene, where)
     if usual is None or usual <= since + LEAST:
-        return ("B1", "B2") if scene.moments in ("absent", "zero", "fresh") else ("B2", "B1")
+        return ("B1", "B2") if scene.moments in ("absent", "zero", "fresh", "unknown") else ("B2", "B1")
     return ("C9", "G7", "G6")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from workbench.doctor.sign import RULES, Sign
 
-__all__ = ["EVERYWHERE", "EXPECTS", "EXPLAINS", "SPEAKS", "equality", "strength"]
+__all__ = ["EVERYWHERE", "EXPECTS", "EXPLAINS", "SPEAKS", "equality", "explains", "strength"]
 
 _PAIR = "P03 P04 P05 P06 P08 P11 P12 P13 P17 P18"
 _WEIGHTS = "P05 P06 P08 P11 P12 P13 P17 P18"
@@ -18,7 +18,7 @@ _EXPLAINS = {
     "B1": f"{_PAIR} S05 S06 S07 S17 P01 P14 R01 R03 R10 N3 N7 N13 S19 N16",
     "B2": "S06 S07 P01 P05 P12 P13 P14 R10 R09 S19",
     "B3": f"{_PAIR} S05 R03 P14 N7 S19 S04 N16", "B4": f"{_PAIR} S02 S04 S05 S19 P09 R03 N7 N16",
-    "B5": f"{_LAYOUT} S04 N7", "B6": "S04 S19 N5 N7 P03 P04 P05 P12 R09 R02",
+    "B5": f"{_LAYOUT} S04 N7 N28", "B6": "S04 S19 N5 N7 P03 P04 P05 P12 R09 R02",
     "B7": "P05 P11 P12 P13 R12", "B8": "N6 S16 P13 P15 P11 P12", "B11": "N8 S04",
     "C1": "S16 S17 N6 N9 R11 P11 P13 P15 P05 P10", "C2": "S16 S17 N6 R11 R12 P05 P06 P08 P11 P13 P15",
     "C3": "S16 S17 N6 N9 R11 P11 P13 P15", "C4": "S16 S17 R11 R12 P11 P13 P15", "C5": "P11 P12",
@@ -29,15 +29,20 @@ _EXPLAINS = {
     "D4": "S10 R07 P03 P04 N3", "D5": "N13 S10", "D6": "P10", "D7": f"{_WEIGHTS} S09 R07 N3", "D8": "N14 R11 P01",
     "D9": "N15 R03 R07 R09 N4 R01",
     **dict.fromkeys(("E1", "E2", "E3", "E4", "E5", "E6", "E8", "E10"), _LAYOUT),
-    "E7": f"{_LAYOUT} S01 S02 S03 S04 S05 S08 S14 S15 R03 R08 N2", "E9": f"{_LAYOUT} S14 N19 S08",
-    "E11": f"{_LAYOUT} N20", "E12": f"{_WEIGHTS} R09 S15", "E13": f"{_LAYOUT} S04 S05 S08 S14 S15 R03 N2",
-    "F1": "S08 S12", "F2": "R01 R12 P01 P02 P05 P12 R10 S06 S07 S13 S14 N2 N3", "F3": "S13",
+    "E7": f"{_LAYOUT} S19 N28 N20 S01 S02 S03 S04 S05 S08 S14 S15 R03 R08 N2",
+    "E9": f"{_LAYOUT} S14 N19 S08 S19 N2 N28",
+    "E11": f"{_LAYOUT} N20", "E12": f"{_WEIGHTS} R09 S15", "E13": f"{_LAYOUT} N28 S19 S04 S05 S08 S14 S15 R03 N2",
+    "F1": "S08 S12", "F2": "R01 S19 V05 R12 P01 P02 P05 P12 R10 S06 S07 S13 S14 N2 N3", "F3": "S13",
     "F4": f"{_WEIGHTS} N21 R09 R02", "F5": f"{_WEIGHTS} N22 R01 R09 P02", "F7": f"{_LAYOUT} N20 N23",
     "G1": f"S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 {_WEIGHTS}", "G2": f"S02 S08 S12 R06 R09 {_WEIGHTS}",
     "G3": f"S01 S02 S03 S04 R03 R06 R09 P03 P04 P09 N16 S19 {_WEIGHTS}",
-    "G4": f"{_LAYOUT} F S11 R01 R03 R08 P02", "G5": f"{_LAYOUT} S04 S05 S08 S11 S12 S15 S03 R03 R08 N2 P09 N8",
-    "G6": f"{_LAYOUT} S04 S06 S07 S08 S12 N24 R10 P01 P07", "G7": f"{_LAYOUT} N24 N25 R10 R11 P01 S06 S07 S16 S17 S18",
-    "G8": f"{_LAYOUT} S07 R01 P02", "G9": f"{_PAIR} S01 P09 S12",
+    "G4": f"{_LAYOUT} S11 R01 R03 R08 P02 V01 V02 V03 N18",
+    "G5": f"{_LAYOUT} S19 N28 V02 V03 S04 S05 S08 S11 S12 S15 S03 R03 R08 N2 P09 N8",
+    "G6": f"{_LAYOUT} S19 V04 N28 S04 S06 S07 S08 S12 N24 R10 P01 P07",
+    "G7": f"{_LAYOUT} S19 N24 N25 R10 R11 P01 S06 S07 S16 S17 S18",
+    "G8": f"{_LAYOUT} S07 R01 P02 V01 V04 N18",
+    "G10": f"R06 R08 R09 V02 V03 S08 {_PAIR}", "D10": "N16",
+    "G9": f"{_PAIR} S01 P09 S12",
     "H1": "R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 P07 N14",
 }  # fmt: skip
 
@@ -69,6 +74,12 @@ SPEAKS: Mapping[tuple[str, str], str] = {
 }  # fmt: skip
 
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
+
+
+def explains(cause: str, rule: str) -> bool:
+    """Whether a sign of that rule may follow from that cause."""
+    known = RULES.get(rule)
+    return rule in EXPLAINS.get(cause, ()) or (known is not None and cause in known.causes)
 
 
 def equality(sign: Sign) -> bool:

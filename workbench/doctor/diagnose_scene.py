@@ -16,6 +16,8 @@ __all__ = ["LOADED", "PAIRED", "TRAINED", "Claim", "Scene", "Touched", "where_of
 
 #: Pairs of checkpoints, as a sign's ``evidence["in"]`` has them.
 LOADED, PAIRED, TRAINED = "before → echo", "before → after", "echo → after"
+#: Rules on the values of an echo.
+ECHOES = frozenset({"R02", "R03", "R04", "R05", "R06", "R07", "R08", "R09", "R13"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +28,14 @@ class Claim:
         tensors: that it is about; none: of the run as a whole.
         causes: that can have brought it about, likeliest first.
         cut: the sign names only the first of its parameters.
+        weight: less than 1 where a better look at the same thing was had.
     """
 
     sign: Sign
     tensors: frozenset[str]
     causes: tuple[str, ...]
     cut: bool = False
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,12 @@ class Scene:
         """Arguments that both launches state, and differently."""
         found = [sign for sign in self.signs if sign.rule == "R12" and sign.evidence.get("kind") == "declared"]
         return frozenset(name for sign in found for name in sign.evidence.get("changed", {}))
+
+    @cached_property
+    def echoed(self) -> frozenset[str]:
+        """Parameters that the echo shows to have changed in the load: how, it says better than any later pair."""
+        signs = [sign for sign in self.signs if where_of(sign) == LOADED and sign.rule in ECHOES]
+        return frozenset(name for sign in signs for name in sign.tensors)
 
     @cached_property
     def trained_well(self) -> bool:

@@ -26,6 +26,7 @@ from workbench.doctor.evidence import Evidence
 from workbench.doctor.examine_given import Given, Source, choose
 from workbench.doctor.facts import TrainingState
 from workbench.doctor.rules_facts import check_facts
+from workbench.doctor.rules_shards import check_shards
 from workbench.doctor.rules_values import check_pair
 from workbench.doctor.sign import RULES, Outcome, Sign
 
@@ -107,7 +108,8 @@ class _Passes:
         size = {which: _bytes(evidence, which) for which in _given(evidence)}
         after, echo = evidence.after is not None, evidence.echo is not None
         self.total = 2 * sum(size.values()) + echo * (size["before"] + size.get("echo", 0))
-        self.total += after * (size["before"] + size.get("after", 0)) * (1 + echo)
+        self.total += after * (size["before"] + size.get("after", 0)) * 2
+        self.total += (after and echo) * (size.get("echo", 0) + size.get("after", 0))
         one: dict[str, Any] = {}
         alone: dict[str, Any] = {}
         pairs: dict[str, Any] = {}
@@ -138,6 +140,10 @@ class _Passes:
             )  # fmt: skip
             self._take(_outcome(values), PAIRED)
             pairs[PAIRED], pictured["pair"] = values.states, values
+            stored = self._part(
+                size["before"] + size["after"], lambda t: check_shards(pair, threads=self.threads, tick=t)
+            )  # fmt: skip
+            self._take(stored, PAIRED)
         if after and echo and not same:  # equal states have the same later ones
             pair = evidence.pair("echo", "after")
             values = self._part(

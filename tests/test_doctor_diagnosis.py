@@ -1,0 +1,273 @@
+"""From signs to causes: the right cause first, healthy resumes not accused, two faults told apart, odd input."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+
+import pytest
+
+import workbench as wb
+from tests import lab
+from workbench.doctor.causes import CAUSES, CHAPTERS
+from workbench.doctor.damage import expected, recovery, reset_extremes
+from workbench.doctor.diagnose_links import EVERYWHERE, EXPECTS, EXPLAINS, SPEAKS, explains
+from workbench.doctor.diagnose_places import block_of, expert, kinds_of, layer_of
+from workbench.doctor.diagnosis import CERTAINTIES, SCHEMA
+from workbench.doctor.facts import TrainingState
+from workbench.doctor.laws import bias_factor
+from workbench.doctor.sign import RULES
+from workbench.errors import MissingFileError, NotACheckpointError, UsageError
+
+SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)
+#: Fault → layouts; each with echo and early pair.
+FIRST = {
+    "f01_drop_opt": ("dcp", "deepspeed"), "f02_step_reset": ("megatron",), "f03_drop_v": ("torch_save",),
+    "f05_master_from_bf16": ("dcp_sharded",), "f08_gate_up_swap": ("megatron",), "f12_rope_layout": ("dcp",),
+    "f15_pg_perm_qo": ("torch_save",), "f17_missing_norm": ("deepspeed",), "f23_lr_rewarm": ("dcp",),
+    "f26_wd_groups": ("dcp",), "c02_bitflip_low_exp_master": ("megatron",), "c07_stale_shard": ("megatron",),
+    "c10_zero_page_v": ("dcp",), "w06_expert_bias": ("dcp",),
+}  # fmt: skip
+
+
+def told(case, **options):
+    return wb.doctor(case.before, case.after, echo=case.echo, **options)
+
+
+@pytest.mark.parametrize("fault, format", [(fault, format) for fault, formats in FIRST.items() for format in formats])
+def test_the_right_cause_is_first(fault, format):
+    case = lab.case(fault, SMALL, format, k=20)
+    found = told(case)
+    first = found.causes[0]
+    assert first.cause in {case.cause, *case.fault.also}, [one.cause for one in found.causes]
+    assert found.exit_code > 0 and first.title[:-1] in found.verdict and first.signs and first.remedy and first.damage
+    assert first.certainty in CERTAINTIES and all(cause in CAUSES and why for cause, why in first.excludes.items())
+    assert first.cause not in {cause for one in found.ruled_out for cause in one.causes}
+    assert found.pictured["pair"].states and found.pictured["echo"] and set(found.pictured["one"]) >= {"echo"}
+
+
+@pytest.mark.parametrize("control, format", [("h0_exact", "dcp"), ("h1_data_order", "megatron"), ("h11_warmup", "dcp")])
+def test_a_healthy_resume_is_called_healthy(control, format):
+    found = told(lab.case(control, SMALL, format, k=20))
+    assert not [one for one in found.found if one.severity == "error"]
+    assert found.exit_code == 0 and found.verdict.startswith("The files are healthy")
+    excluded = {cause for one in found.ruled_out for cause in one.causes}
+    assert {"B1", "D1", "E2", "E5", "A2"} <= excluded
+
+
+@pytest.mark.parametrize("control", ["h4_lower_lr", "h6_higher_lr", "h9_other_decay"])
+def test_a_declared_change_is_asked_after_not_judged(control):
+    found = told(lab.case(control, SMALL, "dcp", k=20))
+    assert {one.cause for one in found.causes} == {"H1"} and found.exit_code < 2
+    assert found.causes[0].certainty == "possible" and "purpose" in found.verdict
+
+
+def test_too_little_evidence_is_said():
+    case = lab.case("h0_exact", SMALL, "dcp", k=20)
+    assert "echo" in wb.doctor(case.before).verdict and wb.doctor(case.before).exit_code == 0
+    late = lab.case("h0_exact", SMALL, "dcp", k=200)
+    assert "too many updates" in wb.doctor(late.before, late.after).verdict
+
+
+@pytest.mark.parametrize("fault, after", [("f01_drop_opt", "megatron"), ("f08_gate_up_swap", "torch_save"),
+                                          ("f17_missing_norm", "deepspeed")])  # fmt: skip
+def test_a_mixed_pair_gives_the_same_verdict(fault, after):
+    plain, mixed = (lab.case(fault, SMALL, "dcp", k=5, after_format=other) for other in (None, after))
+    one, two = told(plain), told(mixed)
+    assert one.causes[0].cause == two.causes[0].cause == plain.cause
+    assert one.exit_code == two.exit_code == 2
+
+
+def test_two_faults_give_two_suspects(tmp_path):
+    """Norms at 1 and gate and up exchanged: other parameters, other causes."""
+    case = lab.case("h0_exact", SMALL, "torch_save", k=1)
+    echo = _both(tmp_path, "f17_missing_norm", "f08_gate_up_swap")
+    found = wb.doctor(case.before, echo=echo)
+    assert {one.cause for one in found.causes if one.severity == "error"} == {"A3", "E3"}
+    assert all("norm" in name for name in next(one for one in found.causes if one.cause == "A3").tensors)
+    echo = _both(tmp_path / "more", "f01_drop_opt", "f17_missing_norm")
+    found = wb.doctor(case.before, echo=echo)
+    assert {one.cause for one in found.causes if one.severity == "error"} == {"B1", "A3"}
+
+
+def _both(folder, *faults):
+    from tests.lab.case import opened
+
+    state = lab.run(SMALL).resumed
+    for name in faults:
+        chance = lab.fault.Lab(lab.run(SMALL), __import__("random").Random(0))
+        state = lab.FAULTS[name].restore(state, chance)
+    folder.mkdir(exist_ok=True)
+    lab.FORMATS["torch_save"].save(folder / "echo", state, None)
+    return opened(folder / "echo")
+
+
+# ---- what is given -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_two_checkpoints_is_enough(tmp_path):
+    case = lab.case("f01_drop_opt", SMALL, "dcp", k=5)
+    shutil.copytree(case.before, tmp_path / "step-60")
+    shutil.copytree(case.after, tmp_path / "step-65")
+    found = wb.doctor(tmp_path)
+    assert found.causes[0].cause == "B1" and [one.which for one in found.subjects] == ["before", "after"]
+    assert "step-60" in found.verdict and "step-65" in found.verdict
+
+
+def test_names_without_steps_are_ordered_by_what_they_hold(tmp_path):
+    case = lab.case("f03_drop_v", SMALL, "dcp", k=5)
+    shutil.copytree(case.after, tmp_path / "a")
+    shutil.copytree(case.before, tmp_path / "b")
+    assert [one.step for one in wb.doctor(tmp_path, deep=False).subjects] == [60, 65]
+
+
+def test_two_of_one_step_are_a_checkpoint_and_its_echo(tmp_path):
+    case = lab.case("f12_rope_layout", SMALL, "dcp", k=5)
+    found = wb.doctor(case.before, case.echo)
+    assert [one.which for one in found.subjects] == ["before", "echo"] and found.causes[0].cause == "E5"
+    shutil.copytree(case.before, tmp_path / "first")
+    shutil.copytree(case.echo, tmp_path / "second")
+    for number, name in enumerate(("first", "second")):
+        for file in [tmp_path / name, *(tmp_path / name).rglob("*")]:
+            os.utime(file, (1e9 + 9000 * number, 1e9 + 9000 * number))
+    assert wb.doctor(tmp_path).causes[0].cause == "E5"
+
+
+def test_the_wrong_order_is_put_right():
+    case = lab.case("f01_drop_opt", SMALL, "dcp", k=5)
+    found = wb.doctor(case.after, case.before)
+    assert [one.step for one in found.subjects] == [60, 65] and "older" in found.verdict
+    assert found.causes[0].cause == "B1"
+
+
+def test_a_run_is_looked_at_where_its_facts_break():
+    found = wb.doctor(lab.series("f01_drop_opt", SMALL, "dcp", every=10))
+    assert [one.step for one in found.subjects] == [60, 70] and found.causes[0].cause == "B1"
+    healthy = wb.doctor(lab.series("h0_exact", SMALL, "dcp", every=10), deep=False)
+    assert [one.step for one in healthy.subjects] == [80, 90] and "last two" in healthy.verdict
+
+
+def test_an_echo_that_cannot_be_opened_is_told():
+    case = lab.case("w17_truncated", SMALL, "torch_save", k=1)
+    found = wb.doctor(case.before, echo=case.echo)
+    assert found.exit_code == 2 and found.causes[0].cause == "G4"
+
+
+def test_what_cannot_be_looked_at_is_an_error(tmp_path):
+    with pytest.raises((MissingFileError, NotACheckpointError)):
+        wb.doctor(tmp_path / "absent")
+    for name in "abc":
+        case = lab.case("h0_exact", SMALL, "torch_save", k=1)
+        _bare(case.before, tmp_path / f"{name}.pt")
+    with pytest.raises(UsageError, match="order"):
+        wb.doctor(tmp_path)
+
+
+def _bare(source, to):
+    import torch
+
+    state = torch.load(source, weights_only=False)
+    torch.save({"model": state["model"]}, to)
+
+
+def test_what_is_said_of_the_optimizer_is_used(tmp_path):
+    """Weights and moments alone, no facts: betas and lr come from the caller."""
+    case = lab.case("f03_drop_v", SMALL, "torch_save", k=5)
+    silent = wb.doctor(case.before, case.after, betas=(0.9, 0.95), lr=0.004, weight_decay=0.1)
+    assert silent.facts["after"]["betas"] == ((0.9, 0.95), "given") and silent.exit_code == 2
+
+
+def test_shallow_reads_no_values():
+    case = lab.case("f01_drop_opt", SMALL, "dcp", k=5)
+    found = told(case, deep=False)
+    assert found.causes[0].cause == "B1" and "values" in found.not_checked and not found.pictured
+
+
+def test_progress_goes_from_nought_to_one():
+    case = lab.case("f01_drop_opt", SMALL, "dcp", k=5)
+    seen = []
+    told(case, tick=seen.append)
+    assert seen == sorted(seen) and seen[0] >= 0 and seen[-1] == pytest.approx(1, abs=0.02)
+
+
+def test_a_stopped_pass_stops():
+    case = lab.case("f01_drop_opt", SMALL, "dcp", k=5)
+
+    def stop(share):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        told(case, tick=stop)
+
+
+def test_json_is_plain_and_whole():
+    found = told(lab.case("f03_drop_v", SMALL, "megatron", k=1))
+    there = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert there["schema"] == SCHEMA and there["exit_code"] == 2 and there["causes"][0]["cause"] == "B4"
+    assert {"verdict", "subjects", "causes", "ruled_out", "facts", "findings", "checked", "not_checked"} <= set(there)
+    assert there["facts"]["before"]["betas"]["value"] == [0.9, 0.95]
+    assert len(there["findings"]) == len(found.found) == len(found.findings)
+    assert {"cause", "title", "severity", "certainty", "signs", "excludes", "since", "tensors", "affected", "share",
+            "damage", "remedy", "settle"} == set(there["causes"][0])  # fmt: skip
+
+
+def test_the_package_can_be_called():
+    import workbench.doctor
+
+    case = lab.case("h0_exact", SMALL, "dcp", k=1)
+    assert workbench.doctor(case.before, deep=False).exit_code == 0
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_tables_name_causes_and_rules_that_there_are():
+    assert {cause[0] for cause in CAUSES} == set(CHAPTERS)
+    for cause in CAUSES.values():
+        assert cause.remedy("dcp") and cause.title.endswith((".", "?")) and cause.mechanism and cause.symptom
+    for rule in RULES.values():
+        assert set(rule.causes) <= set(CAUSES), rule.id
+    assert set(EXPLAINS) | set(EXPECTS) | EVERYWHERE <= set(CAUSES)
+    assert {cause for pair in SPEAKS for cause in pair} <= set(CAUSES)
+    for rules in EXPECTS.values():
+        assert set(rules) <= set(RULES)
+
+
+def test_a_cause_explains_the_signs_that_name_it():
+    assert all(explains(cause, rule.id) for rule in RULES.values() for cause in rule.causes)
+    assert explains("B1", "P14") and not explains("B2", "S05") and not explains("G8", "no such rule")
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.98), (0.9, 0.999), (0.8, 0.95)])
+def test_damage_has_the_runs_numbers(betas):
+    first, far, at, settled = reset_extremes(betas)
+    assert first == pytest.approx(math.sqrt(1 - betas[1]) / (1 - betas[0]))
+    factors = [bias_factor(betas, s) for s in range(1, settled + 2000)]
+    assert far == factors[at - 1] and all(0.95 <= f <= 1.05 for f in factors[settled - 1 :])
+    assert settled == 1 or not 0.95 <= factors[settled - 2] <= 1.05
+    assert recovery(betas) == round(3 / (1 - betas[1]))
+    said = expected("B2", TrainingState().given(betas=betas))
+    assert f"×{first:.2f}" in said[0] and ("flat" in said[0]) == (far < 1)
+    assert not expected("B2", TrainingState())[:-1]  # without betas, no numbers
+
+
+@pytest.mark.parametrize("name, layer, block, kinds", [
+    ("model.layers.3.self_attn.q_proj.weight", 3, "attn", ("q",)),
+    ("decoder.layers.3.self_attention.linear_qkv.weight", 3, "attn", ("q", "k", "v")),
+    ("decoder.layers.3.self_attention.linear_qkv.layer_norm_weight", 3, "norm", ("norm",)),
+    ("decoder.layers.3.self_attention.linear_proj.weight", 3, "attn", ("o",)),
+    ("decoder.layers.3.mlp.linear_fc1.weight", 3, "mlp", ("gate", "up")),
+    ("model.layers.0.mlp.gate.weight", 0, "mlp", ("router",)),
+    ("model.layers.0.mlp.experts.11.down_proj.weight", 0, "mlp", ("down",)),
+    ("transformer.h.3.mlp.c_proj.weight", 3, "mlp", ("down",)),
+    ("layers.0.attention.wq.weight", 0, "attn", ("q",)),
+    ("model.embed_tokens.weight", None, "embed", ("embed",)),
+    ("lm_head.weight", None, "embed", ("head",)),
+    ("model.norm.weight", None, "norm", ("norm",)),
+    ("something.else", None, "other", ("other",)),
+])  # fmt: skip
+def test_places_of_parameters(name, layer, block, kinds):
+    assert (layer_of(name), block_of(name), kinds_of(name)) == (layer, block, kinds)
+    assert expert(name) == ("experts" in name)
