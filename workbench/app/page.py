@@ -21,7 +21,7 @@ from workbench.app.jail import Jail
 from workbench.app.jobs import Schedule
 from workbench.app.picker import Picker
 from workbench.app.registry import Registry
-from workbench.app.state import TABS, WorkbenchState, parse_query, query_of
+from workbench.app.state import TABS, URL, WorkbenchState, parse_query, query_of
 from workbench.app.words import html
 
 __all__ = ["Workbench", "create_app"]
@@ -33,6 +33,7 @@ MAKERS = {
     "overview": ("Overview", "workbench.app.tabs.overview", "Overview"),
     "tensors": ("Tensors", "workbench.app.tabs.tensors", "Tensors"),
     "integrity": ("Integrity", "workbench.app.tabs.integrity", "Integrity"),
+    "diff": ("Diff", "workbench.app.tabs.diff", "DiffTab"),
 }
 SHOWN = tuple(name for name in TABS if name in MAKERS)
 
@@ -205,4 +206,4 @@ def _follow_url(state: WorkbenchState) -> None:
         location.search = query_of(state)
 
     location.param.watch(told, "search")
-    state.param.watch(tell, ["path", "tensor", "tab", "pattern"])
+    state.param.watch(tell, list(URL))

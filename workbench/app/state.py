@@ -26,7 +26,7 @@ from workbench.errors import UsageError
 
 __all__ = ["TABS", "URL", "WorkbenchState", "parse_query", "query_of"]
 
-TABS = ("overview", "tensors", "integrity")
+TABS = ("overview", "tensors", "integrity", "diff")
 #: What a link restores: the state's name → the URL's.
 URL = {
     "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",

@@ -1,0 +1,273 @@
+"""Everything that is shown of one difference; the *Diff* tab wires it to the page, a notebook shows it as it is.
+
+::
+
+    headline, sides
+    filter · role · tensor
+    ┌ layer × module ┐ ┌ the selected pair: numbers, pattern, histograms, tail ┐
+    table of what differs
+    objects · only in A · only in B · renamed · checked        downloads
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import holoviews as hv
+import numpy as np
+import panel as pn
+import panel_material_ui as pmui
+import param
+
+from workbench.analysis.diff_pairs import RENAMED
+from workbench.analysis.diff_result import Diff
+from workbench.app import style
+from workbench.app.jobs import Schedule
+from workbench.app.save import csv_button, json_button
+from workbench.app.tabs.diff_detail import PairDetail
+from workbench.app.words import count, html, safe
+from workbench.views.diff import headline
+from workbench.views.diff_grid import Board, Cell, Grid
+from workbench.views.diff_pictures import heat_options, heat_picture, mark, side_names
+from workbench.views.diff_words import lists_html, objects_html, sides_html
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["DiffView", "table_rows"]
+
+PAGE = 10
+OFFERED = 500  #: tensors in the list to choose from; the table has all
+NUMBER = (
+    "<% var v = value == null || value === '' ? NaN : Number(value), t = Math.abs(v); %>"
+    "<%= v !== v ? '–' : v === 0 ? '0' : t === Infinity ? '∞' : "
+    "(t >= 0.001 && t < 1000 ? v.toPrecision(3) : v.toExponential(1)).replaceAll('-', '−') %>"
+)
+SHARE = (
+    "<% var v = value == null || value === '' ? NaN : 100 * Number(value); %>"
+    "<%= v !== v ? '–' : (v > 0 && v < 1 ? '<1' : v.toFixed(0)) + '\u2009%' %>"
+)
+COLUMNS: dict[str, tuple[str, str, int | None]] = {
+    "name": ("Tensor", "text", None),
+    "rel": ("Relative change", NUMBER, 125),
+    "share": ("Changed", SHARE, 85),
+    "max": ("Max |Δ|", NUMBER, 85),
+    "status": ("Status", "text", 85),
+    "pattern": ("Pattern", "text", 110),
+    "role": ("Role", "text", 95),
+    "ulp": ("Furthest, steps", NUMBER, 120),
+}
+NUMBERS = ("rel", "share", "max", "ulp")
+
+
+class DiffView(pn.viewable.Viewer):
+    """Pictures, tables and lists of a difference; ``tensor`` is the key of ``b`` of the selected pair.
+
+    Args:
+        diff: the difference; ``board``: what is made from it, where a job has done that already.
+        file: what files to download are called; ``names``: of both sides, instead of their paths.
+        schedule: runs a callback on the page's thread.
+    """
+
+    tensor = param.String(default="", doc="Key of b of the selected pair; empty for what changed most.")
+    pattern = param.String(default="", doc="Regular expression on keys.")
+    role = param.String(default="", doc="Only this role; empty for all.")
+
+    def __init__(
+        self,
+        diff: Diff,
+        board: Board | None = None,
+        *,
+        file: str = "diff",
+        names: tuple[str, str] | None = None,
+        schedule: Schedule | None = None,
+        **params: Any,
+    ) -> None:
+        super().__init__(**params)
+        self.diff = diff
+        self.board = Board(diff) if board is None else board
+        self._grid = Grid()
+        self._cells: dict[tuple[int, int], Cell] = {}
+        self._marked = hv.streams.Stream.define("Marked", cell=None)()
+        roles = {"every role": "", **{safe(role): role for role in sorted(set(self.board.roles.tolist()))}}
+        wide: dict[str, Any] = {"size": "small", "margin": (10, 10, 5, 10)}
+        self._pattern = pmui.TextInput(
+            label="Filter names",
+            placeholder="regular expression, e.g. layers\\.\\d+\\.mlp",
+            value=self.pattern,
+            sizing_mode="stretch_width",
+            **wide,
+        )
+        self._role = pmui.Select(label="Role", options=roles, value=self._known(self.role), width=150, **wide)
+        self._pick = pmui.AutocompleteInput(
+            label="Look at a tensor", options=self._offered(), min_characters=0, sizing_mode="stretch_width", **wide
+        )
+        self._said = style.pane("")
+        self._heat = pn.Column(sizing_mode="stretch_width")
+        self.detail = PairDetail(side_names(diff), schedule)
+        self.rows = table_rows(self.board)
+        self.table = style.table(
+            self.rows,
+            COLUMNS,
+            page_size=PAGE,
+            selectable=1,
+            pagination="remote",
+            text_align=dict.fromkeys(NUMBERS, "right"),
+            header_align=dict.fromkeys(NUMBERS, "right"),
+        )
+        self.table.on_click(self._clicked)
+        self._pattern.param.watch(lambda event: self.param.update(pattern=event.new), "value")
+        self._role.param.watch(lambda event: self.param.update(role=event.new), "value")
+        self._pick.param.watch(self._picked, "value")
+        self.param.watch(self._fill, ["pattern", "role"])
+        self.param.watch(self._select, "tensor")
+        self._body = pn.Column(*self._parts(file, names), sizing_mode="stretch_width")
+        self._fill()
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def close(self) -> None:
+        """Stop reading."""
+        self.detail.close()
+
+    def find(self, key: str) -> str:
+        """The key of ``b`` of the pair that a key of either side belongs to; ``""`` where there is none."""
+        at = self.board.find(key) if key else None
+        return "" if at is None else self.diff.rows[at].key_b
+
+    def _parts(self, file: str, names: tuple[str, str] | None) -> list[Any]:
+        diff = self.diff
+        kind = "info" if diff.exit_code == 0 else "warning"
+        words = headline(diff)
+        head = style.pane(style.message(f"{words[:1].upper()}{words[1:]}.", kind) + sides_html(diff, names))
+        saves = pn.Row(csv_button(file, lambda: diff.tensors, "CSV of tensors"), json_button(file, diff.to_json))
+        found: list[Any] = [head]
+        if diff.rows:
+            found += [
+                pn.Row(self._pattern, self._role, sizing_mode="stretch_width"),
+                style.two_columns(self._heat, pn.Column(self._pick, self.detail.words, sizing_mode="stretch_width")),
+                self.detail.pictures,
+                style.pane("<h3>Tensors that differ</h3>"),
+                self._said,
+                *([self.table] if len(self.rows) else []),
+            ]
+        objects = f"<h3>What is no tensor</h3>{objects_html(diff.objects)}" if "objects" in diff.checked else ""
+        return [*found, style.pane(objects), style.pane(lists_html(diff)), saves]
+
+    # ---- filters and pictures ----------------------------------------------------------------------------------------
+
+    def _fill(self, *_: Any) -> None:
+        """Bring widgets, picture and rows in line with the filters."""
+        self._pattern.param.update(value=self.pattern, error_state=False)
+        role = self._known(self.role)
+        self._role.value = role
+        words, board = "", self.board
+        try:
+            keep = board.matching(self.pattern, role)
+        except (re.error, OverflowError, RecursionError) as error:
+            keep = board.matching("", role)
+            told = f"the pattern is no regular expression: {error}; every row is shown"
+            self._pattern.error_state, words = True, style.message(told, "error")
+        listed = keep[board.listed] if len(board.listed) else np.zeros(0, bool)
+        many, of = int(listed.sum()), len(board.listed)
+        some = f"{count(many)} of {count(of)}" if many < of else count(many)
+        self._said.object = words + f'<p class="muted">{some}, the largest relative change first.</p>'
+        self.table.param.update(value=self.rows if many == of else self.rows[listed], selection=[])
+        self._draw(keep, role)
+        self._select()
+
+    def _draw(self, keep: Any, role: str) -> None:
+        board, shown = self.board, self.board.pictured(role)
+        mapped = keep & (board.roles == shown)
+        left = int(keep.sum()) - int(mapped.sum())
+        self._grid = board.grid(mapped)
+        self._cells = {(cell.column, cell.row): cell for cell in self._grid.cells}
+        name = "weights" if shown == "param" else html(shown)
+        words = f'<p class="muted">{count(int(mapped.sum()))} tensors'
+        words += f"; {count(left)} of other roles: choose a role above" if left else ""
+        parts: list[Any] = [
+            style.pane(f"<h3>Where it changed: {name} by layer and module</h3>{words}. Tap a cell.</p>")
+        ]
+        if self._grid.cells:
+            cells = heat_picture(self._grid, self.diff.rows)
+            tap = hv.streams.Tap(source=next(iter(cells)))
+            tap.add_subscriber(self._tapped)
+            # the frame is a picture of its own, so that a selection sends four numbers and not every cell
+            framed = cells * hv.DynamicMap(lambda cell: mark(cell), streams=[self._marked])
+            parts.append(
+                pn.pane.HoloViews(
+                    framed.opts(hv.opts.Overlay(**heat_options(self._grid))),
+                    linked_axes=False,
+                    sizing_mode="stretch_width",
+                )
+            )
+        else:
+            parts = [style.pane('<p class="muted">No tensor has such a name and role.</p>')]
+        self._heat[:] = parts
+
+    # ---- selection ---------------------------------------------------------------------------------------------------
+
+    def _tapped(self, x: float | None = None, y: float | None = None) -> None:
+        cell = None if x is None or y is None else self._cells.get((int(np.floor(x)), int(np.floor(y))))
+        if cell is not None:
+            self.tensor = self.diff.rows[cell.at].key_b
+
+    def _clicked(self, event: Any) -> None:
+        if event.row is not None:
+            self.tensor = self.diff.rows[int(self.table.value.index[event.row])].key_b
+
+    def _picked(self, event: Any) -> None:
+        at = self._offered().get(event.new)
+        if at is not None:
+            self.tensor = self.diff.rows[at].key_b
+
+    def _select(self, *_: Any) -> None:
+        """Show the selected pair, else the one that changed most of those that are shown."""
+        rows, board = self.diff.rows, self.board
+        at = board.find(self.tensor) if self.tensor else None
+        lead = ""
+        if at is None:
+            differing = [cell for cell in self._grid.cells if rows[cell.at].differs]
+            most = max(differing, key=lambda cell: rows[cell.at].weight(), default=None)
+            at = None if most is None else most.at
+            lead = '<p class="muted">The largest of these changes; tap a cell or click a row for another.</p>'
+            lead = lead if at is not None else '<p class="muted">None of these differs.</p>'
+        self.detail.show(None if at is None else rows[at], lead)
+        self._marked.event(cell=None if at is None else self._grid.cell_of(at))
+        there = at is not None and bool(self.tensor)
+        chosen = np.flatnonzero(self.table.value.index == at)[:1].tolist() if there else []
+        if self.table.selection != chosen:
+            if chosen and not self.table.sorters:
+                self.table.page = chosen[0] // PAGE + 1
+            self.table.selection = chosen
+
+    def _known(self, role: str) -> str:
+        return role if role in self.board.roles else ""
+
+    def _offered(self) -> dict[str, int]:
+        """Names to choose from, harmless, what changed most first → position of the row."""
+        if not hasattr(self, "_offers"):
+            found = (self.board.listed[:OFFERED]).tolist() or list(range(min(len(self.diff.rows), OFFERED)))
+            self._offers = {safe(self.diff.rows[at].key_b): at for at in found}
+        return self._offers
+
+
+def table_rows(board: Board) -> pd.DataFrame:
+    """One row a listed pair, indexed by its position in ``Diff.rows``: name rel share max status pattern role ulp."""
+    import pandas as pd
+
+    found = []
+    for at in board.listed.tolist():
+        row = board.diff.rows[at]
+        c = row.comparison
+        name = f"{safe(row.key_a)} → {safe(row.key_b)}" if row.by == RENAMED else safe(row.key_b)
+        numbers = (None,) * 3 if c is None else (c.rel_l2, c.max_abs, c.ulp_max)
+        rel, largest, ulp = (np.nan if value is None else float(value) for value in numbers)
+        share = np.nan if row.share is None else row.share
+        status = "NaN appears" if c is not None and c.nan_new else "renamed" if row.status == "equal" else row.status
+        kind = "" if row.pattern is None else safe(row.pattern.name)
+        found.append((name, rel, share, largest, status, kind, safe(row.role), ulp))
+    frame = pd.DataFrame(found, columns=list(COLUMNS), index=board.listed)
+    return frame.astype(dict.fromkeys(NUMBERS, "float64") | {n: "str" for n in COLUMNS if n not in NUMBERS})

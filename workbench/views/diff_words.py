@@ -1,0 +1,183 @@
+"""What a page says of a difference, as HTML: both sides, one tensor, what is no tensor, what has no partner.
+
+Everything from a checkpoint is escaped; long lists end with how much more the JSON holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from workbench.analysis.comparison import Comparison
+from workbench.analysis.diff_objects import ObjectChange
+from workbench.analysis.diff_pairs import RENAMED
+from workbench.analysis.diff_result import Diff
+from workbench.analysis.diff_rows import TensorDiff
+from workbench.views import units
+from workbench.views.names import safe
+
+__all__ = ["lists_html", "objects_html", "sides_html", "tensor_html"]
+
+MOST = 300  #: entries of one list
+OPEN = 40  #: changes of objects that are all shown unfolded
+THIN = "\u2009"
+STATUS = {
+    "equal": "equal to the bit", "changed": "values changed", "type": "another element type",
+    "shape": "another shape: values were not compared", "unknown": "not read, and no evidence",
+    "unread": "could not be compared",
+}  # fmt: skip
+
+
+def sides_html(diff: Diff, names: tuple[str, str] | None = None) -> str:
+    """Which is A and which is B; by their paths, unless they are called otherwise."""
+    rows = []
+    for letter, path, name, step in zip("AB", names or (diff.a, diff.b), diff.formats, diff.steps, strict=True):
+        when = "no step stored" if step is None else f"step {_count(step)}"
+        rows.append(
+            f'<tr><th>{letter}</th><td class="name">{_text(path)}</td><td>{_text(name)}</td><td>{when}</td></tr>'
+        )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def tensor_html(row: TensorDiff) -> str:
+    """Its name whole, its numbers, and the form of the change, a fact, with what usually does it, a guess."""
+    title = f'<h2 class="name changed">{_text(row.key_b)}</h2>'
+    if row.key_a != row.key_b:
+        title += f'<p class="muted">in A: <span class="name">{_text(row.key_a)}</span></p>'
+    tiles = "".join(
+        f"<div><small>{escape(name)}</small><span>{escape(text)}</span></div>" for name, text in _tiles(row)
+    )
+    words = [f'<div class="facts">{tiles}</div>', *(f"<p>{escape(sentence)}</p>" for sentence in _sentences(row))]
+    if row.pattern is not None:
+        likely = f"<br>Likely: {_text(row.pattern.likely)}" if row.pattern.likely else ""
+        told = f"<b>{_text(row.pattern.name)}</b>: {_text(row.pattern.sentence)}{likely}"
+        words.append(f'<div class="said warning pattern" role="note">{told}</div>')
+    if row.why:
+        words.append(f'<div class="said error" role="note">{_text(row.why)}</div>')
+    return title + "".join(words)
+
+
+def objects_html(changes: Sequence[ObjectChange]) -> str:
+    """A fold for each object, with the paths inside it, before and after."""
+    if not changes:
+        return '<p class="muted">What is no tensor is the same on both sides.</p>'
+    groups: dict[str, list[ObjectChange]] = {}
+    for change in changes[: 4 * MOST]:
+        groups.setdefault(_root(change.path), []).append(change)
+    unfolded = " open" if len(changes) <= OPEN else ""
+    parts = []
+    for name, inside in groups.items():
+        rows = "".join(_change(change, name) for change in inside[:MOST]) + _more(len(inside) - MOST, 3)
+        head = "<tr><th>path</th><th>before</th><th>after</th></tr>"
+        words = f"{_text(name)} ({units.plural(len(inside), 'change')})"
+        parts.append(f"<details{unfolded}><summary>{words}</summary><table>{head}{rows}</table></details>")
+    left = len(changes) - 4 * MOST
+    return "".join(parts) + (f'<p class="muted">{_count(left)} more in the JSON</p>' if left > 0 else "")
+
+
+def lists_html(diff: Diff) -> str:
+    """Folds: only in A, only in B, renamed, notes, checked, not checked; empty ones are left out."""
+    renamed = [row for row in diff.rows if row.by == RENAMED]
+    told: list[tuple[str, int, Iterable[str]]] = [
+        ("Only in A", len(diff.removed), (_named(key, why) for key, why in diff.removed.items())),
+        ("Only in B", len(diff.added), (_named(key, why) for key, why in diff.added.items())),
+        ("Renamed", len(renamed), (f"{_named(row.key_a)} → {_named(row.key_b)}" for row in renamed)),
+        ("Notes", len(diff.notes), map(_text, diff.notes)),
+        ("Checked", len(diff.checked), (_fact(*item) for item in diff.checked.items())),
+        ("Not checked", len(diff.not_checked), (_fact(*item) for item in diff.not_checked.items())),
+    ]
+    parts = []
+    for title, many, items in told:
+        if many:
+            shown = "".join(f"<li>{item}</li>" for item, _ in zip(items, range(MOST), strict=False))
+            more = f'<li class="muted">{_count(many - MOST)} more in the JSON</li>' if many > MOST else ""
+            summary = f"<summary>{title} ({_count(many)})</summary>"
+            parts.append(f"<details>{summary}<ul>{shown}{more}</ul></details>")
+    return "".join(parts)
+
+
+def _tiles(row: TensorDiff) -> list[tuple[str, str]]:
+    a, b = units.dtype(row.dtype_a), units.dtype(row.dtype_b)
+    shapes = [" × ".join(map(_count, shape)) or "scalar" for shape in (row.shape_a, row.shape_b)]
+    found = [
+        ("status", STATUS.get(row.status, row.status)),
+        ("role", safe(row.role)),
+        ("type", a if a == b else f"{a} → {b}"),
+        ("shape", shapes[0] if shapes[0] == shapes[1] else " → ".join(shapes)),
+    ]
+    c = row.comparison
+    if c is None or not c.changed:
+        return [*found, ("elements", _count(row.numel))]
+    noun = "bytes" if c.how == "raw" else "elements"
+    found.append((f"{noun} changed", f"{_count(c.changed)} of {_count(c.seen)} ({units.percent(c.changed, c.seen)})"))
+    for name, value in (("relative change", c.rel_l2), ("max |Δ|", c.max_abs), ("cosine", c.cosine)):
+        if value is not None:
+            found.append((name, _number(value)))
+    if c.ulp_max is not None:
+        found.append(("furthest, in steps of the type", _count(c.ulp_max)))
+    return found
+
+
+def _sentences(row: TensorDiff) -> list[str]:
+    c: Comparison | None = row.comparison
+    found = []
+    if c is None or not c.changed:
+        return [f"Told by {row.source}; no payload was read."] if row.source else []
+    if c.max_at is not None:
+        at = ", ".join(map(str, c.max_at))
+        found.append(f"The largest change is at [{at}]: {_number(c.max_a)} → {_number(c.max_b)}.")
+    for name, before, after in (("NaN", c.nan_a, c.nan_b), ("infinite", c.inf_a, c.inf_b)):
+        if before or after:
+            found.append(f"{name}: {_count(before)} → {_count(after)} elements.")
+    if c.same_number:
+        found.append(f"{_count(c.same_number)} of them mean the same number (signs of zero, kinds of NaN).")
+    if c.rounded is not None:
+        found.append(f"{_count(c.rounded)} are equal after rounding to the narrower type.")
+    return found
+
+
+def _change(change: ObjectChange, root: str) -> str:
+    inner = change.path.removeprefix(root).removeprefix(".") or change.path
+    path = f'<td class="name" title="{_text(change.path)}">{_text(inner)}</td>'
+    if change.kind == "added":
+        return f'<tr>{path}<td class="muted">–</td><td>{_text(change.text.removeprefix("only in b: "))}</td></tr>'
+    if change.kind == "removed":
+        return f'<tr>{path}<td>{_text(change.text.removeprefix("only in a: "))}</td><td class="muted">–</td></tr>'
+    before, arrow, after = change.text.partition(" → ")
+    if arrow and " → " not in after:
+        return f"<tr>{path}<td>{_text(before)}</td><td>{_text(after)}</td></tr>"
+    return f'<tr>{path}<td colspan="2">{_text(change.text)}</td></tr>'
+
+
+def _root(path: str) -> str:
+    """The object's name, at the beginning of a path: up to the first key or position."""
+    ends = [at for at in (path.find("."), path.find("[")) if at > 0]
+    return path[: min(ends)] if ends and path[0] not in "'\"" else path
+
+
+def _more(many: int, columns: int) -> str:
+    return f'<tr><td colspan="{columns}" class="muted">{_count(many)} more in the JSON</td></tr>' if many > 0 else ""
+
+
+def _named(key: str, why: str = "") -> str:
+    return f'<span class="name">{_text(key)}</span>' + (f" ({_text(why)})" if why else "")
+
+
+def _fact(name: str, words: str) -> str:
+    return f"<b>{_text(name)}</b>: {_text(words)}"
+
+
+def _text(text: object) -> str:
+    return escape(safe(text))
+
+
+def _count(value: int) -> str:
+    return f"{value:,}".replace(",", THIN)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, bool | int):
+        return _count(int(value)).replace("-", "−")
+    if isinstance(value, float):
+        return f"{value:.5g}".replace("-", "−").replace("inf", "∞")
+    return f"{value:.4g}".replace("-", "−") if isinstance(value, complex) else str(value)
