@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ class Report:
     @classmethod
     def of(
         cls, subject: str, found: Iterable[Finding], checked: Mapping[str, str], not_checked: Mapping[str, str]
-    ) -> Report:
+    ) -> Self:
         """A report of findings in any order."""
         ordered = sorted(found, key=lambda one: SEVERITIES.index(one.severity))
         return cls(subject, tuple(ordered), dict(checked), dict(not_checked))

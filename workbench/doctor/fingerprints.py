@@ -13,6 +13,7 @@ conventions. A live weight of fp32 over stored bf16 is compared with the stored 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from workbench.reshard.loading.ranks import Ranks
 __all__ = ["Compared", "Differing", "compare_prints", "echo_state", "paired"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+_NUMBER = re.compile(r"(?:^|\.)state\.(\d{1,9})\.\w+$")
 
 
 class Differing(NamedTuple):
@@ -135,11 +137,15 @@ def compare_prints(
 def _partners(pair: Pair, echo: Echo) -> tuple[dict[str, int], dict[str, str], list[str]]:
     """Live key → position of the stored tensor; live keys of another type or shape; those that are not stored."""
     a = pair.a
+    numbered = _numbered(a, echo)
     partners: dict[str, int] = {}
     unlike: dict[str, str] = {}
     extra: list[str] = []
     for key, one in echo.tensors.items():
-        at = a.params.get(one.fqn, {}).get(one.role) if one.fqn is not None else a.ckpt.catalog.index.get(key)
+        if one.fqn is None:
+            at = a.ckpt.catalog.index.get(key)
+        else:
+            at = a.params.get(one.fqn, {}).get(one.role, numbered.get((one.fqn, one.role)))
         if at is None:
             if not (one.tied and _is_stored(echo, one.tied, a)):
                 extra.append(key)
@@ -153,6 +159,27 @@ def _partners(pair: Pair, echo: Echo) -> tuple[dict[str, int], dict[str, str], l
         else:
             partners[key] = at
     return partners, unlike, extra
+
+
+def _numbered(a: State, echo: Echo) -> dict[tuple[str, str], int]:
+    """Parameter and role → position of a state that is stored under the parameter's number in the optimizer.
+
+    The live groups tell whose number it is, for by it the state was loaded; that it was the same parameter's when it
+    was saved, nothing tells.
+    """
+    optimizer = echo.objects.get("optimizer")
+    groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
+    names = [
+        str(name)
+        for group in (groups if isinstance(groups, list) else ())
+        for name in (group.get("params") or () if isinstance(group, Mapping) else ())
+    ]
+    found: dict[tuple[str, str], int] = {}
+    for at, (key, fqn, role) in enumerate(zip(a.ckpt.catalog.keys, a.ckpt.fqns, a.ckpt.roles, strict=True)):
+        match = _NUMBER.search(key) if fqn is None else None
+        if match and int(match[1]) < len(names):
+            found.setdefault((names[int(match[1])], role), at)
+    return found
 
 
 def _is_stored(echo: Echo, key: str, a: State) -> bool:
