@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.cli_common import note, open_as, paint, print_json
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError, WriteError
 from workbench.views.progress import progress
+
+if TYPE_CHECKING:
+    from workbench.doctor.diagnosis import Diagnosis
 
 __all__ = ["doctor"]
 
@@ -45,7 +48,7 @@ def doctor(options: argparse.Namespace) -> int:
             tick=tick,
         )
     if page is not None:
-        _write(found, page)
+        _write(found, page, options)
     if options.json:
         print_json(found.to_json())
     else:
@@ -84,12 +87,18 @@ def _target(path: str) -> Path:
     return target
 
 
-def _write(found: object, target: Path) -> None:
-    """The page, whole or not at all."""
+def _write(found: Diagnosis, target: Path, options: argparse.Namespace) -> None:
+    """The page, whole or not at all; of a run's folder with its history."""
+    from workbench.doctor.history import history
     from workbench.views.doctor_html import diagnosis_page
-    from workbench.views.doctor_pictures import doctor_pictures
+    from workbench.views.doctor_pictures import doctor_pictures, timeline_picture
 
-    page = diagnosis_page(found, doctor_pictures(found))  # type: ignore[arg-type]
+    pictures = doctor_pictures(found)
+    if options.after is None and options.echo is None and len(found.subjects) > 1:
+        frame = history(options.before, values=not options.shallow, threads=options.threads)
+        if len(frame) > 1:
+            pictures["timeline"] = timeline_picture(frame, found.subjects[0].step)
+    page = diagnosis_page(found, pictures)
     half = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         half.write_text(page, "utf-8")

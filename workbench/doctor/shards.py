@@ -4,7 +4,7 @@
 
                embed  wq.0  wk.0  …
     rank 0      =      =     =        =  equal to before          o  equal to an older step
-    rank 1      o      o     o        ≠  differs                  0  zeros where there were none
+    rank 1      o      o     o        ≠  differs                  0  differs by zeros alone
     rank 2      =      0     ≠
 
 And which row of a tensor is which row of before.
@@ -28,13 +28,12 @@ from workbench.tensor import LazyTensor
 __all__ = ["STATES", "Rows", "Shards", "match_rows", "shard_map"]
 
 Array = np.ndarray[Any, Any]
-STATES = ("equal to before", "equal to an older step", "differs", "zeros where there were none", "cannot be read")
+STATES = ("equal to before", "equal to an older step", "differs", "differs by zeros alone", "cannot be read")
 EQUAL, OLDER, DIFFERS, ZEROS, UNREAD = range(5)
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 CHUNKS = 4096  #: chunks that are looked at; beyond, every so many-th tensor
 ELEMENTS = 1 << 24  #: read in full below that, sampled above
 SAMPLE = 4096  #: elements of a chunk
-RUN = 256  #: zeros in a row that are a zero run
 NEAR = 0.9  #: cosine of a row that is the same one, some updates later
 ROWS = 2048  #: rows up to which they are matched by cosine
 BYTES = 256 << 20  #: of tensors that are matched
@@ -119,6 +118,8 @@ def match_rows(pair: Pair, fqn: str, role: str = "param") -> Rows | None:
         return None
     if found.looked and found.share < 0.5 and len(keys) <= ROWS:
         return _nearest(fqn, role, names, tensors, after)
+    if not (found.place >= 0).any():
+        return None
     return Rows(fqn, role, tuple(names), *_split(found, index.starts), True)
 
 
@@ -127,7 +128,7 @@ def _split(found: Origins, starts: Array) -> tuple[Array, Array]:
     return np.where(found.place < 0, -1, source), np.where(found.place < 0, -1, found.place - starts[source])
 
 
-def _nearest(fqn: str, role: str, names: Iterable[str], tensors: list[LazyTensor], after: LazyTensor) -> Rows:
+def _nearest(fqn: str, role: str, names: Iterable[str], tensors: list[LazyTensor], after: LazyTensor) -> Rows | None:
     """By the largest cosine: updates turn a row a little."""
     target = _unit(after)
     best = np.full(len(target), NEAR)
@@ -142,7 +143,7 @@ def _nearest(fqn: str, role: str, names: Iterable[str], tensors: list[LazyTensor
         better = value > best
         best[better], source[better], place[better] = value[better], len(kept), top[better]
         kept.append(name)
-    return Rows(fqn, role, tuple(kept), source, place, False)
+    return Rows(fqn, role, tuple(kept), source, place, False) if (place >= 0).any() else None
 
 
 def _unit(tensor: LazyTensor) -> Array:
@@ -152,15 +153,16 @@ def _unit(tensor: LazyTensor) -> Array:
 
 
 def _siblings(pair: Pair, fqn: str, role: str, after: LazyTensor) -> list[str]:
-    layer = fqn.rpartition(".")[0].rpartition(".")[0]
+    """Tensors with rows of that length, those of its layer first."""
+    layer = fqn.rpartition(".")[0].rpartition(".")[0] + "."
     width = row_shape(after.shape)[1]
     found = []
     for name, roles in pair.a.params.items():
-        if name != fqn and role in roles and name.startswith(layer + "."):
+        if name != fqn and role in roles:
             shape = pair.a.shape(roles[role])
             if len(shape) > 1 and row_shape(shape)[1] == width and pair.a.dtype(roles[role]) == after.element.name:
                 found.append(name)
-    return found
+    return sorted(found, key=lambda name: not name.startswith(layer))
 
 
 def _compared(
@@ -179,13 +181,8 @@ def _compared(
             return OLDER
     except WorkbenchError:
         return UNREAD
-    blocks = len(b) // RUN
-    if blocks:
-        empty = ~b[: blocks * RUN].reshape(blocks, RUN).any(axis=1)
-        held = a[: blocks * RUN].reshape(blocks, RUN).any(axis=1)
-        if (empty & held).any():
-            return ZEROS
-    return ZEROS if not b.any() and a.any() else DIFFERS
+    # lost writes leave zeros and nothing else; rows that moved bring other numbers, too
+    return ZEROS if a.dtype == b.dtype and not b[a != b].any() else DIFFERS
 
 
 def _read(tensor: LazyTensor, low: Array, extent: Array) -> Array:

@@ -93,12 +93,12 @@ def suspect_rows(one: Suspect, signs: int | None = None) -> Iterator[tuple[str, 
     shown = {sign.rule for sign in ordered[:signs]}
     if rest := [safe(rule) for rule in first if rule not in shown]:
         yield "proof", f"{'also ' if signs else ''}{', '.join(rest)}"
-    excluded = [f"{safe(cause)}: {safe(why)}" for cause, why in one.excludes.items()]
+    excluded = list(reasons(one.excludes))
     kept = excluded if signs is None else excluded[: max(signs // 2, 1)]
     for words in kept:
         yield "excludes", words
     if len(excluded) > len(kept):
-        yield "excludes", f"and {', '.join(safe(cause) for cause in list(one.excludes)[len(kept) :])}"
+        yield "excludes", f"… {units.plural(len(excluded) - len(kept), 'more reason')}"
     if one.affected or one.tensors:
         yield "affected", _affected(one)
     for sentence in one.damage:
@@ -128,7 +128,7 @@ def most_excluding(cleared: Iterable[Cleared]) -> list[Cleared]:
 
 
 def reasons(told: Mapping[str, str]) -> Iterator[str]:
-    """Rules of one reason together."""
+    """Rules (or causes) of one reason together."""
     together: dict[str, list[str]] = {}
     for rule, why in told.items():
         together.setdefault(why, []).append(rule)

@@ -29,6 +29,7 @@ __all__ = ["diagnosis_html", "diagnosis_page"]
 
 CELL = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
 BAR = {"error": "4px solid", "warn": "4px dotted", "info": "1px dotted"}  #: beside a cause, in the colour of the text
+LABEL = CELL.replace("pre-wrap", "nowrap;overflow-wrap:normal")
 TENSORS = 20  #: names that are listed
 STYLE = """
 :root { color-scheme: light dark; }
@@ -42,8 +43,8 @@ summary { cursor: pointer; } figure { margin: 0 0 2em; } figcaption { opacity: .
 def diagnosis_html(d: Diagnosis) -> str:
     """Verdict first; causes unfold."""
     subjects = "".join(
-        f"<tr><td {CELL}>{escape(safe(one.which))}</td><td {CELL}>{escape(safe(one.format))}</td>"
-        f"<td {CELL}>{'–' if one.step is None else f'step {one.step:,}'}</td>"
+        f"<tr><td {LABEL}>{escape(safe(one.which))}</td><td {LABEL}>{escape(safe(one.format))}</td>"
+        f"<td {LABEL}>{'–' if one.step is None else f'step {one.step:,}'}</td>"
         f"<td {CELL}><code>{escape(safe(one.path))}</code></td></tr>"
         for one in d.subjects
     )
@@ -78,12 +79,12 @@ def diagnosis_page(d: Diagnosis, pictures: Mapping[str, Any] | None = None) -> s
 def _suspect(number: int, one: Suspect) -> str:
     rows, before = [], ""
     for name, words in suspect_rows(one):
-        rows.append(f"<tr><td {CELL}>{'' if name == before else name}</td><td {CELL}>{escape(words)}</td></tr>")
+        rows.append(f"<tr><td {LABEL}>{'' if name == before else name}</td><td {CELL}>{escape(words)}</td></tr>")
         before = name
     if len(one.tensors) > 2:
         names = ", ".join(f"<code>{escape(shorten(safe(name), 100))}</code>" for name in one.tensors[:TENSORS])
         more = max(one.affected, len(one.tensors)) - min(len(one.tensors), TENSORS)
-        rows.append(f"<tr><td {CELL}>tensors</td><td {CELL}>{names}{f', … {more:,} more' if more else ''}</td></tr>")
+        rows.append(f"<tr><td {LABEL}>tensors</td><td {CELL}>{names}{f', … {more:,} more' if more else ''}</td></tr>")
     head = f"{MARK[one.severity]} <code>{escape(safe(one.cause))}</code> {escape(suspect_title(one))}"
     return (
         f'<details {"open" if number == 1 else ""} style="border-left:{BAR[one.severity]};'
@@ -99,7 +100,7 @@ def _fold(name: str, sentences: Iterable[str], unfolded: bool) -> str:
 def _facts(facts: Mapping[str, Mapping[str, tuple[Any, str]]]) -> str:
     """Trainer facts with where they stand."""
     rows = [
-        f"<tr><td {CELL}>{escape(safe(which))}</td><td {CELL}>{escape(safe(fact))}</td>"
+        f"<tr><td {LABEL}>{escape(safe(which))}</td><td {LABEL}>{escape(safe(fact))}</td>"
         f"<td {CELL}>{escape(shorten(safe(_value(value)), 100))}</td><td {CELL}>{escape(safe(source))}</td></tr>"
         for which, told in facts.items()
         for fact, (value, source) in told.items()

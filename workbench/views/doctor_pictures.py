@@ -74,7 +74,7 @@ def doctor_pictures(d: Diagnosis) -> dict[str, Any]:
     if bits:
         found["low bits"] = low_bit_picture(bits)
     if (frame := d.pictured.get("timeline")) is not None:
-        found["timeline"] = timeline_picture(frame)
+        found["timeline"] = timeline_picture(frame, d.subjects[0].step if d.subjects else None)
     return found
 
 
@@ -166,7 +166,8 @@ def shard_picture(shards: Shards) -> hv.Overlay:
     """A cell for what a file holds of a tensor."""
     states = list(dict.fromkeys(role for _, role in shards.tensors))
     names = list(dict.fromkeys(fqn for fqn, _ in shards.tensors))
-    rows = [(file, role) for file in range(len(shards.files)) for role in states]
+    held = {(file, shards.tensors[column][1]) for file, column in np.argwhere(shards.state >= 0).tolist()}
+    rows = [(file, role) for file in range(len(shards.files)) for role in states if (file, role) in held]
     cells: dict[str, list[tuple[Any, ...]]] = {words: [] for words in STATES}
     for file, column in np.argwhere(shards.state >= 0).tolist():
         (fqn, role), words = shards.tensors[column], STATES[shards.state[file, column]]
@@ -202,8 +203,11 @@ def row_picture(rows: Rows) -> hv.Overlay:
         "where it was": (home, BLUE),
         "another row of it": ((rows.source == 0) & ~home, RED),
     }
-    for number, (name, colour) in enumerate(zip(_short(rows.sources[1:], 40), (GREEN, PINK, ORANGE), strict=False), 1):
-        classes[f"a row of {name}"] = (rows.source == number, colour)
+    used = [number for number in np.unique(rows.source).tolist() if number > 0]
+    for number, colour in zip(used[:3], (GREEN, PINK, SKY), strict=False):
+        classes[f"a row of {_short([rows.sources[number]], 50)[0]}"] = (rows.source == number, colour)
+    if len(used) > 3:
+        classes[f"a row of {len(used) - 3:,} other tensors"] = (np.isin(rows.source, used[3:]), YELLOW)
     layers = [hv.Curve([(0, 0), (count, count)], "before", "after").opts(color=GREY, line_dash="dotted", line_width=1)]
     size = max(2.0, min(8.0, 500 / max(count, 1)))
     for words, (picked, colour) in classes.items():
@@ -215,15 +219,17 @@ def row_picture(rows: Rows) -> hv.Overlay:
     if len(lost):
         beside = np.full(len(lost), -0.03 * count), lost
         made = hv.Scatter(beside, "before", "after", label=f"no row of before: {len(lost):,}")
-        layers.append(made.opts(color=ORANGE, size=size, marker="x"))
+        layers.append(made.opts(color=ORANGE, size=max(size, 6), marker="x"))
     how = "equal rows" if rows.exact else "rows by their cosine (> 0.9)"
     role = "" if rows.role == "param" else f" ({rows.role})"
     return hv.Overlay(layers).opts(
         **legend(
-            title=f"Which row was which? {shorten(safe(rows.fqn), 60)}{role}, {how}",
+            title=f"Which row was which? {shorten(_label(rows.fqn), 60)}{role}, {how}",
             xlabel="row of before (dotted: the same row)",
             ylabel="row after the load",
             invert_yaxis=True,
+            xlim=(-0.05 * count, 1.02 * max(count, rows.place.max())),
+            ylim=(-0.02 * count, 1.02 * count),
             height=520,
         )
     )
@@ -251,12 +257,13 @@ def low_bit_picture(found: Mapping[str, Any]) -> hv.Overlay:
     )
 
 
-def timeline_picture(frame: pd.DataFrame) -> hv.Layout:
+def timeline_picture(frame: pd.DataFrame, resumed: int | None = None) -> hv.Layout:
     """Three strips over the steps of a run: learning rate, gradients and weights, and how far weights moved.
 
     Args:
-        frame: step lr plan norm_param gradient moved, as :func:`workbench.doctor.history.history` makes it; what is
+        frame: step lr plan norm_param gradient change, as :func:`workbench.doctor.history.history` makes it; what is
             missing is not drawn.
+        resumed: step of the checkpoint before, marked.
     """
     strips = (
         ("Is the learning rate where its plan has it?", "learning rate", {"lr": "stored", "plan": "by the plan"}, True),
@@ -264,6 +271,7 @@ def timeline_picture(frame: pd.DataFrame) -> hv.Layout:
         ("How far do weights move?", "‖ΔW‖ / ‖W‖", {"change": "since the step before"}, True),
     )
     made = []
+    ends = (frame["step"].min() - 1, frame["step"].max() + 1)
     for title, label, columns, logarithmic in strips:
         lines = {}
         for column, words in columns.items():
@@ -272,8 +280,15 @@ def timeline_picture(frame: pd.DataFrame) -> hv.Layout:
                 lines[words] = rows["step"].to_numpy(float), rows[column].to_numpy(float)
         if lines:
             colours = dict(zip(lines, (BLUE, RED), strict=False))
-            options = legend(title=title, xlabel="step", ylabel=label, logy=logarithmic, height=240)
-            made.append(hv.Overlay(curves(lines, ("step", label), colours)).opts(**options))
+            layers = curves(lines, ("step", label), colours)
+            if resumed is not None:
+                held = np.concatenate([y for _, y in lines.values()])
+                span = [(resumed, held.min()), (resumed, held.max())]
+                layers.append(
+                    hv.Curve(span, "step", label, label="before the resume").opts(color=GREY, line_dash="dotted")
+                )
+            options = legend(title=title, xlabel="step", ylabel=label, logy=logarithmic, height=240, xlim=ends)
+            made.append(hv.Overlay(layers).opts(**options))
     return hv.Layout(made).cols(1).opts(shared_axes=False)
 
 
@@ -311,4 +326,10 @@ def _limits(values: Any, window: tuple[float, float], line: float) -> tuple[floa
 
 
 def _short(names: Sequence[str], width: int = 30) -> list[str]:
-    return shorten_all([safe(name).removesuffix(".weight") for name in names], [width] * len(names))
+    return shorten_all([_label(name).removesuffix(".weight") for name in names], [width] * len(names))
+
+
+def _label(name: str) -> str:
+    """A name that Bokeh does not take for TeX, for which it would fetch a script."""
+    plain = safe(name).replace("$$", "$ $")
+    return plain.replace("\\(", "\\ (").replace("\\[", "\\ [")

@@ -28,7 +28,7 @@ def _page(plot: Any, element: Any) -> None:
     figure.title.text_color, figure.title.text_font_size = GREY, "11pt"
     for axis in figure.axis:
         axis.axis_label_text_color = axis.major_label_text_color = GREY
-        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = GREY
+        axis.axis_line_color, axis.major_tick_line_color, axis.minor_tick_line_color = GREY, GREY, None
         axis.axis_label_text_font_style = "normal"
     for one in figure.select({"type": _model("Legend")}):
         one.background_fill_alpha, one.border_line_color, one.label_text_color = 0.0, None, GREY
