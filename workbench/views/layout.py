@@ -89,7 +89,9 @@ def layout_html(found: Layout) -> str:
     ways = f"<tr><th {left}>placement</th><th {cell}>tensors</th><th {cell}>bytes</th><th {left}></th>" + (
         f"<th {left}>why</th></tr>{''.join(rows)}"
     )
-    ranks = found.ranks.head(2 * ROWS).to_html(index=False, escape=True, border=0, na_rep="–")
+    table = found.ranks.head(2 * ROWS)
+    table = table.assign(label=[shorten(safe(label), 60) for label in table["label"]])
+    ranks = table.to_html(index=False, escape=True, border=0, na_rep="–")
     more = f"<div>… {len(found.ranks) - 2 * ROWS:,} more</div>" if len(found.ranks) > 2 * ROWS else ""
     wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found))
     return (
