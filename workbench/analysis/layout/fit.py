@@ -9,7 +9,8 @@ write); what each group holds must be what cuts along these axes leave to it::
         rank 1  tp 1 dp 0  rows 144:192┐ tp 1: rows 48:96, 144:192    = …, coordinate 1
         rank 3  tp 1 dp 1  rows 48:96  ┘
 
-As many axes as can cut do: a group of fewer would always fit as well.
+As many axes as can cut do: a group of fewer would always fit as well. Most savers store a local tensor in one piece;
+then holders of one group must have stored the same.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def way_of(shape: tuple[int, ...], holder: Ints, offsets: Ints, sizes: Ints) -> 
     return Way(shape, tuple(order), tuple(frozenset(found[who]) for who in order))
 
 
-def fits(way: Way, sizes: Sequence[int], places: Ints, allowed: Sequence[int]) -> list[Fit]:
+def fits(way: Way, sizes: Sequence[int], places: Ints, allowed: Sequence[int], *, parts: bool = False) -> list[Fit]:
     """Every fit that uses the most axes; several differ in which axes.
 
     Args:
@@ -77,12 +78,13 @@ def fits(way: Way, sizes: Sequence[int], places: Ints, allowed: Sequence[int]) -
         sizes: of the mesh's axes.
         places: ``(len(way.holders), axes)`` coordinates; rows with -1 on an axis keep that axis from cutting.
         allowed: axes that may cut.
+        parts: whether a holder may have stored a part of its local tensor only; else each stored all of it.
     """
     known = [axis for axis in allowed if sizes[axis] > 1 and (places[:, axis] >= 0).all()][:AXES]
     for count in range(len(known), 0, -1):
         found = []
         for axes in combinations(known, count):
-            grouped = _grouped(way, places[:, axes])
+            grouped = _grouped(way, places[:, axes], parts)
             if grouped is not None and (cuts := _cuts(way.shape, axes, sizes, grouped)) is not None:
                 found.append(Fit(cuts, axes))
         if found:
@@ -100,11 +102,14 @@ def product_of(boxes: Sequence[tuple[Run, ...]]) -> Box | None:
     return tuple(tuple(joined(axis)) for axis in runs)
 
 
-def _grouped(way: Way, places: Ints) -> dict[tuple[int, ...], Box] | None:
-    """What the holders of each coordinate have together; ``None`` if it is no product of runs, or all is one group."""
+def _grouped(way: Way, places: Ints, parts: bool) -> dict[tuple[int, ...], Box] | None:
+    """What the holders of each coordinate have together; ``None`` if that is no product of runs, or they differ."""
     together: dict[tuple[int, ...], set[tuple[Run, ...]]] = {}
     for at, boxes in zip(map(tuple, places.tolist()), way.boxes, strict=True):
-        together.setdefault(at, set()).update(boxes)
+        mine = together.setdefault(at, set(boxes))
+        if not parts and mine != boxes:
+            return None
+        mine.update(boxes)
     found = {}
     for at, every in together.items():
         box = product_of(_merged(sorted(every)))

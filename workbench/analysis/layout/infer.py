@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.analysis.layout import digits
 from workbench.analysis.layout.coverage import Coverage
-from workbench.analysis.layout.fit import Way, fits
+from workbench.analysis.layout.fit import Way
 from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.place import divided, index_of, place
 from workbench.analysis.layout.placed import PROVEN, UNKNOWN, Mesh, Placed
@@ -27,8 +27,9 @@ from workbench.checkpoint import Checkpoint
 __all__ = ["Inferred", "infer"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+#: Formats that store the parts of one local tensor (gate and up) as items, which several of its holders may share out.
+IN_PARTS = ("megatron_dist",)
 #: Axes along which these formats never cut a tensor's axes: there lie copies, or ranges of flat buffers.
-#: Megatron stores gate and up as items of their own, which are no rank's whole local tensor: boxes alone could mislead.
 NO_GRID = {
     "megatron_dist": ("dp", "cp"),
     "megatron_legacy": ("dp", "cp"),
@@ -73,7 +74,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else NO_GRID.get(ckpt.format, ())
     allowed = [axis for axis, name in enumerate(mesh.axes) if name not in never]
     for way, tensors in found:
-        table.put(tensors, _place(way, ground, allowed, ckpt.world_size))
+        table.put(tensors, _place(way, ground, allowed, ckpt.world_size, ckpt.format))
     put_flat(table, catalog, ground, np.flatnonzero(flat))
     put_singles(table, ckpt, ground, np.flatnonzero(single))
     return Inferred(table.of_tensor, table.placed, mesh, places, told)
@@ -101,9 +102,13 @@ def _mesh(who: Holders, ways: Sequence[Way], tensors: int, world: int | None) ->
     ranks = max(world or 0, int(who.rank.max()) + 1)
     told = [own for way in ways if (own := _own(way, who, ranks)) is not None]
     sizes = digits.refine([*told, *_pooled(ways, who, ranks)], ranks)
-    axes = ("ranks",) if len(sizes) <= 1 else tuple(f"axis{number}" for number in range(len(sizes)))
     source = f"boxes of {tensors:,} tensors and their writers" if told or len(sizes) > 1 else "writers' ranks alone"
-    return Mesh(axes, sizes or (1,)), digits.coordinates(who.rank, sizes or (1,)), source
+    return _numbered(sizes or (1,)), digits.coordinates(who.rank, sizes or (1,)), source
+
+
+def _numbered(sizes: tuple[int, ...]) -> Mesh:
+    """A mesh whose axes have no names."""
+    return Mesh(("ranks",) if len(sizes) == 1 else tuple(f"axis{number}" for number in range(len(sizes))), sizes)
 
 
 def _own(way: Way, who: Holders, world: int) -> tuple[int, ...] | None:
@@ -115,7 +120,8 @@ def _own(way: Way, who: Holders, world: int) -> tuple[int, ...] | None:
     index = index_of(way)
     sizes = None if index is None else digits.radices(index[order])
     for mesh in digits.finer(sizes) if sizes else ():
-        if fits(way, mesh, digits.coordinates(ranks, mesh), range(len(mesh))):
+        found = place(way, _numbered(mesh), digits.coordinates(ranks, mesh), range(len(mesh)), "")
+        if found.status == PROVEN and found.kind in ("grid", "whole"):
             return mesh
     return None
 
@@ -144,14 +150,14 @@ def _pooled(ways: Sequence[Way], who: Holders, world: int) -> list[tuple[int, ..
 # ---- placements ------------------------------------------------------------------------------------------------------
 
 
-def _place(way: Way, ground: Ground, allowed: Sequence[int], world: int | None) -> Placed:
+def _place(way: Way, ground: Ground, allowed: Sequence[int], world: int | None, format: str) -> Placed:
     who, mesh, rows = ground.who, ground.mesh, list(way.holders)
     known = called(who, rows)
     if not mesh.axes:
         cut, pieces, copies = divided(way)
         kind = "whole" if pieces == 1 else "grid"
         return Placed(kind, UNKNOWN, f"{cut}; no ranks are stored", cut=cut, pieces=pieces, copies=copies)
-    found = place(way, mesh, ground.places[rows], allowed, known)
+    found = place(way, mesh, ground.places[rows], allowed, known, parts=format in IN_PARTS)
     if not who.ranked or (found.status != UNKNOWN and found.kind != "flat"):
         return found
     own = None if len(allowed) < len(mesh.axes) else _own(way, who, max(world or 0, int(who.rank.max()) + 1))

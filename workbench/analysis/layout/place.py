@@ -19,7 +19,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 STAGES = ("pp", "ep")  #: axes whose coordinates hold other tensors than their neighbours, rather than copies
 
 
-def place(way: Way, mesh: Mesh, places: Ints, allowed: Sequence[int], known: str) -> Placed:
+def place(way: Way, mesh: Mesh, places: Ints, allowed: Sequence[int], known: str, *, parts: bool = False) -> Placed:
     """Placements of one way that tiles its tensor.
 
     Args:
@@ -27,19 +27,25 @@ def place(way: Way, mesh: Mesh, places: Ints, allowed: Sequence[int], known: str
         mesh: the axes.
         places: ``(len(way.holders), axes)`` coordinates.
         allowed: axes that may cut.
-        known: what is called the holders in words: ``ranks 0–3``.
+        known: the holders in words: ``ranks 0–3``.
+        parts: whether a holder may have stored a part of its local tensor only.
     """
     cut, pieces, copies = divided(way)
     facts: dict[str, Any] = {"cut": cut, "pieces": pieces, "copies": copies}
     whole = pieces == 1
-    found = [] if whole else fits(way, mesh.shape, places, allowed)
+    found = [] if whole else fits(way, mesh.shape, places, allowed, parts=parts)
     if len(found) > 1:
         names = " or ".join("·".join(mesh.axes[axis] for axis in fit.axes) for fit in found)
         why = f"{cut}; the holders, {known}, tell not along which axis: {names}"
         return Placed("grid", UNKNOWN, why, **facts)
     fit = found[0] if found else Fit((), ())
+    flat = None if whole else _flat(way, fit, mesh, places)
+    if not (whole or found or parts) and flat is None:  # ranges of what other axes cut
+        for one in fits(way, mesh.shape, places, allowed, parts=True):
+            if (flat := _flat(way, one, mesh, places)) is not None:
+                fit, found = one, [one]
+                break
     left = [axis for axis in range(len(mesh.axes)) if axis not in fit.axes and mesh.shape[axis] > 1]
-    flat = None if whole else _flat(way, fit, mesh, places, left)
     if not whole and not found and flat is None:
         return Placed("irregular", UNKNOWN, f"{cut}; no placement along {mesh} gives them to {known}", **facts)
     others = {} if flat == -1 else {axis: _other(way, mesh, places, axis) for axis in left if axis != flat}
@@ -98,7 +104,7 @@ def _other(way: Way, mesh: Mesh, places: Ints, axis: int) -> str:
     return "Replicate()"
 
 
-def _flat(way: Way, fit: Fit, mesh: Mesh, places: Ints, left: Sequence[int]) -> int | None:
+def _flat(way: Way, fit: Fit, mesh: Mesh, places: Ints) -> int | None:
     """The axis along which the holders of one local tensor have ranges of it, in order; -1: all holders, no axis."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for row, at in enumerate(map(tuple, places[:, list(fit.axes)].tolist())):
@@ -108,7 +114,8 @@ def _flat(way: Way, fit: Fit, mesh: Mesh, places: Ints, left: Sequence[int]) -> 
     for rows in groups.values():
         if not _in_order([way.boxes[row] for row in rows]):
             return None
-    varying = [axis for axis in left if len({int(at) for at in places[:, axis]}) > 1]
+    left = [axis for axis in range(len(mesh.axes)) if axis not in fit.axes]
+    varying = [axis for axis in left if len(set(places[:, axis].tolist())) > 1]
     if len(varying) == 1 and all((np.diff(places[rows, varying[0]]) > 0).all() for rows in groups.values()):
         return varying[0]
     return -1 if not fit.cuts else None
