@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
     diff.add_argument("--threads", type=_positive, help="how many work side by side (default: cores, at most 8)")
 
     doctor = _command(commands, "doctor", _doctor, "why the loss jumped after a resume: causes, proof, remedy")
-    doctor.add_argument("before", help="what was resumed from; or a run's folder: its last two steps")
+    doctor.add_argument("before", help="what was resumed from; or a run's folder, in which the steps are chosen")
     doctor.add_argument("after", nargs="?", help="a later checkpoint of the resumed run, the earlier the better")
     doctor.add_argument("--echo", metavar="PATH", help="saved again right after the load, before any update")
     doctor.add_argument("--betas", type=float, nargs=2, metavar=("B1", "B2"), help="AdamW's, where no file holds them")

@@ -2,7 +2,7 @@
 
 ::
 
-    workbench doctor RUN                            a run's folder: its last two steps
+    workbench doctor RUN                            a run's folder: two of its steps
     workbench doctor BEFORE AFTER --echo ECHO       the strongest evidence
 """
 
