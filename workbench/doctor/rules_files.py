@@ -143,8 +143,11 @@ def _part(tick: Tick | None, start: float, share: float) -> Tick | None:
 def _outcome(state: State, log: Log, deep: bool) -> Outcome:
     found = Outcome()
     groups: dict[str, list[Finding]] = defaultdict(list)
+    role = dict(zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True))
     for finding in log.report("").found:
-        if finding.rule in MEANS and finding.severity != "info":
+        # moments of a parameter that saw no gradient are the values' rules'
+        idle = finding.rule == "values.all_zero" and role.get(finding.where) not in ("param", "master")
+        if finding.rule in MEANS and finding.severity != "info" and not idle:
             groups[finding.rule].append(finding)
     empty = _zeros(groups)
     found.signs = [

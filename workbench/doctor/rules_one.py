@@ -81,6 +81,7 @@ def judge_one(
 
 def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[Sign]:
     sick, large, negative = [], [], []
+    squares = _squares(found)
     for fqn, sums in found.items():
         for role, numbers in sums.numbers.items():
             if numbers.nan + numbers.inf:
@@ -90,7 +91,7 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
                 if earlier is not None and _was_large(earlier, fqn, role, numbers.max):
                     continue
                 large.append((fqn, role, numbers.max / numbers.median))
-            if role == "exp_avg_sq" and numbers.negative:
+            if role == "exp_avg_sq" and numbers.negative and squares:
                 negative.append((fqn, role, numbers.negative))
     if sick:
         count = sum(one[2] for one in sick)
@@ -106,6 +107,13 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
     if negative:
         count = sum(one[2] for one in negative)
         yield _sign("S03", negative, f"{count:,} second moments are negative in {_names(negative)}", count=count)
+
+
+def _squares(found: Mapping[str, OneState]) -> bool:
+    """Whether exp_avg_sq is what it says: not where a quarter or more of every one is negative."""
+    held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
+    large = [numbers for numbers in held if numbers.count >= SAMPLE]
+    return not large or any(4 * numbers.negative <= numbers.count for numbers in large)
 
 
 def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
@@ -137,6 +145,7 @@ class _Largest:
 
 def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
     broken = [(fqn, "", sums.bound.broken) for fqn, sums in found.items() if sums.bound.broken]
+    broken = broken if _squares(found) else []
     if broken:
         count, of = sum(one[2] for one in broken), sum(sums.bound.of for sums in found.values())
         where = {fqn: found[fqn].bound.at for fqn, *_ in broken[:8]}
