@@ -14,21 +14,26 @@ some megabytes a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from workbench.analysis.compare import engine
 from workbench.analysis.numbers import Decoder
+from workbench.checkpoint import Checkpoint
+from workbench.core.catalog import Catalog
+from workbench.core.dtypes import DType, by_name
 from workbench.core.scan import Tick, cores, in_order
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["BLOCK", "Block", "Fold", "Slot", "compiled", "stream"]
+__all__ = ["BLOCK", "Block", "Fold", "Slot", "Stored", "compiled", "stream"]
 
 Array = np.ndarray[Any, Any]
 Name = tuple[int, str]  #: side (0: A, 1: B) and role
@@ -37,7 +42,48 @@ BLOCK = 1 << 16  #: elements of a block: half a megabyte as float64
 RUN = 16  #: blocks that a thread takes at a time
 
 
-@dataclass(frozen=True, eq=False)
+class Stored(Mapping[Name, LazyTensor]):
+    """Tensors of one checkpoint or two by their positions, made anew each time that one is asked for.
+
+    A mixture of experts has a hundred thousand parameters of eight tensors each, which would be more than a pass holds.
+    """
+
+    __slots__ = ("_names", "_positions", "_sides")
+    _known: ClassVar[dict[tuple[Name, ...], tuple[Name, ...]]] = {}  # there are few sets of roles
+
+    def __init__(self, sides: Sequence[Checkpoint], positions: Mapping[Name, int]) -> None:
+        names = tuple(positions)
+        self._sides, self._names = sides, self._known.setdefault(names, names)
+        self._positions = array("q", positions.values())
+
+    def __getitem__(self, name: Name) -> LazyTensor:
+        catalog, position = self._where(name)
+        return self._sides[name[0]][catalog.keys[position]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[Name]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shape(self) -> tuple[int, ...]:
+        catalog, position = self._where(self._names[0])
+        return catalog.shape_of(position)
+
+    def element(self, name: Name) -> DType:
+        catalog, position = self._where(name)
+        return catalog.dtype_of(position)
+
+    def _where(self, name: Name) -> tuple[Catalog, int]:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._sides[name[0]].catalog, self._positions[self._names.index(name)]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Slot:
     """Tensors of one shape that belong together: a parameter with its states, of one checkpoint or two."""
 
@@ -46,12 +92,20 @@ class Slot:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return next(iter(self.tensors.values())).shape
+        held = self.tensors
+        return held.shape() if isinstance(held, Stored) else next(iter(held.values())).shape
 
     def dtype(self, name: Name) -> str | None:
         """Name of the element type, or ``None`` where there is no such tensor."""
-        found = self.tensors.get(name)
-        return None if found is None else found.element.name
+        held = self.tensors
+        if name not in held:
+            return None
+        return (held.element(name) if isinstance(held, Stored) else held[name].element).name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them, stored once."""
+        return prod(self.shape) * sum(by_name(self.dtype(name) or "").bits for name in self.tensors) // 8
 
 
 class Block(NamedTuple):
@@ -99,32 +153,30 @@ def stream(
     Raises:
         OpenError: a tensor cannot be read (only without ``on_error``).
     """
-    runs = [(number, run) for number, slot in enumerate(slots) for run in _runs(slot.shape)]
-    last = {number: at for at, (number, _) in enumerate(runs)}
     total, done = max(sum(prod(slot.shape) for slot in slots), 1), 0
-    states: dict[int, S] = {}
-    failed: set[int] = set()
-    work = _Work(slots, fold)
+    work = _Work(fold)
+    whole: S | None = None  # of the slot that is being merged: runs come in their order
+    failed = False
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-doctor") as pool:
         try:
-            for at, (number, state, error) in enumerate(in_order(pool, work, runs)):
+            for run, state, error in in_order(pool, work, _runs(slots)):
+                if run.first:
+                    whole, failed = None, False
                 if error is not None:
                     if on_error is None:
                         raise error
-                    if number not in failed:
-                        on_error(slots[number].fqn, error)
-                    failed.add(number)
-                elif number in states:
-                    fold.merge(states[number], state)
+                    if not failed:
+                        on_error(run.slot.fqn, error)
+                    failed = True
+                elif whole is None:
+                    whole = state
                 else:
-                    states[number] = state
+                    fold.merge(whole, state)
                 if tick is not None:
-                    done += sum(box.stop - box.start for box in runs[at][1])
+                    done += sum(box.stop - box.start for box in run.boxes)
                     tick(min(done / total, 1.0))
-                if last[number] == at:
-                    found = states.pop(number, None)
-                    if number not in failed and found is not None:
-                        yield slots[number], found
+                if run.last and not failed and whole is not None:
+                    yield run.slot, whole
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -135,37 +187,33 @@ def compiled(slots: Sequence[Slot], fast: bool | None) -> bool:
     Raises:
         MissingExtraError: it is asked for and not installed.
     """
-    every = {id(tensor): tensor.nbytes for slot in slots for tensor in slot.tensors.values()}
-    return engine(sum(every.values()), fast) == "numba"
+    return engine(sum(slot.nbytes for slot in slots), fast) == "numba"
 
 
 class _Work(Generic[S]):
     """What a thread does with a run of blocks."""
 
-    def __init__(self, slots: Sequence[Slot], fold: Fold[S]) -> None:
-        self._slots, self._fold = slots, fold
+    def __init__(self, fold: Fold[S]) -> None:
+        self._fold = fold
 
-    def __call__(self, task: tuple[int, list[_Box]]) -> tuple[int, S, WorkbenchError | None]:
-        number, run = task
-        slot = self._slots[number]
+    def __call__(self, run: _Run) -> tuple[_Run, S, WorkbenchError | None]:
+        slot = run.slot
         state = self._fold.begin(slot)
-        # a tensor that two names share is read once: without masters the weights are what is updated
-        tensors = {id(tensor): tensor for tensor in slot.tensors.values()}
+        names = dict(slot.tensors)
+        tensors = {id(tensor): tensor for tensor in names.values()}  # one that two names share is read once
         decoders = {which: Decoder(tensor.element) for which, tensor in tensors.items()}
-        offsets = np.array([box.offsets for box in run], np.int64).reshape(len(run), -1)
-        sizes = np.array([box.sizes for box in run], np.int64).reshape(len(run), -1)
+        offsets = np.array([box.offsets for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
+        sizes = np.array([box.sizes for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
         readers = {which: tensor.boxes(offsets, sizes) for which, tensor in tensors.items()}
         try:
-            for box in run:
+            for box in run.boxes:
                 read = {which: next(reader).reshape(-1) for which, reader in readers.items()}
-                bits = {name: read[id(tensor)] for name, tensor in slot.tensors.items()}
-                known = _Numbers(
-                    {name: (id(tensor), decoders[id(tensor)]) for name, tensor in slot.tensors.items()}, read
-                )
+                bits = {name: read[id(tensor)] for name, tensor in names.items()}
+                known = _Numbers({name: (id(tensor), decoders[id(tensor)]) for name, tensor in names.items()}, read)
                 self._fold.fold(state, slot, Block(box.start, bits, known))
         except WorkbenchError as error:
-            return number, state, error
-        return number, state, None
+            return run, state, error
+        return run, state, None
 
 
 class _Numbers(Mapping[Name, Array]):
@@ -197,16 +245,24 @@ class _Box(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def _runs(shape: tuple[int, ...]) -> Iterator[list[_Box]]:
-    """Blocks, as many as a thread takes at a time."""
-    run: list[_Box] = []
-    for one in _boxes(shape):
-        run.append(one)
-        if len(run) == RUN:
-            yield run
-            run = []
-    if run:
-        yield run
+class _Run(NamedTuple):
+    """Blocks of a slot that a thread takes at a time; whether they are its first, and its last."""
+
+    slot: Slot
+    boxes: list[_Box]
+    first: bool
+    last: bool
+
+
+def _runs(slots: Iterable[Slot]) -> Iterator[_Run]:
+    """One after the other as they are wanted: a large model has a million."""
+    for slot in slots:
+        boxes = _boxes(slot.shape)
+        here, first = list(islice(boxes, RUN)), True
+        while here:
+            after = list(islice(boxes, RUN))
+            yield _Run(slot, here, first, not after)
+            here, first = after, False
 
 
 def _boxes(shape: tuple[int, ...]) -> Iterator[_Box]:

@@ -55,7 +55,7 @@ PIECE = 1 << 14  #: elements that numpy looks at together: what it makes of them
 USELESS = 0.5  #: relative slack from which a law says nothing
 
 
-@dataclass
+@dataclass(slots=True)
 class Hits:
     """Elements that break a law.
 

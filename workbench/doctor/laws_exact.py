@@ -27,7 +27,7 @@ Betas = tuple[float, float]
 LOW = {"bfloat16": 0xFFFF, "float16": 0x1FFF}  #: bits of a float32 that a 16-bit type cannot hold
 
 
-@dataclass
+@dataclass(slots=True)
 class Line:
     """Fits ``y = r·x`` over elements. ``count`` elements, Σxx, Σxy, Σyy."""
 
@@ -53,7 +53,7 @@ class Line:
         return math.sqrt(max(self.yy - self.xy**2 / self.xx, 0.0) / self.xx) if self.xx > 0 else 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Replay:
     """Sums over the elements of one parameter, ``d`` = W_A − W_B, ``u`` = m̂/(√v̂+ε), ``w`` = W_A."""
 

@@ -27,12 +27,11 @@ _SALT = np.uint64(0x9E3779B97F4A7C15)
 _HALF = {"float16": True, "bfloat16": False}
 
 
-@dataclass
+@dataclass(slots=True)
 class Numbers:
     """Elements of one tensor.
 
     Attributes:
-        octaves: ``(256,)`` how many are in ``[2^(i−127), 2^(i−126))``; 0 and what is below: ``octaves[0]``.
         zeros: how many are 0; ones: exactly 1. total: their sum, of second moments.
     """
 
@@ -44,14 +43,15 @@ class Numbers:
     negative: int = 0
     max: float = 0.0
     total: float = 0.0
-    octaves: Array = field(default_factory=lambda: np.zeros(256, np.int64))
+    counts: Array = field(default_factory=lambda: np.zeros(256, np.int64))
+    lowest: int = 0
 
     def take(self, values: Array, *, fast: bool = False) -> None:
         values = values.astype(np.float32, copy=False)
         if fast:
             from workbench.doctor import fast_one
 
-            nan, inf, zeros, ones, negative, high = fast_one.numbers(values, self.octaves)
+            nan, inf, zeros, ones, negative, high = fast_one.numbers(values, self.counts)
             self.count, self.nan, self.inf = self.count + len(values), self.nan + nan, self.inf + inf
             self.zeros, self.ones, self.negative = self.zeros + zeros, self.ones + ones, self.negative + negative
             self.max = max(self.max, high)
@@ -65,13 +65,27 @@ class Numbers:
         self.negative += int(np.count_nonzero(values < 0))
         finite = magnitude if not nan + inf else magnitude[np.isfinite(magnitude)]
         self.max = max(self.max, float(finite.max(initial=0.0)))
-        self.octaves += np.bincount(magnitude.view(np.uint32) >> np.uint32(23), minlength=256)[:256]
+        self.counts += np.bincount(magnitude.view(np.uint32) >> np.uint32(23), minlength=256)[:256]
 
     def add(self, later: Numbers) -> None:
         for name in ("count", "nan", "inf", "zeros", "ones", "negative", "total"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         self.max = max(self.max, later.max)
-        self.octaves += later.octaves
+        self.counts += later.counts
+
+    def close(self) -> None:
+        """Keep only the octaves that are met: some tens of 256, of each tensor of a model."""
+        held = np.flatnonzero(self.counts)
+        if len(held):
+            small = np.uint32 if self.count < 1 << 32 else np.int64
+            self.lowest, self.counts = int(held[0]), self.counts[held[0] : held[-1] + 1].astype(small)
+
+    @property
+    def octaves(self) -> Array:
+        """``(256,)`` how many are in ``[2^(i−127), 2^(i−126))``; 0 and what is below: ``octaves[0]``."""
+        found = np.zeros(256, np.int64)
+        found[self.lowest : self.lowest + len(self.counts)] = self.counts
+        return found
 
     @property
     def median(self) -> float:
@@ -90,7 +104,7 @@ class Numbers:
         return int(held[-1] - held[-2]) - 1 if len(held) > 1 else 0
 
 
-@dataclass
+@dataclass(slots=True)
 class OneState:
     """Sums over a parameter of one state.
 
@@ -120,7 +134,9 @@ class OneState:
     profile: Profile | None = None
 
     def close(self, fqn: str) -> None:
-        """Keep of the sums by row and column what is judged."""
+        """Keep what is judged: of the sums by row and column, and of the octaves those that are met."""
+        for numbers in self.numbers.values():
+            numbers.close()
         if self.sums is not None:
             self.profile, self.sums = self.sums.close(fqn), None
 

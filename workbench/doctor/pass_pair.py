@@ -84,7 +84,7 @@ class Update:
         return moved_by(self.betas, self.lr[1], self.k, self.before)
 
 
-@dataclass
+@dataclass(slots=True)
 class PairState:
     """Sums over a parameter of two states.
 

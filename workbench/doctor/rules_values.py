@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.scan import Tick
-from workbench.doctor.blocks import Slot, compiled, stream
+from workbench.doctor.blocks import Slot, Stored, compiled, stream
 from workbench.doctor.evidence import Pair, State
 from workbench.doctor.pass_one import OneFold, OneState
 from workbench.doctor.pass_pair import PairFold, PairState, Update, weight_role
@@ -68,7 +68,7 @@ def check_one(
     known = [one.facts.betas for one in every if one.facts.betas is not None]
     known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
     slots = [
-        _slot(fqn, [(0, state, roles)], ALONE)
+        _slot(fqn, [state], [roles], ALONE)
         for fqn, roles in state.params.items()
         if "param" in roles or "exp_avg" in roles
     ]
@@ -104,11 +104,11 @@ def check_pair(
         if fqn not in updates:
             apart["the number of updates between is not known"] += 1
             continue
-        sides = [(0, pair.a, {r: p[0] for r, p in roles.items()}), (1, pair.b, {r: p[1] for r, p in roles.items()})]
-        slot = _slot(fqn, sides)
+        sides = [{role: places[side] for role, places in roles.items()} for side in (0, 1)]
+        slot = _slot(fqn, (pair.a, pair.b), sides, ROLES)
         weight = weight_role(slot)
         if weight == "master":  # what the optimizer updates; weights are looked at beside their masters
-            slot = Slot(fqn, {name: tensor for name, tensor in slot.tensors.items() if name[1] != "param"})
+            slot = _slot(fqn, (pair.a, pair.b), sides, ROLES[1:])
         if weight or (0, "exp_avg") in slot.tensors:
             slots.append(slot)
     found: dict[str, PairState] = {}
@@ -129,16 +129,16 @@ def check_pair(
     )
 
 
-def _slot(fqn: str, sides: Iterable[tuple[int, State, Mapping[str, int]]], wanted: Sequence[str] = ROLES) -> Slot:
+def _slot(fqn: str, sides: Sequence[State], roles: Sequence[Mapping[str, int]], wanted: Sequence[str]) -> Slot:
     """The tensors of one shape: that of the moments, which the optimizer's weights share, else the weights'."""
-    tensors = {}
+    positions = {}
     shape: tuple[int, ...] | None = None
-    for side, state, roles in sides:
-        shape = shape or next((state.shape(roles[r]) for r in ("exp_avg", "master", "param") if r in roles), None)
+    for side, (state, held) in enumerate(zip(sides, roles, strict=True)):
+        shape = shape or next((state.shape(held[r]) for r in ("exp_avg", "master", "param") if r in held), None)
         for role in wanted:
-            if role in roles and state.shape(roles[role]) == shape:
-                tensors[side, role] = state.ckpt[state.ckpt.catalog.keys[roles[role]]]
-    return Slot(fqn, tensors)
+            if role in held and state.shape(held[role]) == shape:
+                positions[side, role] = held[role]
+    return Slot(fqn, Stored([state.ckpt for state in sides], positions))
 
 
 def _note(unread: dict[str, str]) -> Any:
