@@ -98,7 +98,7 @@ def check_echo(pair: Pair, *, threads: int | None = None, tick: Tick | None = No
     for one in looks:
         by_owner.setdefault((one.atom.owners[0], one.atom.role), []).append(one)
     found.status = {key: TensorStatus(*key, row.status, row, tuple(by_owner.get(key, ()))) for key, row in rows.items()}
-    _told(found, rows)
+    _told(found, rows, pair.a.facts.steps.counts == pair.b.facts.steps.counts)
     return found
 
 
@@ -151,7 +151,7 @@ def _gone(pair: Pair) -> list[Sign]:
     return [ECHO["R03"].sign(text, {"in": IN, "gone": True}, gone[:100], hit=len(gone), of=len(had), causes=("B1",))]
 
 
-def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff]) -> None:
+def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted: bool) -> None:
     """What was looked at, what could not be, and what was shown to be healthy."""
     read = [row for row in rows.values() if row.status in ("equal", "changed", "type")]
     for rule in ECHO:
@@ -175,5 +175,6 @@ def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff]) -> None
             whole.append(what)
     lost = any(sign.evidence.get("gone") for sign in found.signs)
     held = {what for what, (roles, _) in CLEARS.items() if any(role in roles for _, role in rows)}
+    causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
     if "weights" in whole and held <= set(whole) and not lost:
-        found.cleared.append(Cleared("echo", "every tensor of before is equal in its echo, bit for bit", OF_ALL))
+        found.cleared.append(Cleared("echo", "every tensor of before is equal in its echo, bit for bit", causes))

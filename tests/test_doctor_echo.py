@@ -1,0 +1,228 @@
+"""Echoes on the lab: every fault that changes a tensor has a sign of its cause, and a healthy load has none."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import workbench as wb
+from tests import lab
+from tests.test_lab import SMALL
+from workbench.doctor.echo import EchoValues, check_echo
+from workbench.doctor.evidence import Evidence, State
+from workbench.doctor.facts import TrainingState
+from workbench.doctor.facts_gather import gather
+from workbench.doctor.rows import Block, RowIndex, blocks_text, row_keys
+from workbench.doctor.rows_pair import check_rows
+from workbench.doctor.sign import Sign
+
+#: Faults of counters, schedules, data and names alone: facts' rules show them, no tensor differs.
+OF_FACTS = {
+    "f02_step_reset", "f18_untied_init", "f19_untied_copy", "f23_lr_rewarm", "f25_lr_double_step", "f28_data_replay",
+    "c14_step_mixed", "w09_loader_reset", "w17_truncated", "w18_late_step",
+}  # fmt: skip
+FAULTS = [name for name, fault in {**lab.FAULTS, **lab.WIDER}.items() if "echo" in fault.seen and name not in OF_FACTS]
+#: Fault → cause that rows of before and after tell, one and twenty updates after the load.
+ROWS = {
+    "f08_gate_up_swap": "E3", "f09_gate_up_naive": "E2", "f10_qkv_contig": "E4", "f11_tp_order": "E1",
+    "f12_rope_layout": "E5", "f13_layer_swap": "E9", "f14_layer_dup": "E9", "f16_missing_layer": "A2",
+    "f20_vocab_shift": "F7", "w02_expert_permutation": "E10", "w03_zero_shift": "E7", "w04_round_robin": "E13",
+    "w05_padded_vocab": "E11", "w14_nothing_matched": "A1", "w15_head_permutation": "E6",
+}  # fmt: skip
+
+
+def state(path: object) -> State:
+    ckpt = wb.open(str(path), cache=False)
+    return State(ckpt, gather(ckpt))
+
+
+def echo(fault: str, config: lab.Config, format: str, seed: int = 0) -> tuple[lab.Case, EchoValues]:
+    """The case and what its echo says; skips what cannot happen in that layout."""
+    try:
+        case = lab.case(fault, config, format, k=1, seed=seed)
+    except ValueError as why:
+        pytest.skip(str(why))
+    if "echo" not in case.expected and not case.fault.healthy:
+        pytest.skip("does not show in an echo of that layout")
+    return case, check_echo(Evidence(state(case.before), echo=state(case.echo)).pair("before", "echo"))
+
+
+def answers(case: lab.Case) -> set[str]:
+    return {case.cause, *case.fault.also}
+
+
+def well_made(sign: Sign) -> bool:
+    return bool(sign.message and sign.causes and sign.tensors and 0 < sign.hit <= sign.of and sign.severity != "info")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("format", ["dcp", "megatron"])
+def test_an_echo_tells_the_cause(fault, format):
+    case, found = echo(fault, SMALL, format)
+    assert found.signs and all(well_made(sign) for sign in found.signs)
+    # no sign leads elsewhere, and nothing that was called healthy excludes the truth
+    assert all(sign.causes[0] in answers(case) for sign in found.signs)
+    assert not answers(case) & {cause for one in found.cleared for cause in one.causes}
+    hit = {key for key, one in found.status.items() if one.status != "equal"}
+    assert {fqn for fqn, _ in hit} >= {name for sign in found.signs for name in sign.tensors} - lost(found)
+
+
+def lost(found: EchoValues) -> set[str]:
+    return {name for sign in found.signs if sign.evidence.get("gone") for name in sign.tensors}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [201, 202, 203])
+@pytest.mark.parametrize("format", list(lab.FORMATS))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_echo_tells_the_cause_in_runs_that_nobody_chose(fault, format, seed):
+    case, found = echo(fault, lab.random_config(seed), format, seed)
+    assert any(answers(case) & set(sign.causes[:2]) for sign in found.signs)
+    assert not answers(case) & {cause for one in found.cleared for cause in one.causes}
+
+
+@pytest.mark.parametrize("control", list(lab.CONTROLS))
+@pytest.mark.parametrize("format", ["dcp", "megatron", "torch_save"])
+def test_a_healthy_load_is_cleared(control, format):
+    _, found = echo(control, SMALL, format)
+    assert not found.signs and not found.not_checked
+    assert {"weights", "moments", "echo"} <= {one.what for one in found.cleared}
+    assert {one.status for one in found.status.values()} == {"equal"}
+
+
+def test_the_block_structure_is_named():
+    _, found = echo("f09_gate_up_naive", SMALL, "megatron")
+    (sign,) = found.signs
+    assert sign.rule == "R13" and sign.evidence["blocks"] == [
+        [0, 96, "layers.0.mlp.gate_proj.weight", 0], [96, 192, "layers.0.mlp.up_proj.weight", 0],
+    ]  # fmt: skip
+    assert "rows 96:192 are 'layers.0.mlp.up_proj.weight' 0:96" in sign.message
+    assert sign.tensors[0] == "decoder.layers.0.mlp.linear_fc1.weight"
+    _, found = echo("f20_vocab_shift", SMALL, "dcp")
+    assert "rolled by +1" in found.signs[0].message
+    _, found = echo("w03_zero_shift", SMALL, "dcp")
+    assert found.signs[0].evidence["shift"] > 0
+
+
+def test_an_optimizer_that_numbers_its_parameters_anew_did_not_change_them():
+    """With the head untied, ids after it mean other parameters: they are compared by what they mean."""
+    case = lab.case("f18_untied_init", SMALL, "torch_save", k=1)
+    found = check_echo(Evidence(state(case.before), echo=state(case.echo)).pair("before", "echo"))
+    assert not found.signs and found.status["model.norm.weight", "exp_avg"].status == "equal"
+
+
+def test_a_file_cut_short_is_told_and_raises_nothing():
+    case = lab.case("w17_truncated", SMALL, "dcp", k=1)
+    both = [State(wb.open(str(path), cache=False), TrainingState()) for path in (case.before, case.echo)]
+    found = check_echo(Evidence(both[0], echo=both[1]).pair("before", "echo"))
+    assert "could not be read" in found.not_checked["echo"] and not found.signs
+    assert "echo" not in {one.what for one in found.cleared}
+
+
+def test_experts_of_a_stack_are_blocks_of_rows(tmp_path):
+    name = "model.layers.0.mlp.experts.down_proj"
+    stack = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(1))
+    for order, file in (([0, 1, 2, 3], "a"), ([2, 0, 1, 3], "b")):
+        save_file(
+            {name: stack[order].contiguous(), "model.norm.weight": torch.ones(16)}, tmp_path / f"{file}.safetensors"
+        )
+    both = [State(wb.open(str(tmp_path / f"{f}.safetensors"), cache=False), TrainingState()) for f in "ab"]
+    found = check_echo(Evidence(both[0], echo=both[1]).pair("before", "echo"))
+    assert [sign.causes[0] for sign in found.signs] == ["E10"]
+
+
+# ---- rows of a later checkpoint --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ROWS)
+@pytest.mark.parametrize("format, k", [("dcp", 20), ("megatron", 1)])
+def test_rows_of_a_later_checkpoint_tell_the_layout(fault, format, k):
+    case = lab.case(fault, SMALL, format, k=k)
+    assert case.after is not None
+    pair = Evidence(state(case.before), after=state(case.after)).pair("before", "after")
+    found = check_rows(pair, list(pair.b.params))  # all of them: those that are right must not be blamed
+    assert found.signs and {sign.causes[0] for sign in found.signs} == {ROWS[fault]}
+    assert all(sign.severity == ("warn" if sign.rule == "N2" else "error") for sign in found.signs)
+
+
+def test_moments_of_another_parameter_are_traced_by_laws():
+    case = lab.case("f15_pg_perm_qo", SMALL, "dcp", k=1)
+    assert case.after is not None
+    pair = Evidence(state(case.before), after=state(case.after)).pair("before", "after")
+    (sign,) = check_rows(pair, list(pair.b.params)).signs
+    assert sign.causes == ("B5", "E13")
+    gated = [f"model.layers.{layer}.mlp.{side}_proj.weight" for layer in range(2) for side in ("gate", "up")]
+    queries = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)]
+    truth = {names[k]: names[k - 1] for names in (gated, queries) for k in range(len(names))}
+    assert sign.evidence["from"] and all(truth[name] == source for name, source in sign.evidence["from"])
+
+
+@pytest.mark.parametrize("control", list(lab.CONTROLS))
+@pytest.mark.parametrize("k", [1, 20])
+def test_rows_of_a_healthy_run_stay(control, k):
+    case = lab.case(control, SMALL, "dcp", k=k)
+    assert case.after is not None
+    pair = Evidence(state(case.before), after=state(case.after)).pair("before", "after")
+    found = check_rows(pair, list(pair.b.params))
+    assert not [sign for sign in found.signs if sign.severity == "error"], [sign.message for sign in found.signs]
+
+
+# ---- the index -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def permuted(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Sizes of sibling tensors, and blocks ``(tensor, first row, rows)`` in the order in which they come out."""
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    blocks = []
+    for tensor, size in enumerate(sizes):
+        cuts = sorted(draw(st.sets(st.integers(1, size - 1)))) if size > 1 else []
+        blocks += [(tensor, low, high - low) for low, high in pairwise([0, *cuts, size])]
+    return sizes, draw(st.permutations(blocks))
+
+
+@settings(max_examples=60, deadline=None)
+@given(permuted(), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 3))
+def test_blocks_moved_across_siblings_are_named_exactly(case, dtype, seed):
+    sizes, blocks = case
+    made = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(size, 24, generator=made).to(getattr(torch, dtype)) for size in sizes]
+    flow = torch.cat([rows[tensor][first : first + count] for tensor, first, count in blocks])
+    origin = [(tensor, first + k) for tensor, first, count in blocks for k in range(count)]
+    edges = [0, *accumulate(sizes)]
+    with tempfile.TemporaryDirectory() as folder:
+        sides = []
+        for name, parts in (("a", rows), ("b", flow.split(sizes))):
+            file = Path(folder) / f"{name}.safetensors"
+            save_file({f"w{k}": part.contiguous() for k, part in enumerate(parts)}, file)
+            ckpt = wb.open(str(file), cache=False)
+            sides.append([ckpt[f"w{k}"] for k in range(len(sizes))])
+        index = RowIndex(sides[0])
+        for number, tensor in enumerate(sides[1]):
+            found = index.origins(number, *row_keys(tensor))
+            here = origin[edges[number] : edges[number + 1]]
+            assert found.found == found.looked
+            named = [(b.source, b.first + k) for b in found.blocks for k in range(b.stop - b.start)]
+            assert named == here
+            joins = sum(b != (a[0], a[1] + 1) for a, b in pairwise(here))
+            assert len(found.blocks) == joins + 1  # and no more blocks than there are
+
+
+def test_rows_that_say_nothing_go_with_their_neighbours(tmp_path):
+    table = torch.randn(8, 24, generator=torch.Generator().manual_seed(2))
+    table[5:] = 0
+    for name, part in (("a", table), ("b", table.roll(1, 0))):
+        save_file({"w": part.contiguous()}, tmp_path / f"{name}.safetensors")
+    a, b = (wb.open(str(tmp_path / f"{name}.safetensors"), cache=False)["w"] for name in "ab")
+    found = RowIndex([a]).origins(0, *row_keys(b))
+    assert found.blocks[-1] == Block(1, 8, 0, 0) and found.share == 1.0
+    assert blocks_text(found.blocks[-1:], ["w"]) == "rows 1:8 are w 0:7"
+    assert np.array_equal(found.place[1:], np.arange(7))
