@@ -428,6 +428,14 @@ def test_equal_sums_do_not_join_unequal_ways(monkeypatch: pytest.MonkeyPatch) ->
     assert group.tolist() == [0, 1] and first.tolist() == [0, 1]
 
 
+def test_tensors_that_lie_alike_are_looked_at_once() -> None:
+    """What a million chunks cost is the number of ways, not of tensors or ranks."""
+    chunks = [(t, rank, ((4 * rank, 0), (4, 3))) for t in range(50) for rank in range(64)]
+    found = wb.layout(saved([(256, 3)] * 50, chunks))
+    assert len(found.inferred.placed) == 1 and found.mesh.shape == (64,)
+    assert set(found.tensors["status"]) == {"proven"}
+
+
 def test_empty_checkpoints_and_selections() -> None:
     nothing = wb.layout(wb.open(SAMPLES / "dcp_fsdp2").select("no such tensor"))
     assert len(nothing.tensors) == 0 and nothing.summary["stored"] == 0 and "0 tensors" in repr(nothing)
