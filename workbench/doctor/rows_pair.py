@@ -5,7 +5,7 @@
     weights   rows of after ─ angle ─▶ rows of before    its own places: nothing to say
                                                          others: the order, and what it means          P17
               a window ─ correlation ─▶ the flat line    another place: a partition cut elsewhere      P17
-                                                         none: not this run's values                   N2
+                                                         none: not this run's values                   P18
     moments   laws of Adam hold with another tensor's older moments and not with their own             P17
 """
 
@@ -50,13 +50,13 @@ P17 = Rule(
     "catalogue, E1 and B5", "error", "a layout converted on purpose, together with the code that reads it",
     "load with the layout that was written; bind the optimizer's state by name",
 )  # fmt: skip
-N2 = Rule(
-    "N2", "values without likeness to before", ("A2", "A1", "D2"), "pair",
+P18 = Rule(
+    "P18", "values without likeness to before", ("A2", "A1", "D2"), "pair",
     "a few updates turn a weight little", f"cosine < {ALONE:g}, and no row or column of before is in it",
     "catalogue, A2", "warn", "very early in a training; a learning rate much too high",
     "look for keys that the load did not read",
 )  # fmt: skip
-register(P17, N2)
+register(P17, P18)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
         found.signs += _moments(atoms, descends(atoms, states, between(pair), found.not_checked))
     if wanted:
         found.checked["P17"] = f"{len(weights):,} weights, rows and columns"
-        found.checked["N2"] = f"{len(weights):,} weights"
+        found.checked["P18"] = f"{len(weights):,} weights"
     else:
         found.not_checked.setdefault("P17", "no parameter is suspicious")
     return found
@@ -263,7 +263,7 @@ def _strangers(atoms: Atoms, seen: Sequence[_Seen], of: int) -> Iterator[Sign]:
     high = max(one.cosine for one in seen)
     causes = ("A1", "A2", "D2") if 2 * len(seen) > of else ("A2", "D2")
     text = f"no row or column of before is in {_count(seen)}: cosine of their rows {high:.2g} at most"
-    yield _sign(N2, [one.atom for one in seen], text, causes, None, {"in": "before → after", "cosine": high})
+    yield _sign(P18, [one.atom for one in seen], text, causes, None, {"in": "before → after", "cosine": high})
 
 
 def _moments(atoms: Atoms, moved: Sequence[tuple[Atom, Atom]]) -> Iterator[Sign]:
