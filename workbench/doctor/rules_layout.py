@@ -5,7 +5,7 @@
     column profile of exp_avg_sq    gate ▂▅▁▇▃  =  up ▂▅▁▇▃     both see the same input, so that they are alike (N5)
     row profile of exp_avg_sq       q q q q k k v v             levels of q, k, v: rows in another order mix them (N17)
     rows without a gradient         vocabulary │ padding        all of them belong into the padding (N20)
-    the weights themselves          alike in every row          just drawn, while other layers' are not (N2)
+    the weights themselves          alike in every row          just drawn, while other layers' are not (N29)
 
 Statistics but for the padding: they warn. What rows and columns do not tell: whether gate and up, or the halves of a
 rotary embedding, are exchanged, and which of two layers is which (measured in the lab, catalogue 3.6).
@@ -38,7 +38,7 @@ LIKE = 3  #: trained matrices beside which one that was just drawn stands out
 LAYERS = 400  #: matrices whose profiles are compared with each other
 
 register(
-    Rule("N2", "a matrix that was never trained", ("A2", "F2"), "one", "updates by rows and columns leave their traces",
+    Rule("N29", "a matrix that was never trained", ("A2", "F2"), "one", "updates by rows and columns leave their traces",
          f"independent numbers to {DRAWN:g} standard deviations, {LIKE} others beyond {TRAINED:g}",
          "catalogue A2; χ² of row and column mean squares, kurtosis", "warn", "frozen matrices",
          "list the keys that the load did not find"),
@@ -76,7 +76,7 @@ def check_layout(state: State, found: Mapping[str, OneState]) -> Outcome:
     profiles = {fqn: sums.profile for fqn, sums in found.items() if sums.profile is not None}
     step = state.facts.step or state.facts.steps.usual or 0
     every: dict[str, Said] = {
-        "N2": _drawn(profiles, found, step), "N5": _gates(profiles), "N17": _queries(profiles, state.facts),
+        "N29": _drawn(profiles, found, step), "N5": _gates(profiles), "N17": _queries(profiles, state.facts),
         "N20": _padding(profiles, state.facts), "N28": _alone(profiles),
     }  # fmt: skip
     for rule, said in every.items():
@@ -109,7 +109,7 @@ def _drawn(profiles: Mapping[str, Profile], found: Mapping[str, OneState], step:
         law = "" if drawn is None else f" ({drawn.law})"
         words = f"{_some(hits)}: numbers as they are drawn{law} at step {step:,.0f}, unlike the same of other layers"
         evidence = {"step": step, "deviations": {fqn: _worst(profiles[fqn]) for fqn in hits[:LIST]}}
-        signs.append(RULES["N2"].sign(words, evidence, hits[:LIST], hit=len(hits), of=len(profiles)))
+        signs.append(RULES["N29"].sign(words, evidence, hits[:LIST], hit=len(hits), of=len(profiles)))
     return f"{sum(map(len, families.values())):,} matrices against their like in other layers", signs
 
 
