@@ -37,7 +37,8 @@ def alike(catalog: Catalog, holder: Ints) -> tuple[Ints, Ints]:
     mixed = np.zeros(catalog.chunks, np.uint64)
     for number, column in enumerate([inside, *columns]):
         mixed = _mix(mixed + column.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15 + 2 * number))
-    total = np.concatenate([[0], np.cumsum(mixed, dtype=np.uint64)]).astype(np.uint64)
+    total = np.zeros(catalog.chunks + 1, np.uint64)
+    np.cumsum(mixed, out=total[1:])
     sums = total[catalog.row_ptr[1:]] - total[catalog.row_ptr[:-1]]
     for column in (counts, catalog.ndim, *catalog.shape.T):
         sums = _mix(sums + np.asarray(column).astype(np.uint64))
