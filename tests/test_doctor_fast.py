@@ -28,6 +28,7 @@ from workbench.doctor.evidence import Evidence
 from workbench.doctor.laws import PIECE
 from workbench.doctor.pass_one import Numbers, _digest
 from workbench.doctor.pass_pair import PairFold, PairState, Update
+from workbench.doctor.profiles import Sums
 from workbench.doctor.rules_values import check_one, check_pair
 from workbench.errors import MissingExtraError
 
@@ -202,6 +203,41 @@ def test_one_checkpoint_gives_the_same_numbers_bit_for_bit(data):
         limit = laws.bound((0.9, 0.95))
         assert laws.state_bound(values, v, limit, (0.9, 0.95)) == laws.state_bound(
             values, v, limit, (0.9, 0.95), fast=True
+        )
+
+
+@needs_numba
+@pytest.mark.parametrize("shape, block", [((300, 700), 93), ((16, 16), 16), ((40, 4099), 15), ((2, 20, 33), 40)])
+@pytest.mark.parametrize("idle", [False, True])
+def test_sums_by_row_and_column_agree(shape, block, idle):
+    random = np.random.default_rng(5)
+    width = shape[-1]
+    weights = random.standard_normal(shape).astype(np.float32).reshape(-1, width)
+    v = np.exp(random.standard_normal((len(weights), 1)) + random.standard_normal((len(weights), width)))
+    v = v.astype(np.float32)
+    v[7, 3] *= 1 << 20
+    if idle:
+        v[5:9], weights[2, 3] = 0, np.inf
+    slot = Slot("layers.0.q_proj.gate_proj.weight", {(0, "param"): Plain("float32", shape)})
+    found = []
+    for fast in (False, True):
+        sums = Sums.of(slot)
+        assert sums is not None
+        for first in range(0, len(weights), block):
+            part = Sums.of(slot)
+            here = slice(first, first + block)
+            start = Block(first * width, {}, {})
+            part.take(start, weights[here].reshape(-1), v[here].reshape(-1), fast=fast)
+            sums.merge(part)
+        found.append(sums.close(slot.fqn))
+    a, b = found
+    assert (a.at, a.idle, a.shape) == (b.at, b.idle, b.shape) and (a.drawn is None) == (b.drawn is None) == idle
+    assert idle == bool(a.idle) and (idle or a.at == 7 * width + 3)
+    for name in ("above", "next", "spread", "rows"):
+        np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-5, atol=1e-4, err_msg=name)
+    if a.drawn is not None and b.drawn is not None:
+        np.testing.assert_allclose(
+            [a.drawn.rows, a.drawn.columns, a.drawn.tails], [b.drawn.rows, b.drawn.columns, b.drawn.tails], atol=1e-3
         )
 
 

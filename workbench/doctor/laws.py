@@ -51,7 +51,9 @@ UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat1
 TINY = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 ROUNDINGS = 4  #: of relative size u in one update of a moment or a weight, at most
 FOLDS = 180.0  #: e-folds from the largest to the smallest number of float32: after that a gradient has left no trace
-PIECE = 1 << 14  #: elements that numpy looks at together: what it makes of them stays in a core's cache
+PIECE = (
+    1 << 13
+)  #: elements that numpy looks at together: what it makes of them stays in a core's cache, and in the heap
 USELESS = 0.5  #: relative slack from which a law says nothing
 
 

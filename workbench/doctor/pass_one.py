@@ -183,7 +183,7 @@ class OneFold:
                 state.shrunk += int(np.count_nonzero(largest < v))
         if state.sums is not None:
             main = values.get((side, "master"))
-            state.sums.take(block, values.get((side, "param")) if main is None else main, v)
+            state.sums.take(block, values.get((side, "param")) if main is None else main, v, fast=self.fast)
         self._masters(state, slot, block)
         self._average(state, slot, block)
         for role in ("exp_avg", "exp_avg_sq"):

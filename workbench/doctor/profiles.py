@@ -106,13 +106,13 @@ class Sums:
         rows = math.prod(shape[:-1])
         return cls((rows, shape[-1])) if rows >= LEAST else None
 
-    def take(self, block: Block, weights: Array | None, v: Array | None) -> None:
-        """Add a block; ``v`` as float32."""
+    def take(self, block: Block, weights: Array | None, v: Array | None, *, fast: bool = False) -> None:
+        """Add a block; ``v`` as float32. fast: by the compiled code."""
         width = self.shape[1]
         if weights is not None:
-            self._weights(weights.reshape(-1, width))
+            self._weights(weights.reshape(-1, width), fast)
         if v is not None:
-            self._squares(v.reshape(-1, width), block.start)
+            self._squares(v.reshape(-1, width), block.start, fast)
 
     def merge(self, later: Sums) -> None:
         self.count, self.fourth = self.count + later.count, self.fourth + later.fourth
@@ -141,39 +141,48 @@ class Sums:
             found.spread = math.sqrt(self.spread / self.seen)
         return found
 
-    def _weights(self, x: Array) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinities are S01's
-            square = np.square(x, dtype=np.float32)
-            self.squares.append(square.mean(axis=1, dtype=np.float64))
-            self.square_columns = _plus(self.square_columns, square.sum(axis=0, dtype=np.float64))
-            self.fourth += float(np.vdot(square, square))
+    def _weights(self, x: Array, fast: bool) -> None:
         self.count += x.size
+        if fast and x.dtype == np.float32:
+            from workbench.doctor import fast_one
 
-    def _squares(self, v: Array, start: int) -> None:
-        logs = (v.view(np.int32).astype(np.float32) if v.dtype == np.float32 else np.log2(v + 1e-45)) / (1 << 23)
-        rows = logs.mean(axis=1)
-        half = self.shape[0] // 2
+            rows, columns, fourth = fast_one.square_sums(x)
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinities are S01's
+                square = np.square(x, dtype=np.float32)
+                rows, columns = square.mean(axis=1, dtype=np.float64), square.sum(axis=0, dtype=np.float64)
+                fourth = float(np.vdot(square, square))
+        self.squares.append(rows)
+        self.square_columns = _plus(self.square_columns, columns)
+        self.fourth += fourth
+
+    def _squares(self, v: Array, start: int, fast: bool) -> None:
         first = start // self.shape[1]
-        sums = np.zeros((2, logs.shape[1]))
-        cut = min(max(half - first, 0), len(logs))
-        sums[0] = logs[:cut].sum(axis=0, dtype=np.float64)
-        sums[1] = logs[cut:].sum(axis=0, dtype=np.float64)
+        cut = min(max(self.shape[0] // 2 - first, 0), len(v))
+        fast = fast and v.dtype == np.float32
+        if fast:
+            from workbench.doctor import fast_one
+
+            rows, sums = fast_one.log_sums(v, cut)
+        else:
+            logs = (v.view(np.int32).astype(np.float32) if v.dtype == np.float32 else np.log2(v + 1e-45)) / (1 << 23)
+            rows = logs.mean(axis=1)
+            sums = np.stack([half.sum(axis=0, dtype=np.float64) for half in (logs[:cut], logs[cut:])])
         self.log_columns = _plus(self.log_columns, sums)
         alive = rows > 0
         self.logs.append(rows)
         self.alive.append(alive)
-        if len(logs) < BACKGROUND or not alive.all():
+        if len(v) < BACKGROUND or not alive.all():
             return
-        logs -= rows[:, None]
-        logs -= (sums.sum(axis=0) / len(logs) - rows.mean()).astype(np.float32)
-        flat = logs.reshape(-1)
-        at = int(flat.argmax())
-        high = float(flat[at])
-        flat[at] = -math.inf
-        after = float(flat.max())
-        flat[at] = 0.0
-        self.spread += float(np.vdot(flat, flat))
-        self.seen += len(flat)
+        columns = (sums.sum(axis=0) / len(v) - rows.mean()).astype(np.float32)
+        if fast:
+            high, after, at, spread = fast_one.log_residuals(v, rows, columns)
+        else:
+            logs -= rows[:, None]
+            logs -= columns
+            high, after, at, spread = _largest(logs.reshape(-1))
+        self.spread += spread
+        self.seen += v.size
         if high > self.above:
             self.above, self.next, self.at = high, max(self.above, after), start + at
         else:
@@ -201,6 +210,16 @@ class Sums:
 def _excess(means: Array, mean: float, variance: float) -> float:
     """Of the spread of means over what chance gives them, in standard deviations of χ²."""
     return float((np.square(means - mean).sum() / variance - (len(means) - 1)) / math.sqrt(2 * len(means)))
+
+
+def _largest(flat: Array) -> tuple[float, float, int, float]:
+    """The largest and the next one, where the first is, and Σ² of all the others."""
+    at = int(flat.argmax())
+    high = float(flat[at])
+    flat[at] = -math.inf
+    after = float(flat.max())
+    flat[at] = 0.0
+    return high, after, at, float(np.vdot(flat, flat))
 
 
 def _plus(a: Array | None, b: Array | None) -> Array | None:
