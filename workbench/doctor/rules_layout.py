@@ -38,7 +38,7 @@ LIKE = 3  #: trained matrices beside which one that was just drawn stands out
 LAYERS = 400  #: matrices whose profiles are compared with each other
 
 register(
-    Rule("N29", "a matrix that was never trained", ("A2", "F2"), "one", "updates by rows and columns leave their traces",
+    Rule("N29", "a matrix that was never trained", ("A2", "F2"), "one", "updates leave traces in rows and columns",
          f"independent numbers to {DRAWN:g} standard deviations, {LIKE} others beyond {TRAINED:g}",
          "catalogue A2; χ² of row and column mean squares, kurtosis", "warn", "frozen matrices",
          "list the keys that the load did not find"),
