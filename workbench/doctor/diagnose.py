@@ -33,14 +33,13 @@ def diagnose(scene: Scene) -> tuple[tuple[Suspect, ...], str]:
 
 
 def _standing(scene: Scene) -> None:
-    """A statistic that is the same before and after the resume did not come with it: a remark."""
+    """A warning that is the same before and after the resume did not come with it: a remark."""
     signs = scene.outcome.signs
-    seen = {(sign.rule, where_of(sign)): set(sign.tensors) for sign in signs if RULES[sign.rule].severity == "warn"}
-    later = scene.resumed
+    seen = {(sign.rule, where_of(sign)): set(sign.tensors) for sign in signs if sign.severity == "warn"}
+    places = {"before": scene.resumed, "echo": "before", "after": "before"}
     for number, sign in enumerate(signs):
-        there = {"before": later, later: "before"}.get(where_of(sign))
-        names = seen.get((sign.rule, there or ""))
-        if names is None or later == "before" or RULES[sign.rule].severity != "warn" or not sign.tensors:
+        names = seen.get((sign.rule, places.get(where_of(sign), "")))
+        if names is None or scene.resumed == "before" or sign.severity != "warn" or not sign.tensors:
             continue
         if set(sign.tensors) <= names:
             signs[number] = replace(sign, severity="info", message=f"{sign.message}; so it was before the resume")
@@ -96,7 +95,7 @@ def _affected(one: Found, names: list[str]) -> int:
 def _certainty(one: Found, severity: str) -> str:
     if severity != "error":
         return "possible" if severity == "info" or one.cause == "H1" or one.score < 1.5 else "likely"
-    proved = any(claim.sign.severity == "error" and claim.causes[0] == one.cause for claim in one.named)
+    proved = any(claim.sure and claim.sign.severity == "error" and claim.causes[0] == one.cause for claim in one.named)
     return "certain" if proved and one.rival < CLOSE * one.score else "likely"
 
 

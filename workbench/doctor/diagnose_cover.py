@@ -13,12 +13,12 @@ A claim is spoken for parameter by parameter. What was shown to be healthy takes
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workbench.doctor.diagnose_facts import OF_FACTS
 from workbench.doctor.diagnose_links import EVERYWHERE, EXPECTS, explains, strength
 from workbench.doctor.diagnose_places import block_of, layer_of
-from workbench.doctor.diagnose_scene import PAIRED, Claim, Scene, where_of
+from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, where_of
 from workbench.doctor.diagnose_values import OF_PAIRS, OF_VALUES, split
 from workbench.doctor.sign import RULES
 
@@ -27,6 +27,10 @@ __all__ = ["Found", "claims", "cover"]
 PLACES = (1.0, 0.5, 0.3, 0.2)  #: weight of a cause by its place among a claim's
 LAST = 0.1
 SIDE = 0.1  #: weight of what a cause would explain without being named
+#: Rules on what spreads from one parameter to all in some updates; causes from which numbers explode.
+SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09"})
+EXPLODING = frozenset({"G1", "G3", "B4", "D9", "G5"})
+LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
 SILENT = 0.25  #: where a rule that would have fired did not
 SEEN = 0.1  #: weight of a later pair's laws on what the echo shows directly
 SMALL = 20  #: names in a sign of facts, 100 in one of values: beyond that they are cut
@@ -53,20 +57,20 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
     """Every sign as claims, without the causes that are excluded; a claim that would have none left keeps them."""
     made = []
     for sign in scene.signs:
-        if sign.causes:
-            found: Iterable[Claim] = [Claim(sign, frozenset(sign.tensors), sign.causes)]
+        if sign.causes and sign.rule != "S12":  # whose own causes do not see what else that rank wrote
+            found: Iterable[Claim] = [Claim(sign, frozenset(sign.tensors), sign.causes, sure=True)]
         elif sign.rule in OF_PAIRS:
             found = split(sign, scene)
         else:
             narrow = OF_FACTS.get(sign.rule) or OF_VALUES.get(sign.rule)
             rule = RULES.get(sign.rule)
             causes = narrow(sign, scene) if narrow else rule.causes if rule else ()
-            found = [Claim(sign, frozenset(sign.tensors), causes)]
+            found = [Claim(sign, frozenset(sign.tensors), causes, sure=True)]
         for claim in found:
             left = tuple(cause for cause in claim.causes if cause not in excluded)
             cut = len(claim.tensors) >= SMALL and claim.sign.hit > len(claim.tensors)
             weight = SEEN if sign.rule in OF_PAIRS and claim.tensors & scene.echoed else 1.0
-            made.append(Claim(claim.sign, claim.tensors, left or claim.causes, cut, weight))
+            made.append(replace(claim, causes=left or claim.causes, cut=cut, weight=weight))
     return made
 
 
@@ -82,12 +86,13 @@ def cover(scene: Scene, made: Sequence[Claim]) -> list[Found]:
         best = max(scores, key=lambda cause: scores[cause])
         one = Found(best, score=scores[best])
         scope = _scope(best, made, open_)
+        grave = any(best in made[number].causes and made[number].sign.severity == "error" for number in open_)
         for number in list(open_):
             claim = made[number]
-            names = best in claim.causes
-            if not (names or _follows(best, scene, claim)):
+            names, spreads = best in claim.causes, grave and _spreads(best, claim)
+            if not (names or spreads or _follows(best, scene, claim)):
                 continue
-            left = _beyond(open_[number], scope, scene)
+            left = set() if spreads else _beyond(open_[number], scope, scene)
             if left == open_[number]:
                 continue
             (one.named if names else one.explained).append(claim)
@@ -117,8 +122,13 @@ def _score(cause: str, scene: Scene, made: Sequence[Claim], open_: Mapping[int, 
 
 
 def silent(cause: str, scene: Scene) -> str:
-    """The rule that would have fired for that cause, was looked at, and did not; empty if none."""
+    """The rule that would have fired for that cause, was looked at, and did not; empty if none.
+
+    What one checkpoint shows is gone some updates later, but for its counters.
+    """
     rules = EXPECTS.get(cause, ())
+    if scene.resumed == "after":
+        rules = tuple(rule for rule in rules if RULES[rule].needs != "one" or rule in LASTING)
     ran = [rule for rule in rules if rule in scene.outcome.checked]
     return ran[0] if ran and not scene.fired(*rules) else ""
 
@@ -153,6 +163,12 @@ def _follows(cause: str, scene: Scene, claim: Claim) -> bool:
     if explains(cause, claim.sign.rule):
         return True
     return scene.trained_well and where_of(claim.sign) == PAIRED and claim.sign.rule in OF_PAIRS
+
+
+def _spreads(cause: str, claim: Claim) -> bool:
+    """Whether a sign of any parameter can follow: what is no number soon is none anywhere, large gradients likewise."""
+    later = where_of(claim.sign) in ("after", PAIRED, TRAINED)
+    return later and claim.sign.rule in SPREADING and (cause in EXPLODING or claim.sign.severity == "warn")
 
 
 def _rival(

@@ -29,6 +29,7 @@ class Claim:
         causes: that can have brought it about, likeliest first.
         cut: the sign names only the first of its parameters.
         weight: less than 1 where a better look at the same thing was had.
+        sure: the sign itself says so; else its causes were told by which parameters it is about, which is less.
     """
 
     sign: Sign
@@ -36,6 +37,7 @@ class Claim:
     causes: tuple[str, ...]
     cut: bool = False
     weight: float = 1.0
+    sure: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from workbench.doctor.diagnose_places import expert, kinds, layer_of
-from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, where_of
+from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, Touched, where_of
 from workbench.doctor.sign import RULES, Sign
 
 __all__ = ["OF_PAIRS", "OF_VALUES", "split"]
@@ -22,6 +22,8 @@ FLIPPED = 4  #: elements at most that are spoken of as flipped bits
 HUGE = 1e3  #: times what an update can do: an exponent's top bits
 PART = 0.9  #: of a tensor's elements: fewer are a part of it
 ALL = 0.8  #: of the parameters: more are all
+SOME = 0.3  #: of the elements: fewer are what an average or an older step leaves
+LOST = 100.0  #: times the floor: v was lost, not only of an older step
 NARROW = 1.02  #: times the floor: what rounding to 16 bits can do to v
 
 #: Rules on pairs whose signs are split by what else is wrong with their parameters.
@@ -56,7 +58,7 @@ def _bound(sign: Sign, scene: Scene) -> Causes:
         return ("G5", "B4")
     if scene.moments == "no v" or any(names & set(one.tensors) for one in scene.fired("S05")):
         return ("B4", "B6")
-    return ("B6", "E7", "E13", "B4", "G6")
+    return ("B4", "B6") if _wiped(scene, PAIRED) else ("B6", "E7", "E13", "B4", "G6")
 
 
 def _zero_moments(sign: Sign, scene: Scene) -> Causes:
@@ -75,6 +77,13 @@ def _twice(sign: Sign, scene: Scene) -> Causes:
     return ("F2", "E9") if kinds(sign.tensors) <= {"embed", "head"} else ("E9",)
 
 
+def _copies(sign: Sign, scene: Scene) -> Causes:
+    """Copies differ alone, or with more of the same rank."""
+    more = {name for one in scene.fired("S08") for name in one.tensors} - set(sign.tensors)
+    files = [one for one in scene.fired("S07") if one.evidence.get("files")]
+    return ("G6", "F1") if more or files or scene.fired("N24") else ("F1", "G6")
+
+
 def _zeroed(scene: Scene, names: set[str]) -> bool:
     return any(not one.tensors or names & set(one.tensors) for one in scene.fired("S11", "R08"))
 
@@ -82,6 +91,7 @@ def _zeroed(scene: Scene, names: set[str]) -> bool:
 #: Rule → its narrowing.
 OF_VALUES: Mapping[str, Callable[[Sign, Scene], Causes]] = {
     "S08": _masters, "S04": _bound, "S05": _zero_moments, "S01": _sick, "P09": _sick, "S14": _twice,
+    "S12": _copies,
 }  # fmt: skip
 
 # ---- two checkpoints -----------------------------------------------------------------------------------------------
@@ -96,6 +106,9 @@ def split(sign: Sign, scene: Scene) -> Iterator[Claim]:
         yield Claim(sign, names, later.get(sign.rule, RULES[sign.rule].causes))
         return
     touched = scene.touched(where)
+    if _whole_layers(touched):
+        yield Claim(sign, names, ("E9", "G6"))
+        return
     both = _kinds_of(touched.weights) & _kinds_of(touched.moments)
     parts = {
         "both": {fqn for fqn in names if kinds([fqn]) & both},
@@ -118,6 +131,15 @@ def _kinds_of(fqns: frozenset[str]) -> frozenset[str]:
     return kinds(fqns)
 
 
+def _whole_layers(touched: Touched) -> bool:
+    """Whether all of some layers is affected, weights and moments, and nothing outside of layers."""
+    hit = touched.weights | touched.moments
+    inside = {"q", "k", "v", "o", "gate", "up", "down"} & kinds(touched.every)
+    outer = {fqn for fqn in hit if layer_of(fqn) is None}
+    found = kinds(touched.weights) & inside
+    return not outer and len(found) >= 4 and len(found) >= len(inside) - 1 and bool(touched.moments)
+
+
 def _layout(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Causes:
     """Weights and moments alike."""
     touched = scene.touched(where)
@@ -127,13 +149,10 @@ def _layout(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Cause
         return few
     if scene.moments == "no v":
         return ("B4", "B6")
+    if _wiped(scene, where):
+        return ("B4", "G6")
     found = both - {"norm"}
-    every = {layer_of(fqn) for fqn in touched.every} - {None}
-    layers = {layer_of(fqn) for fqn in hit} - {None}
-    whole = len(found & {"q", "k", "v", "o", "gate", "up", "down"}) >= 5
-    if whole and layers < every and None not in {layer_of(fqn) for fqn in hit}:
-        return ("E9", "G6")
-    if "norm" in both and whole:
+    if "norm" in both and len(found & {"q", "k", "v", "o", "gate", "up", "down"}) >= 5:
         return ("G6", "G7", "B4", "E7")
     if "down" in found and all(expert(fqn) or "router" in kinds([fqn]) for fqn in hit):
         return ("E10", "E9")
@@ -168,12 +187,13 @@ def _weights(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
         return ("D1", "D2") if scene.fired("S09") else ("D2", "D1")
     if any("lora" in kinds([fqn]) for fqn in scene.evidence.before.params) and "norm" not in found:
         return ("F5", "A2")
+    part = scene.broken("reach", fqns, where) < SOME * scene.looked("reach", fqns, where)
     if len(fqns) == 1:
-        return ("A2", "G5")
+        return ("A2", "G5", "D2") if not part else ("D2", "F4", "A2", "G5")
     states = scene.pairs.get(where, {})
     least = min((c for fqn in fqns if (c := states[fqn].cosine) is not None), default=1.0)
     if len(fqns) < ALL * len(touched.every):
-        return ("A2", "G6", "D2", "F4")
+        return ("D2", "F4", "G6", "C2") if part else ("A2", "G6", "D2", "F4")
     if least < 0.5:
         return ("D2", "A1", "A2")
     small = scene.worst("reach", fqns, where) < 2
@@ -182,7 +202,7 @@ def _weights(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
 
 def _few(scene: Scene, fqns: frozenset[str], where: str) -> Causes:
     """A flipped bit or a page: some elements of one tensor."""
-    if len(fqns) > 2:
+    if len(fqns) > 1:
         return ()
     laws = ("reach", "floor", "transition")
     counts = {law: scene.broken(law, fqns, where) for law in laws}
@@ -209,9 +229,16 @@ def _moments(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
         return ("D4", "B6") if wide else ("B6", "D4")
     if scene.moments in ("zero", "absent"):
         return ("B3", "B1")
-    if wide and floor > PART * of:
-        return ("B3", "B1")
+    if wide and (floor > PART * of or scene.worst("floor", touched.moments, where) > LOST):
+        return ("B3", "B1", "E13")
     return ("B6", "E13", "B3") if wide else ("B5", "E13", "B6")
+
+
+def _wiped(scene: Scene, where: str) -> bool:
+    """Whether v fell nearly everywhere, as only a loss makes it."""
+    touched = scene.touched(where)
+    wide = len(touched.moments) >= ALL * max(1, len(touched.every))
+    return wide and scene.broken("floor", None, where) > ALL * scene.looked("floor", None, where)
 
 
 _PARTS: Mapping[str, Callable[[Sign, Scene, str, frozenset[str]], Causes]] = {

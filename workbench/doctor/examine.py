@@ -20,17 +20,23 @@ from workbench.core.scan import Tick
 from workbench.doctor.alone import check_alone
 from workbench.doctor.diagnose import diagnose
 from workbench.doctor.diagnose_scene import LOADED, PAIRED, TRAINED, Scene
+from workbench.doctor.diagnose_values import OF_PAIRS
 from workbench.doctor.diagnosis import Diagnosis, Subject
 from workbench.doctor.echo import check_echo
 from workbench.doctor.evidence import Evidence
 from workbench.doctor.examine_given import Given, Source, choose
+from workbench.doctor.examine_ran import ran_alone, ran_pair
 from workbench.doctor.facts import TrainingState
+from workbench.doctor.rows_pair import check_rows
 from workbench.doctor.rules_facts import check_facts
 from workbench.doctor.rules_shards import check_shards
-from workbench.doctor.rules_values import check_pair
+from workbench.doctor.rules_values import Values, check_pair
 from workbench.doctor.sign import RULES, Outcome, Sign
 
 __all__ = ["doctor", "examine"]
+
+#: A pass's name of a law → the rule that is on it.
+LAWS = {"floor": "P03", "transition": "P04", "reach": "P05", "replay": "P12", "ruler": "P11"}
 
 
 def doctor(
@@ -122,6 +128,7 @@ class _Passes:
                     evidence.state(w), e, threads=self.threads, tick=t
                 )
             )  # fmt: skip
+            made.checked |= ran_alone(made.states, which)
             self._take(made, which)
             alone[which] = one[which] = made.states
         same = False
@@ -138,8 +145,11 @@ class _Passes:
             values = self._part(
                 size["before"] + size["after"], lambda t: check_pair(pair, threads=self.threads, tick=t)
             )  # fmt: skip
-            self._take(_outcome(values), PAIRED)
+            self._take(_outcome(values, PAIRED), PAIRED)
             pairs[PAIRED], pictured["pair"] = values.states, values
+            if not echo:
+                suspects = _suspects(values.signs)
+                self._take(check_rows(pair, suspects) if suspects else Outcome(), PAIRED)
             stored = self._part(
                 size["before"] + size["after"], lambda t: check_shards(pair, threads=self.threads, tick=t)
             )  # fmt: skip
@@ -149,7 +159,7 @@ class _Passes:
             values = self._part(
                 size["echo"] + size["after"], lambda t: check_pair(pair, threads=self.threads, tick=t)
             )  # fmt: skip
-            self._take(_outcome(values), TRAINED)
+            self._take(_outcome(values, TRAINED), TRAINED)
             pairs[TRAINED] = values.states
         pictured["one"] = one
 
@@ -168,8 +178,15 @@ class _Passes:
         self.scene.outcome.add(Outcome(signs, dict(outcome.checked), dict(outcome.not_checked), cleared))
 
 
-def _outcome(values: Any) -> Outcome:
-    return Outcome(list(values.signs), dict(values.checked), dict(values.not_checked))
+def _outcome(values: Values, where: str) -> Outcome:
+    """What was not looked at under the rules' ids instead of the laws' names."""
+    missed = {LAWS.get(name, name): why for name, why in values.not_checked.items()}
+    return Outcome(list(values.signs), {**values.checked, **ran_pair(values.states, where)}, missed)
+
+
+def _suspects(signs: Sequence[Sign]) -> list[str]:
+    """Parameters whose origin is worth looking for."""
+    return list(dict.fromkeys(name for sign in signs if sign.rule in OF_PAIRS for name in sign.tensors))
 
 
 def _given(evidence: Evidence) -> list[str]:

@@ -22,6 +22,7 @@ from workbench.doctor.laws import (
     PIECE,
     UNITS,
     Hits,
+    bound,
     floor,
     floor_terms,
     has_slack,
@@ -51,7 +52,7 @@ class Update:
             every one of them (else it is the peak, or no more than a guess from the two ends).
         decays: values of λ that may be its own; empty: not known, anything from none on is allowed.
         stated: λ of its group in A and in B, where both are known.
-        decoupled: AdamW. amsgrad: the denominator is another tensor.
+        decoupled: AdamW. amsgrad: the denominator is another tensor. older: betas of the updates before A.
     """
 
     k: int
@@ -65,6 +66,7 @@ class Update:
     stated: tuple[float, float] | None = None
     decoupled: bool | None = None
     amsgrad: bool = False
+    older: Betas | None = None
 
     @property
     def factors(self) -> tuple[float, float]:
@@ -81,7 +83,13 @@ class Update:
         """How far a weight can have moved."""
         if self.betas is None or self.lr is None or not math.isfinite(self.lr[1]):
             return None
-        return moved_by(self.betas, self.lr[1], self.k, self.before)
+        # moments that were gathered under other betas may be larger: K of those then
+        most = moved_by(self.betas, self.lr[1], self.k, self.before)
+        if self.older in (None, self.betas) or not math.isfinite(most):
+            return most
+        assert self.older is not None
+        before = bound(self.older)
+        return most * max(1.0, math.sqrt(before / bound(self.betas))) if math.isfinite(before) else None
 
 
 @dataclass(slots=True)

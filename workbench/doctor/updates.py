@@ -48,6 +48,7 @@ def between(pair: Pair) -> dict[str, Update]:
             None if None in (own_decay := (a.weight_decay(fqn), b.weight_decay(fqn))) else own_decay,  # type: ignore[arg-type]
             told[0] if told else b.decoupled,
             bool(b.amsgrad),
+            betas_of(pair.a, fqn),
         )
     return found
 
