@@ -377,6 +377,8 @@ def test_flat_buffers_are_ranges_or_said_to_be_unknown(shapes: list[list[int]], 
         row = int(np.prod(shape[1:]))
         starts = [int(np.ravel_multi_index(low, shape)) for low in pieces["offsets"]]
         ragged = any(start % row for start, a, b in zip(starts, holders, [None, *holders], strict=False) if a != b)
+        if len(set(holders)) > 1:
+            assert placed.kind in ("flat", "grid", "irregular")  # rows in equal parts look like a shard
         if ragged:
             assert placed.kind == "flat" and placed.status == "proven", placed.why
         if placed.kind == "flat":
@@ -409,6 +411,17 @@ def test_holes_and_overlaps_are_exact() -> None:
     ]
     assert (found.placed("w0").kind, found.placed("w1").kind) == ("hole", "overlap")
     assert "HOLE  [3, 0] + [1, 4] of w0" in repr(found) and "OVERLAP  [3] + [2] of w1" in repr(found)
+
+
+def test_rows_in_order_prove_no_flat_buffer() -> None:
+    """4 rows by Shard(0), Shard(0) on 2 × 3 ranks: two of them have none."""
+    rows = [(0, rank, ((row,), (1,))) for row, rank in enumerate((0, 1, 3, 4))]
+    other = [(1, rank, ((0,), (2,))) for rank in range(6)]
+    placed = wb.layout(saved([(4,), (2,)], rows + other)).placed("w0")
+    assert (placed.kind, placed.status) == ("irregular", "unknown") and "nothing tells" in placed.why
+    ragged = [(2, 0, ((0, 0), (1, 3))), (2, 1, ((1, 0), (1, 1))), (2, 2, ((1, 1), (1, 2)))]
+    found = wb.layout(saved([(4,), (2,), (2, 3)], rows + other + ragged))  # a buffer that is one for certain
+    assert found.placed("w0").kind == found.placed("w2").kind == "flat"
 
 
 def test_pieces_in_no_order_are_irregular() -> None:

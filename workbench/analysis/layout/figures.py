@@ -11,6 +11,7 @@ import numpy as np
 
 from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.placed import Mesh
+from workbench.core import box
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL
 
@@ -147,11 +148,7 @@ def _boxes(columns: Ints, ndim: Sequence[int]) -> Any:
 def _sums(group: Ints, values: Ints, count: int) -> Ints:
     """Exact sums by group."""
     found = np.zeros(count, np.int64)
-    if len(group):
-        order = np.argsort(group, kind="stable")
-        total = np.concatenate([[0], np.cumsum(values[order], dtype=np.int64)])
-        edges = np.searchsorted(np.asarray(group)[order], np.arange(count + 1))
-        found = total[edges[1:]] - total[edges[:-1]]
+    np.add.at(found, group, values)
     return found
 
 
@@ -160,7 +157,7 @@ def distinct(group: Ints, values: Ints, count: int) -> Ints:
     if not len(group):
         return np.zeros(count, np.int64)
     span = int(values.max()) + 1
-    return np.bincount(np.unique(group.astype(np.int64) * span + values) // span, minlength=count)
+    return np.bincount(box.distinct(group.astype(np.int64) * span + values) // span, minlength=count)
 
 
 def known(values: Ints) -> Any:

@@ -73,11 +73,21 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     ground = Ground(who, mesh, places)
     never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else NO_GRID.get(ckpt.format, ())
     allowed = [axis for axis, name in enumerate(mesh.axes) if name not in never]
+    buffers = bool(flat.any() or flat_roles(ckpt) or ckpt.format in NO_GRID)
     for way, tensors in found:
-        table.put(tensors, _place(way, ground, allowed, ckpt.world_size, ckpt.format))
+        placed = _place(way, ground, allowed, ckpt.world_size, ckpt.format)
+        table.put(tensors, placed if buffers else _doubted(way, placed))
     put_flat(table, catalog, ground, np.flatnonzero(flat))
     put_singles(table, ckpt, ground, np.flatnonzero(single))
     return Inferred(table.of_tensor, table.placed, mesh, places, told)
+
+
+def _doubted(way: Way, placed: Placed) -> Placed:
+    """Ranges of whole rows prove no flat buffer where nothing else does: uneven shards look the same."""
+    if placed.kind != "flat" or max(map(len, way.boxes)) > 1:
+        return placed
+    why = f"{placed.cut}, in the order of their holders: a flat buffer's, or shards along axes that nothing tells"
+    return Placed("irregular", UNKNOWN, why, cut=placed.cut, pieces=placed.pieces, copies=placed.copies)
 
 
 def _broken(covered: Coverage) -> list[tuple[int, str, str]]:
