@@ -55,8 +55,8 @@ SHARED_DECODERS = {
 
 #: An object asks the views for its own picture, and only there.
 REPR_METHODS = {"__repr__", "_repr_html_"}
-#: A method of the checkpoint that is another room's work, asked for when it is called.
-DELEGATES = {("checkpoint", "to_device"): "reshard"}
+#: A method that is another room's work, asked for when it is called.
+DELEGATES = {("checkpoint", "to_device"): "reshard", ("analysis", "view"): "app"}
 REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard", "doctor"}
 
 

@@ -16,6 +16,8 @@ from workbench.errors import TensorNotFoundError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.app.tabs.diff_view import DiffView
+
 __all__ = ["Diff"]
 
 
@@ -106,6 +108,12 @@ class Diff:
                 return row
         where = "a" if key in self.removed else "b" if key in self.added else ""
         raise TensorNotFoundError(f"{key!r} is only in {where}" if where else f"no tensor {key!r} on either side")
+
+    def view(self) -> DiffView:
+        """The pictures and tables of the dashboard's Diff tab, for a notebook's cell; both checkpoints stay open."""
+        from workbench.app.tabs.diff_view import DiffView
+
+        return DiffView(self)
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON; equal tensors as a count."""

@@ -44,7 +44,8 @@ def _harmless(cell: Any) -> Any:
 
 def _button(filename: str, callback: Callable[[], io.BytesIO], label: str) -> pmui.FileDownload:
     safe = "".join(char if char.isalnum() or char in "._-" else "_" for char in filename)
-    return pmui.FileDownload(
-        callback=callback, filename=safe, label=f"Download {label}", variant="outlined", color="primary", size="small",
-        margin=(5, 5),
-    )  # fmt: skip
+    button = pmui.FileDownload(callback=callback, filename=safe, label=f"Download {label}", size="small", margin=(5, 5))
+    button.param.update(
+        color="primary", variant="outlined"
+    )  # Panel 1.9.4 warns of its own aliases when they come above
+    return button

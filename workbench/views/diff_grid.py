@@ -4,7 +4,7 @@
 
     layers.3.attention.wq.weight    ──►  row attention.wq.weight, column 3
     layers.3.experts.17.w1.weight   ──►  row experts.*.w1.weight, column 3: one cell for all experts
-    norm.weight                     ──►  row norm.weight, column "no layer"
+    norm.weight                     ──►  row norm.weight, column "–"
 
 A cell is what changed most in it. More than :data:`COLUMNS` layers are taken together, neighbours first; more than
 :data:`ROWS` modules by the beginnings of their names.
@@ -29,9 +29,9 @@ __all__ = ["KINDS", "Board", "Cell", "Grid", "layer_and_module"]
 
 Array = np.ndarray[Any, Any]
 COLUMNS, ROWS = 96, 48  #: most cells of a picture, each way
-NO_LAYER = "no layer"
+NO_LAYER = "–"
 #: What a cell shows, the least first: what is further down covers what is further up.
-KINDS = ("equal", "not compared", "changed, not measured", "changed", "NaN in b only", "another shape")
+KINDS = ("equal", "not compared", "changed, not measured", "changed", "NaN in B only", "another shape")
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _EXPERT = re.compile(r"\bexperts\.\d+(?=\.|$)")
 
@@ -162,7 +162,7 @@ def _kind(row: TensorDiff) -> tuple[int, float]:
     if row.status == "shape":
         return KINDS.index("another shape"), 0.0
     if c is not None and c.nan_new:
-        return KINDS.index("NaN in b only"), 0.0
+        return KINDS.index("NaN in B only"), 0.0
     if row.status in ("unread", "unknown"):
         return KINDS.index("not compared"), 0.0
     relative = None if c is None else c.rel_l2

@@ -3,7 +3,7 @@
 ::
 
     heat    layer × module, the relative change as a colour       values   the two histograms, solid and dashed
-    mark    a frame around the selected cell                      tail     how many elements changed by how much
+                                                                  tail     how many elements changed by how much
                                                                   bands    which rows, which columns changed
 
 Equal is an empty frame, so that no shade can be taken for it; what has no number has a colour off the scale.
@@ -27,10 +27,10 @@ from workbench.views.diff_grid import Cell, Grid
 from workbench.views.names import safe, shorten_all
 from workbench.views.picture import FRAME, GREY, OKABE_ITO, legend, ticks
 
-__all__ = ["band_picture", "heat_options", "heat_picture", "mark", "side_names", "tail_picture", "value_picture"]
+__all__ = ["Frame", "band_picture", "heat_picture", "side_names", "tail_picture", "value_picture"]
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
-KINDS = {"equal": GREY, "not compared": ORANGE, "changed, not measured": SKY, "NaN in b only": PINK,
+KINDS = {"equal": GREY, "not compared": ORANGE, "changed, not measured": SKY, "NaN in B only": PINK,
          "another shape": RED}  # fmt: skip
 TOOLS = ["pan", "box_zoom", "wheel_zoom", "reset", "save"]
 DIMS = ["layer", "module", "right", "bottom"]
@@ -40,7 +40,7 @@ NAME = 30  #: characters of a row's name; it is whole in the tooltip
 TIPS = [("tensor", "@tensor"), ("change", "@words")]
 
 
-def heat_picture(grid: Grid, rows: Sequence[TensorDiff]) -> hv.Overlay:
+def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = None) -> hv.Overlay:
     """Cells by layer and module; a cell's tooltip names the tensor in it that changed most."""
     measured = [cell for cell in grid.cells if cell.kind == "changed"]
     value = hv.Dimension("value", label="‖b − a‖ / ‖a‖")
@@ -78,33 +78,57 @@ def heat_picture(grid: Grid, rows: Sequence[TensorDiff]) -> hv.Overlay:
                     hover_tooltips=TIPS,
                 )
             )
-    return hv.Overlay(layers)
-
-
-def heat_options(grid: Grid) -> dict[str, Any]:
-    """Axes and size of :func:`heat_picture`, for what it is laid into: an overlay forgets those of its parts."""
     names = shorten_all(list(grid.modules), [NAME] * len(grid.modules))
-    plain = all(cell.kind == "changed" for cell in grid.cells)
-    return {
-        **legend(),
-        "show_legend": not plain,
-        "default_tools": TOOLS,
-        "active_tools": [],
-        "xlabel": "layer",
-        "ylabel": "",
-        "xlim": (0, max(len(grid.layers), 1)),
-        "ylim": (0, max(len(grid.modules), 1)),
-        "xticks": ticks(grid.layers, 16),
-        "yticks": ticks(names, 60),
-        "invert_yaxis": True,
-        "height": 110 + ROW * max(min(len(grid.modules), 30), 4),
-    }
+    options = legend(default_tools=TOOLS, active_tools=[])
+    options["show_legend"] = any(cell.kind != "changed" for cell in grid.cells)
+    options["hooks"] = [*options["hooks"], *([] if frame is None else [frame.hook])]
+    return hv.Overlay(layers).opts(
+        **options,
+        xlabel="layer (–: in none)" if "–" in grid.layers else "layer",
+        ylabel="",
+        xlim=(0, max(len(grid.layers), 1)),
+        ylim=(0, max(len(grid.modules), 1)),
+        xticks=ticks(grid.layers, 16),
+        yticks=ticks(names, 60),
+        invert_yaxis=True,
+        height=110 + ROW * max(min(len(grid.modules), 30), 4),
+    )
 
 
-def mark(cell: Cell | None) -> hv.Rectangles:
-    """The frame around the selected cell, on light and dark colours; nothing for ``None``."""
-    data = [] if cell is None else [(cell.column, cell.row, cell.column + 1, cell.row + 1)]
-    return hv.Rectangles(data, DIMS).opts(fill_alpha=0, line_color=RED, line_width=3)
+class Frame:
+    """The frame around the selected cell, in every rendering of one picture.
+
+    It is drawn beside HoloViews, which would send the whole picture anew, with its own colours and sizes of text in
+    the place of the page's.
+    """
+
+    def __init__(self) -> None:
+        self._cell: Cell | None = None
+        self._drawn: list[Any] = []
+
+    def hook(self, plot: Any, element: Any) -> None:
+        """For the picture's options."""
+        if "frame" not in plot.handles:
+            from bokeh.models import ColumnDataSource
+
+            source = plot.handles["frame"] = ColumnDataSource(self._data())
+            for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, so that it shows on any colour
+                plot.state.quad(
+                    left="left", right="right", top="top", bottom="bottom", source=source, fill_alpha=0,
+                    line_color=colour, line_width=width, level="overlay",
+                )  # fmt: skip
+            self._drawn.append(source)
+
+    def show(self, cell: Cell | None) -> None:
+        """Move it; ``None`` takes it away."""
+        self._cell = cell
+        for source in self._drawn:
+            source.data = self._data()
+
+    def _data(self) -> dict[str, list[float]]:
+        at = [] if self._cell is None else [self._cell]
+        x, y = [float(cell.column) for cell in at], [float(cell.row) for cell in at]
+        return {"left": x, "right": [left + 1 for left in x], "top": y, "bottom": [top + 1 for top in y]}
 
 
 def value_picture(found: PairHistogram, names: tuple[str, str]) -> hv.Overlay:

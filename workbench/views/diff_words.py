@@ -109,10 +109,13 @@ def _tiles(row: TensorDiff) -> list[tuple[str, str]]:
     if c is None or not c.changed:
         return [*found, ("elements", _count(row.numel))]
     noun = "bytes" if c.how == "raw" else "elements"
-    found.append((f"{noun} changed", f"{_count(c.changed)} of {_count(c.seen)} ({units.percent(c.changed, c.seen)})"))
-    for name, value in (("relative change", c.rel_l2), ("max |Δ|", c.max_abs), ("cosine", c.cosine)):
+    found.append((f"{noun} changed", f"{_count(c.changed)} of {_count(c.seen)} ({_share(c.changed, c.seen)})"))
+    for name, value in (("relative change", c.rel_l2), ("max |Δ|", c.max_abs)):
         if value is not None:
             found.append((name, _number(value)))
+    if c.cosine is not None:
+        near = 0.9999 < c.cosine < 1
+        found.append(("cosine", f"1 − {_number(1 - c.cosine)}" if near else _number(c.cosine)))
     if c.ulp_max is not None:
         found.append(("furthest, in steps of the type", _count(c.ulp_max)))
     return found
@@ -169,6 +172,11 @@ def _fact(name: str, words: str) -> str:
 
 def _text(text: object) -> str:
     return escape(safe(text))
+
+
+def _share(part: int, whole: int) -> str:
+    text = units.percent(part, whole)
+    return ">99 %" if text == "100 %" and part < whole else text
 
 
 def _count(value: int) -> str:

@@ -14,7 +14,7 @@ from workbench.analysis.diff_result import Diff
 from workbench.app import style
 from workbench.app.found import checkpoints
 from workbench.app.jobs import Job, Tick
-from workbench.app.tabs.diff_view import DiffView
+from workbench.app.tabs.diff_view import DiffView, table_rows
 from workbench.app.tabs.tab import Tab
 from workbench.app.words import html, safe
 from workbench.app.work import Work
@@ -33,6 +33,7 @@ class Compared:
 
     diff: Diff
     board: Board
+    rows: Any
 
 
 class DiffTab(Tab):
@@ -43,7 +44,6 @@ class DiffTab(Tab):
 
     def build(self) -> None:
         self.view: DiffView | None = None
-        self._pair: tuple[Any, str] | None = None  # what the result, or the work that runs, is of
         self._paths: list[str] = []
         self._about: dict[str, str] = {}
         self._list = Job(self.schedule)
@@ -81,7 +81,7 @@ class DiffTab(Tab):
         self._swap.disabled = not state.other
         self._arrange()
         small = int(state.ckpt.catalog.tensor_nbytes.sum()) <= AT_ONCE
-        if self._pair is None and small and not self._why_not():
+        if self.work.job.status == "idle" and self.view is None and small and not self._why_not():
             self.work.start()
 
     def _arrange(self) -> None:
@@ -145,12 +145,12 @@ class DiffTab(Tab):
     # ---- comparison --------------------------------------------------------------------------------------------------
 
     def _compare(self, tick: Tick) -> Compared:
-        self._pair = self.state.ckpt, self.state.other
         first = self.state.ckpt
         if first is None:
             raise UsageError("the checkpoint is not open any more")
         found = diff(first, self.state.borrow("other"), tick=lambda share: tick(0.97 * share))
-        return Compared(found, Board(found))
+        board = Board(found)
+        return Compared(found, board, table_rows(board))
 
     def _done(self, found: Compared) -> None:
         state = self.state
@@ -158,6 +158,7 @@ class DiffTab(Tab):
         view = DiffView(
             found.diff,
             found.board,
+            found.rows,
             file=name,
             names=(state.path, state.other),
             schedule=self.schedule,
@@ -171,12 +172,10 @@ class DiffTab(Tab):
 
     def _drop(self, *_: Any) -> None:
         """Another A or B: what was found is of no use, and its checkpoint may be closed."""
-        if self._pair is not None and self._pair != (self.state.ckpt, self.state.other):
-            self._pair = None
-            self.work.reset()
-            if self.view is not None:
-                self.view.close()
-            self.view, self._result[:] = None, []
+        self.work.reset()
+        if self.view is not None:
+            self.view.close()
+        self.view, self._result[:] = None, []
 
     def _chosen(self, *events: Any) -> None:
         """The view's selection becomes the page's; its tensor under A's name, which every tab knows."""

@@ -29,7 +29,7 @@ from workbench.app.tabs.diff_detail import PairDetail
 from workbench.app.words import count, html, safe
 from workbench.views.diff import headline
 from workbench.views.diff_grid import Board, Cell, Grid
-from workbench.views.diff_pictures import heat_options, heat_picture, mark, side_names
+from workbench.views.diff_pictures import Frame, heat_picture, side_names
 from workbench.views.diff_words import lists_html, objects_html, sides_html
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "rel": ("Relative change", NUMBER, 125),
     "share": ("Changed", SHARE, 85),
     "max": ("Max |Δ|", NUMBER, 85),
-    "status": ("Status", "text", 85),
+    "status": ("Status", "text", 110),
     "pattern": ("Pattern", "text", 110),
     "role": ("Role", "text", 95),
     "ulp": ("Furthest, steps", NUMBER, 120),
@@ -65,7 +65,7 @@ class DiffView(pn.viewable.Viewer):
     """Pictures, tables and lists of a difference; ``tensor`` is the key of ``b`` of the selected pair.
 
     Args:
-        diff: the difference; ``board``: what is made from it, where a job has done that already.
+        diff: the difference; ``board``, ``rows``: what is made from it, where a job has done that already.
         file: what files to download are called; ``names``: of both sides, instead of their paths.
         schedule: runs a callback on the page's thread.
     """
@@ -78,6 +78,7 @@ class DiffView(pn.viewable.Viewer):
         self,
         diff: Diff,
         board: Board | None = None,
+        rows: pd.DataFrame | None = None,
         *,
         file: str = "diff",
         names: tuple[str, str] | None = None,
@@ -85,11 +86,11 @@ class DiffView(pn.viewable.Viewer):
         **params: Any,
     ) -> None:
         super().__init__(**params)
-        self.diff = diff
+        self.diff, self._later = diff, schedule or (lambda callback: callback())
         self.board = Board(diff) if board is None else board
         self._grid = Grid()
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._marked = hv.streams.Stream.define("Marked", cell=None)()
+        self._frame = Frame()
         roles = {"every role": "", **{safe(role): role for role in sorted(set(self.board.roles.tolist()))}}
         wide: dict[str, Any] = {"size": "small", "margin": (10, 10, 5, 10)}
         self._pattern = pmui.TextInput(
@@ -101,12 +102,17 @@ class DiffView(pn.viewable.Viewer):
         )
         self._role = pmui.Select(label="Role", options=roles, value=self._known(self.role), width=150, **wide)
         self._pick = pmui.AutocompleteInput(
-            label="Look at a tensor", options=self._offered(), min_characters=0, sizing_mode="stretch_width", **wide
+            label="Look at a tensor",
+            options=list(self._offered()),
+            min_characters=0,
+            sizing_mode="stretch_width",
+            **wide,
         )
         self._said = style.pane("")
+        self._plot: pn.pane.HoloViews | None = None
         self._heat = pn.Column(sizing_mode="stretch_width")
         self.detail = PairDetail(side_names(diff), schedule)
-        self.rows = table_rows(self.board)
+        self.rows = table_rows(self.board) if rows is None else rows
         self.table = style.table(
             self.rows,
             COLUMNS,
@@ -191,18 +197,11 @@ class DiffView(pn.viewable.Viewer):
             style.pane(f"<h3>Where it changed: {name} by layer and module</h3>{words}. Tap a cell.</p>")
         ]
         if self._grid.cells:
-            cells = heat_picture(self._grid, self.diff.rows)
-            tap = hv.streams.Tap(source=next(iter(cells)))
-            tap.add_subscriber(self._tapped)
-            # the frame is a picture of its own, so that a selection sends four numbers and not every cell
-            framed = cells * hv.DynamicMap(lambda cell: mark(cell), streams=[self._marked])
-            parts.append(
-                pn.pane.HoloViews(
-                    framed.opts(hv.opts.Overlay(**heat_options(self._grid))),
-                    linked_axes=False,
-                    sizing_mode="stretch_width",
-                )
-            )
+            self._frame = Frame()
+            cells = heat_picture(self._grid, self.diff.rows, self._frame)
+            hv.streams.Tap(source=next(iter(cells))).add_subscriber(self._tapped)
+            self._plot = pn.pane.HoloViews(cells, linked_axes=False, sizing_mode="stretch_width")
+            parts.append(self._plot)
         else:
             parts = [style.pane('<p class="muted">No tensor has such a name and role.</p>')]
         self._heat[:] = parts
@@ -212,7 +211,9 @@ class DiffView(pn.viewable.Viewer):
     def _tapped(self, x: float | None = None, y: float | None = None) -> None:
         cell = None if x is None or y is None else self._cells.get((int(np.floor(x)), int(np.floor(y))))
         if cell is not None:
-            self.tensor = self.diff.rows[cell.at].key_b
+            # HoloViews tells of a tap outside the document's lock
+            key = self.diff.rows[cell.at].key_b
+            self._later(lambda: self.param.update(tensor=key))
 
     def _clicked(self, event: Any) -> None:
         if event.row is not None:
@@ -235,7 +236,9 @@ class DiffView(pn.viewable.Viewer):
             lead = '<p class="muted">The largest of these changes; tap a cell or click a row for another.</p>'
             lead = lead if at is not None else '<p class="muted">None of these differs.</p>'
         self.detail.show(None if at is None else rows[at], lead)
-        self._marked.event(cell=None if at is None else self._grid.cell_of(at))
+        self._frame.show(None if at is None else self._grid.cell_of(at))
+        if self._plot is not None and pn.state.curdoc is None:
+            pn.io.push_notebook(self._plot)  # a notebook hears of changes beneath Panel only when it is told
         there = at is not None and bool(self.tensor)
         chosen = np.flatnonzero(self.table.value.index == at)[:1].tolist() if there else []
         if self.table.selection != chosen:
