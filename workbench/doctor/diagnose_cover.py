@@ -32,6 +32,7 @@ SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09"})
 EXPLODING = frozenset({"G1", "G3", "B4", "D9", "G5"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
 SILENT = 0.25  #: where a rule that would have fired did not
+OPEN = frozenset({"P11", "P13", "S08", "S04", "S16"})  #: rules that prove a fault, and leave open which
 SEEN = 0.1  #: weight of a later pair's laws on what the echo shows directly
 SMALL = 20  #: names in a sign of facts, 100 in one of values: beyond that they are cut
 
@@ -57,7 +58,7 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
     """Every sign as claims, without the causes that are excluded; a claim that would have none left keeps them."""
     made = []
     for sign in scene.signs:
-        if sign.causes and sign.rule != "S12":  # whose own causes do not see what else that rank wrote
+        if sign.causes and sign.causes[0] != "F1":  # copies alone do not see what else that rank wrote
             found: Iterable[Claim] = [Claim(sign, frozenset(sign.tensors), sign.causes, sure=True)]
         elif sign.rule in OF_PAIRS:
             found = split(sign, scene)
@@ -65,7 +66,7 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
             narrow = OF_FACTS.get(sign.rule) or OF_VALUES.get(sign.rule)
             rule = RULES.get(sign.rule)
             causes = narrow(sign, scene) if narrow else rule.causes if rule else ()
-            found = [Claim(sign, frozenset(sign.tensors), causes, sure=True)]
+            found = [Claim(sign, frozenset(sign.tensors), causes, sure=sign.rule not in OPEN)]
         for claim in found:
             left = tuple(cause for cause in claim.causes if cause not in excluded)
             cut = len(claim.tensors) >= SMALL and claim.sign.hit > len(claim.tensors)

@@ -146,8 +146,9 @@ class Scene:
 
     @cached_property
     def echoed(self) -> frozenset[str]:
-        """Parameters that the echo shows to have changed in the load: how, it says better than any later pair."""
+        """Parameters of which an echo, or the origin of their rows, tells more than any law of a pair."""
         signs = [sign for sign in self.signs if where_of(sign) == LOADED and sign.rule in ECHOES]
+        signs += [sign for sign in self.fired("P17") if sign.severity == "error"]
         return frozenset(name for sign in signs for name in sign.tensors)
 
     @cached_property

@@ -68,6 +68,19 @@ def _zero_moments(sign: Sign, scene: Scene) -> Causes:
     return ("B1", "B3") if reset or scene.moments == "absent" else ("B3", "B1", "B4")
 
 
+def _rulers(sign: Sign, scene: Scene) -> Causes:
+    """Rows that no gradient reached: decay takes one factor from all of them, and never lets them grow."""
+    if not sign.evidence.get("even", True):
+        return ("D1", "D2", "G5", "A1")
+    shrink, allowed = float(sign.evidence.get("shrink", 0)), sign.evidence.get("allowed", (0, 0))
+    if shrink < 0:
+        return ("D2", "F4", "G6", "G7")
+    if shrink > allowed[1]:
+        return ("C2", "B7", "H1", "C3", "C5", "D2", "F4")
+    groups = [one for one in scene.fired("R12") if one.evidence.get("kind") == "groups"]
+    return ("B7", "C1", "H1", "C5") if groups else ("F4", "D2", "B7", "C1", "H1", "C5")
+
+
 def _sick(sign: Sign, scene: Scene) -> Causes:
     """NaN: from a second moment whose sign was flipped, or a bit of its own."""
     return ("G3", "G1", "G9") if scene.fired("S03") else ("G1", "G9")
@@ -91,7 +104,7 @@ def _zeroed(scene: Scene, names: set[str]) -> bool:
 #: Rule → its narrowing.
 OF_VALUES: Mapping[str, Callable[[Sign, Scene], Causes]] = {
     "S08": _masters, "S04": _bound, "S05": _zero_moments, "S01": _sick, "P09": _sick, "S14": _twice,
-    "S12": _copies,
+    "S12": _copies, "P11": _rulers,
 }  # fmt: skip
 
 # ---- two checkpoints -----------------------------------------------------------------------------------------------

@@ -173,7 +173,8 @@ class _Passes:
         """Put an outcome in, with where it was found in every sign."""
         signs = [replace(sign, evidence={"in": where, **sign.evidence}) for sign in outcome.signs]
         cleared = outcome.cleared
-        if where not in (self.scene.resumed, LOADED):  # healthy files before or long after the load exclude nothing
+        if where == "after" or (where == "before" and self.scene.resumed != "before"):
+            # healthy files before the load, or healthy numbers some updates after it, exclude nothing
             cleared = [replace(one, what=f"{one.what} ({where})", causes=()) for one in cleared]
         self.scene.outcome.add(Outcome(signs, dict(outcome.checked), dict(outcome.not_checked), cleared))
 
