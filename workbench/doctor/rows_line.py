@@ -18,11 +18,11 @@ from workbench.analysis.numbers import Decoder
 from workbench.analysis.patterns.read import runs_of
 from workbench.tensor import LazyTensor
 
-__all__ = ["Stood", "stood"]
+__all__ = ["WINDOW", "Stood", "stood"]
 
 Array = np.ndarray[Any, Any]
 
-WINDOW = 512  #: elements
+WINDOW = 256  #: elements
 PIECE = 1 << 17  #: elements of the line that are transformed at a time
 LINE = 256 << 20  #: bytes of the line, at most
 

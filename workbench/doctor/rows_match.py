@@ -12,6 +12,7 @@ seen block by block: memory is the rows of after that are matched (16 MiB) and o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class Matched:
         rows: ``(s,)`` which rows of after; step: of how many every one (1: all).
         source, place: ``(s,)`` tensor of before (its number) and row in it.
         cosine: ``(s,)`` with that row; own: with the row of the same number in the same tensor.
+        chance: the best cosine that so many rows of that length have by chance, about √(2·ln n / w).
     """
 
     rows: Ints
@@ -50,6 +52,7 @@ class Matched:
     place: Ints
     cosine: Array
     own: Array
+    chance: float
 
 
 def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) -> Array:
@@ -114,7 +117,9 @@ def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns:
                 straight[here] = _cosines(mine[here], length[here], block[rows[here] - first])
     stay = straight >= cosine
     source[stay], place[stay], cosine[stay] = own, rows[stay], straight[stay]
-    return Matched(rows, step, source, place, cosine, straight)
+    many = sum(_lines(tensor, columns)[0] for tensor in before)
+    chance = math.sqrt(2 * math.log(max(many, 2)) / max(width, 1))
+    return Matched(rows, step, source, place, cosine, straight, chance)
 
 
 def _all(lines: Any, tensor: LazyTensor, count: int, width: int) -> Array:

@@ -12,33 +12,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from workbench.analysis.patterns.forms import find_form
 from workbench.core.scan import Tick
-from workbench.doctor.echo_atoms import Atom, Atoms, kind_of, names_of
+from workbench.doctor.echo_atoms import Atom, Atoms
 from workbench.doctor.echo_tags import TAGS, Move, gathered, said, tag_of
 from workbench.doctor.evidence import Pair
 from workbench.doctor.rows import Block, row_shape
-from workbench.doctor.rows_line import stood
-from workbench.doctor.rows_match import Matched, match
+from workbench.doctor.rows_line import WINDOW, stood
 from workbench.doctor.rows_moments import descends
+from workbench.doctor.rows_seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see
 from workbench.doctor.sign import Outcome, Rule, Sign, register
 from workbench.doctor.updates import between
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_rows"]
 
-SELF = 0.9  #: cosine of a row with itself, a few updates later (catalogue, 3.2)
-GAP = 0.3  #: between the cosine with another row and with its own
-LIKE = 0.6  #: cosine from which a row may be another one
-SURE = 0.9  #: share of the rows
-SOME = 0.5  #: share of the rows from which an order is told at all
+Array = np.ndarray[Any, Any]
+
 SUSPECTS = 64  #: weights that are looked at
-SIBLINGS = 16  #: tensors that each is searched in
 ALONE = 0.3  #: cosine below which a tensor has nothing of the old one
 WINDOWS = 8  #: odd weights of which a window is looked for in the line
 LIST = 100
@@ -57,17 +51,6 @@ P18 = Rule(
     "look for keys that the load did not read",
 )  # fmt: skip
 register(P17, P18)
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """A suspect: its move, or none; how sure; its cosine with before."""
-
-    atom: Atom
-    move: Move | None
-    sure: bool
-    cosine: float
-    share: float
 
 
 def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None) -> Outcome:
@@ -95,21 +78,28 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
     seen = []
     for number, atom in enumerate(weights):
         try:
-            seen.append(_look(atoms, atom))
+            seen.append(see(atoms, atom))
         except WorkbenchError as error:
             found.not_checked["P17"] = f"{atom.fqn!r}: {error}"
         if tick is not None:
             tick((number + 1) / len(weights))
+    updates = between(pair)
     odd = [one for one in seen if one.cosine < ALONE and not (one.move is not None and one.sure)]
-    cut = _cut(atoms, odd, found.not_checked)
+    whole, cut = _line(atoms, odd, found.not_checked)
     if cut is not None:
         found.signs.append(cut)
         seen = []  # what else matches does so by the way
+    seen = [whole.get(one.atom.tensor, one) for one in seen]
     found.signs += _weights(atoms, [one for one in seen if one.move is not None])
-    found.signs += _strangers(atoms, [one for one in seen if one.move is None and one.cosine < ALONE], len(of_weights))
+    lost = [one for one in seen if one.move is None and one.cosine < ALONE]
+    calm = bool(lost) and others_stay(atoms, role, {one.atom.tensor for one in lost})
+    strangers = [one for one in lost if calm or out_of_reach(atoms, one.atom, updates)]
+    if len(strangers) < len(lost):
+        found.not_checked["P18"] = f"{len(lost) - len(strangers):,} weights may have turned that far by their updates"
+    found.signs += _strangers(strangers, len(of_weights))
     if not found.signs:  # moments that moved with their weights need no words of their own
         states = [atom for atom in atoms.rows if set(atom.owners) & wanted and atom.role == "exp_avg_sq"]
-        found.signs += _moments(atoms, descends(atoms, states, between(pair), found.not_checked))
+        found.signs += _moments(atoms, descends(atoms, states, updates, found.not_checked))
     if wanted:
         found.checked["P17"] = f"{len(weights):,} weights, rows and columns"
         found.checked["P18"] = f"{len(weights):,} weights"
@@ -118,95 +108,11 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
     return found
 
 
-# ---- one weight ------------------------------------------------------------------------------------------------------
-
-
-def _look(atoms: Atoms, atom: Atom) -> _Seen:
-    before, after = atoms.tensors(atom)
-    alone = match(after, [before], 0)
-    middle = float(np.median(alone.own))
-    if middle >= SELF:
-        return _Seen(atom, None, True, middle, 0.0)
-    family = [atom, *_family(atoms, atom)]
-    rows = match(after, [atoms.before(one) for one in family], 0)
-    seen = _read(atom, rows, [one.fqn for one in family], False, after.shape, middle)
-    if seen.move is not None or len(after.shape) != 2:
-        return seen
-    columns = match(after, [before], 0, columns=True)
-    return _read(atom, columns, [atom.fqn], True, after.shape, middle)
-
-
-def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
-    """Tensors that it may have been mixed up with: of its layer first, then the same of the nearest layers, experts."""
-    width = row_shape(atoms.before(atom).shape)[1]
-    bare, layer, expert = names_of(atom.fqn)
-    kind = kind_of(atom.fqn)
-    groups = ({"gate", "up"}, {"q", "k", "v"})
-    ranked = []
-    for one in atoms.rows:
-        shape = atoms.before(one).shape
-        if one.role != atom.role or one.fqn == atom.fqn or len(shape) < 2 or row_shape(shape)[1] != width:
-            continue
-        other, there, number = names_of(one.fqn)
-        if there == layer and number == expert and any({kind, kind_of(one.fqn)} <= group for group in groups):
-            ranked.append((0, one))
-        elif other == bare and there == layer:
-            ranked.append((1 + abs((number or 0) - (expert or 0)), one))
-        elif other == bare and number == expert:
-            ranked.append((1 + abs((there or 0) - (layer or 0)), one))
-    ranked.sort(key=lambda one: one[0])
-    return [one for _, one in ranked[:SIBLINGS]]
-
-
-def _read(
-    atom: Atom, found: Matched, names: Sequence[str], columns: bool, shape: tuple[int, ...], cosine: float
-) -> _Seen:  # fmt: skip
-    """The move that matches tell."""
-    elsewhere = (found.source != 0) | (found.place != found.rows)
-    clear = elsewhere & (found.cosine >= LIKE) & (found.cosine - found.own >= GAP)
-    still = found.own >= LIKE
-    share = float((clear | still).mean())
-    if not clear.any() or clear.mean() < 0.1 or share < SOME:
-        return _Seen(atom, None, False, cosine, share)
-    source, place = _mended(found, clear | still)
-    used = sorted(set(source.tolist()))
-    blocks = tuple(_blocks(found, source, place, {number: k for k, number in enumerate(used)}))
-    move = Move(atom.fqn, shape, columns, tuple(names[k] for k in used), blocks)
-    if used == [0] and found.step == 1:
-        form = find_form(np.arange(len(place)).astype(np.uint64), place.astype(np.uint64))
-        if form is not None:
-            text = form.say("column" if columns else "row", "columns" if columns else "rows")
-            move = replace(move, text=text, form={"form": form.name, **form.detail})
-    return _Seen(atom, move, share >= SURE, cosine, share)
-
-
-def _mended(found: Matched, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that match nothing clearly go on where the row above (else below) was."""
-    source, place = found.source.copy(), found.place.copy()
-    known = known.copy()
-    for way in (1, -1):
-        order = range(len(place)) if way == 1 else range(len(place) - 1, -1, -1)
-        for at in order:
-            if not known[at] and 0 <= at - way < len(place) and known[at - way]:
-                source[at], place[at] = source[at - way], place[at - way] + way * found.step
-                known[at] = True
-    return source, place
-
-
-def _blocks(found: Matched, source: np.ndarray, place: np.ndarray, names: dict[int, int]) -> Iterator[Block]:
-    cut = np.flatnonzero((np.diff(place) != found.step) | (np.diff(source) != 0)) + 1
-    edges = [0, *cut.tolist(), len(place)]
-    for start, stop in pairwise(edges):
-        first = int(found.rows[start])
-        last = int(found.rows[stop]) if stop < len(place) else int(found.rows[-1]) + found.step
-        yield Block(first, last, names[int(source[start])], int(place[start]))
-
-
 # ---- signs -----------------------------------------------------------------------------------------------------------
 
 
-def _weights(atoms: Atoms, seen: Sequence[_Seen]) -> Iterator[Sign]:
-    tags: dict[str, list[_Seen]] = {}
+def _weights(atoms: Atoms, seen: Sequence[Seen]) -> Iterator[Sign]:
+    tags: dict[str, list[Seen]] = {}
     for one in seen:
         assert one.move is not None
         tags.setdefault(tag_of(atoms.facts, one.move), []).append(one)
@@ -222,26 +128,35 @@ def _weights(atoms: Atoms, seen: Sequence[_Seen]) -> Iterator[Sign]:
         yield _sign(P17, [one.atom for one in some], text, causes, grave, evidence)
 
 
-def _cut(atoms: Atoms, seen: Sequence[_Seen], not_checked: dict[str, str]) -> Sign | None:
-    """Whether most of the odd ones are other parts of the flat line; of few, one is enough."""
-    if not seen:
-        return None
-    looked = seen[:: max(len(seen) // WINDOWS, 1)]
+def _line(
+    atoms: Atoms, seen: Sequence[Seen], not_checked: dict[str, str]
+) -> tuple[dict[int, Seen], Sign | None]:  # fmt: skip
+    """Of odd ones: those that are another tensor whole; and a sign, if most are other parts of the flat line."""
+    long = [one for one in seen if atoms.before(one.atom).numel >= 2 * WINDOW]
+    looked = long[:: max(len(long) // WINDOWS, 1)]
+    if not looked:
+        return {}, None
     line = [atom for atom in atoms.rows if atom.role == seen[0].atom.role]
     try:
         found = stood([atoms.tensors(one.atom)[1] for one in looked], [atoms.before(atom) for atom in line])
     except WorkbenchError as error:
         not_checked["line"] = str(error)
-        return None
-    shifts = [
-        (one, place.at, line[place.number].fqn, place.place)
-        for one, place in zip(looked, found, strict=True)
-        if place is not None
-        and place.cosine >= SELF
-        and (line[place.number].tensor != one.atom.tensor or place.at != place.place)
-    ]
-    if len(shifts) < 2 or 2 * len(shifts) <= len(looked):
-        return None
+        return {}, None
+    whole: dict[int, Seen] = {}
+    shifts: list[tuple[Seen, int, str, int]] = []
+    for one, place in zip(looked, found, strict=True):
+        if place is None or place.cosine < SELF:
+            continue
+        source, shape = line[place.number], atoms.before(one.atom).shape
+        if place.at != place.place or atoms.before(source).shape != shape:
+            shifts.append((one, place.at, source.fqn, place.place))
+        elif source.tensor != one.atom.tensor:
+            rows = row_shape(shape)[0]
+            move = Move(one.atom.fqn, shape, False, (source.fqn,), (Block(0, rows, 0, 0),))
+            whole[one.atom.tensor] = Seen(one.atom, move, False, one.cosine, 1.0)
+    told = len(shifts) + len(whole)  # of a line that was cut anew some parts may fall on a tensor
+    if not shifts or told < 2 or 2 * told <= len(looked):
+        return whole, None
     by = {at - there for one, at, name, there in shifts if name == one.atom.fqn}
     one, at, name, there = shifts[0]
     if len(by) == 1 and all(name == one.atom.fqn for one, _, name, _ in shifts):
@@ -253,11 +168,13 @@ def _cut(atoms: Atoms, seen: Sequence[_Seen], not_checked: dict[str, str]) -> Si
             f"{one.atom.fqn!r} were at {there:,} of {name!r}"
         )
         causes = ("E13", "E7")
-    evidence: dict[str, object] = {"in": "before → after", "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts]}
-    return _sign(P17, [one.atom for one in seen], text, causes, None, evidence)
+    evidence: dict[str, object] = {
+        "in": "before → after", "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts],
+    }  # fmt: skip
+    return whole, _sign(P17, [one.atom for one in seen], text, causes, None, evidence)
 
 
-def _strangers(atoms: Atoms, seen: Sequence[_Seen], of: int) -> Iterator[Sign]:
+def _strangers(seen: Sequence[Seen], of: int) -> Iterator[Sign]:
     if not seen:
         return
     high = max(one.cosine for one in seen)
@@ -277,7 +194,7 @@ def _moments(atoms: Atoms, moved: Sequence[tuple[Atom, Atom]]) -> Iterator[Sign]
         yield _sign(P17, [one for one, _ in moved], text, ("B5", "E13"), None, {"in": "before → after", "from": pairs})
 
 
-def _count(seen: Sequence[_Seen]) -> str:
+def _count(seen: Sequence[Seen]) -> str:
     return f"{len(seen):,} tensors" if len(seen) > 1 else "one tensor"
 
 
