@@ -17,6 +17,10 @@ PROMISES = {
         "dcp_fsdp2", "model.layers.2.mlp.up_proj.weight", "exp_avg_sq", "standard deviation", "(3, 3, (0.9, 0.95))",
         "-0.0240",
     ],
+    "03_debug_a_loss_spike": [
+        "1.7411", "1.946", "D2", "certain", "The fp32 masters are not those of the weights", "0.118234",
+        "0.4082", "0.4328", "the first loss is right, the second wrong", "Differs_colon_20", "20 of 20 master tensors",
+    ],
 }  # fmt: skip
 
 

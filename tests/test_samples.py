@@ -17,14 +17,16 @@ README = {name: (origin, truth) for name, origin, truth in ROW.findall((ROOT / "
 NOT_CHECKPOINTS = {"make", "truth"}
 # state that differs by rank and has no gathered value, so its truth file cannot hold it
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
-RUNS = {"titan_run", "trainer_run", "torch_save"}  # each entry inside is a checkpoint
+RUNS = {"loss_spike", "titan_run", "trainer_run", "torch_save"}  # each entry inside is a checkpoint
+BESIDE = {"loss.csv"}  # but these
 
 
 def _on_disk() -> set[str]:
     names = set()
     for entry in ROOT.iterdir():
         if entry.is_dir() and entry.name not in NOT_CHECKPOINTS:
-            names |= {f"{entry.name}/{e.name}" for e in entry.iterdir()} if entry.name in RUNS else {entry.name}
+            inside = {f"{entry.name}/{e.name}" for e in entry.iterdir() if e.name not in BESIDE}
+            names |= inside if entry.name in RUNS else {entry.name}
     return names
 
 
@@ -89,10 +91,11 @@ def test_dcp_truth_agrees_with_torchs_own_reader(name):
         assert _same_bits(value, truth[key]), key
 
 
-@pytest.mark.parametrize("name", [n for n in README if n.startswith("torch_save/")])
+@pytest.mark.parametrize("name", [n for n in README if n.startswith(("loss_spike/", "torch_save/"))])
 def test_torch_save_truth_agrees_with_torch_load(name):
     # weights_only=False: our own file, with numpy and argparse objects in it
-    state = torch.load(ROOT / name, weights_only=False)
+    path = ROOT / name
+    state = torch.load(path / "checkpoint.pt" if path.is_dir() else path, weights_only=False)
     truth = _truth(name)
     found = dict(_tensors(state))
     assert set(found) == set(truth)
@@ -138,6 +141,35 @@ def test_the_uneven_2d_sample_is_uneven_and_out_of_order():
     metadata = FileSystemReader(ROOT / "dcp_tp2_fsdp2_vocab515").read_metadata()
     chunks = metadata.state_dict_metadata["model.tok_embeddings.weight"].chunks
     assert [(c.offsets[0], c.sizes[0]) for c in chunks] == [(0, 129), (258, 129), (129, 129), (387, 128)]
+
+
+def test_the_loss_spike_is_one_of_masters_alone():
+    """Weights, moments and counters came through the load; each master is the one that weights no longer round from."""
+    before, echo, after = (_truth(f"loss_spike/{name}") for name in ("step-240", "step-240-echo", "step-245"))
+    assert set(before) == set(echo) == set(after)
+    differ = {key for key in before if not _same_bits(before[key], echo[key])}
+    assert differ == {key for key in before if key.endswith(".master_param")} and len(differ) == 20
+    names = torch.load(ROOT / "loss_spike/step-240/checkpoint.pt", weights_only=True)["model"]
+    order = [n for n in names if not n.endswith("norm.weight")] + [n for n in names if n.endswith("norm.weight")]
+    fits = [
+        [
+            _same_bits(state[f"model.{name}"], state[f"optimizer.state.{number}.master_param"].bfloat16())
+            for state in (before, echo, after)
+        ]
+        for number, name in enumerate(order)
+    ]
+    assert all(one == [True, False, True] for one in fits)
+
+
+def test_the_loss_spike_has_its_curve():
+    lines = (ROOT / "loss_spike/loss.csv").read_text("utf-8").splitlines()
+    assert lines[0] == "step,loss,loss_repaired"
+    rows = [line.split(",") for line in lines[1:]]
+    assert [int(step) for step, *_ in rows] == list(range(201, 281))
+    went, goes = ([float(row[n]) for row in rows[40:]] for n in (1, 2))
+    assert went[0] == goes[0]  # the first loss is right
+    assert went[1] > max(float(row[1]) for row in rows[20:40]) and goes[1] < went[1]  # the second is not
+    assert all(row[2] == "" for row in rows[:40])
 
 
 def _tensors(value: object, path: str = ""):
