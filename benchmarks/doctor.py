@@ -15,7 +15,7 @@ from harness import best, machine
 from synthetic_trained import UPDATES, write_trained
 
 SIDE = 1_000_000_000  #: bytes of a checkpoint
-ROUNDS = 2
+ROUNDS = 3
 CHUNK = 1 << 20
 
 

@@ -140,6 +140,24 @@ def test_a_pair_gives_the_same_counts(case):
 
 
 @needs_numba
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{'AB'[name[0]]}-{name[1]}")
+def test_each_odd_value_in_each_tensor(name, update):
+    values = trained(1, len(ODD), update)
+    values[name].view(np.uint32)[:] = ODD
+    slot = Slot("w", {one: Plain("float32", ODD.shape) for one in values})
+    for at in range(len(ODD)):  # alone, for the worst hides the others
+        block = {one: held[at : at + 1] for one, held in values.items()}
+        found = []
+        for fast in (False, True):
+            fold = PairFold({"w": update}, fast)
+            one = fold.begin(slot)
+            fold.fold(one, slot, Block(at, block, block))
+            found.append(one)
+        same(*found)
+
+
+@needs_numba
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64"])
 def test_other_types_of_moments_and_weights(kind):
     for seed, update in enumerate(UPDATES):
