@@ -494,7 +494,7 @@ def test_the_workbench_shows_a_checkpoint_without_a_server(root):
     page.until(lambda: job.status == "done")
     assert table.value.index[table.selection[0]] == list(state.ckpt).index("lm_head.weight")
     state.pattern = "self_attn"
-    assert len(table.value) == sum("self_attn" in key for key in state.ckpt) and table.selection == []
+    assert len(table.chosen) == sum("self_attn" in key for key in state.ckpt) and table.selection == []
     assert job.status == "done"
     page.until(lambda: workbench.picker.job.status == "done")
     assert pn.panel(workbench).get_root() is not None

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from types import EllipsisType
 from typing import Any
 
 from workbench.analysis.summary import profile
 from workbench.checkpoint import Checkpoint
 from workbench.cli_common import open_as, paint, print_json
 from workbench.core.unpickle import jsonable
-from workbench.errors import TensorNotFoundError, UsageError, WorkbenchError
+from workbench.errors import TensorNotFoundError, WorkbenchError
+from workbench.slices import Part, parse_slice
 from workbench.tensor import LazyTensor
 from workbench.views import units
 from workbench.views.names import safe, shorten
@@ -24,13 +23,9 @@ from workbench.views.values import json_values, values_text
 
 __all__ = ["locate", "objects", "parse_slice", "show"]
 
-Part = int | slice | list[int] | EllipsisType
 QUICK = 1 << 26  #: elements that statistics read without being asked for --exact (about half a second)
 CHUNKS = 20  #: chunks that are printed
 LINES = 2000  #: lines of an object that are printed
-_INT = re.compile(r"\s*([+-]?\d{1,19})\s*")
-_SLICE = re.compile(r"\s*([+-]?\d{1,19})?\s*:\s*([+-]?\d{1,19})?\s*(?::\s*([+-]?\d{1,19})?\s*)?")
-_PARTS = re.compile(r"(\s*\[[^\[\]]*\]\s*|[^,\[\]]*)(,|$)")
 
 
 def show(options: argparse.Namespace) -> None:
@@ -90,43 +85,6 @@ def locate(ckpt: Checkpoint, text: str) -> tuple[LazyTensor, tuple[Part, ...] | 
             if exact is not None:
                 return ckpt[exact], parse_slice(text[at + 1 : -1])
     return ckpt[text.split("[", 1)[0] or text], None  # not there: the mapping's own error suggests names
-
-
-def parse_slice(text: str) -> tuple[Part, ...]:
-    """``2:9, :, -1, ..., [0, 2]`` as an index key.
-
-    Raises:
-        UsageError: something that is no integer, slice, ellipsis or list of integers.
-    """
-    parts: list[Part] = []
-    at = 0
-    while at < len(text):
-        found = _PARTS.match(text, at)
-        if found is None:
-            raise UsageError(f"{text!r} is no slice: brackets do not match")
-        body, comma = found[1], found[2]
-        parts.append(_part(body, text))
-        at = found.end()
-        if not comma:
-            break
-    if not parts:
-        raise UsageError("an empty slice []; write [...] for everything")
-    return tuple(parts)
-
-
-def _part(body: str, text: str) -> Part:
-    body = body.strip()
-    if body == "...":
-        return ...
-    if found := _INT.fullmatch(body):
-        return int(found[1])
-    if found := _SLICE.fullmatch(body):
-        return slice(*(None if group is None else int(group) for group in found.groups()))
-    if body.startswith("["):
-        inner = [_INT.fullmatch(item) for item in body[1:-1].split(",")] if body[1:-1].strip() else []
-        if all(inner):
-            return [int(item[1]) for item in inner if item is not None]
-    raise UsageError(f"{body!r} in [{text}] is no integer, slice (2:9:1), ellipsis (...) or list ([0, 2])")
 
 
 def _key(ckpt: Checkpoint, text: str) -> str | None:

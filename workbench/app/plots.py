@@ -18,7 +18,7 @@ from workbench.analysis.heatmap import Heat
 from workbench.analysis.summary import Histogram, Summary
 from workbench.app.words import size
 
-__all__ = ["ODD", "OKABE_ITO", "ZERO", "bytes_bars", "heat_map", "histogram", "worst_points"]
+__all__ = ["ODD", "OKABE_ITO", "ZERO", "bytes_bars", "heat_map", "histogram", "steps_line", "worst_points"]
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 ZERO = "#F0E442"  #: exactly zero
@@ -92,7 +92,7 @@ def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
         title="",
         show_legend=bool(zero),
         legend_position="top_right",
-        default_tools=["pan", "box_zoom", "reset"],
+        default_tools=["pan", "box_zoom", "save", "reset"],
         **_FRAME,
     )
 
@@ -135,8 +135,47 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
         ylabel="row",
         yticks=[(0, "0")] if rows == 1 else 5,
         show_legend=False,
-        default_tools=["pan", "wheel_zoom", "box_zoom", "reset"],
+        default_tools=["pan", "wheel_zoom", "box_zoom", "save", "reset"],
         active_tools=[],
+        **_FRAME,
+    )
+
+
+def steps_line(steps: Sequence[tuple[int, int, bool]], here: int) -> hv.Overlay:
+    """A run along its steps: a dot each, hollow where it is incomplete, ringed where one looks.
+
+    Args:
+        steps: step, bytes, whether it is complete; in order.
+        here: index of the one that is looked at, -1 for none.
+    """
+    dims: list[Any] = ["step", "bytes"]
+    unit, divisor = _unit(max((nbytes for _, nbytes, _ in steps), default=0))
+    rows = [(step, n / divisor, size(n), "complete" if whole else "incomplete") for step, n, whole in steps]
+    tips = [("step", "@step{0,0}"), ("size", "@size"), ("state", "@state")]
+    layers: list[Any] = [hv.Curve(rows, dims[0], [dims[1]]).opts(color="#888888", line_width=1)]
+    for state, fill in (("complete", 1.0), ("incomplete", 0.0)):
+        part = [row for row in rows if row[3] == state]
+        if part:
+            dots = hv.Points(part, dims, ["size", "state"], label=state)
+            layers.append(
+                dots.opts(size=10, color=OKABE_ITO[0], fill_alpha=fill, line_width=2, tools=["hover"],
+                          hover_tooltips=tips)
+            )  # fmt: skip
+    if here >= 0:
+        ring = hv.Points([rows[here][:2]], dims, label="this one")
+        layers.append(ring.opts(size=20, fill_alpha=0, line_color=OKABE_ITO[5], line_width=2.5))
+    top = max((row[1] for row in rows), default=1) * 1.35 or 1
+    return hv.Overlay(layers).opts(
+        height=150,
+        ylim=(0, top),
+        padding=0.08,
+        xlabel="step",
+        ylabel=f"size, {unit}",
+        yticks=3,
+        show_legend=True,
+        legend_position="right",
+        default_tools=["save"],
+        xformatter="%d",
         **_FRAME,
     )
 

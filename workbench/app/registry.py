@@ -6,7 +6,7 @@
     session 2 ── acquire(path) ──► Lease ─┴─► Entry(checkpoint, 2 holders) ── release ×2 ──► checkpoint.close()
 
 A checkpoint is read-only and safe to share. What is costly to derive from it and the same for every session (the
-rows of the table) is derived once, too, and must not be changed by whoever gets it.
+rows of the table, the Overview's sums) is derived once, too, and must not be changed by whoever gets it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from workbench.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from workbench.app.glance import Glance
+    from workbench.app.rows import Ranks
 
 __all__ = ["Lease", "Registry", "shared"]
 
@@ -53,15 +56,31 @@ class Lease:
         if entry is not None:
             self._registry._release(entry)
 
-    @cached_property
+    @property
     def rows(self) -> pd.DataFrame:
         """One row a tensor, as the table shows it; shared by sessions, never to be changed."""
-        from workbench.app.rows import tensor_rows
+        return self._shared[0]
+
+    @property
+    def ranks(self) -> Ranks:
+        """The order of the rows by each column; shared."""
+        return self._shared[1]
+
+    @property
+    def glance(self) -> Glance:
+        """What the Overview tells; shared."""
+        return self._shared[2]
+
+    @cached_property
+    def _shared(self) -> tuple[pd.DataFrame, Ranks, Glance]:
+        from workbench.app.glance import glance
+        from workbench.app.rows import Ranks, tensor_rows
 
         with _rows_lock:
             found = self.checkpoint.__dict__.get("_app_rows")
             if found is None:
-                found = self.checkpoint.__dict__["_app_rows"] = tensor_rows(self.checkpoint)
+                rows = tensor_rows(self.checkpoint)
+                found = self.checkpoint.__dict__["_app_rows"] = rows, Ranks(rows), glance(self.checkpoint)
             return found
 
 

@@ -67,12 +67,18 @@ def message(text: str, kind: str = "info") -> str:
     return f'<div class="said {kind}" role="{role}">{html(text)}</div>'
 
 
-def table(frame: Any, columns: dict[str, tuple[str, str, int | None]], **params: Any) -> pn.widgets.Tabulator:
+def table(
+    frame: Any,
+    columns: dict[str, tuple[str, str, int | None]],
+    of: type[pn.widgets.Tabulator] = pn.widgets.Tabulator,
+    **params: Any,
+) -> pn.widgets.Tabulator:
     """A read-only table that sends one page at a time.
 
     Args:
         columns: name → title, kind (``text``, ``count``, ``bytes``, or an HTML template), width in pixels or ``None``.
             Where the window is too narrow for all, the last ones are left out, never squeezed.
+        of: the class; :class:`workbench.app.paged.Paged` for what may have many thousands of rows.
     """
     layout = [
         {"field": name, "responsive": at, "minWidth": width or WIDEST_NAME}
@@ -97,7 +103,7 @@ def table(frame: Any, columns: dict[str, tuple[str, str, int | None]], **params:
         "stylesheets": [TABLE],
         "margin": (4, 10),
     }
-    return pn.widgets.Tabulator(frame, **{**defaults, **params})
+    return of(frame, **{**defaults, **params})
 
 
 def two_columns(*children: Any, least: int = 440) -> pn.Column:

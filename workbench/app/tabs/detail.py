@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import panel as pn
@@ -13,12 +13,20 @@ from workbench.analysis.summary import Summary
 from workbench.app import plots, style
 from workbench.app.jobs import Job, Schedule
 from workbench.app.look import Look, look
+from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
+from workbench.app.tabs.slices import Slices
 from workbench.app.words import count, html, number, safe, size
+from workbench.core.catalog import CODECS
 from workbench.tensor import LazyTensor
 from workbench.views import units
 
-__all__ = ["Detail", "statistics", "worst_table"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Detail", "chunk_rows", "statistics", "worst_table"]
+
+CHUNK_ROWS = 5_000  #: chunks that the table has at most
 
 CHUNKS: dict[str, tuple[str, str, int | None]] = {
     "offsets": ("Offsets", "text", 150),
@@ -49,13 +57,19 @@ class Detail(pn.viewable.Viewer):
         self._again = pmui.Button(
             label="Read it", variant="outlined", color="primary", on_click=lambda _: self._start()
         )
+        self.slices = Slices(state, schedule)
         self._waiting = pn.Row(self._percent, self._bar, self._cancel, sizing_mode="stretch_width", align="center")
         state.param.watch(self._turn, ["tensor", "ckpt"])
         self.job.param.watch(self._progressed, ["progress", "status"])
         self._turn()
 
     def __panel__(self) -> pn.viewable.Viewable:
-        return pn.Column(self._head, self._pictures, self._chunks, sizing_mode="stretch_width")
+        return pn.Column(self._head, self._pictures, self.slices, self._chunks, sizing_mode="stretch_width")
+
+    def close(self) -> None:
+        """The session is over: stop reading."""
+        self.job.reset()
+        self.slices.job.reset()
 
     def _turn(self, *_: Any) -> None:
         """Another tensor, or none."""
@@ -65,7 +79,7 @@ class Detail(pn.viewable.Viewer):
             self._head.object, self._pictures[:], self._chunks[:] = "", [], []
             return
         self._head.object = _head(tensor)
-        self._chunks[:] = [style.pane("<h3>Chunks</h3>"), _chunks(tensor)]
+        self._chunks[:] = _chunks(tensor)
         self._start()
 
     def _start(self) -> None:
@@ -184,23 +198,37 @@ def _plot(picture: Any) -> pn.pane.HoloViews:
     return pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width")
 
 
-def _chunks(tensor: LazyTensor) -> pn.widgets.Tabulator:
+def _chunks(tensor: LazyTensor) -> list[Any]:
+    """Heading, table and download of the chunks; of very many the table has the first."""
+    rows = tensor._payloads.catalog.rows_of(tensor._tensor)
+    stored = rows.stop - rows.start
+    told = "" if stored <= CHUNK_ROWS else f" (the first {count(CHUNK_ROWS)} of {count(stored)}; the file has all)"
+    return [
+        style.pane(f"<h3>Chunks{told}</h3>"),
+        style.table(chunk_rows(tensor, CHUNK_ROWS), CHUNKS, page_size=8),
+        csv_button(f"{tensor.key}-chunks", lambda: tensor.chunks, "chunks CSV"),
+    ]
+
+
+def chunk_rows(tensor: LazyTensor, most: int) -> pd.DataFrame:
+    """One row a chunk, as the table shows it, of the first ``most``."""
     import pandas as pd
 
-    chunks = tensor.chunks
-    frame = pd.DataFrame(
+    catalog, at = tensor._payloads.catalog, tensor._tensor
+    rows = catalog.rows_of(at)
+    rows, ndim = slice(rows.start, min(rows.stop, rows.start + most)), int(catalog.ndim[at])
+    return pd.DataFrame(
         {
-            "offsets": [str(list(box)) for box in chunks["offsets"]],
-            "sizes": [str(list(box)) for box in chunks["sizes"]],
-            "rank": chunks["rank"].astype("Float64").to_numpy(float, na_value=np.nan),
-            "file": [safe(name) for name in chunks["file"]],
-            "start": chunks["start"],
-            "stop": chunks["stop"],
-            "replica": chunks["replica"].astype("int64"),
-            "codec": chunks["codec"].astype("str"),
+            "offsets": [str(box[:ndim]) for box in catalog.offsets[rows].tolist()],
+            "sizes": [str(box[:ndim]) for box in catalog.sizes[rows].tolist()],
+            "rank": np.where(catalog.rank[rows] < 0, np.nan, catalog.rank[rows]),
+            "file": [safe(catalog.files[file]) for file in catalog.file[rows].tolist()],
+            "start": catalog.start[rows],
+            "stop": catalog.stop[rows],
+            "replica": catalog.replica[rows].astype(np.int64),
+            "codec": [CODECS[code] for code in catalog.codec[rows].tolist()],
         }
     )
-    return style.table(frame, CHUNKS, page_size=8)
 
 
 def _value(value: float | int) -> str:

@@ -1,25 +1,35 @@
-"""The *Overview* tab: what this checkpoint is, where its bytes are, and what is odd about it."""
+"""The *Overview* tab: what this checkpoint is, whether it is whole, where its bytes are, and the run it belongs to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import panel as pn
+import panel_material_ui as pmui
 
 from workbench.app import plots, style
+from workbench.app.glance import Glance, bytes_by_module, facts, module_of
+from workbench.app.jobs import Tick
+from workbench.app.save import csv_button
+from workbench.app.tabs.run import Run
 from workbench.app.tabs.tab import Tab
-from workbench.app.words import count, html, safe, size
+from workbench.app.words import count, html, safe
+from workbench.app.work import Work
 from workbench.checkpoint import Checkpoint
-from workbench.views import facts as shared
 
-__all__ = ["Overview", "bytes_by_module", "facts", "module_of"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.analysis.report import Report
+
+__all__ = ["Overview", "bytes_by_module", "facts", "health", "module_of"]
 
 BARS = 10  #: bars of one chart; the rest is summed up in a last one
-DEPTH = 3  #: components of a module's name, unless a layer's number comes earlier
 SHOWN = 12  #: names of objects that are listed
+AT_ONCE = 20_000  #: chunks up to which the structure is checked without being asked
 
 
 class Overview(Tab):
@@ -27,57 +37,79 @@ class Overview(Tab):
 
     key = "overview"
 
-    def draw(self) -> None:
-        ckpt = self.state.ckpt
-        self.body[:] = [] if ckpt is None else self._parts(ckpt)
+    def build(self) -> None:
+        self.work = Work("Check the structure", self._verify, self._done, verb="checking", schedule=self.schedule)
+        self.badge = style.pane("")
+        self._more = pmui.Button(
+            label="Open Integrity", variant="outlined", color="primary", size="small", margin=(5, 10),
+            on_click=lambda _: self.state.param.update(tab="integrity"),
+        )  # fmt: skip
+        self._health = pn.Column(sizing_mode="stretch_width")
+        self.run = Run(self.state, self.schedule)
 
-    def _parts(self, ckpt: Checkpoint) -> list[Any]:
-        tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in facts(ckpt))
+    def draw(self) -> None:
+        ckpt, lease = self.state.ckpt, self.state.lease
+        self.work.reset()
+        if ckpt is None or lease is None:
+            self.body[:] = []
+            return
+        self._health[:] = [self.work]
+        self.body[:] = self._parts(ckpt, lease.glance)
+        self.run.look()
+        if ckpt.catalog.chunks <= AT_ONCE:
+            self.work.start()
+
+    def close(self) -> None:
+        self.work.reset()
+        self.run.work.reset()
+
+    def _verify(self, tick: Tick) -> Report:
+        from workbench.analysis.verify import verify
+
+        assert self.state.ckpt is not None
+        return verify(self.state.ckpt, tick=tick)
+
+    def _done(self, report: Report) -> None:
+        self.badge.object = health(report)
+        self._health[:] = [self.badge, self._more]
+
+    def _parts(self, ckpt: Checkpoint, seen: Glance) -> list[Any]:
+        tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in seen.facts)
         head = f'<h2 class="name">{html(self.state.path)}</h2><div class="facts">{tiles}</div>'
         charts = [
-            _chart("Bytes by role", [(share.label, share.nbytes) for share in shared.by_role(ckpt)], "role"),
-            _chart("Bytes by element type", [(share.label, share.nbytes) for share in shared.by_dtype(ckpt)], "type"),
+            _chart("Bytes by role", seen.roles, "role"),
+            _chart("Bytes by element type", seen.dtypes, "type"),
         ]
         return [
             style.pane(head),
-            style.pane("".join(style.message(text, "warning") for text in shared.oddities(ckpt))),
+            style.pane("".join(style.message(text, "warning") for text in seen.oddities)),
+            self._health,
+            self.run,
             style.two_columns(*charts),
-            _chart("Bytes by module", bytes_by_module(ckpt), "module"),
+            _chart("Bytes by module", seen.modules, "module"),
+            csv_button(f"{self.state.path}-bytes", lambda: bytes_frame(seen), "bytes CSV"),
             _files(ckpt),
             _objects(ckpt),
         ]
 
 
-def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
-    """What the checkpoint is, as pairs of label and HTML; the words are those of its text repr."""
-    told = [(name, html(value)) for name, value in shared.heading(ckpt) if name not in ("files", "objects")]
-    used = np.unique(ckpt.catalog.file).tolist()
-    sizes = [max(ckpt.catalog.file_stats[file].size, 0) for file in used]
-    return [
-        ("format", html(ckpt.format)),
-        *told,
-        ("files with tensors", f"{count(len(sizes))}, {size(sum(sizes))}"),
-        ("other objects", count(len(ckpt.objects))),
-    ]
+def health(report: Report) -> str:
+    """HTML: the outcome of a quick check, in one sentence."""
+    errors, warnings, made = report.count("error"), report.count("warn"), len(report.checked)
+    if not errors and not warnings:
+        return style.message(f"Structure: whole. {count(made)} kinds of checks found nothing; values were not read.")
+    told = [f"{count(n)} {noun}{'' if n == 1 else 's'}" for n, noun in ((errors, "error"), (warnings, "warning")) if n]
+    first = safe(report.found[0].message)
+    return style.message(f"Structure: {' and '.join(told)}. {first}", "error" if errors else "warning")
 
 
-def bytes_by_module(ckpt: Checkpoint) -> list[tuple[str, int]]:
-    """Bytes summed by module, optimizer state with its parameter; largest first."""
-    total: dict[str, int] = {}
-    sizes = ckpt.catalog.tensor_nbytes.tolist()
-    for fqn, key, n in zip(ckpt.fqns, ckpt.catalog.keys, sizes, strict=True):
-        name = module_of(fqn or key)
-        total[name] = total.get(name, 0) + n
-    return sorted(total.items(), key=lambda item: (-item[1], item[0]))
+def bytes_frame(seen: Glance) -> pd.DataFrame:
+    """All bars of the charts as rows: by name nbytes."""
+    import pandas as pd
 
-
-def module_of(name: str) -> str:
-    """The module that a chart by module counts a tensor to: up to the first number, else some components."""
-    parts = name.split(".")
-    for at, part in enumerate(parts[:-1]):
-        if part.isdigit():
-            return ".".join(parts[: at + 1])
-    return ".".join(parts[:-1][:DEPTH]) or name
+    parts = {"role": seen.roles, "type": seen.dtypes, "module": seen.modules}
+    rows = [(by, safe(name), n) for by, shares in parts.items() for name, n in shares]
+    return pd.DataFrame(rows, columns=["by", "name", "nbytes"])
 
 
 def _chart(title: str, rows: Sequence[tuple[str, int]], what: str) -> pn.Column:

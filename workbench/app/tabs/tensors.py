@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.jobs import Schedule
-from workbench.app.rows import EVERY_ROLE, choose_rows
+from workbench.app.jobs import Job, Schedule, Tick
+from workbench.app.paged import Paged
+from workbench.app.rows import EVERY_ROLE, Positions, with_role
+from workbench.app.save import csv_button
+from workbench.app.search import LIMIT, Search
 from workbench.app.state import WorkbenchState
 from workbench.app.tabs.detail import Detail
 from workbench.app.words import count, size
 from workbench.errors import UsageError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["Tensors"]
 
 PAGE = 10  #: rows of a page of the table
+QUICK = 0.1  #: seconds that a filter may keep the page waiting; what takes longer goes on in a job
 #: Column → title, kind, pixels; those further down go first where the window is narrow.
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "name": ("Name", "text", None),
@@ -48,24 +56,29 @@ class Tensors(pn.viewable.Viewer):
         self._role = pmui.Select(
             label="Role", options={"every role": EVERY_ROLE}, width=180, size="small", margin=(10, 10, 5, 10)
         )
-        self._said = style.pane("")
-        self.table = style.table(None, COLUMNS, page_size=PAGE, selectable=1)
+        self.said = style.pane("")
+        self.table: Paged = style.table(None, COLUMNS, Paged, page_size=PAGE, selectable=1)
         self.table.on_click(self._clicked)
+        self._save = csv_button("tensors", self._frame, "table CSV")
+        self.search = Job(schedule)  # for the few patterns that take longer than a click
         self.detail = Detail(state, schedule)
         self._filling = False
         self._pattern.param.watch(lambda event: self._set(pattern=event.new), "value")
         self._role.param.watch(lambda event: self._set(role=event.new), "value")
+        self.search.param.watch(self._searched, "status")
         state.param.watch(self._fill, ["ckpt", "pattern", "role"])
         state.param.watch(self._select, "tensor")
         self._fill()
 
     def close(self) -> None:
         """The session is over: stop reading."""
-        self.detail.job.reset()
+        self.search.reset()
+        self.detail.close()
 
     def __panel__(self) -> pn.viewable.Viewable:
         filters = pn.Row(self._pattern, self._role, sizing_mode="stretch_width")
-        return pn.Column(filters, self._said, self.table, self.detail, sizing_mode="stretch_width")
+        told = pn.Row(self.said, self._save, sizing_mode="stretch_width")
+        return pn.Column(filters, told, self.table, self.detail, sizing_mode="stretch_width")
 
     def _set(self, **values: str) -> None:
         if not self._filling:
@@ -74,6 +87,7 @@ class Tensors(pn.viewable.Viewer):
     def _fill(self, *_: Any) -> None:
         """Bring filters and rows in line with the state."""
         ckpt, lease = self._state.ckpt, self._state.lease
+        self.search.reset()
         if ckpt is None or lease is None:
             return
         self._filling = True  # the widgets' own events would only say what the state knows
@@ -85,37 +99,65 @@ class Tensors(pn.viewable.Viewer):
             self._pattern.value = self._state.pattern
         finally:
             self._filling = False
-        self._pattern.error_state, words = False, ""
+        self._pattern.error_state = False
+        if not self._state.pattern:
+            self._show(np.arange(len(ckpt)))
+            return
         try:
-            chosen = choose_rows(ckpt, self._state.pattern, self._role.value)
+            search = Search(ckpt.catalog.keys, self._state.pattern)
         except UsageError as error:
-            self._pattern.error_state, words = True, style.message(str(error), "error")
-            chosen = choose_rows(ckpt, "", self._role.value)
+            self._refuse(str(error))
+            return
+        if search.run(QUICK):
+            self._show(search.positions())
+        else:
+            self.said.object = '<p class="muted">Filtering …</p>'
+            self.search.start(lambda tick: _search_on(search, tick))
+
+    def _searched(self, *_: Any) -> None:
+        if self.search.status == "failed":
+            self._refuse(self.search.error)
+        elif self.search.status == "done":
+            self._show(self.search.result)
+
+    def _refuse(self, why: str) -> None:
+        self._pattern.error_state = True
+        self._show(np.arange(len(self._state.ckpt or ())), style.message(why, "error"))
+
+    def _show(self, found: Positions, words: str = "") -> None:
+        """The rows at these positions that have the role."""
+        ckpt, lease = self._state.ckpt, self._state.lease
+        if ckpt is None or lease is None:
+            return
+        chosen = with_role(ckpt, found, self._role.value)
         nbytes = int(ckpt.catalog.tensor_nbytes[chosen].sum())
         which = f"{count(len(chosen))} of {count(len(ckpt))}" if len(chosen) < len(ckpt) else f"all {count(len(ckpt))}"
-        self._said.object = words or f'<p class="muted">{which} tensors, {size(nbytes)}. Click one to look inside.</p>'
-        rows = lease.rows
-        self.table.param.update(value=rows if len(chosen) == len(rows) else rows.iloc[chosen], selection=[])
+        hint = "Click one to look inside." if len(chosen) else "Nothing has such a name; empty the filter to see all."
+        self.said.object = words or f'<p class="muted">{which} tensors, {size(nbytes)}. {hint}</p>'
+        self.table.fill(lease.rows, chosen, lease.ranks)
         self._select()
 
+    def _frame(self) -> pd.DataFrame:
+        """What the table shows, in its order, for a file."""
+        assert self._state.ckpt is not None
+        return self._state.ckpt.tensors.iloc[self.table.order]
+
     def _clicked(self, event: Any) -> None:
-        """``event.row`` is a row of ``value``, however the table is sorted; its label is the catalog's position."""
+        """``event.row`` is the position in the catalog, however the table is filtered and sorted."""
         ckpt = self._state.ckpt
         if ckpt is not None and event.row is not None:
-            self._state.tensor = ckpt.catalog.keys[int(self.table.value.index[event.row])]
+            self._state.param.update(tensor=ckpt.catalog.keys[int(event.row)], place="")
 
     def _select(self, *_: Any) -> None:
-        """Mark the state's tensor in the table, and turn to its page when it is not sorted otherwise."""
+        """Mark the state's tensor in the table and turn to its page; the detail stays when it is filtered out."""
         ckpt = self._state.ckpt
-        position = None if ckpt is None else ckpt.catalog.index.get(self._state.tensor)
-        if position is None or self.table.value is None:
-            self.table.selection = []
-            return
-        row = int(np.searchsorted(self.table.value.index, position))
-        if row >= len(self.table.value) or self.table.value.index[row] != position:
-            self.table.selection = []  # filtered out; the detail stays
-            return
-        if self.table.selection != [row]:
-            if not self.table.sorters:
-                self.table.page = row // PAGE + 1
-            self.table.selection = [row]
+        self.table.mark(None if ckpt is None else ckpt.catalog.index.get(self._state.tensor))
+
+
+def _search_on(search: Search, tick: Tick) -> Positions:
+    until = time.monotonic() + LIMIT
+    while not search.run(QUICK * 4):
+        tick(search.at / max(len(search), 1))
+        if time.monotonic() > until:
+            raise search.too_long()
+    return search.positions()

@@ -1,0 +1,142 @@
+"""The steps of the run that a checkpoint belongs to: its neighbours in the folder whose names differ by a number.
+
+::
+
+    run/step-2   6.1 MiB   complete
+    run/step-4   6.1 MiB   complete      ◄ this one
+    run/step-6   2.0 MiB   .metadata is missing
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from workbench.app import plots, style
+from workbench.app.jail import Jail
+from workbench.app.jobs import Schedule, Tick
+from workbench.app.save import csv_button
+from workbench.app.state import WorkbenchState
+from workbench.app.words import safe
+from workbench.app.work import Work
+from workbench.errors import WorkbenchError
+from workbench.runs import Found, discover
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "siblings", "step_rows"]
+
+COLUMNS: dict[str, tuple[str, str, int | None]] = {
+    "step": ("Step", "count", 110),
+    "path": ("Checkpoint", "text", None),
+    "nbytes": ("Size", "bytes", 110),
+    "complete": ("State", "text", 220),
+}
+PAGE = 8
+_NUMBER = re.compile(r"\d+")
+
+
+class Run(pn.viewable.Viewer):
+    """The run's steps as a picture and a table, looked for in a job; a click turns to a step."""
+
+    def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
+        super().__init__(**params)
+        self._state = state
+        self.steps: list[Found] = []
+        self.work = Work("Look for other steps", self._find, self._done, verb="looking", schedule=schedule)
+        self.table = style.table(None, COLUMNS, page_size=PAGE, selectable=1)
+        self.table.on_click(self._clicked)
+        self._turn = [
+            pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=self._turner(by))
+            for label, by in (("Earlier step", -1), ("Later step", 1))
+        ]
+        self._body = pn.Column(sizing_mode="stretch_width")
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def look(self) -> None:
+        """Find the neighbours of what is open now."""
+        self.steps, self._body[:] = [], []
+        self.work.start()
+
+    def _find(self, tick: Tick) -> list[Found]:
+        return siblings(self._state.jail, _here(self._state))
+
+    def _done(self, steps: list[Found]) -> None:
+        if len(steps) < 2:
+            return  # no run: nothing to say
+        self.steps, here = steps, _here(self._state)
+        at = next((i for i, one in enumerate(steps) if one.path == here), -1)
+        frame = step_rows(steps)
+        for button, by in zip(self._turn, (-1, 1), strict=True):
+            button.disabled = not 0 <= at + by < len(steps)
+        picture = plots.steps_line([(one.step or 0, one.nbytes, one.complete) for one in steps], at)
+        self.table.param.update(
+            value=frame, page=max(at, 0) // PAGE + 1, pagination="remote" if len(frame) > PAGE else None
+        )
+        self.table.selection = [at] if at >= 0 else []
+        self._body[:] = [
+            style.pane(f"<h3>The run: {len(steps)} steps</h3>"),
+            pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width"),
+            self.table,
+            pn.Row(*self._turn, csv_button("run-steps", lambda: frame, "steps CSV")),
+        ]
+
+    def _clicked(self, event: Any) -> None:
+        if event.row is not None:
+            self._go(int(event.row))
+
+    def _turner(self, by: int) -> Any:
+        def turn(_: Any) -> None:
+            here = _here(self._state)
+            at = next((i for i, one in enumerate(self.steps) if one.path == here), None)
+            if at is not None and 0 <= at + by < len(self.steps):
+                self._go(at + by)
+
+        return turn
+
+    def _go(self, at: int) -> None:
+        """To another step, where the same tensor and filter are looked at."""
+        if self.steps[at].path != _here(self._state):
+            self._state.show(self.steps[at].path, tensor=self._state.tensor, role=self._state.role)
+
+
+def siblings(jail: Jail, path: str) -> list[Found]:
+    """The checkpoints beside one whose names differ from its own by a number only, in the order of their steps."""
+    folder, name = posixpath.split(path)
+    if not _NUMBER.search(name):
+        return []
+    root = jail.resolve(folder or ".")
+    shape, found = _NUMBER.sub("#", name), []
+    for one in discover(root, depth=1):
+        if one.step is not None and _NUMBER.sub("#", one.path) == shape:
+            fields = {field: getattr(one, field) for field in ("format", "step", "nbytes", "mtime", "complete", "why")}
+            found.append(Found(path=posixpath.join(folder, one.path), **fields))
+    return sorted(found, key=lambda one: (one.step or 0, one.path))
+
+
+def step_rows(steps: Sequence[Found]) -> pd.DataFrame:
+    """One row a step: step path nbytes complete, the last in words."""
+    import pandas as pd
+
+    rows = [
+        (one.step, safe(one.path), one.nbytes, "complete" if one.complete else safe(one.why or "incomplete"))
+        for one in steps
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _here(state: WorkbenchState) -> str:
+    """The path under ROOT of what is open; of a run's folder that was asked for, the step that was opened."""
+    ckpt = state.ckpt
+    try:
+        return state.path if ckpt is None else state.jail.show(ckpt.path)
+    except (ValueError, WorkbenchError):
+        return state.path

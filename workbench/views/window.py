@@ -1,0 +1,73 @@
+"""A window on a tensor's values as a table, in HTML and as a frame: positions along both edges."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.analysis.window import Window
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["window_frame", "window_html"]
+
+_BOX = "overflow-x:auto;max-width:100%;padding-bottom:6px"
+
+
+def window_html(here: Window, values: np.ndarray[Any, Any]) -> str:
+    """The table, with a sentence on what of the slice it shows.
+
+    Args:
+        values: elements of ``here.shown``, as :func:`workbench.views.values.elements` gives them.
+    """
+    grid = _grid(values)
+    rows, cols = _edges(here)
+    head = "".join(f'<th class="n" scope="col">{name}</th>' for name in cols)
+    body = "".join(
+        f'<tr><th class="n" scope="row">{name}</th>{"".join(map(_cell, line))}</tr>'
+        for name, line in zip(rows, grid.tolist(), strict=True)
+    )
+    table = f'<table class="window"><tr><td></td>{head}</tr>{body}</table>'
+    box = f'<div style="{_BOX}" tabindex="0" role="region" aria-label="Values of the slice">{table}</div>'
+    return f'<p class="muted">{escape(_about(here))}</p>{box}'
+
+
+def window_frame(here: Window, values: np.ndarray[Any, Any]) -> pd.DataFrame:
+    """The same for a file: a first column of row positions, then a column a position."""
+    import pandas as pd
+
+    rows, cols = _edges(here)
+    frame = pd.DataFrame(_grid(values), columns=cols)
+    frame.insert(0, "row", rows)
+    return frame
+
+
+def _about(here: Window) -> str:
+    words = [f"axis {axis}" for axis in here.axes]
+    names = {2: f"rows are {words[0]}, columns {words[1]}", 1: f"rows are {words[0]}"} if words else {}
+    whole = " × ".join(f"{n:,}" for n in here.shape) or "one element"
+    shown = tuple(map(len, here.index))
+    told = f"the first {' × '.join(map(str, shown))} of {whole}" if shown != here.shape else whole
+    return "; ".join([told, *([names[len(words)]] if words else [])])
+
+
+def _grid(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asarray(values).reshape(-1, 1) if np.ndim(values) < 2 else np.asarray(values)
+
+
+def _edges(here: Window) -> tuple[list[str], list[str]]:
+    rows = [str(i) for i in here.index[0]] if here.index else [""]
+    cols = [str(i) for i in here.index[1]] if len(here.index) > 1 else ["value"]
+    return rows, cols
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        word = "NaN" if math.isnan(value) else "+Inf" if value > 0 else "−Inf"
+        return f'<td class="n"><span class="odd">{word}</span></td>'
+    text = f"{value:.4g}" if isinstance(value, (float, complex)) else str(value)
+    return f'<td class="n" title="{escape(repr(value))}">{escape(text.replace("-", "−"))}</td>'
