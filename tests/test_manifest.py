@@ -34,12 +34,13 @@ from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.place import Place
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
+RUNS = ("loss_spike", "titan_run", "trainer_run", "torch_save")
 #: every committed sample; folders of several hold each of them
 ALL = sorted(
     str(path.relative_to(SAMPLES))
     for folder in SAMPLES.iterdir()
     if folder.name not in ("make", "truth") and folder.is_dir()
-    for path in (sorted(folder.iterdir()) if folder.name in ("titan_run", "trainer_run", "torch_save") else [folder])
+    for path in (sorted(folder.iterdir()) if folder.name in RUNS else [folder])
 )
 
 

@@ -18,15 +18,13 @@ NOT_CHECKPOINTS = {"make", "truth"}
 # state that differs by rank and has no gathered value, so its truth file cannot hold it
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
 RUNS = {"loss_spike", "titan_run", "trainer_run", "torch_save"}  # each entry inside is a checkpoint
-BESIDE = {"loss.csv"}  # but these
 
 
 def _on_disk() -> set[str]:
     names = set()
     for entry in ROOT.iterdir():
         if entry.is_dir() and entry.name not in NOT_CHECKPOINTS:
-            inside = {f"{entry.name}/{e.name}" for e in entry.iterdir() if e.name not in BESIDE}
-            names |= inside if entry.name in RUNS else {entry.name}
+            names |= {f"{entry.name}/{e.name}" for e in entry.iterdir()} if entry.name in RUNS else {entry.name}
     return names
 
 
@@ -94,8 +92,7 @@ def test_dcp_truth_agrees_with_torchs_own_reader(name):
 @pytest.mark.parametrize("name", [n for n in README if n.startswith(("loss_spike/", "torch_save/"))])
 def test_torch_save_truth_agrees_with_torch_load(name):
     # weights_only=False: our own file, with numpy and argparse objects in it
-    path = ROOT / name
-    state = torch.load(path / "checkpoint.pt" if path.is_dir() else path, weights_only=False)
+    state = torch.load(ROOT / name, weights_only=False)
     truth = _truth(name)
     found = dict(_tensors(state))
     assert set(found) == set(truth)
@@ -145,11 +142,11 @@ def test_the_uneven_2d_sample_is_uneven_and_out_of_order():
 
 def test_the_loss_spike_is_one_of_masters_alone():
     """Weights, moments and counters came through the load; each master is the one that weights no longer round from."""
-    before, echo, after = (_truth(f"loss_spike/{name}") for name in ("step-240", "step-240-echo", "step-245"))
+    before, echo, after = (_truth(f"loss_spike/{name}") for name in ("step-240.pt", "step-240-echo.pt", "step-245.pt"))
     assert set(before) == set(echo) == set(after)
     differ = {key for key in before if not _same_bits(before[key], echo[key])}
     assert differ == {key for key in before if key.endswith(".master_param")} and len(differ) == 20
-    names = torch.load(ROOT / "loss_spike/step-240/checkpoint.pt", weights_only=True)["model"]
+    names = torch.load(ROOT / "loss_spike/step-240.pt", weights_only=True)["model"]
     order = [n for n in names if not n.endswith("norm.weight")] + [n for n in names if n.endswith("norm.weight")]
     fits = [
         [
@@ -162,7 +159,7 @@ def test_the_loss_spike_is_one_of_masters_alone():
 
 
 def test_the_loss_spike_has_its_curve():
-    lines = (ROOT / "loss_spike/loss.csv").read_text("utf-8").splitlines()
+    lines = (ROOT / "loss_spike.csv").read_text("utf-8").splitlines()
     assert lines[0] == "step,loss,loss_repaired"
     rows = [line.split(",") for line in lines[1:]]
     assert [int(step) for step, *_ in rows] == list(range(201, 281))

@@ -1,4 +1,4 @@
-"""``loss_spike/``: a resume whose fp32 masters are those of an older step, and its losses.
+"""``loss_spike/`` and ``loss_spike.csv``: a resume whose fp32 masters are those of an older step, and its losses.
 
 ::
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from common import publish, truth_of, write_truth
+from common import SAMPLES, publish, truth_of, write_truth
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests import lab
@@ -27,7 +27,7 @@ RUN = lab.Config(
 )  # fmt: skip
 UPDATES = 5  #: that the resumed run made before it saved again
 SHOWN = 40  #: steps of the curve before and after the resume
-FILE = "loss_spike/loss.csv"
+CURVE = "loss_spike.csv"  #: beside the run
 
 
 def main() -> None:
@@ -36,16 +36,15 @@ def main() -> None:
     step = RUN.resume
     files = {f"step-{step}": case.before, f"step-{step}-echo": case.echo, f"step-{step + UPDATES}": case.after}
     for name, path in files.items():
-        Path(f"loss_spike/{name}").mkdir()
-        shutil.copy(path, f"loss_spike/{name}")
+        shutil.copy(path, f"loss_spike/{name}.pt")
         # the lab's own file
-        write_truth(f"loss_spike/{name}", truth_of(torch.load(path, weights_only=False)))
+        write_truth(f"loss_spike/{name}.pt", truth_of(torch.load(path, weights_only=False)))
     run = lab.run(RUN)
     loaded, _ = lab.restored(case.fault, RUN, LAYOUT)
     earlier = lab.train(run.at(RUN.resume - SHOWN), SHOWN)[1]
     went = lab.train(loaded, SHOWN)[1]
     goes = lab.train(run.resumed, SHOWN)[1]
-    with open(FILE, "w", newline="") as file:
+    with open(CURVE, "w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(["step", "loss", "loss_repaired"])
         for at, loss in enumerate(earlier, step - SHOWN + 1):
@@ -57,3 +56,4 @@ def main() -> None:
 if __name__ == "__main__":
     with publish("loss_spike"):
         main()
+        shutil.copy(CURVE, SAMPLES)
