@@ -30,7 +30,7 @@ def main(scratch: Path) -> None:
     print(
         "DCP of 1 GB a side, 4 ranks: bf16 weights, fp32 masters, exp_avg, exp_avg_sq of true AdamW. A pair reads what"
     )
-    print("the optimizer holds on both sides, one checkpoint its weights too. Memory: anonymous, above the imports'.\n")
+    print("the optimizer holds on both sides, one checkpoint its weights too. Memory: anonymous, above the open checkpoints'.\n")
     pairs = {"1 update": (before, soon), f"{last - first} updates": (before, later)}
     programs = {"floor: the files of a pair read": _floor(before, soon), "floor: of one checkpoint": _floor(before)}
     for name, (a, b) in pairs.items():
