@@ -23,14 +23,17 @@ def main(scratch: Path) -> None:
     folders = write_trained(scratch / "doctor", SIDE)
     before, soon, later = (str(folder) for folder in folders.values())
     first, *_, last = UPDATES.values()
+    load = os.getloadavg()[0]
     print(
-        f"## The doctor's passes\n\n{machine()}. Warm page cache, one thread, best of {ROUNDS} rounds in turns, each a"
+        f"## The doctor's passes\n\n{machine()}. Load {load:.1f}, warm page cache, one thread, best of {ROUNDS} rounds in"
     )
-    print(f"process of its own with imports and compilation done before; load of the machine {os.getloadavg()[0]:.1f}.")
     print(
-        "DCP of 1 GB a side, 4 ranks: bf16 weights, fp32 masters, exp_avg, exp_avg_sq of true AdamW. A pair reads what"
+        "turns, each a process of its own with imports and compilation done before. DCP of 1 GB a side, 4 ranks: bf16"
     )
-    print("the optimizer holds on both sides, one checkpoint its weights too. Memory: anonymous, above the open checkpoints'.\n")
+    print(
+        "weights, fp32 masters, exp_avg, exp_avg_sq of true AdamW. A pair reads what the optimizer holds on both sides,"
+    )
+    print("one checkpoint its weights too. Memory: anonymous, above that of the open checkpoints.\n")
     pairs = {"1 update": (before, soon), f"{last - first} updates": (before, later)}
     programs = {"floor: the files of a pair read": _floor(before, soon), "floor: of one checkpoint": _floor(before)}
     for name, (a, b) in pairs.items():
