@@ -24,9 +24,7 @@ def main(scratch: Path) -> None:
     before, soon, later = (str(folder) for folder in folders.values())
     first, *_, last = UPDATES.values()
     load = os.getloadavg()[0]
-    print(
-        f"## The doctor's passes\n\n{machine()}. Load {load:.1f}, warm page cache, one thread, best of {ROUNDS} rounds in"
-    )
+    print(f"## The doctor's passes\n\n{machine()}. Load {load:.1f}, warm page cache, one thread, best of {ROUNDS} in")
     print(
         "turns, each a process of its own with imports and compilation done before. DCP of 1 GB a side, 4 ranks: bf16"
     )
