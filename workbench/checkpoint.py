@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from workbench.app.cell import Cell
     from workbench.reshard.mesh import Mesh
     from workbench.reshard.rules import Rules
 
@@ -314,6 +315,19 @@ class Checkpoint(Mapping[str, LazyTensor]):
         from workbench.views.html import checkpoint_html
 
         return checkpoint_html(self)
+
+    def view(self, tab: str = "overview") -> Cell:
+        """The dashboard's tabs for this checkpoint in a notebook's cell; nothing is read before it is looked at.
+
+        Args:
+            tab: the one that is shown first: ``overview``, ``tensors`` …
+
+        Raises:
+            UsageError: no such tab.
+        """
+        from workbench.app.cell import view
+
+        return view(self, tab)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from workbench.tensor import LazyTensor
 __all__ = ["COLS", "ROWS", "Window", "moved", "window"]
 
 ROWS, COLS = 50, 20  #: most rows and columns of a window
+FIRST = 20  #: rows and columns where no slice is given
 _LIMITS = (ROWS, COLS)
 
 
@@ -53,7 +54,8 @@ def window(tensor: LazyTensor, text: str = "") -> Window:
     if text.strip():
         part = tensor.lazy[parse_slice(text.strip().removeprefix("[").removesuffix("]") if _wrapped(text) else text)]
     else:
-        part = tensor.lazy[(0,) * (tensor.ndim - 2) if 0 not in tensor.shape[:-2] else ...]
+        last = tuple(slice(0, FIRST) if size > FIRST else slice(None) for size in tensor.shape[-2:])
+        part = tensor.lazy[(0,) * (tensor.ndim - 2) + last if tensor.numel else ...]
     if part.ndim > 2:
         example = ", ".join(["0"] * (part.ndim - 2) + [":", ":"])
         raise UsageError(

@@ -85,9 +85,17 @@ class Paged(pn.widgets.Tabulator):
         self._index_mapping = _At(self.order)
 
     def _update_selected(self, *events: Any, indices: Any = None) -> None:
+        super(pn.widgets.Tabulator, self)._update_selected(*events, indices=self._marked())
+
+    def _get_properties(self, doc: Any = None) -> dict[str, Any]:
+        properties = super()._get_properties(doc)
+        properties["source"].selected.indices = self._marked()  # Panel sends rows of the frame
+        return properties
+
+    def _marked(self) -> list[int]:
+        """Rows of the page that are selected."""
         page = self._shown().tolist()
-        marked = [page.index(one) for one in self.selection if one in page]
-        super(pn.widgets.Tabulator, self)._update_selected(*events, indices=marked)
+        return [page.index(one) for one in self.selection if one in page]
 
     def _get_style_data(self, recompute: bool = True) -> dict[str, Any]:
         return {}

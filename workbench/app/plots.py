@@ -152,18 +152,18 @@ def steps_line(steps: Sequence[tuple[int, int, bool]], here: int) -> hv.Overlay:
     unit, divisor = _unit(max((nbytes for _, nbytes, _ in steps), default=0))
     rows = [(step, n / divisor, size(n), "complete" if whole else "incomplete") for step, n, whole in steps]
     tips = [("step", "@step{0,0}"), ("size", "@size"), ("state", "@state")]
-    layers: list[Any] = [hv.Curve(rows, dims[0], [dims[1]]).opts(color="#888888", line_width=1)]
+    layers: list[Any] = [hv.Curve(rows, dims[0], [dims[1]]).opts(color="#888888", line_width=1, default_tools=["save"])]
     for state, fill in (("complete", 1.0), ("incomplete", 0.0)):
         part = [row for row in rows if row[3] == state]
         if part:
             dots = hv.Points(part, dims, ["size", "state"], label=state)
             layers.append(
                 dots.opts(size=10, color=OKABE_ITO[0], fill_alpha=fill, line_width=2, tools=["hover"],
-                          hover_tooltips=tips)
+                          hover_tooltips=tips, default_tools=["save"])
             )  # fmt: skip
     if here >= 0:
         ring = hv.Points([rows[here][:2]], dims, label="this one")
-        layers.append(ring.opts(size=20, fill_alpha=0, line_color=OKABE_ITO[5], line_width=2.5))
+        layers.append(ring.opts(size=20, fill_alpha=0, line_color=OKABE_ITO[5], line_width=2.5, default_tools=["save"]))
     top = max((row[1] for row in rows), default=1) * 1.35 or 1
     return hv.Overlay(layers).opts(
         height=150,
@@ -175,7 +175,7 @@ def steps_line(steps: Sequence[tuple[int, int, bool]], here: int) -> hv.Overlay:
         show_legend=True,
         legend_position="right",
         default_tools=["save"],
-        xformatter="%d",
+        xticks=[(step, f"{step:,}") for step, *_ in (steps if len(steps) <= 12 else steps[:: -(-len(steps) // 8)])],
         **_FRAME,
     )
 

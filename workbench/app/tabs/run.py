@@ -50,8 +50,7 @@ class Run(pn.viewable.Viewer):
         self._state = state
         self.steps: list[Found] = []
         self.work = Work("Look for other steps", self._find, self._done, verb="looking", schedule=schedule)
-        self.table = style.table(None, COLUMNS, page_size=PAGE, selectable=1)
-        self.table.on_click(self._clicked)
+        self.table: pn.widgets.Tabulator | None = None
         self._turn = [
             pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=self._turner(by))
             for label, by in (("Earlier step", -1), ("Later step", 1))
@@ -74,14 +73,14 @@ class Run(pn.viewable.Viewer):
             return  # no run: nothing to say
         self.steps, here = steps, _here(self._state)
         at = next((i for i, one in enumerate(steps) if one.path == here), -1)
-        frame = step_rows(steps)
+        frame = step_rows(steps, at)
         for button, by in zip(self._turn, (-1, 1), strict=True):
             button.disabled = not 0 <= at + by < len(steps)
         picture = plots.steps_line([(one.step or 0, one.nbytes, one.complete) for one in steps], at)
-        self.table.param.update(
-            value=frame, page=max(at, 0) // PAGE + 1, pagination="remote" if len(frame) > PAGE else None
-        )
-        self.table.selection = [at] if at >= 0 else []
+        self.table = style.table(frame, COLUMNS, page_size=PAGE)
+        if len(frame) > PAGE:
+            self.table.page = max(at, 0) // PAGE + 1
+        self.table.on_click(self._clicked)
         self._body[:] = [
             style.pane(f"<h3>The run: {len(steps)} steps</h3>"),
             pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width"),
@@ -122,14 +121,14 @@ def siblings(jail: Jail, path: str) -> list[Found]:
     return sorted(found, key=lambda one: (one.step or 0, one.path))
 
 
-def step_rows(steps: Sequence[Found]) -> pd.DataFrame:
-    """One row a step: step path nbytes complete, the last in words."""
+def step_rows(steps: Sequence[Found], here: int = -1) -> pd.DataFrame:
+    """One row a step: step path nbytes complete, the last in words; row ``here`` says that it is the one shown."""
     import pandas as pd
 
-    rows = [
-        (one.step, safe(one.path), one.nbytes, "complete" if one.complete else safe(one.why or "incomplete"))
-        for one in steps
-    ]
+    rows = []
+    for at, one in enumerate(steps):
+        words = "complete" if one.complete else safe(one.why or "incomplete")
+        rows.append((one.step, safe(one.path), one.nbytes, f"shown here; {words}" if at == here else words))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
