@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import holoviews as hv
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "doctor_pictures", "low_bit_picture", "reach_picture", "row_picture", "shard_picture", "timeline_picture",
-    "transition_picture",
+    "doctor_drawers", "doctor_pictures", "low_bit_picture", "reach_picture", "row_picture", "shard_picture",
+    "timeline_picture", "transition_picture",
 ]  # fmt: skip
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
@@ -52,29 +53,34 @@ def doctor_pictures(d: Diagnosis) -> dict[str, Any]:
 
     Some thousand elements of each tensor are read for them; what cannot be read has no picture.
     """
+    return {name: draw() for name, draw in doctor_drawers(d).items()}
+
+
+def doctor_drawers(d: Diagnosis) -> dict[str, Callable[[], Any]]:
+    """The same, read but not drawn: reading may be done elsewhere, HoloViews wants to draw on one thread."""
     evidence, values = d.pictured.get("evidence"), d.pictured.get("pair")
-    found: dict[str, Any] = {}
+    found: dict[str, Callable[[], Any]] = {}
     if evidence is None:
         return found
     later = "after" if evidence.after is not None else None
     if values is not None and later is not None:
         cloud = sample_pair(evidence.pair("before", later), values.updates)
         if cloud is not None:
-            found["transition"] = transition_picture(cloud)
+            found["transition"] = partial(transition_picture, cloud)
         if any(sums.reach.of for sums in values.states.values()):
-            found["reach"] = reach_picture(values.states)
+            found["reach"] = partial(reach_picture, values.states)
     loaded = "echo" if evidence.echo is not None else later
     if loaded is not None:
         pair = evidence.pair("before", loaded)
         if loaded == "echo" and (shards := shard_map(pair)) is not None:
-            found["shards"] = shard_picture(shards)
+            found["shards"] = partial(shard_picture, shards)
         if (rows := _matched(d, pair)) is not None:
-            found["rows"] = row_picture(rows)
+            found["rows"] = partial(row_picture, rows)
     bits = {which: counts for which in WHICH if (counts := _low(evidence, which)) is not None}
     if bits:
-        found["low bits"] = low_bit_picture(bits)
+        found["low bits"] = partial(low_bit_picture, bits)
     if (frame := d.pictured.get("timeline")) is not None:
-        found["timeline"] = timeline_picture(frame, d.subjects[0].step if d.subjects else None)
+        found["timeline"] = partial(timeline_picture, frame, d.subjects[0].step if d.subjects else None)
     return found
 
 
