@@ -166,6 +166,23 @@ def test_moments_of_another_parameter_are_traced_by_laws():
     assert sign.evidence["from"] and all(truth[name] == source for name, source in sign.evidence["from"])
 
 
+def test_rows_of_large_weights_are_sampled(tmp_path):
+    """3,000 rows of 64 heads, of which two halves changed places, a little later."""
+    made = torch.Generator().manual_seed(4)
+    names = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight")
+    older = {name: torch.randn(3000, 64, generator=made) for name in names}
+    newer = {name: w + 0.05 * torch.randn(w.shape, generator=made) for name, w in older.items()}
+    newer[names[0]] = newer[names[0]].roll(1500, 0)
+    for file, tensors in (("a", older), ("b", newer)):
+        save_file(tensors, tmp_path / f"{file}.safetensors")
+    both = [State(wb.open(str(tmp_path / f"{f}.safetensors"), cache=False), TrainingState()) for f in "ab"]
+    (sign,) = check_rows(Evidence(both[0], after=both[1]).pair("before", "after"), list(names)).signs
+    every = sign.evidence["form"]["sampled"]
+    assert every == 3 and sign.tensors == (names[0],) and sign.severity == "error"
+    first, second = sign.evidence["blocks"]
+    assert abs(first[1] - 1500) <= every and first[3] == 1500 and second[1] == 3000 and abs(second[3]) <= every
+
+
 @pytest.mark.parametrize("control", list(lab.CONTROLS))
 @pytest.mark.parametrize("k", [1, 20])
 def test_rows_of_a_healthy_run_stay(control, k):

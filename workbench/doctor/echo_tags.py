@@ -125,11 +125,8 @@ def _heads(facts: Geometry, one: Move) -> bool:
 
 
 def _by(one: Move, unit: int) -> bool:
-    """Whether rows moved in blocks of that many."""
-    return bool(one.blocks) and all(
-        block.start % unit == 0 and block.first % unit == 0 and (block.stop - block.start) % unit == 0
-        for block in one.blocks
-    )
+    """Whether rows moved by whole multiples of that many (edges may be known to some rows only)."""
+    return bool(one.blocks) and all((block.first - block.start) % unit == 0 for block in one.blocks)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Matched:
     """Rows of after with their places before.
 
     Attributes:
-        rows: ``(s,)`` which rows of after; step: of how many every one (1: all).
+        rows: ``(s,)`` which rows of after; step: of how many every one (1: all); count: how many there are.
         source, place: ``(s,)`` tensor of before (its number) and row in it.
         cosine: ``(s,)`` with that row; own: with the row of the same number in the same tensor.
         chance: the best cosine that so many rows of that length have by chance, about √(2·ln n / w).
@@ -53,6 +53,7 @@ class Matched:
     cosine: Array
     own: Array
     chance: float
+    count: int
 
 
 def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) -> Array:
@@ -119,7 +120,7 @@ def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns:
     source[stay], place[stay], cosine[stay] = own, rows[stay], straight[stay]
     many = sum(_lines(tensor, columns)[0] for tensor in before)
     chance = math.sqrt(2 * math.log(max(many, 2)) / max(width, 1))
-    return Matched(rows, step, source, place, cosine, straight, chance)
+    return Matched(rows, step, source, place, cosine, straight, chance, count)
 
 
 def _all(lines: Any, tensor: LazyTensor, count: int, width: int) -> Array:

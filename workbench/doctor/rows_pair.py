@@ -122,6 +122,8 @@ def _weights(atoms: Atoms, seen: Sequence[Seen]) -> Iterator[Sign]:
         assert first.move is not None
         share = min(one.share for one in some)
         text = f"{words} in {_count(some)}: {said(first.move)} ({share:.0%} or more of the rows match)"
+        every = first.move.form.get("sampled")
+        text += f"; one in {every} was looked at, so that edges are that exact" if every else ""
         blocks = [[b.start, b.stop, first.move.sources[b.source], b.first] for b in first.move.blocks[:16]]
         grave = None if sum(one.sure for one in some) > len(some) / 2 else "warn"
         evidence = {"in": "before → after", "tag": tag, "share": share, "blocks": blocks, "form": dict(first.move.form)}

@@ -41,6 +41,7 @@ DULL = 0.98  #: such a cosine from which rows are too short to tell which is whi
 SIBLINGS = 16  #: tensors that each is searched in
 TURN = 0.9  #: length of a change over that of the weight, below which the cosine stays above ALONE
 FEW_ROWS = 16  #: rows that tell how large a weight is
+ROWS = 128  #: rows that are compared with themselves
 SAMPLED = 8  #: weights that tell whether others are what they were
 
 
@@ -68,8 +69,7 @@ def see(atoms: Atoms, atom: Atom) -> Seen:
         HoleError, OpenError: an element is stored nowhere or cannot be read.
     """
     before, after = atoms.tensors(atom)
-    alone = match(after, [before], 0)
-    middle = float(np.median(alone.own))
+    middle = _straight(before, after)
     if middle >= SELF:
         return Seen(atom, None, True, middle, 0.0)
     family = [atom, *_family(atoms, atom)]
@@ -79,6 +79,17 @@ def see(atoms: Atoms, atom: Atom) -> Seen:
         return seen
     columns = match(after, [before], 0, columns=True)
     return _read(atom, columns, [atom.fqn], True, after.shape, middle)
+
+
+def _straight(before: LazyTensor, after: LazyTensor) -> float:
+    """Median cosine of some rows with themselves."""
+    count = row_shape(after.shape)[0]
+    found = []
+    for row in np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64)).tolist():
+        one, two = (values(tensor, row, row + 1)[0].astype(np.float64) for tensor in (before, after))
+        length = float(np.linalg.norm(one) * np.linalg.norm(two))
+        found.append(float(one @ two) / length if length > 0 else float(not one.any() and not two.any()))
+    return float(np.median(found))
 
 
 def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
@@ -122,7 +133,9 @@ def _read(
     used = sorted(set(source.tolist()))
     blocks = tuple(_blocks(found, source, place, {number: k for k, number in enumerate(used)}))
     move = Move(atom.fqn, shape, columns, tuple(names[k] for k in used), blocks)
-    if used == [0] and found.step == 1:
+    if found.step > 1:
+        move = replace(move, form={"sampled": found.step})
+    elif used == [0]:
         form = find_form(np.arange(len(place)).astype(np.uint64), place.astype(np.uint64))
         if form is not None:
             text = form.say("column" if columns else "row", "columns" if columns else "rows")
@@ -148,7 +161,7 @@ def _blocks(found: Matched, source: Array, place: Array, names: dict[int, int]) 
     edges = [0, *cut.tolist(), len(place)]
     for start, stop in pairwise(edges):
         first = int(found.rows[start])
-        last = int(found.rows[stop]) if stop < len(place) else int(found.rows[-1]) + found.step
+        last = int(found.rows[stop]) if stop < len(place) else found.count
         yield Block(first, last, names[int(source[start])], int(place[start]))
 
 
