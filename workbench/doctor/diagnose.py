@@ -105,10 +105,11 @@ def _excludes(one: Found, scene: Scene, excluded: Mapping[str, str]) -> dict[str
         cause for claim in one.named for cause in (*claim.causes, *RULES[claim.sign.rule].causes) if cause != one.cause
     )  # fmt: skip
     told = {}
+    sure = any(claim.sure and claim.sign.severity == "error" for claim in one.named)
     for cause in others:
         if cause in excluded:
             told[cause] = excluded[cause]
-        elif (one.cause, cause) in SPEAKS:
+        elif sure and (one.cause, cause) in SPEAKS:
             told[cause] = SPEAKS[one.cause, cause]
         elif rule := silent(cause, scene):
             told[cause] = f"{rule} was looked at and found nothing"

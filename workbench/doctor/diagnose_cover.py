@@ -130,7 +130,9 @@ def silent(cause: str, scene: Scene) -> str:
     rules = EXPECTS.get(cause, ())
     if scene.resumed == "after":
         rules = tuple(rule for rule in rules if RULES[rule].needs != "one" or rule in LASTING)
-    ran = [rule for rule in rules if rule in scene.outcome.checked]
+    checked = scene.outcome.checked
+    ran = [rule for rule in rules if scene.resumed in checked.get(rule, "") or RULES[rule].needs != "one"]
+    ran = [rule for rule in ran if rule in checked]
     return ran[0] if ran and not scene.fired(*rules) else ""
 
 

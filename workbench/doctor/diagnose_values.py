@@ -20,10 +20,12 @@ __all__ = ["OF_PAIRS", "OF_VALUES", "split"]
 Causes = tuple[str, ...]
 FLIPPED = 4  #: elements at most that are spoken of as flipped bits
 HUGE = 1e3  #: times what an update can do: an exponent's top bits
-PART = 0.9  #: of a tensor's elements: fewer are a part of it
+BARELY = 1.1  #: times what an update can do: rounding to 16 bits
+LIKE = 0.5  #: cosine of a tensor of which a part is damaged
 ALL = 0.8  #: of the parameters: more are all
 SOME = 0.3  #: of the elements: fewer are what an average or an older step leaves
-LOST = 100.0  #: times the floor: v was lost, not only of an older step
+FEW = 0.02  #: of the elements: what rounding bends
+LOST = 0.05  #: of the elements below the floor when little of the old v is left: v was lost, not of an older step
 NARROW = 1.02  #: times the floor: what rounding to 16 bits can do to v
 
 #: Rules on pairs whose signs are split by what else is wrong with their parameters.
@@ -58,7 +60,9 @@ def _bound(sign: Sign, scene: Scene) -> Causes:
         return ("G5", "B4")
     if scene.moments == "no v" or any(names & set(one.tensors) for one in scene.fired("S05")):
         return ("B4", "B6")
-    return ("B4", "B6") if _wiped(scene, PAIRED) else ("B6", "E7", "E13", "B4", "G6")
+    touched = scene.touched(PAIRED)
+    thrown = len(touched.weights) >= ALL * max(1, len(touched.every))  # such steps no v of a right size makes
+    return ("B4", "B6") if _wiped(scene, PAIRED) or (touched.every and thrown) else ("B6", "E7", "E13", "B4", "G6")
 
 
 def _zero_moments(sign: Sign, scene: Scene) -> Causes:
@@ -162,8 +166,8 @@ def _layout(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Cause
         return few
     if scene.moments == "no v":
         return ("B4", "B6")
-    if _wiped(scene, where):
-        return ("B4", "G6")
+    if _wiped(scene, where) or any(len(one.tensors) > 2 for one in scene.fired("S04", where="after")):
+        return ("B4", "B6", "G6")
     found = both - {"norm"}
     if "norm" in both and len(found & {"q", "k", "v", "o", "gate", "up", "down"}) >= 5:
         return ("G6", "G7", "B4", "E7")
@@ -220,6 +224,11 @@ def _few(scene: Scene, fqns: frozenset[str], where: str) -> Causes:
     laws = ("reach", "floor", "transition")
     counts = {law: scene.broken(law, fqns, where) for law in laws}
     most, of = max(counts.values()), max(scene.looked(law, fqns, where) for law in laws)
+    if counts["reach"] and not (counts["floor"] or counts["transition"]):
+        if scene.worst("reach", fqns, where) < BARELY:
+            return ("D1", "D2", "F4", "G2")
+        if any((scene.pairs[where][fqn].cosine or 0.0) < LIKE for fqn in fqns):
+            return ()
     if 0 < most <= FLIPPED:
         if counts["reach"]:
             return ("G1", "G2") if scene.worst("reach", fqns, where) > HUGE else ("G2", "G1")
@@ -239,12 +248,20 @@ def _moments(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
     if reset:
         return ("B1", "B2")
     if scene.worst("floor", touched.moments, where) <= NARROW:
-        return ("D4", "B6") if wide else ("B6", "D4")
+        bent, seen = (count("transition", touched.moments, where) for count in (scene.broken, scene.looked))
+        return ("D4", "B6") if wide or bent < FEW * seen else ("B6", "D4")
     if scene.moments in ("zero", "absent"):
         return ("B3", "B1")
-    if wide and (floor > PART * of or scene.worst("floor", touched.moments, where) > LOST):
+    if wide and floor > max(LOST, _kept(scene, where) - SOME) * of:
         return ("B3", "B1", "E13")
     return ("B6", "E13", "B3") if wide else ("B5", "E13", "B6")
+
+
+def _kept(scene: Scene, where: str) -> float:
+    """β2^k: what is left of the old v."""
+    a, b = scene.evidence.before.facts, scene.state(where).facts
+    betas, known = b.betas or a.betas, None not in (a.step, b.step)
+    return betas[1] ** max((b.step or 0) - (a.step or 0), 0) if betas is not None and known else 0.5
 
 
 def _wiped(scene: Scene, where: str) -> bool:

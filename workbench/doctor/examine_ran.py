@@ -12,7 +12,7 @@ __all__ = ["ran_alone", "ran_pair"]
 _ALONE: Mapping[str, Callable[[Any], int]] = {
     "S01": lambda one: one.count, "S02": lambda one: one.count, "S14": lambda one: one.count,
     "S03": lambda one: _held(one, "exp_avg_sq"), "S05": lambda one: _held(one, "exp_avg_sq"),
-    "S15": lambda one: _held(one, "exp_avg_sq"), "S04": lambda one: one.bound.of, "S08": lambda one: one.compared,
+    "S15": lambda one: _seen(one), "S04": lambda one: one.bound.of, "S08": lambda one: one.compared,
     "S09": lambda one: one.low.get("master", (0, 0))[1], "S10": lambda one: one.low.get("exp_avg_sq", (0, 0))[1],
 }  # fmt: skip
 _PAIR: Mapping[str, Callable[[Any], int]] = {
@@ -36,6 +36,12 @@ def ran_pair(states: Mapping[str, Any], where: str) -> dict[str, str]:
 def _ran(rules: Mapping[str, Callable[[Any], int]], states: Mapping[str, Any], where: str) -> dict[str, str]:
     counts = {rule: sum(count(one) for one in states.values()) for rule, count in rules.items() if rule in RULES}
     return {rule: f"{where}: {count:,} elements" for rule, count in counts.items() if count}
+
+
+def _seen(one: Any) -> int:
+    """Elements of a parameter that gradients reached."""
+    v = one.numbers.get("exp_avg_sq")
+    return int(v.count - v.zeros) if v is not None else 0
 
 
 def _held(one: Any, role: str) -> int:

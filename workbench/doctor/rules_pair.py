@@ -122,7 +122,10 @@ def _counts(
         yield _sign("P09", list(lost), text, len(found), count=sum(lost.values()))
     # a vector's worth of norms says little: shares are over all
     going = {fqn: sums for fqn, sums in found.items() if updates[fqn].k > 0 and sums.count}
-    half = {fqn: sums for fqn, sums in going.items() if types[fqn] in ("bfloat16", "float16")}
+    # what the optimizer never held (frozen weights) is no evidence
+    half = {
+        fqn: sums for fqn, sums in going.items() if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio)
+    }
     still, of = sum(sums.unchanged for sums in half.values()), sum(sums.count for sums in half.values())
     if of and still > of / 2:
         yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
