@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import pandas as pd
+    from panel.viewable import Viewer
 
 __all__ = ["SEVERITIES", "Finding", "Report"]
 
@@ -102,6 +103,12 @@ class Report:
             "checked": dict(self.checked),
             "not_checked": dict(self.not_checked),
         }
+
+    def view(self) -> Viewer:
+        """What the dashboard's tab shows of it, for a notebook's cell: tables, pictures, downloads."""
+        from workbench.app.tabs.report_view import view_of
+
+        return view_of(self)
 
     def __repr__(self) -> str:
         from workbench.views.report import report_text

@@ -34,6 +34,7 @@ MAKERS = {
     "tensors": ("Tensors", "workbench.app.tabs.tensors", "Tensors"),
     "integrity": ("Integrity", "workbench.app.tabs.integrity", "Integrity"),
     "diff": ("Diff", "workbench.app.tabs.diff", "DiffTab"),
+    "doctor": ("Doctor", "workbench.app.tabs.doctor", "Doctor"),
 }
 SHOWN = tuple(name for name in TABS if name in MAKERS)
 

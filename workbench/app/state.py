@@ -26,13 +26,15 @@ from workbench.errors import UsageError
 
 __all__ = ["TABS", "URL", "WorkbenchState", "parse_query", "query_of"]
 
-TABS = ("overview", "tensors", "integrity", "diff")
+TABS = ("overview", "tensors", "integrity", "diff", "doctor")
 #: What a link restores: the state's name → the URL's.
 URL = {
     "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",
     "view": "view", "rank": "rank", "depth": "depth", "target": "to", "mesh": "mesh", "place": "slice",
+    "given": "given",
 }  # fmt: skip
-SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo"))  #: goes with a checkpoint
+#: What goes with a checkpoint.
+SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo", "given"))
 LONGEST = 4096  #: characters of one value taken from a URL
 
 
@@ -58,6 +60,7 @@ class WorkbenchState(param.Parameterized):
     target = param.String(default="", doc="Format that Export writes; empty for its first.")
     mesh = param.String(default="", doc="Mesh that Export cuts for, as on the command line: tp=2,pp=2.")
     place = param.String(default="", doc="The slice of the tensor that is shown: 2:9, :, -1.")
+    given = param.String(default="", doc="Facts for Doctor that no file states: betas=0.9:0.95,lr=3e-4,wd=0.1.")
     status = param.Selector(default="empty", objects=["empty", "opening", "open", "failed"])
     error = param.String(default="", doc="Why the checkpoint did not open, in words.")
     notice = param.String(default="", doc="What of a link could not be restored.")

@@ -40,19 +40,24 @@ summary { cursor: pointer; } figure { margin: 0 0 2em; } figcaption { opacity: .
 """
 
 
-def diagnosis_html(d: Diagnosis) -> str:
-    """Verdict first; causes unfold."""
+def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
+    """Verdict first; causes unfold.
+
+    Args:
+        brief: the verdict is told elsewhere, and everything but the first cause is folded.
+    """
     subjects = "".join(
         f"<tr><td {LABEL}>{escape(safe(one.which))}</td><td {LABEL}>{escape(safe(one.format))}</td>"
         f"<td {LABEL}>{'–' if one.step is None else f'step {one.step:,}'}</td>"
         f"<td {CELL}><code>{escape(safe(one.path))}</code></td></tr>"
         for one in d.subjects
     )
-    parts = [f"<div><b>{escape(safe(d.verdict))}</b></div>", f"<table>{subjects}</table>"]
+    parts = [f"<div><b>{escape(safe(d.verdict))}</b></div>"] if not brief else []
+    parts.append(f"<table>{subjects}</table>")
     parts += [_suspect(number, one) for number, one in enumerate(d.causes, 1)]
-    parts.append(_fold("also seen", also_seen(d), True))
-    parts.append(_fold("ruled out", map(cleared_sentence, most_excluding(d.ruled_out)), True))
-    parts.append(_fold("not checked", reasons(d.not_checked), True))
+    parts.append(_fold("also seen", also_seen(d), not brief))
+    parts.append(_fold("ruled out", map(cleared_sentence, most_excluding(d.ruled_out)), not brief))
+    parts.append(_fold("not checked", reasons(d.not_checked), not brief))
     parts.append(_fold("checked", reasons(d.checked), False))
     parts.append(_facts(d.facts))
     return f'<div class="workbench-doctor">{"".join(parts)}</div>'
@@ -93,8 +98,11 @@ def _suspect(number: int, one: Suspect) -> str:
 
 
 def _fold(name: str, sentences: Iterable[str], unfolded: bool) -> str:
-    items = "".join(f"<li>{escape(words)}</li>" for words in sentences)
-    return f"<details {'open' if unfolded else ''}><summary>{name}</summary><ul>{items}</ul></details>" if items else ""
+    items = [f"<li>{escape(words)}</li>" for words in sentences]
+    if not items:
+        return ""
+    head = f"<summary>{name}{'' if unfolded else f' ({len(items):,})'}</summary>"
+    return f"<details {'open' if unfolded else ''}>{head}<ul>{''.join(items)}</ul></details>"
 
 
 def _facts(facts: Mapping[str, Mapping[str, tuple[Any, str]]]) -> str:

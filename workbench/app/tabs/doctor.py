@@ -1,0 +1,255 @@
+"""The *Doctor* tab: why did the loss jump after a resume? This checkpoint is the one that was resumed from.
+
+::
+
+    before   this one
+    after    the first one that the resumed run wrote      ┐ of ROOT; steps of the same run come first
+    echo     this one, saved again right after the load    ┘
+    facts    β1 β2, lr, weight decay that no file states: ?given=betas=0.9:0.95,lr=3e-4,wd=0.1
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from workbench.app import style
+from workbench.app.found import checkpoints
+from workbench.app.jobs import Job, Tick
+from workbench.app.tabs.doctor_view import DiagnosisView
+from workbench.app.tabs.tab import Tab
+from workbench.app.words import html, safe
+from workbench.app.work import Work
+from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
+
+if TYPE_CHECKING:
+    from workbench.doctor.diagnosis import Diagnosis
+
+__all__ = ["Doctor", "parse_given"]
+
+AT_ONCE = 256 << 20  #: bytes of the checkpoint up to which a link's diagnosis starts by itself
+OTHERS = {
+    "other": ("After", "the first checkpoint that the resumed run wrote; the earlier, the surer"),
+    "echo": ("Echo", "this one, saved again right after the load, before any update"),
+}
+NONE = "none"
+FACTS = {"betas": "β1 and β2, as 0.9:0.95", "lr": "Learning rate", "wd": "Weight decay"}
+QUICK = "quick"  #: in ``given``: weights and moments are not read
+EMPTY = """
+<p>Before is <span class="name">{path}</span>, the checkpoint that was resumed from. Choose what came of it: the first
+checkpoint <b>after</b> the resume, or its <b>echo</b>, or both.</p>
+<p class="muted">With neither, this one is examined alone: damage and contradictions within it show, a load that went
+wrong does not. An echo shows all that a load can do wrong; docs/echo.md says how a trainer makes one.</p>
+"""
+
+
+class Doctor(Tab):
+    """Choose the evidence, examine, read; a result is kept while the evidence stays."""
+
+    key = "doctor"
+    follows = ("ckpt", "other", "echo", "given")
+
+    def build(self) -> None:
+        self.view: DiagnosisView | None = None
+        self._paths: list[str] = []
+        self._about: dict[str, str] = {}
+        self._list = Job(self.schedule)
+        self._list.param.watch(self._listed, "status")
+        self._choices = {which: self._choice(which) for which in OTHERS}
+        self._facts = {name: self._fact(name) for name in FACTS}
+        self._quick = pmui.Checkbox(label="Facts and names alone: do not read weights and moments", size="small")
+        self._quick.param.watch(self._told, "value")
+        self._words = style.pane("")
+        self.work = Work(
+            "Examine", self._examine, self._done, verb="examining", ready=self._why_not, schedule=self.schedule
+        )
+        self._result = pn.Column(sizing_mode="stretch_width")
+        facts = pn.Column(
+            style.pane('<p class="muted">Facts that no file states; they are trusted more than the files.</p>'),
+            pn.FlexBox(*self._facts.values()),
+            self._quick,
+            sizing_mode="stretch_width",
+        )
+        more = pmui.Accordion(
+            ("Facts and depth", facts), active=[], title_variant="body2", sizing_mode="stretch_width", margin=(5, 10)
+        )
+        self._controls = [style.two_columns(*self._choices.values(), least=440), more, self._words]
+        self.state.param.watch(self._drop, list(self.follows))
+
+    def draw(self) -> None:
+        state = self.state
+        if state.ckpt is None:
+            self.body[:] = []
+            return
+        if self._list.status == "idle":
+            self._list.start(lambda tick: checkpoints(state.jail))
+        self._offer()
+        self._show_given()
+        self._arrange()
+        small = int(state.ckpt.catalog.tensor_nbytes.sum()) <= AT_ONCE
+        if (state.other or state.echo) and small and self.work.job.status == "idle" and not self._why_not():
+            self.work.start()
+
+    def close(self) -> None:
+        self.work.reset()
+        self._list.reset()
+        if self.view is not None:
+            self.view.close()
+
+    def _arrange(self) -> None:
+        self.work.button.label = "Examine" if self.state.other or self.state.echo else "Examine this one alone"
+        self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), self._result]
+
+    def _drop(self, *_: Any) -> None:
+        """Other evidence: what was found is not of it, and its checkpoints may be closed."""
+        self.work.reset()
+        if self.view is not None:
+            self.view.close()
+        self.view, self._result[:] = None, []
+
+    # ---- which evidence ----------------------------------------------------------------------------------------------
+
+    def _choice(self, which: str) -> pmui.Select:
+        label, about = OTHERS[which]
+        made = pmui.Select(
+            label=label, description=about, options={NONE: ""}, value="", searchable=True, size="small",
+            sizing_mode="stretch_width", margin=(10, 10),
+        )  # fmt: skip
+        made.param.watch(lambda event: self.state.param.update(**{which: event.new}), "value")
+        return made
+
+    def _fact(self, name: str) -> pmui.TextInput:
+        made = pmui.TextInput(label=FACTS[name], size="small", width=190, margin=(5, 10))
+        made.param.watch(self._told, "value")
+        return made
+
+    def _listed(self, *_: Any) -> None:
+        if self._list.status == "done":
+            self._paths, frame = self._list.result
+            words = zip(self._paths, frame["about"], frame["state"], strict=True)
+            self._about = {path: f"{about}{', incomplete' if lacks else ''}" for path, about, lacks in words}
+            self._offer()
+        elif self._list.status == "failed":
+            self._words.object = style.message(self._list.error, "error")
+
+    def _offer(self) -> None:
+        """What came of it may be: steps of the same run first; what a link names, too."""
+        state, run = self.state, os.path.dirname(self.state.path)
+        near = sorted((path for path in self._paths if path != state.path), key=lambda p: os.path.dirname(p) != run)
+        for which, widget in self._choices.items():
+            chosen = getattr(state, which)
+            paths = [chosen, *near] if chosen and chosen not in near else near
+            options = {NONE: ""}
+            for path in paths:
+                about = self._about.get(path, "")
+                options[f"{safe(path)}  ·  {about}" if about else safe(path)] = path
+            widget.param.update(options=options, value=chosen)
+        if why := self._why_not():
+            self._words.object = style.message(why, "warning")
+        elif not state.other and not state.echo:
+            self._words.object = EMPTY.format(path=html(state.path))
+        else:
+            self._words.object = ""
+
+    def _why_not(self) -> str:
+        state = self.state
+        for which, (label, _) in OTHERS.items():
+            if getattr(state, which) == state.path:
+                return f"{label} is the checkpoint itself; choose another one, or none"
+        if state.other and state.other == state.echo:
+            return "After and Echo are the same checkpoint; choose another one, or none, for one of them"
+        try:
+            parse_given(state.given)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    # ---- facts -------------------------------------------------------------------------------------------------------
+
+    def _told(self, *_: Any) -> None:
+        words = {name: one.value.strip() for name, one in self._facts.items()}
+        parts = [f"{name}={value}" for name, value in words.items() if value]
+        self.state.given = ",".join([*parts, *([QUICK] if self._quick.value else [])])
+
+    def _show_given(self) -> None:
+        words = _split(self.state.given)
+        for name, one in self._facts.items():
+            if one.value.strip() != words.get(name, ""):
+                one.value = words.get(name, "")
+        self._quick.value = QUICK in words
+
+    # ---- examination -------------------------------------------------------------------------------------------------
+
+    def _examine(self, tick: Tick) -> Diagnosis:
+        from workbench.doctor.examine import doctor
+
+        state = self.state
+        if state.ckpt is None:
+            raise UsageError("the checkpoint is not open any more")
+        given = parse_given(state.given)
+        return doctor(state.ckpt, self._borrow("other"), echo=self._borrow("echo"), tick=tick, **given)
+
+    def _borrow(self, which: str) -> Any:
+        """Opened; its path where it is damaged, for then the doctor says what it is of."""
+        path = getattr(self.state, which)
+        if not path:
+            return None
+        try:
+            return self.state.borrow(which)
+        except (CorruptError, IncompleteError, MissingFileError):
+            return self.state.jail.resolve(path)
+
+    def _done(self, found: Diagnosis) -> None:
+        state = self.state
+        names = {str(state.jail.resolve(path)): path for path in (state.other, state.echo) if path}
+        names |= {one.path: _under(one.path, state.jail.root) for one in found.subjects}
+        file = f"{state.path}-{state.other or state.echo}-doctor".replace("--", "-")
+        self.view = DiagnosisView(found, names=names, file=file, schedule=self.schedule)
+        self._result[:] = [self.view]
+        self._arrange()
+
+
+def parse_given(text: str) -> dict[str, Any]:
+    """What was typed in, as :func:`workbench.doctor.examine.doctor` takes it: ``betas=0.9:0.95,lr=3e-4,wd=0.1,quick``.
+
+    Raises:
+        UsageError: no such number, or one that cannot be.
+    """
+    words, found = _split(text), dict[str, Any]()
+    if strange := set(words) - {*FACTS, QUICK}:
+        raise UsageError(f"{sorted(strange)[0]!r} is none of {', '.join(FACTS)}, {QUICK}")
+    if QUICK in words:
+        found["deep"] = False
+    if "betas" in words:
+        betas = [_number(part, "betas") for part in words["betas"].split(":")]
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise UsageError(f"betas {words['betas']!r}: β1 and β2 are from 0 to below 1, as in 0.9:0.95")
+        found["betas"] = tuple(betas)
+    for name, keyword in (("lr", "lr"), ("wd", "weight_decay")):
+        if name in words:
+            found[keyword] = _number(words[name], name)
+            if not 0 <= found[keyword] < math.inf:
+                raise UsageError(f"{name} {words[name]!r}: not below 0, and finite")
+    return found
+
+
+def _split(text: str) -> dict[str, str]:
+    parts = [part.partition("=") for part in text.split(",") if part.strip()]
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{name} {text!r} is no number") from None
+
+
+def _under(path: str, root: Any) -> str:
+    """Relative to ROOT."""
+    found = os.path.relpath(os.path.realpath(path), root)
+    return path if found.startswith(os.pardir) else found

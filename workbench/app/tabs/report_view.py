@@ -1,0 +1,133 @@
+"""Everything that is shown of a report; the *Integrity* tab wires it to the page, a notebook shows it as it is.
+
+::
+
+    verdict
+    table of findings
+    the one that was clicked: its numbers, and what to do
+    checked · not checked        downloads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import panel as pn
+
+from workbench.app import style
+from workbench.app.save import csv_button, json_button
+from workbench.app.words import count, html, safe
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.analysis.report import Finding, Report
+
+__all__ = ["Findings", "ReportView", "finding_frame", "finding_rows", "view_of"]
+
+COLUMNS: dict[str, tuple[str, str, int | None]] = {
+    "severity": ("Severity", "text", 90),
+    "message": ("Finding", "text", None),
+    "rule": ("Rule", "text", 150),
+    "where": ("Where", "text", 200),
+}
+PAGE = 12
+
+
+def view_of(report: Report) -> pn.viewable.Viewer:
+    """The viewer of that kind of report, for a notebook's cell."""
+    from workbench.doctor.diagnosis import Diagnosis
+
+    if isinstance(report, Diagnosis):
+        from workbench.app.tabs.doctor_view import DiagnosisView
+
+        return DiagnosisView(report)
+    return ReportView(report)
+
+
+class Findings(pn.viewable.Viewer):
+    """A table; a click on a row shows its numbers below."""
+
+    def __init__(self, found: tuple[Finding, ...], page_size: int = PAGE, **params: Any) -> None:
+        super().__init__(**params)
+        self._found = found
+        self.table = style.table(finding_rows(found), COLUMNS, page_size=page_size, selectable=1)
+        self.table.on_click(self._clicked)
+        self.one = style.pane("")
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return pn.Column(self.table, self.one, sizing_mode="stretch_width")
+
+    def _clicked(self, event: Any) -> None:
+        if event.row is not None:
+            self.one.object = _detail(self._found[event.row])
+
+
+class ReportView(pn.viewable.Viewer):
+    """A report.
+
+    Args:
+        file: what files to download are called.
+    """
+
+    def __init__(self, report: Report, *, file: str = "report", **params: Any) -> None:
+        super().__init__(**params)
+        saves = pn.Row(
+            csv_button(file, lambda: finding_frame(report)), json_button(file, report.to_json), margin=(0, 5)
+        )
+        found = [Findings(report.found)] if report.found else []
+        parts = [style.pane(_verdict(report)), *found, style.pane(_lists(report)), saves]
+        self._body = pn.Column(*parts, sizing_mode="stretch_width")
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+
+def finding_rows(found: tuple[Finding, ...]) -> pd.DataFrame:
+    """One row a finding, as the table shows it."""
+    import pandas as pd
+
+    rows = [{name: safe(getattr(one, name)) for name in COLUMNS} for one in found]
+    return pd.DataFrame(rows, columns=list(COLUMNS), dtype="str")
+
+
+def finding_frame(report: Report) -> pd.DataFrame:
+    """The findings for a file: evidence as JSON."""
+    import json
+
+    frame = report.findings.copy()
+    frame["evidence"] = [json.dumps(dict(one), default=str) for one in frame["evidence"]]
+    return frame
+
+
+def _verdict(report: Report) -> str:
+    from workbench.views.report import headline
+
+    kind = {"error": "error", "warn": "warning"}.get(report.worst or "", "info")
+    words = headline(report).removeprefix(f"{safe(report.subject)}: ")
+    told = "Nothing was found" if not report.found else words[:1].upper() + words[1:]
+    return style.message(f"{told}. {count(len(report.checked))} kinds of checks were made.", kind)
+
+
+def _lists(report: Report) -> str:
+    parts = []
+    for title, told in (("Checked", report.checked), ("Not checked", report.not_checked)):
+        if told:
+            items = "".join(f"<li><b>{html(name)}</b>: {html(words)}</li>" for name, words in told.items())
+            parts.append(f"<h3>{title}</h3><ul>{items}</ul>")
+    return "".join(parts)
+
+
+def _detail(one: Finding) -> str:
+    rows = "".join(
+        f"<tr><th>{html(name)}</th><td>{html(_short(what))}</td></tr>" for name, what in one.evidence.items()
+    )
+    hint = f"<p>→ {html(one.hint)}</p>" if one.hint else ""
+    title = f'<h3 class="finding">{html(one.rule)}: {html(one.where)}</h3>'
+    return f'{title}<p>{html(one.message)}</p>{hint}<div style="overflow-x:auto"><table>{rows}</table></div>'
+
+
+def _short(value: Any, longest: int = 400) -> str:
+    text = str(dict(value) if isinstance(value, Mapping) else value)
+    return text if len(text) <= longest else f"{text[:longest]} …"
