@@ -104,7 +104,7 @@ class Diagnosis(Report):
         ``schema`` is :data:`SCHEMA`; within one number fields are added, never changed or taken away. A cause has the
         fields of :class:`Suspect`; its ``signs`` have ``rule severity message evidence tensors hit of``.
         """
-        return _plain(
+        plain: dict[str, Any] = _plain(
             {
                 "schema": SCHEMA,
                 "verdict": self.verdict,
@@ -119,6 +119,7 @@ class Diagnosis(Report):
                 **super().to_json(),
             }
         )
+        return plain
 
     def __repr__(self) -> str:
         from workbench.views.doctor import diagnosis_text

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.analysis.report import Finding
@@ -23,7 +23,7 @@ from workbench.doctor.diagnose_scene import LOADED, PAIRED, TRAINED, Scene
 from workbench.doctor.diagnose_values import OF_PAIRS
 from workbench.doctor.diagnosis import Diagnosis, Subject
 from workbench.doctor.echo import check_echo
-from workbench.doctor.evidence import Evidence
+from workbench.doctor.evidence import Evidence, Pair
 from workbench.doctor.examine_given import Given, Source, choose
 from workbench.doctor.examine_ran import ran_alone, ran_pair
 from workbench.doctor.facts import TrainingState
@@ -79,14 +79,16 @@ def doctor(
 def examine(given: Given, *, deep: bool = True, threads: int | None = None, tick: Tick | None = None) -> Diagnosis:
     """A diagnosis of what was opened."""
     evidence = given.evidence
-    scene = Scene(evidence, check_facts(evidence))
+    alone: dict[str, Mapping[str, Any]] = {}
+    pairs: dict[str, Mapping[str, Any]] = {}
+    scene = Scene(evidence, check_facts(evidence), alone, pairs)
     for which, why in given.broken.items():
         sign = RULES["V01"].sign(f"it cannot be opened: {why}", {"in": which}, causes=("G4", "G8"))
         scene.outcome.signs.append(sign)
         scene.outcome.not_checked[which] = why
     pictured: dict[str, Any] = {"evidence": evidence}  # pictures sample it
     if deep:
-        _Passes(scene, threads, tick).run(pictured)
+        _Passes(scene, alone, pairs, threads, tick).run(pictured)
     else:
         scene.outcome.not_checked["values"] = "weights and moments were not read: deep=False"
     causes, verdict = diagnose(scene)
@@ -104,68 +106,66 @@ class _Passes:
     """The passes over bytes, one after the other under one progress."""
 
     scene: Scene
+    alone: dict[str, Mapping[str, Any]]
+    pairs: dict[str, Mapping[str, Any]]
     threads: int | None
     tick: Tick | None
     done: float = 0.0
-    total: float = field(default=1.0, init=False)
+    total: float = 1.0
 
     def run(self, pictured: dict[str, Any]) -> None:
-        evidence, scene = self.scene.evidence, self.scene
+        evidence = self.scene.evidence
         size = {which: _bytes(evidence, which) for which in _given(evidence)}
-        after, echo = evidence.after is not None, evidence.echo is not None
-        self.total = 2 * sum(size.values()) + echo * (size["before"] + size.get("echo", 0))
-        self.total += after * (size["before"] + size.get("after", 0)) * 2
-        self.total += (after and echo) * (size.get("echo", 0) + size.get("after", 0))
-        one: dict[str, Any] = {}
-        alone: dict[str, Any] = {}
-        pairs: dict[str, Any] = {}
-        object.__setattr__(scene, "alone", alone)
-        object.__setattr__(scene, "pairs", pairs)
-        for which in _given(evidence):
-            earlier = None if which == "before" else evidence.before
-            made = self._part(
-                2 * size[which], lambda t, w=which, e=earlier: check_alone(  # type: ignore[misc]
-                    evidence.state(w), e, threads=self.threads, tick=t
-                )
-            )  # fmt: skip
-            made.checked |= ran_alone(made.states, which)
-            self._take(made, which)
-            alone[which] = one[which] = made.states
+        before, echo, after = (size.get(which) for which in ("before", "echo", "after"))
+        assert before is not None
+        self.total = 2.0 * sum(size.values()) + (before + echo if echo is not None else 0)
+        if after is not None:
+            self.total += 2 * (before + after) + (echo + after if echo is not None else 0)
+        for which in size:
+            self._alone(which, 2 * size[which])
+        pictured["one"] = self.alone
         same = False
-        if echo:
-            round_trip = evidence.pair("before", "echo")
-            found = self._part(
-                size["before"] + size["echo"], lambda t: check_echo(round_trip, threads=self.threads, tick=t)
-            )  # fmt: skip
+        if echo is not None:
+            found = self._part(before + echo, check_echo, evidence.pair("before", "echo"))
             self._take(found, LOADED)
             pictured["echo"] = found.status
             same = bool(found.status) and all(one.status == "equal" for one in found.status.values())
-        if after:
+        if after is not None:
             pair = evidence.pair("before", "after")
-            values = self._part(
-                size["before"] + size["after"], lambda t: check_pair(pair, threads=self.threads, tick=t)
-            )  # fmt: skip
-            self._take(_outcome(values, PAIRED), PAIRED)
-            pairs[PAIRED], pictured["pair"] = values.states, values
-            if not echo:
-                suspects = _suspects(values.signs)
-                self._take(check_rows(pair, suspects) if suspects else Outcome(), PAIRED)
-            stored = self._part(
-                size["before"] + size["after"], lambda t: check_shards(pair, threads=self.threads, tick=t)
-            )  # fmt: skip
-            self._take(stored, PAIRED)
-        if after and echo and not same:  # equal states have the same later ones
-            pair = evidence.pair("echo", "after")
-            values = self._part(
-                size["echo"] + size["after"], lambda t: check_pair(pair, threads=self.threads, tick=t)
-            )  # fmt: skip
-            self._take(_outcome(values, TRAINED), TRAINED)
-            pairs[TRAINED] = values.states
-        pictured["one"] = one
+            values = self._pair(before + after, pair, PAIRED)
+            pictured["pair"] = values
+            if echo is None and (suspects := _suspects(values.signs)):
+                self._take(check_rows(pair, suspects), PAIRED)
+            self._take(self._part(before + after, check_shards, pair), PAIRED)
+        if after is not None and echo is not None and not same:  # equal states have the same later ones
+            self._pair(echo + after, evidence.pair("echo", "after"), TRAINED)
+        if self.tick is not None:
+            self.tick(1.0)
 
-    def _part(self, size: float, run: Callable[[Tick | None], Any]) -> Any:
+    def _alone(self, which: str, size: float) -> None:
+        earlier = () if which == "before" else (self.scene.evidence.before,)
+        made = self._part(size, check_alone, self.scene.evidence.state(which), *earlier)
+        made.checked |= ran_alone(made.states, which)
+        self._take(made, which)
+        for sums in made.states.values():
+            sums.profile = None  # judged; those of three checkpoints of a large model are many megabytes
+        self.alone[which] = made.states
+
+    def _pair(self, size: float, pair: Pair, where: str) -> Values:
+        values: Values = self._part(size, check_pair, pair)
+        self._take(_outcome(values, where), where)
+        self.pairs[where] = values.states
+        return values
+
+    def _part(self, size: float, check: Callable[..., Any], *given: Any) -> Any:
         start, share = self.done / max(self.total, 1), size / max(self.total, 1)
-        made = run(None if self.tick is None else lambda part: self.tick(min(1.0, start + part * share)))  # type: ignore[misc]
+        told = self.tick
+
+        def tick(part: float) -> None:
+            assert told is not None
+            told(min(1.0, start + part * share))
+
+        made = check(*given, threads=self.threads, tick=None if told is None else tick)
         self.done += size
         return made
 
