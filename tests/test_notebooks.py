@@ -11,15 +11,29 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-#: What must be among the outputs of a notebook that was run.
+#: What must be among the outputs of a notebook that was run. Numbers are torch's and numpy's, from the samples' truth:
+#: 515 rows chunked twice (02), ‖b − a‖ / ‖a‖ of weights (04), bytes of a stage's tensors by tp (05).
 PROMISES = {
     "01_open_and_look": [
         "dcp_fsdp2", "model.layers.2.mlp.up_proj.weight", "exp_avg_sq", "standard deviation", "(3, 3, (0.9, 0.95))",
         "-0.0240",
     ],
+    "02_layouts_and_meshes": [
+        "axis0=2, axis1=2", "(True, [(0, 129), (258, 387), (129, 258), (387, 515)])", "_StridedShard(dim=0, sf=2)",
+        "48 proven, 15 partly, 21 unknown", "tp=2, pp=1, cp=1, dp=2", "args in common.pt", "tp=2, pp=2, sharding=2",
+        "fits 2 GPUs",
+    ],
     "03_debug_a_loss_spike": [
         "1.7411", "1.946", "D2", "certain", "The fp32 masters are not those of the weights", "0.118234",
         "0.4082", "0.4328", "the first loss is right, the second wrong", "Differs_colon_20", "20 of 20 master tensors",
+    ],
+    "04_diff_two_runs": [
+        "0.002455  0.030248  0.050793", "'lr_scheduler.last_epoch': '2 → 4'", "8 of 39 tensors changed, 31 equal",
+        "interleave", "the rotary layout: half-split → interleaved", "master      changed    20", "DiffView",
+    ],
+    "05_reshard_and_load_on_gpu": [
+        "1,004,032 bytes, of which 1,001,728 once and 2,304 as copies", "250880", "251136", "True True", "'equal': 39",
+        "{'up_proj': True, 'down_proj': True}", "(torch.bfloat16, True)", "135168, True)", "1 mismatched", "GB/s",
     ],
 }  # fmt: skip
 
