@@ -16,6 +16,7 @@ import numpy as np
 __all__ = ["FRAME", "GREY", "OKABE_ITO", "boxes", "curves", "legend", "ticks"]
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+LINE = 80  #: characters of a legend that fit beside each other at 800 pixels
 GREY = "#777777"  #: 4.5 : 1 on white, 4.1 : 1 on black
 hv.Store.set_current_backend("bokeh")
 
@@ -33,9 +34,17 @@ def _page(plot: Any, element: Any) -> None:
     for one in figure.select({"type": _model("Legend")}):
         one.background_fill_alpha, one.border_line_color, one.label_text_color = 0.0, None, GREY
         one.location, one.padding, one.margin, one.spacing = "left", 2, 2, 14
+        one.label_text_font_size = "9pt"
+        if one.items:  # a line that is wider than the page would make it scroll sideways
+            one.ncols = max(LINE // (max(len(_words(item)) for item in one.items) + 6), 1)
     for one in figure.select({"type": _model("ColorBar")}):
         one.background_fill_color, one.title_text_color, one.major_label_text_color = None, GREY, GREY
         one.title_text_font_style = "normal"
+
+
+def _words(item: Any) -> str:
+    label = item.label
+    return str(label.get("value", "") if isinstance(label, Mapping) else getattr(label, "value", label))
 
 
 def _model(name: str) -> Any:

@@ -1,0 +1,94 @@
+"""The Doctor tab in a real Chromium that reaches nothing but loopback: choose the echo, read the cause."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import threading
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from workbench.app.serve import start
+
+pytestmark = pytest.mark.browser
+
+WAIT = 45_000  # ms
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, samples):
+    """URL of a server on the loss spike's run."""
+    root = tmp_path_factory.mktemp("served") / "ckpts"
+    shutil.copytree(samples / "loss_spike", root / "run")
+    ready, server = threading.Event(), []
+
+    def run():
+        asyncio.set_event_loop(asyncio.new_event_loop())
+        server.append(start(root, 0))
+        server[0].start()
+        ready.set()
+        server[0].io_loop.start()
+        server[0].stop()
+        server[0].io_loop.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield f"http://127.0.0.1:{server[0].port}/"
+    server[0].io_loop.add_callback(server[0].io_loop.stop)
+    thread.join(20)
+
+
+@pytest.fixture
+def quiet(page):
+    page.set_default_timeout(WAIT)
+    yield page
+    assert page.external == []
+    assert page.console_errors == []
+
+
+def test_from_an_empty_tab_to_the_cause_and_back_by_the_link(quiet, served):
+    page = quiet
+    page.goto(f"{served}?ckpt=run/step-240.pt")
+    page.get_by_role("tab", name="Doctor").click()
+    page.get_by_text("Choose what came of it").wait_for()
+    page.get_by_role("button", name="Examine this one alone").wait_for()
+    page.get_by_label("Echo").click()
+    page.locator("li.MuiMenuItem-root", has_text="run/step-240-echo.pt").click()
+    cause = page.locator(".workbench-doctor summary", has_text="D2").first  # what the sample was made with
+    cause.wait_for()
+    assert "certain" in cause.inner_text()
+    query = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
+    assert query == {"ckpt": "run/step-240.pt", "tab": "doctor", "echo": "run/step-240-echo.pt"}
+    page.locator(".bk-Figure").nth(1).wait_for()  # shards, low bits
+    page.reload()
+    cause.wait_for()
+    page.locator('.tabulator-cell[tabulator-field="rule"]', has_text="R09").click()
+    page.locator("h3.finding", has_text="R09").wait_for()
+    with page.expect_download() as download:
+        page.get_by_text("Download JSON").click()
+    with open(download.value.path()) as file:
+        assert json.load(file)["causes"][0]["cause"] == "D2"
+
+
+def test_narrow_and_dark_all_that_is_shown_fits_and_can_be_read(quiet, served):
+    page = quiet
+    page.set_viewport_size({"width": 800, "height": 900})
+    page.goto(f"{served}?ckpt=run/step-240.pt&tab=doctor&b=run/step-245.pt&echo=run/step-240-echo.pt&given=wd=0.1")
+    page.get_by_label("Toggle theme").click()
+    page.locator(".bk-Figure").nth(3).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 800
+    page.locator(".bk-Legend").nth(3).wait_for()
+    for one in page.locator(".bk-Legend").all():
+        box = one.bounding_box()
+        assert box["x"] + box["width"] <= 800
+    page.get_by_role("button", name="Facts and depth").click()
+    assert page.get_by_label("Weight decay").input_value() == "0.1"
+    colour = page.locator(".workbench-doctor").first.evaluate("one => getComputedStyle(one).color")
+    red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
+    assert min(red, green, blue) > 150, "light on dark"
+    page.locator("summary", has_text="ruled out").click()
+    page.get_by_text("equal bit for bit").first.wait_for()
