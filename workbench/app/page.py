@@ -32,6 +32,7 @@ BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: belo
 MAKERS = {
     "overview": ("Overview", "workbench.app.tabs.overview", "Overview"),
     "tensors": ("Tensors", "workbench.app.tabs.tensors", "Tensors"),
+    "layout": ("Layout", "workbench.app.tabs.layout", "LayoutTab"),
     "integrity": ("Integrity", "workbench.app.tabs.integrity", "Integrity"),
     "diff": ("Diff", "workbench.app.tabs.diff", "DiffTab"),
     "doctor": ("Doctor", "workbench.app.tabs.doctor", "Doctor"),

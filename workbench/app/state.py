@@ -26,12 +26,12 @@ from workbench.errors import UsageError
 
 __all__ = ["TABS", "URL", "WorkbenchState", "parse_query", "query_of"]
 
-TABS = ("overview", "tensors", "integrity", "diff", "doctor")
+TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor")
 #: What a link restores: the state's name → the URL's.
 URL = {
     "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",
     "view": "view", "rank": "rank", "depth": "depth", "target": "to", "mesh": "mesh", "place": "slice",
-    "given": "given",
+    "given": "given", "axes": "axes", "by": "by", "fit": "fit",
 }  # fmt: skip
 #: What goes with a checkpoint.
 SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo", "given"))
@@ -56,6 +56,9 @@ class WorkbenchState(param.Parameterized):
     echo = param.String(default="", doc="The echo of the first one, relative to ROOT, for Doctor.")
     view = param.String(default="", doc="Which picture of the Layout tab; empty for its first.")
     rank = param.String(default="", doc="The rank that is looked at; empty for none.")
+    axes = param.String(default="", doc="Axes of the tensor that go down and across the shard map: 0,1.")
+    by = param.String(default="", doc="What colours the shard map: rank or file.")
+    fit = param.String(default="", doc="What Layout's budget is asked: gpus=8,gb=80,tp=2.")
     depth = param.String(default="", doc="What Integrity checks; empty for its quickest.")
     target = param.String(default="", doc="Format that Export writes; empty for its first.")
     mesh = param.String(default="", doc="Mesh that Export cuts for, as on the command line: tp=2,pp=2.")

@@ -16,6 +16,8 @@ out (copies that were stored once, ranks that no file names) stays unknown, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from workbench.analysis.layout.coverage import coverage
 from workbench.analysis.layout.holders import holders
 from workbench.analysis.layout.infer import infer
@@ -26,11 +28,19 @@ from workbench.checkpoint import Checkpoint
 __all__ = ["Layout", "Mesh", "Placed", "layout"]
 
 
-def layout(ckpt: Checkpoint) -> Layout:
+def layout(ckpt: Checkpoint, *, tick: Callable[[float], None] | None = None) -> Layout:
     """Where everything lies in a checkpoint (or a selection of it): see :class:`Layout`.
 
     Takes seconds for a million chunks; no tensor byte is read.
+
+    Args:
+        tick: called with the share that is done; what it raises passes through.
     """
-    who, covered = holders(ckpt), coverage(ckpt.catalog)
+    told = tick or (lambda share: None)
+    who = holders(ckpt)
+    told(0.2)
+    covered = coverage(ckpt.catalog)
+    told(0.5)
     inferred = infer(ckpt, who, covered)
+    told(1.0)
     return Layout(ckpt.path, ckpt.format, ckpt.world_size, ckpt.catalog, ckpt.fqns, ckpt.roles, who, inferred, covered)

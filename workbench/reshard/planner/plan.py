@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ def plan_memory(
     precision: Precision | None = None,
     reserve_gb: float = 0.0,
     rules: Rules | None = None,
+    tick: Callable[[float], None] | None = None,
 ) -> Budget:
     """Whether a checkpoint's tensors fit ``gpus`` GPUs, and the smallest layout in which they do.
 
@@ -58,6 +59,7 @@ def plan_memory(
         precision: types; by default stored weights, gradients alike, fp32 masters and two fp32 moments.
         reserve_gb: of each GPU, for activations and all else, in 10⁹ bytes.
         rules: placements, as resharding takes them.
+        tick: called with the share of the layouts that were looked at; what it raises passes through.
 
     Raises:
         UsageError: sizes that do not make up a layout, or no parameters.
@@ -78,7 +80,10 @@ def plan_memory(
 
     choices = []
     fixed = (tp, pp, dp, ep)
-    for a, b, c, d in _layouts(model, gpus, fixed):
+    tried = list(_layouts(model, gpus, fixed))
+    for number, (a, b, c, d) in enumerate(tried):
+        if tick is not None:
+            tick(number / len(tried))
         mesh, mine, _ = pieces(a, b, d)
         for one in STAGES if stage is None else (stage,):
             if stage is None and c == 1 and one > 0:

@@ -1,0 +1,83 @@
+"""A memory budget as bars: what each rank would hold, part by part, against the memory of a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import holoviews as hv
+
+from workbench.reshard.planner import Budget
+from workbench.reshard.planner.budget import PARTS
+from workbench.views import units
+from workbench.views.picture import FRAME, OKABE_ITO, legend
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["bars", "budget_picture"]
+
+COLOURS = dict(zip(PARTS, OKABE_ITO, strict=False))
+LIMIT = OKABE_ITO[5]
+MOST = 96  #: bars
+
+
+def bars(found: Budget) -> tuple[pd.DataFrame, str]:
+    """Rows of ``Budget.ranks`` that are drawn, and what each bar is; where there are too many, the largest of some."""
+    ranks = found.ranks
+    if len(ranks) <= MOST:
+        return ranks, "Each bar is a rank."
+    places = ranks.groupby(["pp", "ep", "tp"], sort=True)["nbytes"].idxmax()
+    if len(places) <= MOST:
+        return ranks.loc[places], f"Each bar is the largest of the {found.chosen.dp:,} data parallel ranks of a place."
+    step = -(-len(ranks) // MOST)
+    top = ranks.groupby(ranks.index // step)["nbytes"].idxmax()
+    return ranks.loc[top], f"Each bar is the largest of {step:,} neighbouring ranks."
+
+
+def budget_picture(found: Budget) -> hv.Overlay:
+    """Stacked bars of the chosen layout's ranks, and the line that they must stay beneath."""
+    table, _ = bars(found)
+    room = found.memory - found.reserve
+    unit, divisor = _unit(max(int(table["nbytes"].max()), room))
+    layers: list[Any] = []
+    base = [0.0] * len(table)
+    rows = table.to_dict("records")
+    for part in PARTS:
+        sizes = [row[part] / divisor for row in rows]
+        if not any(sizes):
+            continue
+        data = [
+            (n + 0.08, low, n + 0.92, low + size, _who(row), f"{part}: {units.nbytes(int(row[part]))}",
+             f"{units.nbytes(int(row['nbytes']))} of {units.nbytes(room)}")
+            for n, (row, low, size) in enumerate(zip(rows, base, sizes, strict=True))
+        ]  # fmt: skip
+        layers.append(
+            hv.Rectangles(data, ["at", "memory", "right", "top"], ["who", "part", "all"], label=part).opts(
+                color=COLOURS[part], line_width=0, tools=["hover"],
+                hover_tooltips=[("", "@who"), ("", "@part"), ("in all", "@all")],
+            )
+        )  # fmt: skip
+        base = [low + size for low, size in zip(base, sizes, strict=True)]
+    line = hv.Curve([(0, room / divisor), (max(len(rows), 1), room / divisor)], "at", "memory", label="a GPU's memory")
+    layers.append(line.opts(color=LIMIT, line_width=2.5, line_dash="dashed"))
+    step = max(-(-len(rows) // 16), 1)
+    return hv.Overlay(layers).opts(
+        **{**legend(), "default_tools": ["box_zoom", "reset", "save"], "active_tools": [], "hooks": FRAME["hooks"]},
+        xlim=(0, max(len(rows), 1)),
+        ylim=(0, 1.15 * max(room / divisor, max(base, default=0.0))),
+        xticks=[(n + 0.5, str(row["rank"])) for n, row in enumerate(rows) if n % step == 0],
+        xlabel="rank",
+        ylabel=f"memory, {unit}",
+        height=330,
+    )
+
+
+def _who(row: dict[Any, Any]) -> str:
+    return f"rank {row['rank']}: pp={row['pp']} dp={row['dp']} ep={row['ep']} tp={row['tp']}"
+
+
+def _unit(largest: int) -> tuple[str, int]:
+    power = 0
+    while power < 4 and largest >= 1024 << (10 * power):
+        power += 1
+    return ("B", "KiB", "MiB", "GiB", "TiB")[power], 1 << (10 * power)

@@ -1,0 +1,197 @@
+"""Files as rows of bytes, chunk by chunk; where chunks are narrower than pixels, as shares of the roles.
+
+::
+
+    __0_0.distcp  │████ param ████│▒▒ exp_avg ▒▒│  ·  │        zoomed in: each chunk; a gap is no tensor's
+    __1_0.distcp  │██▒▒│██▒▒│███▒│██▒▒│██▒▒│                   zoomed out: of each block, how much is of which role
+
+A random order of roles, painted pixel by pixel, is noise; the share of each in a block of pixels is not.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.layout import Layout
+from workbench.views.layout_paint import Boxes, Window, raster
+
+__all__ = ["GAP", "OTHER", "Bytes"]
+
+Array = np.ndarray[Any, Any]
+CLASSES = 5  #: roles of a colour of their own
+OTHER = "other roles"
+BLOCK = 16  #: pixels
+CROWDED = 0.25  #: chunks a pixel from which on blocks are shown
+GAP = 0.1  #: of a row's height, on either side
+
+
+class Bytes:
+    """The chunks of a layout in the order of their bytes.
+
+    Attributes:
+        size: ``(F,)`` bytes of each file, as far as its chunks reach where it is absent.
+        roles: what is told apart, most bytes first; the last is :data:`OTHER` where there are more.
+        rows: chunk rows by file and byte; ``file``, ``start``, ``stop``, ``code`` (of the role) follow them.
+    """
+
+    def __init__(self, found: Layout) -> None:
+        catalog = found.catalog
+        self.files = list(catalog.files)
+        self.rows = np.lexsort((catalog.start, catalog.file))
+        self.file = catalog.file[self.rows].astype(np.int64)
+        self.start, self.stop = catalog.start[self.rows], catalog.stop[self.rows]
+        reach = np.zeros(len(self.files), np.int64)
+        np.maximum.at(reach, self.file, self.stop)
+        self.size = np.maximum(reach, [max(stat.size, 0) for stat in catalog.file_stats])
+        self.roles, code = _classes(found)
+        self.code = code[catalog.tensor[self.rows]]
+        self.first = np.searchsorted(self.file, np.arange(len(self.files) + 1))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def boxes(self) -> Boxes:
+        """Every chunk, in bytes across and files down."""
+        return self.boxes_of(np.arange(len(self)))
+
+    def boxes_of(self, places: Array) -> Boxes:
+        """The chunks at some places of the order."""
+        file = self.file[places]
+        code = self.code[places].astype(np.int32)
+        return Boxes(self.start[places], self.stop[places], file + GAP, file + 1 - GAP, code)
+
+    def of_tensor(self, found: Layout, tensor: int) -> Array:
+        """Places of a tensor's chunks in the order."""
+        if not hasattr(self, "_place"):
+            self._place = np.empty(len(self.rows), np.int64)
+            self._place[self.rows] = np.arange(len(self.rows))
+        span = found.catalog.rows_of(tensor)
+        return np.sort(self._place[span.start : span.stop])
+
+    def at(self, byte: float, file: float) -> int | None:
+        """The chunk row that a byte lies in, the one that begins last where several share it."""
+        n = int(np.floor(file))
+        if not 0 <= n < len(self.files):
+            return None
+        low, high = int(self.first[n]), int(self.first[n + 1])
+        k = low + int(np.searchsorted(self.start[low:high], byte, side="right"))
+        for place in range(k - 1, max(low, k - 64) - 1, -1):
+            if self.stop[place] > byte:
+                return int(self.rows[place])
+        return None
+
+    def near(self, byte: float, file: float, reach: float) -> int | None:
+        """As :meth:`at`, else the nearest chunk of the file not further than ``reach`` bytes: a tap may miss a hair."""
+        if (hit := self.at(byte, file)) is not None:
+            return hit
+        n = int(np.floor(file))
+        if not 0 <= n < len(self.files):
+            return None
+        low, high = int(self.first[n]), int(self.first[n + 1])
+        k = low + int(np.searchsorted(self.start[low:high], byte, side="right"))
+        beside = [(abs(float(self.start[p]) - byte), p) for p in (k,) if p < high]
+        beside += [(abs(byte - float(self.stop[p])), p) for p in (k - 1,) if p >= low]
+        away, place = min(beside, default=(np.inf, -1))
+        return int(self.rows[place]) if away <= reach else None
+
+    def crowded(self, window: Window) -> bool:
+        """Whether a window has more chunks than it could show."""
+        files = self._visible(window)
+        seen = 0
+        for file in files.tolist():
+            part = slice(int(self.first[file]), int(self.first[file + 1]))
+            seen += int(np.searchsorted(self.start[part], window.x1) - np.searchsorted(self.start[part], window.x0))
+        return seen > CROWDED * window.width * max(len(files), 1)
+
+    def paint(self, window: Window) -> Array:
+        """``(height, width)`` codes of roles, the first row at ``y0``; -1 for the gap between files.
+
+        ``len(roles)`` is a byte of the file that is no tensor's.
+        """
+        files = self._visible(window)
+        image = self._extent(window, files)
+        if self.crowded(window):
+            return self._shares(window, files, image)
+        inside = np.zeros(len(self.files), bool)
+        inside[files] = True
+        places = np.flatnonzero(inside[self.file] & (self.start < window.x1) & (self.stop > window.x0))
+        mine = self.boxes_of(places)
+        flat = raster(mine, window, image=image)
+        thin = (mine.right - mine.left) * window.width < window.x1 - window.x0
+        return raster(mine.take(np.flatnonzero(thin)), window, 1, flat) if thin.any() else flat
+
+    def _visible(self, window: Window) -> Array:
+        """Files of which a pixel's row shows something; not more than there are rows."""
+        centres = window.y0 + (np.arange(window.height) + 0.5) * (window.y1 - window.y0) / window.height
+        found = np.unique(np.floor(centres).astype(np.int64))
+        return found[(found >= 0) & (found < len(self.files))]
+
+    def _extent(self, window: Window, files: Array) -> Array:
+        size = self.size[files].astype(np.float64)
+        code = np.full(len(files), len(self.roles), np.int32)
+        return raster(Boxes(np.zeros(len(files)), size, files + GAP, files + 1 - GAP, code), window)
+
+    def _shares(self, window: Window, files: Array, image: Array) -> Array:
+        """Blocks of pixels, each filled with its roles in proportion to their bytes, always in the same order."""
+        blocks = -(-window.width // BLOCK)
+        step = (window.x1 - window.x0) / window.width
+        edges = window.x0 + np.arange(blocks + 1) * BLOCK * step
+        inside = np.zeros((len(files), blocks, len(self.roles)))
+        for code in range(len(self.roles)):
+            before = self._before(code, files, edges)
+            inside[:, :, code] = np.diff(before, axis=1)
+        ends = np.cumsum(inside, axis=2) / (BLOCK * step)  # of the block, where each role's part ends
+        whole = ends[:, :, -1:]
+        ends = np.where(whole > 1, ends / np.maximum(whole, 1e-300), ends)
+        centres = (np.arange(BLOCK) + 0.5) / BLOCK
+        code = (centres[None, None, :, None] > ends[:, :, None, :]).sum(axis=3).astype(np.int32)
+        line = code.reshape(len(files), -1)[:, : window.width]
+        row = np.floor(window.y0 + (np.arange(window.height) + 0.5) * (window.y1 - window.y0) / window.height)
+        there = np.isin(row, files)
+        at = np.searchsorted(files, row[there])
+        image[there] = np.where(image[there] >= 0, line[at], -1)
+        return image
+
+    def _before(self, code: int, files: Array, edges: Array) -> Array:
+        """``(files, edges)`` bytes of a role that lie before each byte of each file."""
+        base, start, length, total = self._lines[code]
+        query = base[files][:, None] + np.clip(edges[None, :], 0, self.size[files][:, None])
+        k = np.searchsorted(start, query.ravel(), side="right") - 1
+        there = np.maximum(k, 0)
+        found = np.where(k >= 0, total[there] + np.minimum(query.ravel() - start[there], length[there]), 0.0)
+        return found.reshape(query.shape)
+
+    @cached_property
+    def _lines(self) -> list[tuple[Array, Array, Array, Array]]:
+        """By role: where files begin on one long line of bytes; start, length, bytes before it of each chunk."""
+        base = np.concatenate([[0], np.cumsum(self.size + 1)])[:-1].astype(np.float64)
+        found = []
+        for code in range(len(self.roles)):
+            mine = np.flatnonzero(self.code == code)
+            length = (self.stop[mine] - self.start[mine]).astype(np.float64)
+            start = base[self.file[mine]] + self.start[mine]
+            total = np.concatenate([[0.0], np.cumsum(length)])
+            # an end that nothing is found behind: an empty role has one chunk of no bytes
+            found.append((base, start, length, total[:-1]) if len(mine) else (base, np.zeros(1), np.zeros(1),
+                                                                              np.zeros(1)))  # fmt: skip
+        return found
+
+
+def _classes(found: Layout) -> tuple[list[str], Array]:
+    """Roles that have a colour of their own, and the code of each tensor."""
+    catalog = found.catalog
+    names: dict[str, int] = {}
+    code = np.array([names.setdefault(role, len(names)) for role in found.roles], np.int64)
+    held = np.zeros(len(names), np.int64)
+    np.add.at(held, code, catalog.tensor_nbytes)
+    order = sorted(range(len(names)), key=lambda n: -int(held[n]))
+    listed = list(names)
+    kept = order if len(order) <= CLASSES else order[: CLASSES - 1]
+    rank = np.full(max(len(names), 1), len(kept), np.int64)
+    rank[kept] = np.arange(len(kept))
+    roles = [listed[n] for n in kept] + ([OTHER] if len(order) > len(kept) else [])
+    return roles or [OTHER], rank[code] if len(code) else code

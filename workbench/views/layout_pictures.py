@@ -1,0 +1,443 @@
+"""Pictures of a layout: who stores which box of a tensor, how much of which module, which bytes, and where they stand.
+
+::
+
+    shares   modules × ranks, the share as a colour           bytes   files × bytes, the role as a colour
+    shards   one tensor on two of its axes, rank by rank      mesh    ranks on their axes
+
+Holes and overlaps are found exactly before anything is drawn, painted last, and never thinner than a pixel. Up to
+:data:`FEW` boxes are rectangles that tell what they are; more are painted, window by window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import holoviews as hv
+import numpy as np
+
+from workbench.analysis.layout import Layout
+from workbench.views import units
+from workbench.views.layout_bytes import Bytes
+from workbench.views.layout_groups import Share
+from workbench.views.layout_mesh import Standing
+from workbench.views.layout_paint import Boxes, Window, colours, raster
+from workbench.views.layout_shards import SEVERAL, Shards
+from workbench.views.names import safe, shorten_all
+from workbench.views.picture import FRAME, GREY, OKABE_ITO, ticks
+
+__all__ = ["FEW", "Marks", "bytes_picture", "mesh_picture", "palette", "shards_picture", "shares_picture"]
+
+Array = np.ndarray[Any, Any]
+BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
+CLASSES = (BLUE, ORANGE, GREEN, PINK, SKY)
+HOLE, OVERLAP = RED, YELLOW  #: what is wrong has these colours in every picture, and nothing else has
+NO_TENSOR = "#B0B0B0"  #: bytes of a file that are no tensor's
+FEW = 10_000  #: boxes that are drawn one by one
+LABELS = 64  #: boxes that have their owner written on them
+NAME = 30  #: characters of a name beside an axis; it is whole in the tooltip
+TOOLS = ["pan", "box_zoom", "wheel_zoom", "reset", "save"]
+SIDES = ["left", "upper", "right", "lower"]
+
+
+class Marks:
+    """Frames around what is selected, in every rendering of one picture.
+
+    They are drawn beside HoloViews, which would send the whole picture anew.
+    """
+
+    def __init__(self) -> None:
+        self._boxes: Sequence[tuple[float, float, float, float]] = ()
+        self._drawn: list[Any] = []
+
+    def hook(self, plot: Any, element: Any) -> None:
+        """For the picture's options."""
+        if "marks" in plot.handles:
+            return
+        from bokeh.models import ColumnDataSource
+
+        source = plot.handles["marks"] = ColumnDataSource(self._data())
+        for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, so that it shows on any colour
+            plot.state.quad(
+                left="left", right="right", top="top", bottom="bottom", source=source, fill_alpha=0,
+                line_color=colour, line_width=width, level="overlay",
+            )  # fmt: skip
+        self._drawn.append(source)
+
+    def show(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:
+        """Move them: left, top, right, bottom of each."""
+        self._boxes = boxes
+        for source in self._drawn:
+            source.data = self._data()
+
+    def _data(self) -> dict[str, list[float]]:
+        sides = zip(*self._boxes, strict=True) if self._boxes else ((), (), (), ())
+        left, top, right, bottom = ([float(one) for one in side] for side in sides)
+        return {"left": left, "right": right, "top": top, "bottom": bottom}
+
+
+def palette(count: int) -> list[str]:
+    """Colours of so many classes; above five they are steps of one scale, in the order of the classes."""
+    if count <= len(CLASSES):
+        return list(CLASSES[:count])
+    from bokeh.palettes import Cividis256
+
+    return [Cividis256[round(at * 255 / (count - 1))] for at in range(count)]
+
+
+# ---- modules and ranks -----------------------------------------------------------------------------------------------
+
+
+def shares_picture(share: Share, labels: Sequence[str], marks: Marks | None = None) -> hv.Overlay:
+    """Modules down, holders across; the colour is the share of the module's bytes that the holder stores.
+
+    A holder that stores nothing of a module has no cell. Modules with holes or overlaps have a frame.
+
+    Args:
+        labels: of the holders.
+    """
+    rows, columns = share.nbytes.shape
+    percent = 100 * share.nbytes / np.maximum(share.whole, 1)[:, None]
+    heads = [_column(labels, at * share.per, share.per) for at in range(columns)]
+    there = np.argwhere(share.nbytes > 0)
+    top = max(float(percent.max(initial=0)), 1e-9)
+    scale: dict[str, Any] = {
+        "cmap": "cividis", "clim": (0, top), "colorbar": True, "colorbar_opts": {"width": 10, "title": "% of module"},
+    }  # fmt: skip
+    layers: list[Any] = []
+    value = hv.Dimension("share", label="share, %")
+    if len(there) <= FEW:
+        gap = 0.04 if columns <= 64 else 0.0
+        data = [
+            (c + gap, r + 0.05, c + 1 - gap, r + 0.95, percent[r, c], share.groups[r].name, heads[c],
+             f"{units.nbytes(int(share.nbytes[r, c]))} of {units.nbytes(int(share.whole[r]))}, {percent[r, c]:.3g} %")
+            for r, c in there.tolist()
+        ]  # fmt: skip
+        tips = [("", "@module"), ("", "@who"), ("stores", "@words")]
+        layers.append(
+            hv.Rectangles(data, SIDES, [value, "module", "who", "words"]).opts(
+                color="share", line_width=0, tools=["hover"], hover_tooltips=tips, **scale
+            )
+        )
+    else:
+        grid = np.where(share.nbytes > 0, percent, np.nan).astype(np.float32)
+        image = hv.Image(grid[::-1], bounds=(0, 0, columns, rows), kdims=["left", "upper"], vdims=[value])
+        layers.append(image.opts(**scale))
+    wrong = [(0.0, r + 0.0, float(columns), r + 1.0, f"{n:,} holes or overlaps in {share.groups[r].name}")
+             for r, n in enumerate(share.wrong.tolist()) if n]  # fmt: skip
+    if wrong:
+        layers.append(
+            hv.Rectangles(wrong, SIDES, ["words"]).opts(
+                fill_alpha=0, line_color=HOLE, line_width=3, tools=["hover"], hover_tooltips=[("", "@words")]
+            )
+        )
+    names = shorten_all([group.name for group in share.groups], [NAME] * rows)
+    return hv.Overlay(layers).opts(
+        **_options(marks),
+        xlim=(0, max(columns, 1)),
+        ylim=(0, max(rows, 1)),
+        xticks=ticks(_short(heads), 16),
+        yticks=ticks(names, 60),
+        xlabel="",
+        ylabel="",
+        invert_yaxis=True,
+        height=90 + 15 * max(rows, 4),
+    )
+
+
+# ---- one tensor ------------------------------------------------------------------------------------------------------
+
+
+def shards_picture(shown: Shards, marks: Marks | None = None) -> Any:
+    """The boxes of a tensor, coloured by who stores them."""
+    across, down = shown.extent
+    paint = owner_colours(shown)
+    wrong = (("hole", shown.holes, HOLE), ("overlap", shown.overlaps, OVERLAP))
+    options: dict[str, Any] = {
+        **_options(marks),
+        "xlim": (0, across),
+        "ylim": (0, down),
+        "xlabel": "" if shown.across is None else f"axis {shown.across} of {across:,}",
+        "ylabel": "" if shown.down is None else f"axis {shown.down} of {down:,}",
+        "invert_yaxis": True,
+        "xformatter": "%d",
+        "yformatter": "%d",
+        "height": 420 if shown.down is not None else 150,
+    }
+    if shown.down is None:
+        options["yticks"] = 0
+        options["yaxis"] = None
+    if len(shown.boxes) > FEW:
+        table = _rgba([*(paint[name] for name in shown.names), HOLE, OVERLAP])
+
+        def drawn(window: Window) -> Array:
+            image = raster(shown.boxes, window)
+            for n, (_, boxes, _colour) in enumerate(wrong):
+                code = np.full(len(boxes), len(shown.names) + n, np.int32)
+                raster(Boxes(boxes.left, boxes.right, boxes.top, boxes.bottom, code), window, 2, image)
+            return colours(image, table)
+
+        return _painted(drawn, (0, across, 0, down), options)
+    b = shown.boxes
+    names = [shown.names[code] for code in b.code.tolist()]
+    sides = (b.left.tolist(), b.top.tolist(), b.right.tolist(), b.bottom.tolist())
+    data = [
+        (*edges, paint[name], safe(name), _box_words(*edges), count)
+        for *edges, name, count in zip(*sides, names, shown.chunks.tolist(), strict=True)
+    ]
+    tips = [("", "@who"), ("down, across", "@words"), ("chunks", "@count")]
+    layers: list[Any] = [
+        hv.Rectangles(data, SIDES, ["fill", "who", "words", "count"]).opts(
+            color=hv.dim("fill"), line_color="#FFFFFF" if len(data) <= 400 else None, line_width=1, tools=["hover"],
+            hover_tooltips=tips,
+        )
+    ]  # fmt: skip
+    if 0 < len(data) <= LABELS:
+        middles = [((a + c) / 2, (t + d) / 2, _initial(safe(n)), ink(paint[n])) for (a, t, c, d, *_), n in
+                   zip(data, names, strict=True)]  # fmt: skip
+        layers.append(
+            hv.Labels(middles, SIDES[:2], ["text", "ink"]).opts(
+                text_color=hv.dim("ink"), text_font_size="9pt", text_align="center", text_baseline="middle"
+            )
+        )
+    for what, boxes, colour in wrong:
+        edges = zip(boxes.left.tolist(), boxes.top.tolist(), boxes.right.tolist(), boxes.bottom.tolist(), strict=True)
+        rows = [(*one, f"{what} {_box_words(*one)}") for one in edges]
+        if rows:
+            layers.append(
+                hv.Rectangles(rows, SIDES, ["words"]).opts(
+                    fill_color=colour, line_color=colour, line_width=2, tools=["hover"], hover_tooltips=[("", "@words")]
+                )
+            )
+    return hv.Overlay(layers).opts(**options)
+
+
+def owner_colours(shown: Shards) -> dict[str, str]:
+    """The colour of each name of a shard map."""
+    own = [name for name in shown.names if name != SEVERAL]
+    return {**dict(zip(own, palette(len(own)), strict=True)), SEVERAL: NO_TENSOR}
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> Any:
+    """Files down, bytes across; the colour is the role of the tensor that a chunk is of."""
+    from bokeh.models import AdaptiveTicker, CustomJSTickFormatter
+
+    files, longest = len(index.files), max(int(index.size.max(initial=1)), 1)
+    names = shorten_all([safe(name) for name in index.files], [NAME] * files)
+    options: dict[str, Any] = {
+        **_options(marks),
+        "xlim": (0, longest),
+        "ylim": (0, max(files, 1)),
+        "xticks": AdaptiveTicker(base=1024, mantissas=[1 << n for n in range(10)], desired_num_ticks=6),
+        "xformatter": CustomJSTickFormatter(code=BYTES),
+        "yticks": ticks(names, 40),
+        "xlabel": "byte of the file",
+        "ylabel": "",
+        "invert_yaxis": True,
+        "height": 110 + min(max(26 * files, 60), 520),
+    }
+    paint = role_colours(index)
+    table = _rgba([*(paint[role] for role in index.roles), NO_TENSOR])
+    if len(index) > FEW:
+        return _painted(lambda window: colours(index.paint(window), table), (0, longest, 0, files), options)
+    whole = [(0.0, n + 0.1, float(max(size, 1)), n + 0.9, safe(index.files[n])) for n, size in
+             enumerate(index.size.tolist())]  # fmt: skip
+    layers: list[Any] = [
+        hv.Rectangles(whole, SIDES, ["file"]).opts(
+            color=NO_TENSOR, line_color=None, tools=["hover"],
+            hover_tooltips=[("", "@file"), ("", "no tensor's bytes: header, objects, gaps")],
+        )
+    ]  # fmt: skip
+    b, catalog = index.boxes, found.catalog
+    data = [
+        (float(left), top, float(right), bottom, paint[index.roles[code]], safe(catalog.keys[int(catalog.tensor[row])]),
+         f"bytes {left:,}–{right:,}, {units.nbytes(right - left)}",
+         safe(found.holders.label[int(found.holders.of_chunk[row])]))
+        for left, top, right, bottom, code, row in zip(
+            b.left.tolist(), b.top.tolist(), b.right.tolist(), b.bottom.tolist(), b.code.tolist(), index.rows.tolist(),
+            strict=True)
+    ]  # fmt: skip
+    layers.append(
+        hv.Rectangles(data, SIDES, ["fill", "tensor", "words", "who"]).opts(
+            color=hv.dim("fill"), line_color=hv.dim("fill"), line_width=1, tools=["hover"],
+            hover_tooltips=[("", "@tensor"), ("", "@words"), ("", "@who")],
+        )
+    )  # fmt: skip
+    return hv.Overlay(layers).opts(**options)
+
+
+def role_colours(index: Bytes) -> dict[str, str]:
+    """The colour of each role of a byte map."""
+    return dict(zip(index.roles, palette(len(index.roles)), strict=True))
+
+
+BYTES = """
+let v = Math.abs(tick), u = 0;
+while (v >= 1023.95 && u < 5) { v /= 1024; u++ }
+return +v.toFixed(2) + "\\u2009" + ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][u];
+"""
+
+
+# ---- mesh ------------------------------------------------------------------------------------------------------------
+
+
+def mesh_picture(
+    found: Layout, at: Standing, peers: Mapping[str, Sequence[str]] | None = None, marks: Marks | None = None
+) -> hv.Overlay:
+    """Holders on their axes; coloured by the bytes that they store, or, with ``peers``, by whose peers they are."""
+    who = found.holders
+    nbytes = found.ranks["nbytes"].to_numpy()
+    tips = [("", "@who"), ("stores", "@words")]
+    layers: list[Any] = []
+    if len(at.empty):
+        gone = [(x + 0.06, y + 0.06, x + 0.94, y + 0.94, "stored nothing") for x, y in at.empty.tolist()]
+        layers.append(
+            hv.Rectangles(gone, SIDES, ["words"]).opts(
+                fill_alpha=0, line_color=GREY, line_dash="dotted", tools=["hover"], hover_tooltips=[("", "@words")]
+            )
+        )
+    gap = 0.04 if len(who) <= 1024 else 0.0
+    cells = [(x + gap, y + gap, x + 1 - gap, y + 1 - gap) for x, y in zip(at.x.tolist(), at.y.tolist(), strict=True)]
+    words = [units.nbytes(int(size)) for size in nbytes]
+    if peers is None:
+        low, high = float(nbytes.min(initial=0)), float(nbytes.max(initial=1))
+        unit, divisor = _unit(high)
+        data = [(*cell, size / divisor, safe(label), told) for cell, size, label, told in
+                zip(cells, nbytes.tolist(), who.label, words, strict=True)]  # fmt: skip
+        # from nothing: balanced ranks are to look alike
+        low = 0.0 if low >= 0.5 * high else low
+        layers.append(
+            hv.Rectangles(data, SIDES, [hv.Dimension("stored", label="stored"), "who", "words"]).opts(
+                color="stored", cmap="cividis", clim=(low / divisor, high / divisor or 1.0), colorbar=True,
+                line_width=0, colorbar_opts={"width": 10, "title": f"stored, {unit}"}, tools=["hover"],
+                hover_tooltips=tips,
+            )
+        )  # fmt: skip
+        fills = [_cividis((size / divisor - low / divisor) / max(high / divisor - low / divisor, 1e-9))
+                 for size in nbytes.tolist()]  # fmt: skip
+    else:
+        paint = peer_colours(peers)
+        role = {label: axis for axis, labels in reversed(list(peers.items())) for label in labels}
+        fills = [paint.get(role.get(label, ""), NO_TENSOR) for label in who.label]
+        data = [(*cell, fill, safe(label), told) for cell, fill, label, told in
+                zip(cells, fills, who.label, words, strict=True)]  # fmt: skip
+        layers.append(
+            hv.Rectangles(data, SIDES, ["fill", "who", "words"]).opts(
+                color=hv.dim("fill"), line_width=0, tools=["hover"], hover_tooltips=tips
+            )
+        )
+    if len(who) <= 256 and all(int(rank) >= 0 for rank in who.rank):
+        middles = [(x + 0.5, y + 0.5, str(rank), ink(fill)) for x, y, rank, fill in
+                   zip(at.x.tolist(), at.y.tolist(), who.rank.tolist(), fills, strict=True)]  # fmt: skip
+        layers.append(
+            hv.Labels(middles, SIDES[:2], ["text", "ink"]).opts(
+                text_color=hv.dim("ink"), text_font_size="9pt", text_align="center", text_baseline="middle"
+            )
+        )
+    return hv.Overlay(layers).opts(
+        **_options(marks),
+        xlim=(0, max(at.columns, 1)),
+        ylim=(0, at.height),
+        xticks=ticks([str(n) for n in range(at.columns)], 16) if at.across else 0,
+        yticks=_thinned(at.rows, 24),
+        xlabel=at.across,
+        ylabel="",
+        invert_yaxis=True,
+        height=round(90 + min(max(at.height, 2) * (44 if at.height <= 10 else 26), 700)),
+    )
+
+
+def peer_colours(peers: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The colour of the peers along each axis."""
+    axes = [axis for axis, labels in peers.items() if len(labels) > 1]
+    return dict(zip(axes, (CLASSES * (1 + len(axes) // len(CLASSES)))[: len(axes)], strict=True))
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever reads better on a colour."""
+    r, g, b = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    light = 0.2126 * r**2.2 + 0.7152 * g**2.2 + 0.0722 * b**2.2
+    return "#000000" if light > 0.18 else "#FFFFFF"
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _painted(
+    paint: Callable[[Window], Array], bounds: tuple[float, float, float, float], options: dict[str, Any]
+) -> Any:
+    """A picture that is painted anew for every window that is looked at."""
+    x0, x1, y0, y1 = bounds
+    shape = {"width": 900, "height": options["height"] - 60}  # until the browser says
+
+    def drawn(x_range: Any, y_range: Any, width: Any, height: Any, scale: Any = None) -> hv.RGB:
+        left, right = _within(x_range, x0, x1)
+        low, high = _within(y_range, y0, y1)
+        wide = min(max(int(width or shape["width"]), 32), 2400)
+        tall = min(max(int(height or shape["height"]), 16), 1600)
+        image = paint(Window(left, right, low, high, wide, tall))
+        return hv.RGB(image[::-1], bounds=(left, low, right, high), kdims=["left", "upper"])
+
+    streams = [hv.streams.RangeXY(), hv.streams.PlotSize()]
+    return hv.DynamicMap(drawn, streams=streams).opts(hv.opts.RGB(**options))
+
+
+def _within(asked: Any, low: float, high: float) -> tuple[float, float]:
+    """A range that is looked at, cut to what there is."""
+    if asked is None or None in asked or not all(np.isfinite(asked)):
+        return low, high
+    a, b = max(min(asked), low), min(max(asked), high)
+    return (a, b) if b > a else (low, high)
+
+
+def _options(marks: Marks | None) -> dict[str, Any]:
+    hooks = [*FRAME["hooks"], *([] if marks is None else [marks.hook])]
+    return {**FRAME, "default_tools": TOOLS, "active_tools": [], "hooks": hooks} | {"show_legend": False}
+
+
+def _rgba(names: Sequence[str]) -> Array:
+    return np.array([[int(name[at : at + 2], 16) for at in (1, 3, 5)] + [255] for name in names], np.uint8)
+
+
+def _cividis(share: float) -> str:
+    from bokeh.palettes import Cividis256
+
+    return str(Cividis256[min(max(round(255 * share), 0), 255)])
+
+
+def _unit(largest: float) -> tuple[str, int]:
+    power = 0
+    while power < 4 and largest >= 1024 << (10 * power):
+        power += 1
+    return ("B", "KiB", "MiB", "GiB", "TiB")[power], 1 << (10 * power)
+
+
+def _box_words(left: float, top: float, right: float, bottom: float) -> str:
+    return f"{int(top):,}:{int(bottom):,}, {int(left):,}:{int(right):,}"
+
+
+def _column(labels: Sequence[str], first: int, per: int) -> str:
+    mine = labels[first : first + per]
+    return safe(mine[0]) if len(mine) == 1 else f"{safe(mine[0])} to {safe(mine[-1])}"
+
+
+def _short(heads: Sequence[str]) -> list[str]:
+    """What stands beneath the columns: numbers alone where all are ranks."""
+    if all(head.startswith("rank ") for head in heads):
+        return [
+            f"{'rank ' if n == 0 else ''}{head.removeprefix('rank ').split(' ')[0]}" for n, head in enumerate(heads)
+        ]
+    return shorten_all(list(heads), [14] * len(heads))
+
+
+def _initial(label: str) -> str:
+    return label if len(label) <= 12 else f"…{label[-11:]}"
+
+
+def _thinned(rows: Sequence[tuple[float, str]], most: int) -> Any:
+    step = max(-(-len(rows) // most), 1)
+    return [row for n, row in enumerate(rows) if n % step == 0] or 0

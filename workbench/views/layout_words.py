@@ -1,0 +1,180 @@
+"""A layout in HTML sentences beside its pictures; every name escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.layout import Layout
+from workbench.analysis.layout.mesh import HolderView
+from workbench.views import units
+from workbench.views.layout_groups import Share
+from workbench.views.names import safe
+
+__all__ = [
+    "chunk_words",
+    "group_words",
+    "head",
+    "holder_words",
+    "key_of_colours",
+    "mesh_words",
+    "tensor_words",
+    "wrong",
+]
+
+Array = np.ndarray[Any, Any]
+MOST = 6  #: of a list that is written out
+
+
+def head(found: Layout) -> str:
+    """What a layout comes to: mesh, what is proven, bytes, balance, copies."""
+    s, spread = found.summary, found.balance
+    noun = "rank" if found.holders.ranked else "holder"
+    known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
+    facts = {
+        "mesh": str(found.mesh) if found.mesh.axes else "not told",
+        "placements": known,
+        "stored": f"{_size(s['stored'])} in {units.plural(s['chunks'], 'chunk')}",
+        "by": f"{units.plural(s['holders'], noun)}, {units.plural(s['files'], 'file')}",
+    }
+    if spread.count > 1:
+        facts["balance"] = f"largest is {spread.ratio:.2f} × the mean"
+    if s["copies"]:
+        facts["stored again"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
+    cells = "".join(f"<div><small>{escape(k)}</small><span>{_html(v)}</span></div>" for k, v in facts.items())
+    told = f'<p class="muted">The mesh is told by {_html(found.told)}.</p>' if found.mesh.axes else (
+        f'<p class="muted">{_html(found.told[:1].upper() + found.told[1:])}.</p>'
+    )  # fmt: skip
+    return f'<div class="facts">{cells}</div>{told}'
+
+
+def wrong(found: Layout) -> str:
+    """Holes and overlaps in one sentence; empty where there are none."""
+    holes, twice = len(found.covered.holes), len(found.covered.overlaps)
+    if not holes + twice:
+        return ""
+    catalog = found.catalog
+    broken = [one[0] for one in found.covered.holes] + [one[0] for one in found.covered.overlaps]
+    keys = dict.fromkeys(catalog.keys[t] for t in broken)
+    parts = [units.plural(n, noun) for n, noun in ((holes, "hole"), (twice, "overlap")) if n]
+    some = ", ".join(safe(key) for key in list(keys)[:MOST])
+    more = f" and {len(keys) - MOST:,} more" if len(keys) > MOST else ""
+    return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different ones; in {some}{more}"
+
+
+def tensor_words(found: Layout, key: str) -> str:
+    """One tensor: its shape, how it lies, and why that is known."""
+    placed, catalog = found.placed(key), found.catalog
+    tensor = catalog.index[key]
+    torch = (
+        ""
+        if placed.torch is None
+        else f'<p>As DTensor: <span class="name">({_html(", ".join(placed.torch))})</span></p>'
+    )
+    span = catalog.rows_of(tensor)
+    facts = (
+        f"{units.shape(catalog.shape_of(tensor))} of {units.dtype(catalog.dtype_of(tensor).name)}, "
+        f"{_size(int(catalog.tensor_nbytes[tensor]))} in {units.plural(span.stop - span.start, 'chunk')}"
+    )
+    return (
+        f'<h2 class="name placed">{_html(key)}</h2><p>{facts}</p>'
+        f'<p><span class="name">{_html(placed)}</span> <span class="odd">{escape(placed.status)}</span></p>'
+        f'<p class="muted">{_html(placed.why[:1].upper() + placed.why[1:])}.</p>{torch}'
+    )
+
+
+def chunk_words(found: Layout, rows: Sequence[int]) -> str:
+    """Some chunks: tensor, box, holder, file and bytes of each."""
+    catalog = found.catalog
+    lines = []
+    for row in list(rows)[:MOST]:
+        tensor = int(catalog.tensor[row])
+        ndim = int(catalog.ndim[tensor])
+        box = ", ".join(
+            f"{low:,}:{low + size:,}"
+            for low, size in zip(catalog.offsets[row, :ndim].tolist(), catalog.sizes[row, :ndim].tolist(), strict=True)
+        )
+        start, stop = int(catalog.start[row]), int(catalog.stop[row])
+        holder = found.holders.label[int(found.holders.of_chunk[row])]
+        file = catalog.files[int(catalog.file[row])]
+        copy = f", copy {int(catalog.replica[row])}" if catalog.replica[row] else ""
+        by = "" if holder == file else f" by {_html(holder)}"
+        lines.append(
+            f'<div class="tapped"><b class="name">{_html(catalog.keys[tensor])}</b> [{box}] is stored{by} in '
+            f'<span class="name">{_html(file)}</span>, bytes {start:,}–{stop:,} '
+            f"({_size(stop - start)}){copy}</div>"
+        )
+    if len(rows) > MOST:
+        lines.append(f'<p class="muted">… {units.plural(len(rows) - MOST, "more chunk")} here</p>')
+    return "".join(lines)
+
+
+def group_words(found: Layout, share: Share, row: int, column: int) -> str:
+    """One cell of the map of all: whose, how much, and of which tensors."""
+    group, who = share.groups[row], found.holders.label[column * share.per : (column + 1) * share.per]
+    held, whole = int(share.nbytes[row, column]), int(share.whole[row])
+    name = _html(who[0]) if len(who) == 1 else f"{_html(who[0])} to {_html(who[-1])}"
+    many = len(group.tensors)
+    says = f"stores {_size(held)} of the {_size(whole)}" if held else f"stores nothing of the {_size(whole)}"
+    return (
+        f'<div class="tapped">{name} {says} of <b class="name">{_html(group.name)}</b>'
+        f"{f', {many:,} tensors' if many > 1 else ''} ({units.percent(held, whole)})</div>"
+    )
+
+
+def holder_words(view: HolderView) -> str:
+    """One holder: where it stands, how much it stores, who its peers are."""
+    at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
+    place = f"<p>At {_html(at)}: " if at else "<p>"
+    lines = [
+        f'<h2 class="name holder">{_html(view.label)}</h2>{place}{_size(view.nbytes)} in '
+        f"{units.plural(len(view.pieces), 'chunk')} of {units.plural(view.pieces['key'].nunique(), 'tensor')}.</p>"
+    ]
+    for axis, peers in view.peers.items():
+        some = ", ".join(_html(peer) for peer in peers[:12]) + (
+            f", … {len(peers) - 12:,} more" if len(peers) > 12 else ""
+        )
+        lines.append(f"<p>Along <b>{_html(axis)}</b>: {some}</p>")
+    return "".join(lines)
+
+
+def mesh_words(found: Layout) -> str:
+    """How the mesh picture is read."""
+    if not found.mesh.axes:
+        return (
+            f'<p class="muted">{_html(found.told[:1].upper() + found.told[1:])}; each cell is one of what stored.</p>'
+        )
+    names = " Its axes have no names in the files; axis0 is the outermost." if "axis0" in found.mesh.axes else ""
+    words = f"Each cell is a rank on its mesh, {_html(found.mesh)}.{names} Tap one, or choose it above."
+    return f'<p class="muted">{words}</p>'
+
+
+def key_of_colours(colours: Mapping[str, str], note: str = "") -> str:
+    """A legend; above twelve names it is a bar from the first to the last."""
+    names = list(colours)
+    if len(names) > 12:
+        some = [colours[names[at * (len(names) - 1) // 8]] for at in range(9)]
+        bar = f'<span style="{_swatch(120)}background:linear-gradient(90deg,{",".join(some)})"></span>'
+        shown = f"{_html(names[0])} {bar} {_html(names[-1])}"
+    else:
+        shown = "".join(
+            f'<span style="margin-right:14px"><span style="{_swatch(12)}background:{escape(colour)}"></span>'
+            f"{_html(name)}</span> "
+            for name, colour in colours.items()
+        )
+    return f'<p class="muted legend">{shown}{f" {escape(note)}" if note else ""}</p>'
+
+
+def _swatch(width: int) -> str:
+    return f"display:inline-block;width:{width}px;height:12px;border:1px solid #777;margin:0 6px -1px 2px;"
+
+
+def _size(nbytes: int) -> str:
+    return units.nbytes(nbytes).replace(" ", "\u2009")
+
+
+def _html(text: object) -> str:
+    return escape(safe(text))
