@@ -13,7 +13,17 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "RESULTS.md"
-TABLES = ["opening", "statistics", "differences", "fingerprints", "planning", "exporting", "doctor", "device"]
+TABLES = [
+    "opening",
+    "statistics",
+    "differences",
+    "fingerprints",
+    "planning",
+    "exporting",
+    "doctor",
+    "dashboard",
+    "device",
+]
 HEAD = """# Benchmark results
 
 Written by `make bench`: each figure beside its peers and its physical floor, taken in one run on one machine. CPU

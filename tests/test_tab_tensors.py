@@ -216,6 +216,7 @@ def test_a_slice_shows_the_elements_that_it_names(root, text):
     if len(here.axes) == 2:
         assert frame.iloc[0, 1] == cut[0, 0] and len(frame.columns) == cut.shape[1] + 1
     assert window(tensor, here.text).text == here.text
+    assert window_html(here, values).count("<tr>") == len(frame) + 1
 
 
 def test_rows_and_columns_are_named_by_their_positions(root):

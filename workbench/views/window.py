@@ -47,12 +47,11 @@ def window_frame(here: Window, values: np.ndarray[Any, Any]) -> pd.DataFrame:
 
 
 def _about(here: Window) -> str:
-    words = [f"axis {axis}" for axis in here.axes]
-    names = {2: f"rows are {words[0]}, columns {words[1]}", 1: f"rows are {words[0]}"} if words else {}
+    names = " and ".join(f"{edge} are axis {axis}" for edge, axis in zip(("rows", "columns"), here.axes, strict=False))
     whole = " × ".join(f"{n:,}" for n in here.shape) or "one element"
     shown = tuple(map(len, here.index))
     told = f"the first {' × '.join(map(str, shown))} of {whole}" if shown != here.shape else whole
-    return "; ".join([told, *([names[len(words)]] if words else [])])
+    return f"{told}; {names}" if names else told
 
 
 def _grid(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -42,7 +42,7 @@ def check_headers(subject: Subject, tick: Tick | None = None) -> None:
     catalog, log = subject.catalog, subject.log
     rows = _one_an_item(catalog, np.flatnonzero(np.isin(catalog.codec, _ZIPS) & ~subject.lost))
     batches = [rows[at : at + BATCH] for at in range(0, len(rows), BATCH)]
-    done = 0
+    done, bad = 0, list[int]()
     with ThreadPoolExecutor(subject.threads or cores()) as pool:
         for found in pool.map(lambda batch: [(row, _judge(subject, row)) for row in batch.tolist()], batches):
             for row, verdict in found:
@@ -58,10 +58,13 @@ def check_headers(subject: Subject, tick: Tick | None = None) -> None:
                         start=int(catalog.start[row]),
                         **evidence,
                     )
-                    subject.lost |= (catalog.file == catalog.file[row]) & (catalog.start == catalog.start[row])
+                    bad.append(row)
             done += len(found)
             if tick is not None:
                 tick(done / len(rows))
+    for file in np.unique(catalog.file[bad]).tolist():  # every chunk of a damaged item; once a file, not once an item
+        starts = catalog.start[bad][catalog.file[bad] == file]
+        subject.lost |= (catalog.file == file) & np.isin(catalog.start, starts)
     if len(rows):
         log.checked["headers"] = f"the archive headers of {plural(len(rows), 'item')} agree with the metadata"
     packed = int(np.isin(catalog.codec, _PACKED).sum())
