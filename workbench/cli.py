@@ -213,8 +213,25 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")
     serve.add_argument(
+        "--allow-export", nargs="?", const=".", metavar="DIR", help="may write, into this folder inside ROOT (or any)"
+    )
+    serve.add_argument("--auth", metavar="HOW", help="ask who it is: basic, or github, google … (docs/serving.md)")
+    serve.add_argument("--user", default="workbench", help="with --auth basic: the name (default: workbench)")
+    serve.add_argument(
+        "--password-file", metavar="FILE", help="with --auth basic: holds the password (else: $WORKBENCH_PASSWORD)"
+    )
+    serve.add_argument(
+        "--allow-user", action="append", default=[], metavar="NAME", help="with another --auth: who may look; or '*'"
+    )
+    serve.add_argument(
         "--insecure", action="store_true", help="allow an address that others can reach, without password"
     )
+    serve.add_argument("--prefix", default="", metavar="PATH", help="path at which a reverse proxy shows it")
+    serve.add_argument(
+        "--allow-websocket-origin", action="append", default=[], metavar="HOST[:PORT]", help="as the browser sees it"
+    )
+    serve.add_argument("--certificate", metavar="FILE", help="PEM file; with --key it speaks TLS itself")
+    serve.add_argument("--key", metavar="FILE", help="PEM file of the certificate's key")
     return top
 
 
@@ -365,4 +382,13 @@ def _serve(options: argparse.Namespace) -> None:
         address=options.address,
         show=options.show,
         insecure=options.insecure,
+        exports=options.allow_export,
+        auth=options.auth,
+        user=options.user,
+        password_file=options.password_file,
+        users=options.allow_user,
+        prefix=options.prefix,
+        origins=options.allow_websocket_origin,
+        certificate=options.certificate,
+        key=options.key,
     )

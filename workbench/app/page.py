@@ -17,8 +17,10 @@ import panel_material_ui as pmui
 import param
 
 from workbench.app import style
+from workbench.app.access import Access
 from workbench.app.jail import Jail
 from workbench.app.jobs import Schedule
+from workbench.app.outlet import Outlet
 from workbench.app.picker import Picker
 from workbench.app.registry import Registry
 from workbench.app.state import TABS, URL, WorkbenchState, parse_query, query_of
@@ -36,6 +38,7 @@ MAKERS = {
     "integrity": ("Integrity", "workbench.app.tabs.integrity", "Integrity"),
     "diff": ("Diff", "workbench.app.tabs.diff", "DiffTab"),
     "doctor": ("Doctor", "workbench.app.tabs.doctor", "Doctor"),
+    "export": ("Export", "workbench.app.tabs.export", "Export"),
 }
 SHOWN = tuple(name for name in TABS if name in MAKERS)
 
@@ -160,19 +163,33 @@ nothing is written.</p>
 """
 
 
-def create_app(root: str | os.PathLike[str], registry: Registry | None = None) -> pmui.Page:
+def create_app(
+    root: str | os.PathLike[str],
+    registry: Registry | None = None,
+    *,
+    exports: str | os.PathLike[str] | None = None,
+    access: Access | None = None,
+) -> pmui.Page | pn.pane.HTML:
     """The served page of a ROOT folder, for one session.
 
+    Args:
+        registry: who opens checkpoints; by default the process's.
+        exports: the folder inside ROOT that exports may be written to; ``None`` for nowhere.
+        access: who may look; a session of anybody else gets a sentence. ``None`` for all.
+
     Raises:
-        UsageError: ROOT is not a folder.
+        UsageError: ROOT is not a folder, or ``exports`` is none inside it.
     """
     pn.extension("tabulator", notifications=False)
     document = pn.state.curdoc
     if document is not None:
         # Bokeh fills this in with the HTML only; a document made later would fetch its style sheets from a CDN.
         document._template_variables.setdefault("dist_url", LOCAL_RESOURCES)
+    if access is not None and not access.lets_in(pn.state.user):
+        return style.pane(style.message(f"{pn.state.user or 'nobody'} may not look at this.", "error"))
     schedule = AfterLoad(document) if document is not None and document.session_context else None
-    state = WorkbenchState(Jail(root), registry, schedule)
+    jail = Jail(root)
+    state = WorkbenchState(jail, registry, schedule, Outlet(jail, exports))
     workbench = Workbench(state, schedule)
     if pn.state.location is not None:
         _follow_url(state)

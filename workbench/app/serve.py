@@ -1,47 +1,74 @@
-"""``workbench serve``: the dashboard on this machine's loopback address."""
+"""``workbench serve``: the dashboard, on this machine's loopback address unless told otherwise.
+
+::
+
+    browser ──► 127.0.0.1:5006/            nobody else reaches it
+    browser ──► proxy/wb/ ──► 127.0.0.1    --prefix wb --allow-websocket-origin proxy
+    browser ──► 0.0.0.0:5006/              --auth basic | github …, or --insecure
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from workbench.app.jail import Jail
+from workbench.app.outlet import Outlet
 from workbench.errors import UsageError
 
-__all__ = ["serve"]
+__all__ = ["Serving", "serve", "start"]
 
 
-def serve(
-    root: str | os.PathLike[str],
-    port: int = 5006,
-    address: str = "127.0.0.1",
-    show: bool = False,
-    *,
-    insecure: bool = False,
-    **options: Any,
-) -> None:
+@dataclass(frozen=True)
+class Serving:
+    """What a server is started with, beside its ROOT.
+
+    Attributes:
+        port: TCP port, 0 for any free one.
+        address: where to listen.
+        exports: the folder inside ROOT that exports may be written to; ``None`` for nowhere.
+        auth: ``basic``, an OAuth provider of Panel, or ``None`` for no question.
+        user: the name to sign in with, with ``basic``.
+        password_file: its first line is the password; without it ``WORKBENCH_PASSWORD`` is.
+        users: with OAuth, who may look.
+        insecure: allow an address beyond loopback without a question.
+        prefix: the path under which a reverse proxy shows it: ``wb`` for ``https://host/wb/``.
+        origins: ``HOST[:PORT]`` of pages that may talk to it, as the browser sees them; loopback always may.
+        certificate, key: PEM files; then it speaks TLS itself.
+    """
+
+    port: int = 5006
+    address: str = "127.0.0.1"
+    exports: str | None = None
+    auth: str | None = None
+    user: str = "workbench"
+    password_file: str | None = None
+    users: Sequence[str] = ()
+    insecure: bool = False
+    prefix: str = ""
+    origins: Sequence[str] = ()
+    certificate: str | None = None
+    key: str | None = None
+
+
+def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -> None:
     """Serve ROOT until interrupted; the URL is printed when it is ready. ``/liveness`` answers while it lives.
 
     Args:
         root: the folder whose checkpoints may be looked at; nothing outside it can be reached.
-        port: TCP port, 0 for any free one.
-        address: where to listen. Everyone who reaches it can read every checkpoint under ROOT, without a password.
         show: open a browser, where there is one.
-        insecure: allow an address beyond loopback.
-        options: handed to :func:`panel.serve`, ``prefix`` for one.
+        options: those of :class:`Serving`; others are handed to :func:`panel.serve`.
 
     Raises:
-        UsageError: no such folder, the port is taken, or an address that others can reach without ``insecure=True``.
+        UsageError: no such folder, the port is taken, options that do not fit each other, or an address that others
+            can reach without ``auth`` and without ``insecure=True``.
     """
-    jail = Jail(root)
-    if not insecure and not _loopback(address):
-        raise UsageError(
-            f"address {address!r} can be reached by others, and there is no password; forward the port instead "
-            "(ssh -L 5006:127.0.0.1:5006 HOST), or say --insecure (insecure=True)"
-        )
-    server = start(jail.root, port, address, show, **options)
+    server = start(root, show=show, **{"port": 5006, **options})
     try:
         server.start()
         server.io_loop.start()
@@ -51,21 +78,40 @@ def serve(
         server.stop()
 
 
-def start(
-    root: str | os.PathLike[str], port: int = 0, address: str = "127.0.0.1", show: bool = False, **options: Any
-) -> Any:
-    """The server, listening but for its event loop; :func:`serve` and the tests run it."""
+def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **options: Any) -> Any:
+    """The server, listening but for its event loop; :func:`serve` and the tests run it. Raises as :func:`serve`."""
+    ours = {name: options.pop(name) for name in Serving.__dataclass_fields__ if name in options}
+    how = Serving(port=port, **ours)
+    jail = Jail(root)
+    outlet = Outlet(jail, how.exports)
+    prefix = _prefix(how.prefix)
+    if not how.insecure and how.auth is None and not _loopback(how.address):
+        raise UsageError(
+            f"address {how.address!r} can be reached by others, and there is no password; forward the port instead "
+            "(ssh -L 5006:127.0.0.1:5006 HOST), ask for one (--auth basic), or say --insecure (insecure=True)"
+        )
+    if (how.certificate is None) != (how.key is None):
+        raise UsageError("TLS needs both --certificate and --key")
     os.environ.pop("BOKEH_RESOURCES", None)  # "cdn" would leave the page blank without a network
     import panel as pn
 
+    from workbench.app.access import Access, options_of
     from workbench.app.page import create_app
 
+    access = None if how.auth is None else Access.of(how.auth, how.user, how.password_file, how.users)
+    if access is not None:
+        options |= options_of(access)
+    if how.certificate is not None:
+        options |= {"ssl_certfile": how.certificate, "ssl_keyfile": how.key}
     pn.config.nthreads = None  # widgets of one session are not made for two threads; what takes long is a job
-    _check_port(address, port)
+    _check_port(how.address, how.port)
+    folder = outlet.folder if outlet.open else None
     server = pn.serve(
-        {"/": lambda: create_app(root)},
-        port=port,
-        address=address,
+        {"/": lambda: create_app(jail.root, exports=folder, access=access)},
+        port=how.port,
+        address=how.address,
+        prefix=prefix,
+        websocket_origin=_origins(how),
         show=False,
         start=False,
         verbose=False,
@@ -73,11 +119,40 @@ def start(
         title="Checkpoint workbench",
         **options,
     )
-    url = f"http://{address if ':' not in address else f'[{address}]'}:{server.port}/"
-    print(f"Serving {str(root)!r} at {url} (Ctrl-C stops it)", flush=True)
+    scheme, host = "http" if how.certificate is None else "https", _bracketed(how.address)
+    print(f"Serving {str(root)!r} at {scheme}://{host}:{server.port}{prefix}/ (Ctrl-C stops it)", flush=True)
+    if how.auth is not None and how.certificate is None and not _loopback(how.address):
+        print("note: the password crosses the network readably; give --certificate and --key, or put a proxy before it")
+    if outlet.open:
+        print(f"Exports may be written to {outlet}", flush=True)
     if show:
         server.io_loop.add_callback(server.show, "/")
     return server
+
+
+def _prefix(text: str) -> str:
+    """``/wb`` of ``wb``, ``/wb`` or ``/wb/``; empty for none."""
+    bare = text.strip("/")
+    if (bare and not re.fullmatch(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*", bare)) or ".." in bare.split("/"):
+        raise UsageError(f"prefix {text!r} is no path of letters, digits, '-', '_', '.', '~' and '/'")
+    return f"/{bare}" if bare else ""
+
+
+def _origins(how: Serving) -> list[str] | None:
+    """Pages that may open a websocket; ``None`` for Bokeh's own: localhost and the address, at the port."""
+    for origin in how.origins:
+        if not re.fullmatch(r"[A-Za-z0-9.*_-]+(:(\d{1,5}|\*))?", origin):
+            raise UsageError(f"origin {origin!r} is no HOST or HOST:PORT, as in wb.example.org or 10.0.0.5:5006")
+        if origin.startswith("*") and how.auth is None and not how.insecure:
+            raise UsageError("origin '*' lets any page in the browser read the checkpoints; name the hosts")
+    if _loopback(how.address) and not how.origins:
+        return None
+    names = ["localhost", "127.0.0.1"]  # Bokeh 3.9 takes no IPv6 address here
+    if how.address in ("0.0.0.0", "::", ""):
+        names += [socket.gethostname(), socket.getfqdn()]
+    elif ":" not in how.address:
+        names.append(how.address)
+    return sorted({*how.origins, *(f"{name}:{how.port}" for name in names)})
 
 
 def _check_port(address: str, port: int) -> None:
@@ -91,6 +166,10 @@ def _check_port(address: str, port: int) -> None:
         raise UsageError(
             f"port {port} at {address!r} cannot be listened on: {error.strerror}; choose another with --port"
         ) from None
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _loopback(address: str) -> bool:

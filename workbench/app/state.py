@@ -20,18 +20,19 @@ import param
 
 from workbench.app.jail import Jail
 from workbench.app.jobs import Cancelled, Job, Schedule
+from workbench.app.outlet import Outlet
 from workbench.app.registry import Lease, Registry, shared
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
 
 __all__ = ["TABS", "URL", "WorkbenchState", "parse_query", "query_of"]
 
-TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor")
+TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor", "export")
 #: What a link restores: the state's name → the URL's.
 URL = {
     "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",
     "view": "view", "rank": "rank", "depth": "depth", "target": "to", "mesh": "mesh", "place": "slice",
-    "given": "given", "axes": "axes", "by": "by", "fit": "fit",
+    "given": "given", "axes": "axes", "by": "by", "fit": "fit", "cast": "dtype", "rename": "rename", "into": "into",
 }  # fmt: skip
 #: What goes with a checkpoint.
 SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo", "given"))
@@ -45,6 +46,7 @@ class WorkbenchState(param.Parameterized):
         jail: ROOT.
         registry: who opens and shares checkpoints.
         schedule: runs a callback on the page's thread; at once where there is no page.
+        outlet: where exports may go; by default nowhere.
     """
 
     path = param.String(default="", doc="Relative to ROOT; empty when nothing is chosen.")
@@ -61,6 +63,9 @@ class WorkbenchState(param.Parameterized):
     fit = param.String(default="", doc="What Layout's budget is asked: gpus=8,gb=80,tp=2.")
     depth = param.String(default="", doc="What Integrity checks; empty for its quickest.")
     target = param.String(default="", doc="Format that Export writes; empty for its first.")
+    cast = param.String(default="", doc="Element type that Export casts to; empty for as stored.")
+    rename = param.String(default="", doc="How Export names tensors: hf, fqn; empty for as stored.")
+    into = param.String(default="", doc="Where Export writes, relative to the folder for exports.")
     mesh = param.String(default="", doc="Mesh that Export cuts for, as on the command line: tp=2,pp=2.")
     place = param.String(default="", doc="The slice of the tensor that is shown: 2:9, :, -1.")
     given = param.String(default="", doc="Facts for Doctor that no file states: betas=0.9:0.95,lr=3e-4,wd=0.1.")
@@ -70,9 +75,15 @@ class WorkbenchState(param.Parameterized):
     ckpt = param.ClassSelector(class_=Checkpoint, default=None, doc="The open checkpoint.")
 
     def __init__(
-        self, jail: Jail, registry: Registry | None = None, schedule: Schedule | None = None, **params: Any
+        self,
+        jail: Jail,
+        registry: Registry | None = None,
+        schedule: Schedule | None = None,
+        outlet: Outlet | None = None,
+        **params: Any,
     ) -> None:
         super().__init__(**params)
+        self.outlet = outlet or Outlet(jail)
         self.jail, self._registry = jail, shared if registry is None else registry
         self.lease: Lease | None = None
         self._borrowed: dict[str, tuple[str, Lease]] = {}
@@ -130,6 +141,14 @@ class WorkbenchState(param.Parameterized):
         if old is not None:
             old[1].release()
         return lease.checkpoint
+
+    def hold(self, path: str) -> Lease:
+        """A checkpoint for work of its own, which releases it; call it in a job.
+
+        Raises:
+            OpenError: it leaves ROOT or cannot be opened.
+        """
+        return self._registry.acquire(self.jail.resolve(path))
 
     def wait(self, timeout: float = 60) -> bool:
         """Block until what was asked for is open or has failed; for scripts and tests."""

@@ -9,7 +9,7 @@ from workbench.reshard.report import ExportReport, TensorReport
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
-__all__ = ["export_html", "export_text"]
+__all__ = ["export_facts", "export_html", "export_text"]
 
 WIDTH = 100
 FILES = 20  #: files that are listed
@@ -19,7 +19,7 @@ CASTS = 10  #: casts that are listed
 def export_text(report: ExportReport) -> str:
     """The summary, what it takes, its files, and what a cast changed; at most 100 columns wide."""
     lines = [shorten(safe(str(report)), 4 * WIDTH)]
-    lines += [f"  {pad(name, 9)} {text}" for name, text in _facts(report)]
+    lines += [f"  {pad(name, 9)} {text}" for name, text in export_facts(report)]
     lines += _files(report)
     lines += [shorten(f"  note: {safe(sentence)}", 3 * WIDTH) for sentence in report.notes]
     return "\n".join(lines)
@@ -30,7 +30,8 @@ def export_html(report: ExportReport) -> str:
     return f"<pre>{escape(export_text(report))}</pre>"
 
 
-def _facts(report: ExportReport) -> list[tuple[str, str]]:
+def export_facts(report: ExportReport) -> list[tuple[str, str]]:
+    """What it takes, as pairs of a word and a text; several lines of one word follow each other, the others unnamed."""
     size = units.nbytes
     facts = [
         ("reads", f"{size(report.read_nbytes)} in {report.copies:,} copies"),

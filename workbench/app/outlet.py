@@ -1,0 +1,110 @@
+"""Where the dashboard may write: a folder inside ROOT, and only when whoever started it said so.
+
+::
+
+    ROOT ┌ run/step-4/…               a checkpoint: nothing is ever written into it
+         └ exports/  ◄── --allow-export exports
+             └ llama-dcp/             a target: relative, no '..', no link, no hidden name; its folder is there
+
+The same rules hold for a dry run where nothing may be written, so that the command it shows would be accepted.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench import formats
+from workbench.app.jail import Jail
+from workbench.core.place import Place
+from workbench.errors import OpenError, UnsafeError, UsageError, WriteError
+from workbench.views.names import safe
+
+__all__ = ["Outlet", "command"]
+
+
+class Outlet:
+    """The folder that exports go to.
+
+    Attributes:
+        jail: ROOT.
+        folder: the real path of the folder, inside ROOT.
+        open: whether anything may be written there.
+
+    Raises:
+        UsageError: no folder, or one outside ROOT.
+    """
+
+    def __init__(self, jail: Jail, folder: str | os.PathLike[str] | None = None) -> None:
+        self.jail, self.open = jail, folder is not None
+        self.folder = jail.root
+        if folder is not None:
+            self.folder = Path(os.path.realpath(jail.root / os.path.expanduser(os.fspath(folder))))
+            if not self.folder.is_dir() or not self.folder.is_relative_to(jail.root):
+                raise UsageError(
+                    f"exports may go to a folder inside ROOT, and {os.fspath(folder)!r} is none; make it first, or "
+                    "leave it out to allow any place under ROOT"
+                )
+
+    def resolve(self, relative: str, *, overwrite: bool = False) -> Path:
+        """The real path of a target, which need not be there yet.
+
+        Raises:
+            UnsafeError: absolute, with ``..``, a NUL byte or a hidden name, a symbolic link on the way leaves the
+                folder, or the target is a link itself.
+            WriteError: its folder is not there, is part of a checkpoint, or the target is something else than one.
+        """
+        parts = Path(relative).parts
+        if not parts or "\0" in relative:
+            raise UnsafeError(f"{relative!r} names no target; write a name, as in exports/model")
+        if os.path.isabs(relative) or ".." in parts:
+            raise UnsafeError(f"target {relative!r} is absolute or climbs out with '..'; name it relative to {self}")
+        if any(part.startswith((".", "~")) for part in parts):
+            raise UnsafeError(f"target {relative!r} has a hidden name; the list would not show it. Choose another")
+        folder = Path(os.path.realpath(self.folder / Path(*parts[:-1])))
+        if not folder.is_relative_to(self.folder):
+            raise UnsafeError(f"the folder of target {relative!r} is a link that leaves {self}; refused")
+        if not folder.is_dir():
+            raise WriteError(f"the folder of target {relative!r} does not exist; make it, or write the name alone")
+        target = folder / parts[-1]
+        if target.is_symlink():
+            raise UnsafeError(f"target {relative!r} is a symbolic link; nothing is written through links")
+        self._not_inside(folder, relative)
+        if overwrite and target.is_file() and not _is_checkpoint(target):
+            raise WriteError(f"target {relative!r} is a file that is no checkpoint, so that it is not overwritten")
+        return target
+
+    def shown(self, target: Path) -> str:
+        """A target as the page names it: relative to ROOT."""
+        return self.jail.show(target)
+
+    def __str__(self) -> str:
+        return "ROOT" if self.folder == self.jail.root else f"{self.shown(self.folder)!r} under ROOT"
+
+    def _not_inside(self, folder: Path, relative: str) -> None:
+        while folder.is_relative_to(self.jail.root):
+            if _is_checkpoint(folder):
+                name = "ROOT" if folder == self.jail.root else repr(self.shown(folder))
+                raise WriteError(f"target {relative!r} would lie inside the checkpoint {name}; choose another place")
+            folder = folder.parent
+
+
+def command(words: Sequence[str]) -> str:
+    """A line for a shell (bash, zsh) that means exactly these words, and shows no control character."""
+    return " ".join(map(_quoted, words))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        return formats.detect(Place(str(path))) is not None
+    except OpenError:  # a damaged one is one all the same
+        return True
+
+
+def _quoted(word: str) -> str:
+    if safe(word) == word:
+        return shlex.quote(word)
+    bytes_ = word.encode("utf-8", "surrogateescape")
+    return "$'" + "".join(chr(b) if 32 <= b < 127 and b not in b"'\\" else f"\\x{b:02x}" for b in bytes_) + "'"

@@ -1,0 +1,149 @@
+"""What an export would write, or wrote: figures, files, what each holds, and the proof.
+
+::
+
+    reads 1.2 GiB · writes 1.2 GiB · memory at most 64 MiB
+    file                 bytes   tensors          ◄── a click shows what it holds
+    └ tensor, shape, type, bytes
+    notes                                         downloads
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import panel as pn
+
+from workbench.app import style
+from workbench.app.save import csv_button, json_button
+from workbench.app.words import count, html, safe, size
+from workbench.views.export import export_facts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.reshard.report import ExportReport
+
+__all__ = ["ExportView", "file_rows", "proof", "tensor_rows"]
+
+FILES: dict[str, tuple[str, str, int | None]] = {
+    "file": ("File", "text", None),
+    "nbytes": ("Bytes", "bytes", 110),
+    "tensors": ("Tensors", "count", 100),
+}
+TENSORS: dict[str, tuple[str, str, int | None]] = {
+    "name": ("Name", "text", None),
+    "shape": ("Shape", "text", 150),
+    "dtype": ("Type", "text", 130),
+    "nbytes": ("Bytes", "bytes", 100),
+    "key": ("Of", "text", 220),
+}
+PAGE = 8
+
+
+class ExportView(pn.viewable.Viewer):
+    """A report of an export, dry or not.
+
+    Args:
+        where: the target, as the page names it.
+        file: what files to download are called.
+    """
+
+    def __init__(self, report: ExportReport, *, where: str, file: str = "export", **params: Any) -> None:
+        super().__init__(**params)
+        self.report = report
+        self.files = style.table(file_rows(report), FILES, page_size=PAGE, selectable=1)
+        self.files.on_click(lambda event: self.look_into(event.row))
+        self._title = style.pane("")
+        self._holds = pn.Column(sizing_mode="stretch_width")
+        saves = pn.Row(
+            csv_button(f"{file}-files", lambda: file_rows(report), "files CSV"),
+            csv_button(f"{file}-tensors", lambda: tensor_rows(report), "tensors CSV"),
+            json_button(file, report.to_dict),
+            margin=(0, 5),
+        )
+        head = style.pane(_head(report, where))
+        notes = [style.pane(_notes(report))] if report.notes else []
+        self._body = pn.Column(head, *notes, self.files, self._title, self._holds, saves, sizing_mode="stretch_width")
+        self.look_into(max(range(len(report.files)), key=lambda at: report.files[at].nbytes, default=None))
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def look_into(self, at: int | None) -> None:
+        """Show what a file holds."""
+        if at is None:
+            return
+        one = self.report.files[int(at)]
+        rows = tensor_rows(self.report, one.name)
+        self._title.object = f'<h3>In <span class="name">{html(one.name)}</span></h3>'
+        if len(rows):
+            renamed = bool((rows["key"] != "").any())
+            columns = {name: column for name, column in TENSORS.items() if renamed or name != "key"}
+            self._holds[:] = [style.table(rows[list(columns)], columns, page_size=PAGE)]
+        else:
+            self._holds[:] = [style.pane('<p class="muted">no tensor: metadata, or a file of the source as it is</p>')]
+
+
+def file_rows(report: ExportReport) -> pd.DataFrame:
+    """One row a file."""
+    import pandas as pd
+
+    rows = [(safe(one.name), one.nbytes, one.tensors) for one in report.files]
+    return pd.DataFrame(rows, columns=list(FILES))
+
+
+def tensor_rows(report: ExportReport, file: str | None = None) -> pd.DataFrame:
+    """One row a tensor, or a rank's piece of one; those of one file, or all."""
+    import pandas as pd
+
+    rows = [
+        (
+            safe(one.file),
+            safe(one.name),
+            " × ".join(map(str, one.shape)) or "scalar",
+            one.dtype if one.dtype == one.source_dtype else f"{one.source_dtype} → {one.dtype}",
+            one.nbytes,
+            "" if one.key == one.name else safe(one.key),
+        )
+        for one in report.tensors
+        if file is None or one.file == file
+    ]
+    return pd.DataFrame(rows, columns=["file", *TENSORS])
+
+
+def proof(report: ExportReport, where: str, manifest: tuple[str, str] | None) -> str:
+    """HTML: what was written is the source, and how that is known; ``manifest`` is its path and digest."""
+    if report.identical:
+        told = f"All {count(len(report.tensors))} tensors are bit-identical to the source."
+    else:
+        lost = sum(one.overflowed for one in report.casts)
+        worst = max((one.max_abs for one in report.casts), default=0.0)
+        changed = sum(one.changed for one in report.casts)
+        told = (
+            f"{count(len(report.casts))} of {count(len(report.tensors))} tensors were cast or changed: "
+            f"{count(changed)} elements have other values, by at most {worst:.3g}"
+            + (f"; {count(lost)} overflowed" if lost else "")
+            + "."
+        )
+    again = "It was read again before it got its name, and every fingerprint was as written." if report.verified else ""
+    parts = [style.message(f"Written in {report.seconds:.1f} s. {told} {again}")]
+    rows = [("Where", html(where))]
+    if manifest is not None:
+        rows += [("Manifest", html(manifest[0])), ("Its digest", f"xxh3_128 {html(manifest[1])}")]
+    cells = "".join(f'<tr><th>{name}</th><td class="name" style="white-space:normal">{t}</td></tr>' for name, t in rows)
+    return f'<h3>Proof</h3>{"".join(parts)}<table class="proof">{cells}</table>'
+
+
+def _head(report: ExportReport, where: str) -> str:
+    verb = "Would write" if report.dry_run else "Wrote"
+    what = f"{count(len(report.files))} file{'s' if len(report.files) != 1 else ''}, {size(report.nbytes)}"
+    rows = "".join(
+        f'<tr><th>{html(name)}</th><td style="white-space:normal">{html(text)}</td></tr>'
+        for name, text in export_facts(report)
+    )
+    return f'<h3>{verb} {what} as <span class="name">{html(where)}</span></h3><table>{rows}</table>'
+
+
+def _notes(report: ExportReport) -> str:
+    return "<ul>" + "".join(f"<li>{html(one)}</li>" for one in report.notes) + "</ul>"
