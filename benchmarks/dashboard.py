@@ -263,7 +263,7 @@ def serve(root: str, folder: str) -> None:
         def get(self) -> None:
             self.finish(took[0] if took else "")
 
-    server = start(root, 0, extra_patterns=[(r"/verified", Verified)])
+    server = start(root, port=0, extra_patterns=[(r"/verified", Verified)])
     job = Job()
     if folder:
         ckpt = wb.open(Path(root) / folder)

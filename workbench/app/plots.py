@@ -7,12 +7,13 @@ takes the colour of the page's theme, light or dark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import holoviews as hv
 import holoviews.plotting.bokeh  # registers the renderer without loading a notebook extension
 import numpy as np
+from bokeh.models import SaveTool
 
 from workbench.analysis.heatmap import Heat
 from workbench.analysis.summary import Histogram, Summary
@@ -93,6 +94,7 @@ def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
         show_legend=bool(zero),
         legend_position="top_right",
         default_tools=["pan", "box_zoom", "save", "reset"],
+        hooks=[_saved_as("histogram")],
         **_FRAME,
     )
 
@@ -136,6 +138,7 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
         yticks=[(0, "0")] if rows == 1 else 5,
         show_legend=False,
         default_tools=["pan", "wheel_zoom", "box_zoom", "save", "reset"],
+        hooks=[_saved_as("heat-map")],
         active_tools=[],
         **_FRAME,
     )
@@ -175,6 +178,7 @@ def steps_line(steps: Sequence[tuple[int, int, bool]], here: int) -> hv.Overlay:
         show_legend=True,
         legend_position="right",
         default_tools=["save"],
+        hooks=[_saved_as("steps")],
         xticks=[(step, f"{step:,}") for step, *_ in (steps if len(steps) <= 12 else steps[:: -(-len(steps) // 8)])],
         **_FRAME,
     )
@@ -185,6 +189,17 @@ def worst_points(heat: Heat, shape: tuple[int, ...]) -> list[tuple[float, float]
     cols = heat.shape[1]
     flat = [int(np.ravel_multi_index(index, shape)) if index else 0 for index, _ in heat.worst]
     return [(at % cols + 0.5, at // cols + 0.5) for at in flat]
+
+
+def _saved_as(name: str) -> Callable[[Any, Any], None]:
+    """A hook that names the file of the save tool, which asks for a name otherwise."""
+
+    def hook(plot: Any, _: Any) -> None:
+        for tool in plot.state.tools:
+            if isinstance(tool, SaveTool):
+                tool.filename = name
+
+    return hook
 
 
 def _unit(largest: int) -> tuple[str, int]:
