@@ -58,12 +58,12 @@ def budget_picture(found: Budget) -> hv.Overlay:
             )
         )  # fmt: skip
         base = [low + size for low, size in zip(base, sizes, strict=True)]
-    line = hv.Curve([(0, room / divisor), (max(len(rows), 1), room / divisor)], "at", "memory", label="a GPU's memory")
+    line = hv.Curve([(0, room / divisor), (max(len(rows), 6), room / divisor)], "at", "memory", label="a GPU's memory")
     layers.append(line.opts(color=LIMIT, line_width=2.5, line_dash="dashed"))
     step = max(-(-len(rows) // 16), 1)
     return hv.Overlay(layers).opts(
         **{**legend(), "default_tools": ["box_zoom", "reset", "save"], "active_tools": [], "hooks": FRAME["hooks"]},
-        xlim=(0, max(len(rows), 1)),
+        xlim=(0, max(len(rows), 6)),
         ylim=(0, 1.15 * max(room / divisor, max(base, default=0.0))),
         xticks=[(n + 0.5, str(row["rank"])) for n, row in enumerate(rows) if n % step == 0],
         xlabel="rank",

@@ -36,7 +36,7 @@ HOLE, OVERLAP = RED, YELLOW  #: what is wrong has these colours in every picture
 NO_TENSOR = "#B0B0B0"  #: bytes of a file that are no tensor's
 FEW = 10_000  #: boxes that are drawn one by one
 LABELS = 64  #: boxes that have their owner written on them
-NAME = 30  #: characters of a name beside an axis; it is whole in the tooltip
+NAME = 38  #: characters of a name beside an axis; it is whole in the tooltip
 TOOLS = ["pan", "box_zoom", "wheel_zoom", "reset", "save"]
 SIDES = ["left", "upper", "right", "lower"]
 
@@ -340,8 +340,8 @@ def mesh_picture(
         )
     return hv.Overlay(layers).opts(
         **_options(marks),
-        xlim=(0, max(at.columns, 1)),
-        ylim=(0, at.height),
+        xlim=(-0.02, max(at.columns, 1) + 0.02),
+        ylim=(-0.03, at.height + 0.03),
         xticks=ticks([str(n) for n in range(at.columns)], 16) if at.across else 0,
         yticks=_thinned(at.rows, 24),
         xlabel=at.across,

@@ -35,7 +35,7 @@ def head(found: Layout) -> str:
     noun = "rank" if found.holders.ranked else "holder"
     known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
     facts = {
-        "mesh": str(found.mesh) if found.mesh.axes else "not told",
+        "mesh": safe(found.mesh) if found.mesh.axes else "not told",
         "placements": known,
         "stored": f"{_size(s['stored'])} in {units.plural(s['chunks'], 'chunk')}",
         "by": f"{units.plural(s['holders'], noun)}, {units.plural(s['files'], 'file')}",
@@ -44,7 +44,7 @@ def head(found: Layout) -> str:
         facts["balance"] = f"largest is {spread.ratio:.2f} × the mean"
     if s["copies"]:
         facts["stored again"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
-    cells = "".join(f"<div><small>{escape(k)}</small><span>{_html(v)}</span></div>" for k, v in facts.items())
+    cells = "".join(f"<div><small>{escape(k)}</small><span>{escape(v)}</span></div>" for k, v in facts.items())
     told = f'<p class="muted">The mesh is told by {_html(found.told)}.</p>' if found.mesh.axes else (
         f'<p class="muted">{_html(found.told[:1].upper() + found.told[1:])}.</p>'
     )  # fmt: skip
@@ -165,7 +165,7 @@ def key_of_colours(colours: Mapping[str, str], note: str = "") -> str:
             f"{_html(name)}</span> "
             for name, colour in colours.items()
         )
-    return f'<p class="muted legend">{shown}{f" {escape(note)}" if note else ""}</p>'
+    return f'<p class="legend" style="font-size:13px">{shown}{f" {escape(note)}" if note else ""}</p>'
 
 
 def _swatch(width: int) -> str:

@@ -22,6 +22,8 @@ from workbench.errors import TensorNotFoundError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.app.tabs.layout_view import LayoutView
+
 __all__ = ["Layout"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -213,6 +215,12 @@ class Layout:
             "ranks": rows(self.ranks), "files": rows(self.files), "tensors": rows(self.tensors),
             "holes": rows(self.holes), "overlaps": rows(self.overlaps),
         }  # fmt: skip
+
+    def view(self) -> LayoutView:
+        """The pictures of the dashboard's Layout tab, for a notebook's cell."""
+        from workbench.app.tabs.layout_view import LayoutView
+
+        return LayoutView(self)
 
     def __repr__(self) -> str:
         from workbench.views.layout import layout_text

@@ -28,7 +28,7 @@ from workbench.views.layout_shards import Shards, axes_of, chunks_at, shards
 if TYPE_CHECKING:
     from workbench.app.tabs.layout_view import LayoutView
 
-__all__ = ["BytesPart", "MeshPart", "Part", "ShardsPart", "SharesPart"]
+__all__ = ["ONE_LINE", "BytesPart", "MeshPart", "Part", "ShardsPart", "SharesPart"]
 
 OFFERED = 500  #: names in a list to choose from; any other may be typed
 MARKED = 2_000  #: chunks that are framed at most
@@ -42,6 +42,7 @@ PIECES: dict[str, tuple[str, str, int | None]] = {
     "start": ("From byte", "count", 120),
     "stop": ("To byte", "count", 120),
 }
+ONE_LINE = {"& .MuiToggleButton-root": {"whiteSpace": "nowrap"}}
 WIDE: dict[str, Any] = {"size": "small", "margin": (10, 10, 5, 10)}
 
 
@@ -196,7 +197,7 @@ class ShardsPart(Part):
         )
         self._by = pmui.RadioButtonGroup(
             options={"by rank": "rank", "by file": "file"}, value="rank", label="Colour", size="small", color="primary",
-            margin=(18, 10, 5, 10),
+            margin=(10, 10, 5, 10), sx=ONE_LINE,
         )  # fmt: skip
         self._down = pmui.Select(label="Axis down", width=110, **WIDE)
         self._across = pmui.Select(label="Axis across", width=110, **WIDE)
@@ -213,10 +214,9 @@ class ShardsPart(Part):
         self._controls = pn.FlexBox(self._down, self._across, self._by)
         self._shown: Shards | None = None
         self._drawn: tuple[Any, ...] = ()
-        self.body[:] = [
-            pn.Row(self._pick, sizing_mode="stretch_width"), self._controls, self._words, self._key, self._plot,
-            self.said,
-        ]  # fmt: skip
+        picture = pn.Column(self._controls, self._key, self._plot, sizing_mode="stretch_width")
+        words = pn.Column(self._words, self.said, sizing_mode="stretch_width")
+        self.body[:] = [pn.Row(self._pick, sizing_mode="stretch_width"), style.two_columns(picture, words)]
 
     def draw(self) -> None:
         view, catalog = self.view, self.found.catalog
@@ -359,7 +359,9 @@ class MeshPart(Part):
         self._at = standing(found)
         self._words = style.pane(layout_words.mesh_words(found))
         self._key, self._table = style.pane(""), pn.Column(sizing_mode="stretch_width")
-        self.body[:] = [self._pick, self._words, self._key, self._plot, self.said, self._table]
+        picture = pn.Column(self._pick, self._key, self._plot, sizing_mode="stretch_width")
+        words = pn.Column(self._words, self.said, sizing_mode="stretch_width")
+        self.body[:] = [style.two_columns(picture, words), self._table]
 
     def draw(self) -> None:
         view, holder = self.view, self.view.holder

@@ -22,7 +22,7 @@ from workbench.app.jobs import Schedule
 from workbench.app.layouts import Found, found_of
 from workbench.app.save import csv_button, json_button
 from workbench.app.tabs.layout_fit import FitPart
-from workbench.app.tabs.layout_parts import BytesPart, MeshPart, Part, ShardsPart, SharesPart
+from workbench.app.tabs.layout_parts import ONE_LINE, BytesPart, MeshPart, Part, ShardsPart, SharesPart
 from workbench.checkpoint import Checkpoint
 from workbench.views import layout_words
 
@@ -76,7 +76,7 @@ class LayoutView(pn.viewable.Viewer):
         self._stale: set[str] = set()
         self._choice = pmui.RadioButtonGroup(
             options={title: name for name, (title, _) in VIEWS.items()}, value=self.looked_at, label="Picture",
-            size="small", color="primary", margin=(10, 10),
+            size="small", color="primary", margin=(10, 10), sx=ONE_LINE,
         )  # fmt: skip
         self._choice.param.watch(lambda event: self.param.update(view=event.new), "value")
         self._part = pn.Column(sizing_mode="stretch_width")
