@@ -53,7 +53,8 @@ GOALS = {
 def main(scratch: Path) -> None:
     root = scratch / "dashboard"
     make(root)
-    print(f"## Dashboard: {TENSORS:,} tensors, {TENSORS * RANKS:,} chunks\n\n{machine()}. CPU seconds of the server.\n")
+    print(f"## Dashboard: {TENSORS:,} tensors, {TENSORS * RANKS:,} chunks\n")
+    print(f"{machine()}, load average {os.getloadavg()[0]:.1f}. CPU seconds of the server.\n")
     child("viewer", root)  # fills the cache of catalogs
     rounds = [child("viewer", root) for _ in range(ROUNDS)]
     print("| | CPU s | at most |\n|---|---:|---:|")

@@ -13,6 +13,7 @@ from workbench.app import style
 from workbench.app.jobs import Job, Schedule, Tick
 from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
+from workbench.app.words import html
 from workbench.errors import UsageError, WorkbenchError
 from workbench.tensor import LazyTensor
 from workbench.views.values import elements
@@ -105,7 +106,8 @@ class Slices(pn.viewable.Viewer):
 
     def _read(self, *_: Any) -> None:
         if self.job.status == "failed":
-            self.said.object = style.message(self.job.error, "error")
+            # reading all of it failed as well and says so aloud, above
+            self.said.object = f'<p class="muted">These values cannot be read: {html(self.job.error)}</p>'
         elif self.job.status == "done":
             here, values = self.job.result
             self.said.object = window_html(here, values)
