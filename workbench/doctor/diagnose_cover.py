@@ -19,7 +19,7 @@ from workbench.doctor.diagnose_facts import OF_FACTS
 from workbench.doctor.diagnose_links import EVERYWHERE, EXPECTS, explains, strength
 from workbench.doctor.diagnose_places import block_of, layer_of
 from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, where_of
-from workbench.doctor.diagnose_values import OF_PAIRS, OF_VALUES, split
+from workbench.doctor.diagnose_values import OF_PAIRS, OF_VALUES, adapted, split
 from workbench.doctor.sign import RULES
 
 __all__ = ["Found", "claims", "cover"]
@@ -59,7 +59,10 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
     made = []
     for sign in scene.signs:
         if sign.causes and sign.causes[0] != "F1":  # copies alone do not see what else that rank wrote
-            found: Iterable[Claim] = [Claim(sign, frozenset(sign.tensors), sign.causes, sure=True)]
+            causes = sign.causes
+            if sign.rule == "R09" and adapted(sign, scene):
+                causes = ("F5", *(cause for cause in causes if cause != "F5"))
+            found: Iterable[Claim] = [Claim(sign, frozenset(sign.tensors), causes, sure=True)]
         elif sign.rule in OF_PAIRS:
             found = split(sign, scene)
         else:

@@ -9,13 +9,14 @@ What decides is what is affected together::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from workbench.doctor.diagnose_places import expert, kinds, layer_of
 from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, Touched, where_of
 from workbench.doctor.sign import RULES, Sign
 
-__all__ = ["OF_PAIRS", "OF_VALUES", "split"]
+__all__ = ["OF_PAIRS", "OF_VALUES", "adapted", "split"]
 
 Causes = tuple[str, ...]
 FLIPPED = 4  #: elements at most that are spoken of as flipped bits
@@ -24,9 +25,10 @@ BARELY = 1.1  #: times what an update can do: rounding to 16 bits
 LIKE = 0.5  #: cosine of a tensor of which a part is damaged
 ALL = 0.8  #: of the parameters: more are all
 SOME = 0.3  #: of the elements: fewer are what an average or an older step leaves
+SCALED = 1.25  #: times: a norm's gain is another one by a factor
 FEW = 0.02  #: of the elements: what rounding bends
 LOST = 0.05  #: of the elements below the floor when little of the old v is left: v was lost, not of an older step
-NARROW = 1.02  #: times the floor: what rounding to 16 bits can do to v
+NARROW = 1.006  #: times the floor: what rounding to 16 bits can do to v
 
 #: Rules on pairs whose signs are split by what else is wrong with their parameters.
 OF_PAIRS = ("P03", "P04", "P05", "P06", "P08", "P12")
@@ -99,6 +101,14 @@ def _copies(sign: Sign, scene: Scene) -> Causes:
     more = {name for one in scene.fired("S08") for name in one.tensors} - set(sign.tensors)
     files = [one for one in scene.fired("S07") if one.evidence.get("files")]
     return ("G6", "F1") if more or files or scene.fired("N24") else ("F1", "G6")
+
+
+def adapted(sign: Sign, scene: Scene) -> bool:
+    """Whether just the weights that have adapters are affected, and nothing of the optimizer."""
+    stems = {fqn.partition(".lora_A")[0] for fqn in scene.evidence.before.params if ".lora_A" in fqn}
+    bases = {fqn.removesuffix(".weight").removesuffix(".base_layer") for fqn in sign.tensors}
+    roles = set(sign.evidence.get("roles", ()))
+    return bool(bases) and bases <= stems and roles <= {"param", "master"}
 
 
 def _zeroed(scene: Scene, names: set[str]) -> bool:
@@ -199,7 +209,10 @@ def _weights(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
         return few
     found = kinds(fqns)
     if found == {"norm"}:
-        return ("A3", "E12", "F1")
+        states = [scene.pairs[where][fqn] for fqn in fqns]
+        ratios = sorted(one.ab / one.aa for one in states if one.aa > 0)
+        scaled = bool(ratios) and abs(math.log(max(ratios[len(ratios) // 2], 1e-9))) > math.log(SCALED)
+        return ("E12", "A3", "F1") if scaled else ("A3", "E12", "F1")
     if scene.fired("S08") or scene.fired("S09"):
         return ("D1", "D2") if scene.fired("S09") else ("D2", "D1")
     if any("lora" in kinds([fqn]) for fqn in scene.evidence.before.params) and "norm" not in found:
@@ -227,7 +240,7 @@ def _few(scene: Scene, fqns: frozenset[str], where: str) -> Causes:
     if counts["reach"] and not (counts["floor"] or counts["transition"]):
         if scene.worst("reach", fqns, where) < BARELY:
             return ("D1", "D2", "F4", "G2")
-        if any((scene.pairs[where][fqn].cosine or 0.0) < LIKE for fqn in fqns):
+        if most > FLIPPED and any((scene.pairs[where][fqn].cosine or 0.0) < LIKE for fqn in fqns):
             return ()
     if 0 < most <= FLIPPED:
         if counts["reach"]:
@@ -249,12 +262,12 @@ def _moments(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
         return ("B1", "B2")
     if scene.worst("floor", touched.moments, where) <= NARROW:
         bent, seen = (count("transition", touched.moments, where) for count in (scene.broken, scene.looked))
-        return ("D4", "B6") if wide or bent < FEW * seen else ("B6", "D4")
+        return ("D4", "B6") if floor or wide or bent < FEW * seen else ("B6", "D4")
     if scene.moments in ("zero", "absent"):
         return ("B3", "B1")
     if wide and floor > max(LOST, _kept(scene, where) - SOME) * of:
         return ("B3", "B1", "E13")
-    return ("B6", "E13", "B3") if wide else ("B5", "E13", "B6")
+    return ("B6", "E13", "B3") if wide else ("B5", "E13", "B6", "G6")
 
 
 def _kept(scene: Scene, where: str) -> float:

@@ -7,6 +7,8 @@ from workbench.doctor.diagnosis import Suspect
 
 __all__ = ["enough", "verdict"]
 
+#: Rules on what files state.
+STATED = frozenset({"S16", "S17", "S18", "N6", "N10", "N27", "P15", "P16", "R11", "R12", "S07", "P01", "R10", "S06"})
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer remembers the load
 
 
@@ -50,6 +52,7 @@ def enough(scene: Scene) -> str:
 
 def _why(one: Suspect) -> str:
     exact = {sign.rule for sign in one.signs if sign.severity == "error"}
-    count = len(exact)
-    tests = f"{count} independent exact test{'s' if count != 1 else ''}" if exact else "statistics alone"
-    return f"{one.certainty}: {tests}"
+    if exact:
+        return f"{one.certainty}: {len(exact)} independent exact test{'s' if len(exact) != 1 else ''}"
+    stated = any(sign.rule in STATED and sign.severity == "warn" for sign in one.signs)
+    return f"{one.certainty}: {'the files state it' if stated else 'statistics alone'}"
