@@ -68,5 +68,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         word = "NaN" if math.isnan(value) else "+Inf" if value > 0 else "−Inf"
         return f'<td class="n"><span class="odd">{word}</span></td>'
-    text = f"{value:.4g}" if isinstance(value, (float, complex)) else str(value)
+    text = f"{value:.5g}" if isinstance(value, (float, complex)) else str(value)
     return f'<td class="n" title="{escape(repr(value))}">{escape(text.replace("-", "−"))}</td>'
