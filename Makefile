@@ -6,6 +6,7 @@ PORT   ?= 5006
 JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 ROOT   ?= sample_ckpts
+SHOTS  ?=
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -16,7 +17,7 @@ DEPS := pyproject.toml constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench notebooks clean
+.PHONY: help demo test test-all lint bench notebooks docs screenshots clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,12 @@ bench: $(VENV)/.test-ready ## benchmarks/, with the physical floor beside each r
 notebooks: $(VENV)/.test-ready ## execute notebooks/ (they are stored without outputs)
 	$(PYTEST) --nbmake notebooks
 
+docs: $(VENV)/.test-ready ## the site, into build/docs; a broken link is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -b html docs build/docs
+
+screenshots: $(VENV)/.test-ready ## docs/images/*.png of every tab; SHOTS=FOLDER: light and dark at both widths, there
+	$(BIN)/python -m tests.screenshots $(SHOTS)
+
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info
 
@@ -61,5 +68,5 @@ $(VENV)/.demo-ready: $(DEPS) | $(VENV)/.torch-ready
 	@touch $@
 
 $(VENV)/.test-ready: $(DEPS) | $(VENV)/.torch-ready
-	$(PIP) --no-build-isolation -e '.[test,lab,zstd,dev]'
+	$(PIP) --no-build-isolation -e '.[test,lab,zstd,docs,dev]'
 	@touch $@ $(VENV)/.demo-ready

@@ -90,12 +90,9 @@ def free_port() -> Callable[[], int]:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of a Chromium executable; skips, or fails where ``CI`` is set, when there is none."""
-    wanted = os.environ.get("WORKBENCH_CHROMIUM")
-    names = [wanted] if wanted else ["/usr/bin/chromium", "chromium", "chromium-browser", "google-chrome"]
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    reason = f"no Chromium ({', '.join(names)}); install it or set WORKBENCH_CHROMIUM"
+    if found := find_chromium():
+        return found
+    reason = "no Chromium; install it or set WORKBENCH_CHROMIUM"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -137,6 +134,13 @@ def page(browser: Browser) -> Iterator[Page]:
     page.on("pageerror", lambda error: page.console_errors.append(str(error)))
     yield page
     context.close()
+
+
+def find_chromium() -> str | None:
+    """Path of a Chromium executable, that of ``WORKBENCH_CHROMIUM`` first and only where it is set."""
+    wanted = os.environ.get("WORKBENCH_CHROMIUM")
+    names = [wanted] if wanted else ["/usr/bin/chromium", "chromium", "chromium-browser", "google-chrome"]
+    return next((found for name in names if (found := shutil.which(name))), None)
 
 
 def is_loopback(url: str) -> bool:

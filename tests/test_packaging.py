@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
-TARGETS = ["demo", "test", "test-all", "lint", "bench", "notebooks", "help"]
+TARGETS = ["demo", "test", "test-all", "lint", "bench", "notebooks", "docs", "screenshots", "help"]
 
 
 def _pins() -> dict[str, Version]:
@@ -37,7 +37,7 @@ def _installed_set() -> list[Requirement]:
 
 
 def test_the_extras_that_the_design_promises_exist():
-    assert {"lab", "fast", "remote", "dask", "orbax", "zstd", "test", "dev"} <= set(EXTRAS)
+    assert {"lab", "fast", "remote", "dask", "orbax", "zstd", "test", "docs", "dev"} <= set(EXTRAS)
 
 
 def test_the_console_script_is_the_command_line():

@@ -93,6 +93,8 @@ _LATER = {
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
+    if name == "notebook":
+        return import_module("workbench.notebook")
     if name not in _LATER:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     found: object = getattr(import_module(_LATER[name]), name)
