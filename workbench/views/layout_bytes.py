@@ -66,11 +66,20 @@ class Bytes:
 
     def of_tensor(self, found: Layout, tensor: int) -> Array:
         """Places of a tensor's chunks in the order."""
-        if not hasattr(self, "_place"):
-            self._place = np.empty(len(self.rows), np.int64)
-            self._place[self.rows] = np.arange(len(self.rows))
         span = found.catalog.rows_of(tensor)
         return np.sort(self._place[span.start : span.stop])
+
+    def twice(self, found: Layout) -> Boxes:
+        """Chunks that hold elements which another chunk holds too."""
+        rows = sorted({row for *_, a, b in found.covered.overlaps for row in (a, b)})
+        return self.boxes_of(self._place[np.array(rows, np.int64)])
+
+    @cached_property
+    def _place(self) -> Array:
+        """Place of each chunk row."""
+        found = np.empty(len(self.rows), np.int64)
+        found[self.rows] = np.arange(len(self.rows))
+        return found
 
     def at(self, byte: float, file: float) -> int | None:
         """The chunk row that a byte lies in, the one that begins last where several share it."""
@@ -110,7 +119,8 @@ class Bytes:
     def paint(self, window: Window) -> Array:
         """``(height, width)`` codes of roles, the first row at ``y0``; -1 for the gap between files.
 
-        ``len(roles)`` is a byte of the file that is no tensor's.
+        ``len(roles)`` is a byte of the file that is no tensor's; what is above are the roles again, of every other
+        chunk.
         """
         files = self._visible(window)
         image = self._extent(window, files)
@@ -120,6 +130,7 @@ class Bytes:
         inside[files] = True
         places = np.flatnonzero(inside[self.file] & (self.start < window.x1) & (self.stop > window.x0))
         mine = self.boxes_of(places)
+        mine.code[places % 2 == 1] += len(self.roles) + 1  # neighbours of one role are told apart
         flat = raster(mine, window, image=image)
         thin = (mine.right - mine.left) * window.width < window.x1 - window.x0
         return raster(mine.take(np.flatnonzero(thin)), window, 1, flat) if thin.any() else flat

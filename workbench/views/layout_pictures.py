@@ -241,9 +241,16 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
         "height": 110 + min(max(26 * files, 60), 520),
     }
     paint = role_colours(index)
-    table = _rgba([*(paint[role] for role in index.roles), NO_TENSOR])
+    table = _rgba([*(paint[role] for role in index.roles), NO_TENSOR, *(_lighter(paint[role]) for role in index.roles)])
+    twice = index.twice(found)
     if len(index) > FEW:
-        return _painted(lambda window: colours(index.paint(window), table), (0, longest, 0, files), options)
+        table = np.concatenate([table, _rgba([OVERLAP])])
+        last = Boxes(twice.left, twice.right, twice.top, twice.bottom, np.full(len(twice), len(table) - 1, np.int32))
+
+        def drawn(window: Window) -> Array:
+            return colours(raster(last, window, 2, index.paint(window)), table)
+
+        return _painted(drawn, (0, longest, 0, files), options)
     whole = [(0.0, n + 0.1, float(max(size, 1)), n + 0.9, safe(index.files[n])) for n, size in
              enumerate(index.size.tolist())]  # fmt: skip
     layers: list[Any] = [
@@ -253,13 +260,15 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
         )
     ]  # fmt: skip
     b, catalog = index.boxes, found.catalog
+    shades = paint, {role: _lighter(colour) for role, colour in paint.items()}
     data = [
-        (float(left), top, float(right), bottom, paint[index.roles[code]], safe(catalog.keys[int(catalog.tensor[row])]),
+        (float(left), top, float(right), bottom, shades[n % 2][index.roles[code]],
+         safe(catalog.keys[int(catalog.tensor[row])]),
          f"bytes {left:,}–{right:,}, {units.nbytes(right - left)}",
          safe(found.holders.label[int(found.holders.of_chunk[row])]))
-        for left, top, right, bottom, code, row in zip(
+        for n, (left, top, right, bottom, code, row) in enumerate(zip(
             b.left.tolist(), b.top.tolist(), b.right.tolist(), b.bottom.tolist(), b.code.tolist(), index.rows.tolist(),
-            strict=True)
+            strict=True))
     ]  # fmt: skip
     layers.append(
         hv.Rectangles(data, SIDES, ["fill", "tensor", "words", "who"]).opts(
@@ -267,6 +276,13 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
             hover_tooltips=[("", "@tensor"), ("", "@words"), ("", "@who")],
         )
     )  # fmt: skip
+    if len(twice):
+        edges = zip(twice.left.tolist(), twice.top.tolist(), twice.right.tolist(), twice.bottom.tolist(), strict=True)
+        layers.append(
+            hv.Rectangles([(float(a), b, float(c), d) for a, b, c, d in edges], SIDES).opts(
+                fill_alpha=0, line_color=OVERLAP, line_width=3
+            )
+        )
     return hv.Overlay(layers).opts(**options)
 
 
@@ -401,6 +417,12 @@ def _options(marks: Marks | None) -> dict[str, Any]:
 
 def _rgba(names: Sequence[str]) -> Array:
     return np.array([[int(name[at : at + 2], 16) for at in (1, 3, 5)] + [255] for name in names], np.uint8)
+
+
+def _lighter(colour: str) -> str:
+    """A shade that is still told to be of the same class."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part + 0.28 * (255 - part)):02X}" for part in parts)
 
 
 def _cividis(share: float) -> str:
