@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -72,10 +73,11 @@ class Workbench(pn.viewable.Viewer):
 
     def close(self) -> None:
         """Stop the jobs and give the checkpoint back."""
-        self.picker.job.reset()
-        for tab in self.made.values():
-            tab.close()
-        self.state.close()
+        with ExitStack() as all_of_them:  # one that fails keeps the others from nothing
+            all_of_them.callback(self.state.close)
+            for tab in self.made.values():
+                all_of_them.callback(tab.close)
+            self.picker.job.reset()
 
     def _make(self, *_: Any) -> None:
         """A tab costs nothing before it is looked at."""
@@ -192,6 +194,7 @@ def create_app(
     state = WorkbenchState(jail, registry, schedule, Outlet(jail, exports))
     workbench = Workbench(state, schedule)
     if pn.state.location is not None:
+        _keep_local()
         _follow_url(state)
     if document is not None and document.session_context:
         document.on_session_destroyed(lambda _: workbench.close())
@@ -210,6 +213,22 @@ def create_app(
     narrow.param.watch(lambda _: schedule(fold) if schedule else fold(), "narrow")
     state.param.watch(fold, "path")
     return page
+
+
+def _keep_local() -> None:
+    """Style sheets stay relative to the page, which lies at the server's root, wherever a prefix puts that.
+
+    Panel (1.9.4, ``io/location.py``, ``_sync_pathname``) makes them absolute when the browser has told its path, and
+    they are not found under a prefix then.
+    """
+    document, location = pn.state.curdoc, pn.state.location
+
+    def keep(*_: Any) -> None:
+        if document is not None and "dist_url" in document._template_variables:
+            document._template_variables["dist_url"] = LOCAL_RESOURCES
+
+    keep()
+    location.param.watch(keep, "pathname", precedence=1)
 
 
 def _follow_url(state: WorkbenchState) -> None:
