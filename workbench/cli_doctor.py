@@ -61,8 +61,12 @@ def doctor(options: argparse.Namespace) -> int:
 
 def _opened(options: argparse.Namespace, path: Any) -> Any:
     """Opened as the common options say; as a path where the doctor itself has to choose, or to tell what is broken."""
+    from workbench.analysis.echo_file import is_echo
+
     if path is None or (options.after is None and options.echo is None):
         return path  # one path alone may be a run's folder
+    if is_echo(path):
+        return path  # fingerprints, no payload: the doctor reads them
     try:
         return open_as(options, path)
     except (CorruptError, IncompleteError, MissingFileError):

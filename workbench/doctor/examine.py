@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding
 from workbench.core.scan import Tick
 from workbench.doctor.alone import check_alone
@@ -27,6 +28,8 @@ from workbench.doctor.evidence import Evidence, Pair
 from workbench.doctor.examine_given import Given, Source, choose
 from workbench.doctor.examine_ran import ran_alone, ran_pair
 from workbench.doctor.facts import TrainingState
+from workbench.doctor.fingerprints import paired
+from workbench.doctor.fingerprints_signs import check_prints
 from workbench.doctor.rows_pair import check_rows
 from workbench.doctor.rules_facts import check_facts
 from workbench.doctor.rules_shards import check_shards
@@ -88,7 +91,7 @@ def examine(given: Given, *, deep: bool = True, threads: int | None = None, tick
         scene.outcome.not_checked[which] = why
     pictured: dict[str, Any] = {"evidence": evidence}  # pictures sample it
     if deep:
-        _Passes(scene, alone, pairs, threads, tick).run(pictured)
+        _Passes(scene, alone, pairs, threads, tick, given.prints).run(pictured)
     else:
         scene.outcome.not_checked["values"] = "weights and moments were not read: deep=False"
     causes, verdict = diagnose(scene)
@@ -110,6 +113,7 @@ class _Passes:
     pairs: dict[str, Mapping[str, Any]]
     threads: int | None
     tick: Tick | None
+    prints: Echo | None = None
     done: float = 0.0
     total: float = 1.0
 
@@ -122,10 +126,15 @@ class _Passes:
         if after is not None:
             self.total += 2 * (before + after) + (echo + after if echo is not None else 0)
         for which in size:
-            self._alone(which, 2 * size[which])
+            if which != "echo" or self.prints is None:
+                self._alone(which, 2 * size[which])
         pictured["one"] = self.alone
-        same = False
-        if echo is not None:
+        same = self.prints is not None  # no bytes to look at
+        if self.prints is not None:
+            assert echo is not None
+            pair = paired(evidence.before, self.prints)
+            self._take(self._part(before + echo, check_prints, pair, self.prints), LOADED)
+        elif echo is not None:
             found = self._part(before + echo, check_echo, evidence.pair("before", "echo"))
             self._take(found, LOADED)
             pictured["echo"] = found.status

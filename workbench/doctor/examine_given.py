@@ -3,7 +3,8 @@
 ::
 
     doctor(before, after, echo=…)   as said; two of one step: a checkpoint and its echo; an older second comes first
-    doctor(run)                     the last two steps, or the first neighbours whose facts do not fit
+    doctor(run)                     the last two steps, or the first neighbours whose facts do not fit; of two
+                                    checkpoints of one step the later is the echo
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import workbench.formats as formats
+from workbench.analysis.echo_file import Echo, is_echo, read_echo
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.place import Place
 from workbench.doctor.evidence import Evidence, State
 from workbench.doctor.facts_gather import gather
+from workbench.doctor.fingerprints import echo_state
 from workbench.doctor.rules_facts import check_facts
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError, WorkbenchError
 from workbench.runs import TRACKERS, Found, discover
@@ -36,12 +39,14 @@ class Given:
         evidence: them.
         notes: what was chosen or exchanged, a sentence each.
         broken: ``echo`` or ``after`` → why it cannot be opened; path: of each that was given.
+        prints: the echo, where it holds fingerprints and no payload.
     """
 
     evidence: Evidence
     notes: tuple[str, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
+    prints: Echo | None = None
 
 
 def choose(
@@ -61,10 +66,14 @@ def choose(
     opened: dict[str, State] = {}
     broken: dict[str, str] = {}
     paths: dict[str, str] = {}
+    prints = _prints(echo)
     for which, source in (("before", before), ("echo", echo), ("after", after)):
         if source is None:
             continue
         paths[which] = source.path if isinstance(source, Checkpoint) else os.fspath(source)
+        if which == "echo" and prints is not None:
+            opened[which] = echo_state(prints)
+            continue
         try:
             opened[which] = _state(source, format, given, partial=which != "before")
         except (CorruptError, IncompleteError, MissingFileError) as error:
@@ -84,7 +93,15 @@ def choose(
             first, last = last, first
             paths["before"], paths["after"] = paths["after"], paths["before"]
             notes.append(f"the second is older (step {first.facts.step:,}): it was taken for the one before")
-    return Given(Evidence(first, last, middle), tuple(notes), broken, paths)
+    return Given(Evidence(first, last, middle), tuple(notes), broken, paths, prints)
+
+
+def _prints(echo: Source | None) -> Echo | None:
+    """An echo that was written without its payload."""
+    if not isinstance(echo, (str, os.PathLike)) or not is_echo(echo):
+        return None
+    found = read_echo(echo)
+    return None if found.payload else found
 
 
 def _state(source: Source, format: str | None, given: Mapping[str, Any], *, partial: bool = True) -> State:
@@ -126,18 +143,36 @@ def _of_run(
     if None in steps and len(states) != 2:
         names = ", ".join(repr(one.path) for one, _ in states[:4])
         raise UsageError(f"{root!r} holds {len(states)} checkpoints, and no telling their order: {names}; name two")
-    order = sorted(range(len(states)), key=lambda n: (steps[n] or 0, states[n][0].mtime, states[n][0].path))
+    order = sorted(
+        range(len(states)),
+        key=lambda n: (steps[n] or 0, "echo" in states[n][0].path, states[n][0].mtime, states[n][0].path),
+    )
     states = [states[n] for n in order]
-    at, why = _suspicious(states)
-    (one, first), (two, last) = states[at], states[at + 1]
-    note = f"of the {len(listed):,} checkpoints in {root!r}, {one.path!r} and {two.path!r} were looked at: {why}"
-    paths = {"before": os.path.join(root, one.path)}
-    middle = None if echo is None else _state(echo, format, given)
-    if first.facts.step is not None and first.facts.step == last.facts.step and middle is None:
-        paths["echo"] = os.path.join(root, two.path)
-        return Given(Evidence(first, None, last), (f"{note}; both of one step: the later is the echo",), {}, paths)
-    paths["after"] = os.path.join(root, two.path)
-    return Given(Evidence(first, last, middle), (note,), {}, paths)
+    twins: dict[str, tuple[Found, State]] = {}  # path → what was saved again at the same step
+    distinct: list[tuple[Found, State]] = []
+    for one, state in states:
+        if distinct and state.facts.step is not None and state.facts.step == distinct[-1][1].facts.step:
+            twins.setdefault(distinct[-1][0].path, (one, state))
+        else:
+            distinct.append((one, state))
+    at, why = _suspicious(distinct) if len(distinct) > 1 else (0, "the only one")
+    one, first = distinct[at]
+    looked, paths = [repr(one.path)], {"before": os.path.join(root, one.path)}
+    prints, middle, last, said = _prints(echo), None, None, ""
+    if prints is not None:
+        middle = echo_state(prints)
+    elif echo is not None:
+        middle = _state(echo, format, given)
+    elif one.path in twins:
+        (twin, middle) = twins[one.path]
+        paths["echo"] = os.path.join(root, twin.path)
+        said = f"; {twin.path!r} is of its step, and was taken for its echo"
+    if at + 1 < len(distinct):
+        two, last = distinct[at + 1]
+        paths["after"] = os.path.join(root, two.path)
+        looked.append(repr(two.path))
+    note = f"of the {len(listed):,} checkpoints in {root!r}, {' and '.join(looked)}: {why}{said}"
+    return Given(Evidence(first, last, middle), (note,), {}, paths, prints)
 
 
 def _latest(root: str, whole: Sequence[Found]) -> list[Found]:

@@ -187,9 +187,10 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
         yield _sign("P11", uneven, text, of, even=False)
     if outside:
         shrink, (low, high) = measured[outside[0]], updates[outside[0]].factors
+        change = f"shrank by {shrink:.3e}" if shrink >= 0 else f"grew by {-shrink:.3e}"
         text = (
-            f"weights of {_names(outside)} that no gradient reached shrank by {shrink:.3e}, "
-            f"where lr and weight decay allow {1 - high:.3e} to {1 - low:.3e}"
+            f"weights of {_names(outside)} that no gradient reached {change}, "
+            f"where lr and weight decay allow to shrink by {1 - high:.3e} to {1 - low:.3e}"
         )
         yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low])
 
