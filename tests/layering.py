@@ -4,7 +4,7 @@
 
     errors ◄ core ◄ naming ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ namemap ◄ analysis ◄ reshard ◄ doctor ◄ views
                                                           ▲
-                                           `import workbench` (facade) ◄ app ◄ notebook, cli
+                                           `import workbench` (facade) ◄ app ◄ cli
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ RANK = {
     "core": 1,
     "param_ids": 1,  # an optimizer's numbers
     "step": 1,  # of the trainer
+    "slices": 1,  # as people write them
     "naming": 2,
     "conventions": 2,  # how frameworks name and fuse one weight
     "formats": 3,
@@ -33,9 +34,9 @@ RANK = {
     "doctor": 10,
     "echoes": 11,  # of live trainers: the doctor's rules on them
     "views": 11,
+    "notebook": 11,  # extensions of Panel, no more
     "workbench": 12,  # the facade, workbench/__init__.py
     "app": 13,
-    "notebook": 14,
     "cli": 14,
     "__main__": 15,
 }
@@ -56,7 +57,11 @@ SHARED_DECODERS = {
 #: An object asks the views for its own picture, and only there.
 REPR_METHODS = {"__repr__", "_repr_html_"}
 #: A method that is another room's work, asked for when it is called.
-DELEGATES = {("checkpoint", "to_device"): "reshard", ("analysis", "view"): "app"}
+DELEGATES = {
+    ("checkpoint", "to_device"): "reshard",
+    ("checkpoint", "view"): "app",
+    ("analysis", "view"): "app",
+}
 REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard", "doctor"}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from workbench.analysis.report import SEVERITIES
 from workbench.doctor.causes import CAUSES
 from workbench.doctor.damage import expected
-from workbench.doctor.diagnose_cover import Found, claims, cover, silent
+from workbench.doctor.diagnose_cover import Claim, Found, claims, cover, silent
 from workbench.doctor.diagnose_links import SPEAKS, strength
 from workbench.doctor.diagnose_scene import PAIRED, Scene, where_of
 from workbench.doctor.diagnose_verdict import verdict
@@ -79,7 +79,7 @@ def _signs(one: Found) -> list[Sign]:
     return [every[at] for at in dict.fromkeys(parts)]
 
 
-def _of(claims_: list, at: int) -> float:  # type: ignore[type-arg]
+def _of(claims_: Iterable[Claim], at: int) -> float:
     return next(strength(claim.sign) for claim in claims_ if id(claim.sign) == at)
 
 

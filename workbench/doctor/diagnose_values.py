@@ -209,8 +209,8 @@ def _weights(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
         return few
     found = kinds(fqns)
     if found == {"norm"}:
-        states = [scene.pairs[where][fqn] for fqn in fqns]
-        ratios = sorted(one.ab / one.aa for one in states if one.aa > 0)
+        norms = [scene.pairs[where][fqn] for fqn in fqns]
+        ratios = sorted(one.ab / one.aa for one in norms if one.aa > 0)
         scaled = bool(ratios) and abs(math.log(max(ratios[len(ratios) // 2], 1e-9))) > math.log(SCALED)
         return ("E12", "A3", "F1") if scaled else ("A3", "E12", "F1")
     if scene.fired("S08") or scene.fired("S09"):
@@ -267,7 +267,7 @@ def _moments(sign: Sign, scene: Scene, where: str, both: frozenset[str]) -> Caus
         return ("B3", "B1")
     if wide and floor > max(LOST, _kept(scene, where) - SOME) * of:
         return ("B3", "B1", "E13")
-    return ("B6", "E13", "B3") if wide else ("B5", "E13", "B6", "G6")
+    return ("B6", "E13", "B3", "G6") if wide else ("B5", "E13", "B6", "G6")
 
 
 def _kept(scene: Scene, where: str) -> float:
