@@ -99,7 +99,7 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(root):
     assert set(rows["name"]) == set(truth)
     assert plan.read_nbytes >= sum(t.nbytes for t in truth.values())
     assert sorted(root.rglob("*")) == before
-    assert session.tab.work not in list(session.tab._result)  # nothing may be written here
+    assert session.tab.work.__panel__() not in list(session.tab._result)  # nothing may be written here
     assert "--allow-export" in session.tab._words.object
     session.tab.close()
 
@@ -139,6 +139,7 @@ def test_an_export_writes_the_tensors_and_proves_it(root):
     data = (root / "exports" / "llama-dcp" / INSIDE).read_bytes()
     assert manifest == (INSIDE, json.loads(data)["digest"])
     shown = session.tab._proof.object
+    assert session.tab.view.report is report and session.tab.view.__panel__() in list(session.tab._result)
     assert "bit-identical" in shown and manifest[1] in shown and "exports/llama-dcp" in shown
     session.tab.work.start()  # a second time: it is there
     session.page.until(lambda: session.tab.work.job.status == "failed")
@@ -146,6 +147,17 @@ def test_an_export_writes_the_tensors_and_proves_it(root):
     session.tab.close()
     session.state.close()
     assert len(session.registry) == 0
+
+
+def test_a_cast_says_how_much_changed(root):
+    truth = truth_of(root)
+    session = Session(root, exports=".", target="torch", cast="fp16", into="half.pt")
+    job = session.written()
+    assert job.status == "done", job.error
+    got = torch.load(root / "half.pt", weights_only=True)
+    assert all(torch.equal(got[k], v.to(torch.float16)) for k, v in truth.items())
+    changed = sum(int((v.to(torch.float16).double() != v.double()).sum()) for v in truth.values())
+    assert changed > 0 and f"{changed:,} elements".replace(",", "\u2009") in session.tab._proof.object
 
 
 def test_a_cancelled_export_leaves_nothing(root):
@@ -292,6 +304,7 @@ def test_downloads_hold_the_plan(root):
     assert len(read) == len(plan.tensors) and read["nbytes"].sum() == sum(one.nbytes for one in plan.tensors)
     assert len(pd.read_csv(io.BytesIO(files.callback().getvalue()))) == len(plan.files)
     assert json.loads(document.callback().getvalue())["dry_run"] is True
+    assert str(root.parent).encode() not in document.callback().getvalue()
 
 
 def test_a_load_onto_a_device_is_timed_and_let_go(root):

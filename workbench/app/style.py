@@ -11,7 +11,7 @@ from typing import Any
 import panel as pn
 from bokeh.models.widgets.tables import HTMLTemplateFormatter
 
-from workbench.app.words import html
+from workbench.app.words import THIN, html
 
 __all__ = ["message", "pane", "table", "two_columns"]
 
@@ -63,8 +63,9 @@ def pane(text: str, **params: Any) -> pn.pane.HTML:
 
 def message(text: str, kind: str = "info") -> str:
     """HTML of a sentence that stands out, escaped; ``kind`` is info, warning or error."""
+    words = THIN.join(map(html, text.split(THIN)))  # the one space that numbers are written with; it harms nobody
     role = "alert" if kind == "error" else "note"
-    return f'<div class="said {kind}" role="{role}">{html(text)}</div>'
+    return f'<div class="said {kind}" role="{role}">{words}</div>'
 
 
 def table(

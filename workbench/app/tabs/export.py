@@ -193,6 +193,8 @@ class Export(Tab):
     def _written(self, found: tuple[ExportReport, tuple[str, str] | None]) -> None:
         report, manifest = found
         self._proof.object = proof(report, self._where(), manifest)
+        self.view = ExportView(report, where=self._where(), file=f"{self.state.path}-export")
+        self._result[2] = self.view  # now with fingerprints, to download
 
     def _where(self) -> str:
         outlet = self.state.outlet

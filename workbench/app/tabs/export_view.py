@@ -59,7 +59,7 @@ class ExportView(pn.viewable.Viewer):
         saves = pn.Row(
             csv_button(f"{file}-files", lambda: file_rows(report), "files CSV"),
             csv_button(f"{file}-tensors", lambda: tensor_rows(report), "tensors CSV"),
-            json_button(file, report.to_dict),
+            json_button(file, lambda: report.to_dict() | {"path": where}),
             margin=(0, 5),
         )
         head = style.pane(_head(report, where))

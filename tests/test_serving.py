@@ -1,0 +1,93 @@
+"""Who may look, and how a server may be started: without a browser, and without starting one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from workbench.app.access import PASSWORD, Access, read_password
+from workbench.app.serve import serve, start
+from workbench.cli import main
+from workbench.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    for name in (PASSWORD, "PANEL_OAUTH_KEY", "PANEL_OAUTH_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_password_is_the_first_line_of_a_file_of_ones_own(tmp_path, monkeypatch):
+    path = tmp_path / "word"
+    path.write_text(" secret word \nmore\n")
+    path.chmod(0o600)
+    assert read_password(str(path)) == " secret word "
+    for mode in (0o640, 0o604, 0o660):
+        path.chmod(mode)
+        with pytest.raises(UsageError, match="read by others"):
+            read_password(str(path))
+    monkeypatch.setenv(PASSWORD, "from the environment")
+    assert read_password(None) == "from the environment"
+
+
+@pytest.mark.parametrize("text, words", [("", "0 characters"), ("short", "5 characters"), ("\nsecret word", "0 char")])
+def test_a_short_password_is_refused(tmp_path, text, words):
+    path = tmp_path / "word"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(UsageError, match=words):
+        read_password(str(path))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"auth": "basic"}, PASSWORD),
+        ({"auth": "basic", "password_file": "/nonexistent"}, "cannot be read"),
+        ({"auth": "github"}, "--allow-user"),
+        ({"auth": "github", "users": ["ann"]}, "PANEL_OAUTH_KEY"),
+        ({"auth": "nonsense", "users": ["ann"]}, "none of basic"),
+        ({"auth": "password", "users": ["ann"]}, "none of basic"),
+        ({"auth": "basic", "users": ["ann"]}, "--user"),
+        ({"auth": "github", "password_file": "x"}, "about --auth basic"),
+        ({"address": "0.0.0.0"}, "--insecure"),
+        ({"prefix": "a b"}, "prefix"),
+        ({"prefix": "../up"}, "prefix"),
+        ({"prefix": "<b>"}, "prefix"),
+        ({"origins": ["http://x/"]}, "origin"),
+        ({"origins": ["*"]}, "any page"),
+        ({"certificate": "x.pem"}, "--key"),
+        ({"exports": "/"}, "inside ROOT"),
+        ({"exports": "../"}, "inside ROOT"),
+        ({"exports": "nowhere"}, "inside ROOT"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_listens(tmp_path, options, words):
+    with pytest.raises(UsageError, match=words):
+        start(tmp_path, 0, **options)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_another_address_needs_a_question_or_leave(tmp_path, address):
+    with pytest.raises(UsageError, match="--auth basic"):
+        serve(tmp_path, address=address)
+    with pytest.raises(UsageError, match=PASSWORD):  # asked for, but there is none
+        serve(tmp_path, address=address, auth="basic")
+
+
+def test_only_who_is_named_is_let_in(monkeypatch):
+    monkeypatch.setenv("PANEL_OAUTH_KEY", "k")
+    monkeypatch.setenv("PANEL_OAUTH_SECRET", "s")
+    named, everyone = Access.of("github", users=["ann", "bob"]), Access.of("github", users=["*"])
+    assert named.lets_in("ann") and named.lets_in("bob") and everyone.lets_in("eve")
+    for nobody in ("eve", "", None, "*", "Ann"):
+        assert not named.lets_in(nobody)
+    assert not everyone.lets_in(None) and not everyone.lets_in("")
+
+
+def test_the_command_line_says_what_does_not_fit(tmp_path, capsys):
+    os.makedirs(tmp_path / "root")
+    for words in (["--auth", "basic"], ["--allow-export", "../x"], ["--address", "0.0.0.0"], ["--prefix", "?"]):
+        assert main(["serve", str(tmp_path / "root"), *words]) == 64
+        assert capsys.readouterr().err.count("\n") == 1
