@@ -126,7 +126,7 @@ def _basic(access: Access, login: str, refused: str) -> Any:
     from panel.io.state import state
     from tornado.escape import url_escape
 
-    class Login(BasicLoginHandler):  # type: ignore[misc]
+    class Login(BasicLoginHandler):
         async def post(self) -> None:
             name, word = self.get_argument("username", ""), self.get_argument("password", "", strip=False)
             right = [hmac.compare_digest(a.encode(), b.encode()) for a, b in
@@ -138,7 +138,7 @@ def _basic(access: Access, login: str, refused: str) -> Any:
             await asyncio.sleep(WAIT)
             self.redirect(f"{self.request.path}?error={url_escape('Name or password is wrong.')}")
 
-    class Provider(BasicAuthProvider):  # type: ignore[misc]
+    class Provider(BasicAuthProvider):
         @property
         def login_handler(self) -> type[Login]:
             Login._login_endpoint, Login._login_template = self._login_endpoint, self._login_template
