@@ -67,6 +67,8 @@ def served() -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(20)
+        if process.stdout:
+            process.stdout.close()
 
 
 if __name__ == "__main__":

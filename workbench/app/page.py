@@ -19,6 +19,7 @@ import param
 
 from workbench.app import style
 from workbench.app.access import Access
+from workbench.app.aria import Aria
 from workbench.app.jail import Jail
 from workbench.app.jobs import Schedule
 from workbench.app.outlet import Outlet
@@ -203,7 +204,7 @@ def create_app(
         title=f"Checkpoint workbench: {state.jail.name}",
         sidebar=[workbench.picker],
         sidebar_width=300,
-        main=[narrow, workbench],
+        main=[narrow, Aria(width=0, height=0, margin=0), workbench],
         theme_config={"breakpoints": {"values": BREAKPOINTS}},
     )
 

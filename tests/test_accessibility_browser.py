@@ -1,0 +1,67 @@
+"""axe-core on every tab, light and dark: nothing that it calls serious or critical.
+
+axe.min.js comes with the package axe-playwright-python; nothing is fetched. It looks into open shadow roots, where
+Panel draws. What it cannot decide (``incomplete``) is no finding.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.screenshots import served
+from tests.tab_views import THEMES, VIEWS, visit
+
+pytestmark = pytest.mark.browser
+GRAVE = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def url():
+    with served() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def script() -> str:
+    """The text of axe.min.js."""
+    from axe_playwright_python.base import AXE_FILE_PATH
+
+    return AXE_FILE_PATH.read_text("utf-8")
+
+
+def grave(page, script: str) -> list[str]:
+    """``impact rule: what, at the elements`` of each finding."""
+    page.evaluate(script)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [
+        f"{one['impact']} {one['id']}: {one['help']}, at {[str(node['target']) for node in one['nodes'][:4]]} "
+        f"({len(one['nodes'])}): {one['nodes'][0]['failureSummary']}"
+        for one in found
+        if one["impact"] in GRAVE
+    ]
+
+
+def test_axe_sees_what_is_wrong(page, script):
+    page.set_content(
+        "<html lang=en><title>x</title><main><div id=host></div></main><script>"
+        "host.attachShadow({mode:'open'}).innerHTML = '<button></button><p style=\"color:#bbb\">pale</p>'</script>"
+    )
+    rules = {finding.split()[1] for finding in grave(page, script)}
+    assert rules == {"button-name:", "color-contrast:"}
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("tab", VIEWS)
+def test_a_tab_has_no_grave_findings(page, url, script, tab, theme):
+    page.set_default_timeout(60_000)
+    page.emulate_media(color_scheme=theme)
+    visit(page, url, tab)
+    assert grave(page, script) == []
+    assert page.external == [] and page.console_errors == []
+
+
+def test_the_empty_page_has_no_grave_findings(page, url, script):
+    page.set_default_timeout(60_000)
+    page.goto(url)
+    page.get_by_text("Nothing is open yet").wait_for()
+    assert grave(page, script) == []
