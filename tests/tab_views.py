@@ -13,7 +13,7 @@ __all__ = ["SIZES", "THEMES", "VIEWS", "View", "visit"]
 
 SIZES = ((1440, 900), (800, 900))
 THEMES = ("light", "dark")
-SETTLE = 1_500  #: ms; plots fade in, fonts and colours settle
+SETTLE = 1_500  #: ms; plots fade in, and what app/aria.py adds is there
 
 
 @dataclass(frozen=True)

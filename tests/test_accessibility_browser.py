@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.screenshots import served
-from tests.tab_views import THEMES, VIEWS, visit
+from tests.tab_views import SETTLE, THEMES, VIEWS, visit
 
 pytestmark = pytest.mark.browser
 GRAVE = ("serious", "critical")
@@ -64,4 +64,5 @@ def test_the_empty_page_has_no_grave_findings(page, url, script):
     page.set_default_timeout(60_000)
     page.goto(url)
     page.get_by_text("Nothing is open yet").wait_for()
+    page.wait_for_timeout(SETTLE)
     assert grave(page, script) == []
