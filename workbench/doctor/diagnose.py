@@ -8,9 +8,9 @@ from dataclasses import replace
 from workbench.analysis.report import SEVERITIES
 from workbench.doctor.causes import CAUSES
 from workbench.doctor.damage import expected
-from workbench.doctor.diagnose_cover import Claim, Found, claims, cover, silent
+from workbench.doctor.diagnose_cover import Found, claims, cover, silent
 from workbench.doctor.diagnose_links import SPEAKS, strength
-from workbench.doctor.diagnose_scene import PAIRED, Scene, where_of
+from workbench.doctor.diagnose_scene import PAIRED, Claim, Scene, where_of
 from workbench.doctor.diagnose_verdict import verdict
 from workbench.doctor.diagnosis import Suspect
 from workbench.doctor.sign import RULES, Sign
@@ -41,7 +41,8 @@ def _standing(scene: Scene) -> None:
         names = seen.get((sign.rule, places.get(where_of(sign), "")))
         if names is None or scene.resumed == "before" or sign.severity != "warn" or not sign.tensors:
             continue
-        if set(sign.tensors) <= names:
+        new = set(sign.tensors) - names
+        if not new or (where_of(sign) == "before" and len(new) < len(sign.tensors)):
             signs[number] = replace(sign, severity="info", message=f"{sign.message}; so it was before the resume")
 
 

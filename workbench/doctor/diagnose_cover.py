@@ -28,9 +28,10 @@ PLACES = (1.0, 0.5, 0.3, 0.2)  #: weight of a cause by its place among a claim's
 LAST = 0.1
 SIDE = 0.1  #: weight of what a cause would explain without being named
 #: Rules on what spreads from one parameter to all in some updates; causes from which numbers explode.
-SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09"})
+SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20"})
 EXPLODING = frozenset({"G1", "G3", "B4", "D9", "G5"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
+FAIR = 0.2  #: of the best one's score: a cause that answers for all errors is taken instead
 SILENT = 0.25  #: where a rule that would have fired did not
 OPEN = frozenset({"P11", "P13", "S08", "S04", "S16"})  #: rules that prove a fault, and leave open which
 SEEN = 0.1  #: weight of a later pair's laws on what the echo shows directly
@@ -73,7 +74,8 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
         for claim in found:
             left = tuple(cause for cause in claim.causes if cause not in excluded)
             cut = len(claim.tensors) >= SMALL and claim.sign.hit > len(claim.tensors)
-            weight = SEEN if sign.rule in OF_PAIRS and claim.tensors & scene.echoed else 1.0
+            better = TRAINED in scene.pairs or bool(claim.tensors & scene.echoed)
+            weight = SEEN if sign.rule in OF_PAIRS and where_of(sign) == PAIRED and better else 1.0
             made.append(replace(claim, causes=left or claim.causes, cut=cut, weight=weight))
     return made
 
@@ -87,7 +89,7 @@ def cover(scene: Scene, made: Sequence[Claim]) -> list[Found]:
         scores = {cause: _score(cause, scene, made, open_) for cause in _candidates(made, open_)}
         if not scores:
             break
-        best = max(scores, key=lambda cause: scores[cause])
+        best = _simplest(max(scores, key=lambda cause: scores[cause]), scores, scene, made, open_)
         one = Found(best, score=scores[best])
         scope = _scope(best, made, open_)
         grave = any(best in made[number].causes and made[number].sign.severity == "error" for number in open_)
@@ -107,6 +109,28 @@ def cover(scene: Scene, made: Sequence[Claim]) -> list[Found]:
         found.append(one)
     _remarks(found, made)
     return found
+
+
+def _simplest(
+    best: str, scores: Mapping[str, float], scene: Scene, made: Sequence[Claim], open_: Mapping[int, set[str]]
+) -> str:  # fmt: skip
+    """One cause for all errors rather than two, where no sign says by itself which it is."""
+    errors = [number for number in open_ if made[number].sign.severity == "error"]
+    if not errors or any(made[number].sure for number in errors):
+        return best
+
+    def answers(cause: str) -> bool:
+        scope = _scope(cause, made, open_)
+        return all(
+            (cause in made[number].causes or _follows(cause, scene, made[number]))
+            and not _beyond(open_[number], scope, scene)
+            for number in errors
+        )
+
+    if answers(best):
+        return best
+    others = [cause for cause in scores if scores[cause] >= FAIR * scores[best] and answers(cause)]
+    return max(others, key=lambda cause: scores[cause], default=best)
 
 
 def _candidates(made: Sequence[Claim], open_: Mapping[int, set[str]]) -> Iterator[str]:

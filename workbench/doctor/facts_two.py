@@ -248,23 +248,37 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
 
 def _moved(a: TrainingState, b: TrainingState) -> float | None:
     """Updates by which the schedule moved on, if that can be told."""
+    ends = _ends(a, b)
+    return None if ends is None else ends[1] - ends[0]
+
+
+def _ends(a: TrainingState, b: TrainingState) -> tuple[float, float] | None:
+    """Positions of both schedules in updates; of two kinds only where both count updates, or samples of one batch."""
     one, two = a.schedule, b.schedule
-    if one is None or two is None or one.kind != two.kind or one.count is None or two.count is None:
+    if one is None or two is None or one.count is None or two.count is None:
         return None
-    unit = 1.0
-    if one.kind == "megatron":
-        batch = b.value("global_batch")
-        if not batch or batch != a.value("global_batch"):
-            return None
-        unit = float(batch)
-    elif a.step and one.count > 2 * a.step:
-        unit = float(round(one.count / a.step))  # stepped once a rank or micro-batch
-    return (two.count - one.count) / unit
+    found = []
+    for side, schedule, count in ((a, one, one.count), (b, two, two.count)):
+        unit = 1.0
+        if schedule.kind == "megatron":
+            batch = b.value("global_batch")
+            if not batch or batch != a.value("global_batch"):
+                return None
+            unit = float(batch)
+        elif one.kind == two.kind:
+            unit = float(round(one.count / a.step)) if a.step and one.count > 2 * a.step else 1.0
+        elif side.step and count > 2 * side.step:
+            return None  # stepped once a rank or micro-batch: by which of the two is not known
+        found.append(count / unit)
+    return found[0], found[1]
 
 
 def _jump(a: TrainingState, b: TrainingState, moved: float, declared: list[str]) -> Sign:
     assert a.schedule is not None and b.schedule is not None and a.step is not None and b.step is not None
-    counts, k = (a.schedule.count, b.schedule.count), b.step - a.step
+    ends, k = _ends(a, b), b.step - a.step
+    same = a.schedule.kind == b.schedule.kind
+    assert ends is not None
+    counts = (a.schedule.count, b.schedule.count) if same else (round(ends[0]), round(ends[1]))
     words = f"the schedule moved by {moved:,.4g} updates in {k:,} steps: from {counts[0]:,} to {counts[1]:,}"
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     return P15.sign(words, evidence, severity="warn" if declared else "error")
