@@ -235,6 +235,7 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
         "xticks": AdaptiveTicker(base=1024, mantissas=[1 << n for n in range(10)], desired_num_ticks=6),
         "xformatter": CustomJSTickFormatter(code=BYTES),
         "yticks": ticks(names, 40),
+        "default_tools": ["xwheel_zoom" if tool == "wheel_zoom" else tool for tool in TOOLS],  # names stay in sight
         "xlabel": "byte of the file",
         "ylabel": "",
         "invert_yaxis": True,
@@ -294,7 +295,9 @@ def role_colours(index: Bytes) -> dict[str, str]:
 BYTES = """
 let v = Math.abs(tick), u = 0;
 while (v >= 1023.95 && u < 5) { v /= 1024; u++ }
-return +v.toFixed(2) + "\\u2009" + ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][u];
+const step = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) / Math.pow(1024, u) : 1;
+const digits = Math.min(Math.max(Math.ceil(-Math.log10(step)) + 1, 0), 9);
+return +v.toFixed(digits) + "\\u2009" + ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][u];
 """
 
 
