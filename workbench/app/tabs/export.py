@@ -34,7 +34,7 @@ __all__ = ["Export"]
 AT_ONCE = 20_000  #: chunks up to which a dry run is made without being asked
 CHOSEN = ("role", "pattern", "target", "mesh", "cast", "rename", "into")
 COMMAND = (
-    "user-select: all; white-space: pre-wrap; overflow-wrap: anywhere; padding: 6px 10px; margin: 4px 0; "
+    "user-select: all; white-space: pre-wrap; overflow-x: auto; padding: 6px 10px; margin: 4px 0; "
     "border: 1px solid currentColor; border-radius: 4px"
 )
 READ_ONLY = (
@@ -141,10 +141,11 @@ class Export(Tab):
         finally:
             self._filling = False
         command = self._choice().command(state.outlet)
+        words = " ".join(f'<span style="white-space: nowrap">{html(word)}</span>' for word in command.split(" "))
         self._words.object = "" if state.outlet.open else style.message(READ_ONLY)
         self._command.object = (
             f'<pre class="name command" tabindex="0" aria-label="the command" title="a click selects all of it" '
-            f'style="{COMMAND}">{html(command)}</pre>'
+            f'style="{COMMAND}">{words}</pre>'
         )
 
     def _choice(self) -> Choice:
