@@ -11,7 +11,7 @@ Holes and overlaps are found exactly before anything is drawn, painted last, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import holoviews as hv
@@ -20,70 +20,38 @@ import numpy as np
 from workbench.analysis.layout import Layout
 from workbench.views import units
 from workbench.views.layout_bytes import Bytes
+from workbench.views.layout_canvas import (
+    CLASSES,
+    HOLE,
+    NO_TENSOR,
+    OVERLAP,
+    SIDES,
+    TOOLS,
+    Marks,
+    ink,
+    lighter,
+    options_of,
+    painted,
+    palette,
+    rgba,
+    unit_of,
+)  # fmt: skip
 from workbench.views.layout_groups import Share
 from workbench.views.layout_mesh import Standing
 from workbench.views.layout_paint import Boxes, Window, colours, raster
 from workbench.views.layout_shards import SEVERAL, Shards
 from workbench.views.names import safe, shorten_all
-from workbench.views.picture import FRAME, GREY, OKABE_ITO, ticks
+from workbench.views.picture import GREY, ticks
 
-__all__ = ["FEW", "Marks", "bytes_picture", "mesh_picture", "palette", "shards_picture", "shares_picture"]
+__all__ = [
+    "FEW", "HOLE", "NO_TENSOR", "OVERLAP", "Marks", "bytes_picture", "mesh_picture", "owner_colours", "peer_colours",
+    "role_colours", "shards_picture", "shares_picture",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
-BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
-CLASSES = (BLUE, ORANGE, GREEN, PINK, SKY)
-HOLE, OVERLAP = RED, YELLOW  #: what is wrong has these colours in every picture, and nothing else has
-NO_TENSOR = "#B0B0B0"  #: bytes of a file that are no tensor's
 FEW = 10_000  #: boxes that are drawn one by one
 LABELS = 64  #: boxes that have their owner written on them
 NAME = 38  #: characters of a name beside an axis; it is whole in the tooltip
-TOOLS = ["pan", "box_zoom", "wheel_zoom", "reset", "save"]
-SIDES = ["left", "upper", "right", "lower"]
-
-
-class Marks:
-    """Frames around what is selected, in every rendering of one picture.
-
-    They are drawn beside HoloViews, which would send the whole picture anew.
-    """
-
-    def __init__(self) -> None:
-        self._boxes: Sequence[tuple[float, float, float, float]] = ()
-        self._drawn: list[Any] = []
-
-    def hook(self, plot: Any, element: Any) -> None:
-        """For the picture's options."""
-        if "marks" in plot.handles:
-            return
-        from bokeh.models import ColumnDataSource
-
-        source = plot.handles["marks"] = ColumnDataSource(self._data())
-        for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, so that it shows on any colour
-            plot.state.quad(
-                left="left", right="right", top="top", bottom="bottom", source=source, fill_alpha=0,
-                line_color=colour, line_width=width, level="overlay",
-            )  # fmt: skip
-        self._drawn.append(source)
-
-    def show(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:
-        """Move them: left, top, right, bottom of each."""
-        self._boxes = boxes
-        for source in self._drawn:
-            source.data = self._data()
-
-    def _data(self) -> dict[str, list[float]]:
-        sides = zip(*self._boxes, strict=True) if self._boxes else ((), (), (), ())
-        left, top, right, bottom = ([float(one) for one in side] for side in sides)
-        return {"left": left, "right": right, "top": top, "bottom": bottom}
-
-
-def palette(count: int) -> list[str]:
-    """Colours of so many classes; above five they are steps of one scale, in the order of the classes."""
-    if count <= len(CLASSES):
-        return list(CLASSES[:count])
-    from bokeh.palettes import Cividis256
-
-    return [Cividis256[round(at * 255 / (count - 1))] for at in range(count)]
 
 
 # ---- modules and ranks -----------------------------------------------------------------------------------------------
@@ -134,7 +102,7 @@ def shares_picture(share: Share, labels: Sequence[str], marks: Marks | None = No
         )
     names = shorten_all([group.name for group in share.groups], [NAME] * rows)
     return hv.Overlay(layers).opts(
-        **_options(marks),
+        **options_of(marks),
         xlim=(0, max(columns, 1)),
         ylim=(0, max(rows, 1)),
         xticks=ticks(_short(heads), 16),
@@ -155,7 +123,7 @@ def shards_picture(shown: Shards, marks: Marks | None = None) -> Any:
     paint = owner_colours(shown)
     wrong = (("hole", shown.holes, HOLE), ("overlap", shown.overlaps, OVERLAP))
     options: dict[str, Any] = {
-        **_options(marks),
+        **options_of(marks),
         "xlim": (0, across),
         "ylim": (0, down),
         "xlabel": "" if shown.across is None else f"axis {shown.across} of {across:,}",
@@ -169,7 +137,7 @@ def shards_picture(shown: Shards, marks: Marks | None = None) -> Any:
         options["yticks"] = 0
         options["yaxis"] = None
     if len(shown.boxes) > FEW:
-        table = _rgba([*(paint[name] for name in shown.names), HOLE, OVERLAP])
+        table = rgba([*(paint[name] for name in shown.names), HOLE, OVERLAP])
 
         def drawn(window: Window) -> Array:
             image = raster(shown.boxes, window)
@@ -178,7 +146,7 @@ def shards_picture(shown: Shards, marks: Marks | None = None) -> Any:
                 raster(Boxes(boxes.left, boxes.right, boxes.top, boxes.bottom, code), window, 2, image)
             return colours(image, table)
 
-        return _painted(drawn, (0, across, 0, down), options)
+        return painted(drawn, (0, across, 0, down), options)
     b = shown.boxes
     names = [shown.names[code] for code in b.code.tolist()]
     sides = (b.left.tolist(), b.top.tolist(), b.right.tolist(), b.bottom.tolist())
@@ -229,7 +197,7 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
     files, longest = len(index.files), max(int(index.size.max(initial=1)), 1)
     names = shorten_all([safe(name) for name in index.files], [NAME] * files)
     options: dict[str, Any] = {
-        **_options(marks),
+        **options_of(marks),
         "xlim": (0, longest),
         "ylim": (0, max(files, 1)),
         "xticks": AdaptiveTicker(base=1024, mantissas=[1 << n for n in range(10)], desired_num_ticks=6),
@@ -242,16 +210,16 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
         "height": 110 + min(max(26 * files, 60), 520),
     }
     paint = role_colours(index)
-    table = _rgba([*(paint[role] for role in index.roles), NO_TENSOR, *(_lighter(paint[role]) for role in index.roles)])
+    table = rgba([*(paint[role] for role in index.roles), NO_TENSOR, *(lighter(paint[role]) for role in index.roles)])
     twice = index.twice(found)
     if len(index) > FEW:
-        table = np.concatenate([table, _rgba([OVERLAP])])
+        table = np.concatenate([table, rgba([OVERLAP])])
         last = Boxes(twice.left, twice.right, twice.top, twice.bottom, np.full(len(twice), len(table) - 1, np.int32))
 
         def drawn(window: Window) -> Array:
             return colours(raster(last, window, 2, index.paint(window)), table)
 
-        return _painted(drawn, (0, longest, 0, files), options)
+        return painted(drawn, (0, longest, 0, files), options)
     whole = [(0.0, n + 0.1, float(max(size, 1)), n + 0.9, safe(index.files[n])) for n, size in
              enumerate(index.size.tolist())]  # fmt: skip
     layers: list[Any] = [
@@ -261,7 +229,7 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
         )
     ]  # fmt: skip
     b, catalog = index.boxes, found.catalog
-    shades = paint, {role: _lighter(colour) for role, colour in paint.items()}
+    shades = paint, {role: lighter(colour) for role, colour in paint.items()}
     data = [
         (float(left), top, float(right), bottom, shades[n % 2][index.roles[code]],
          safe(catalog.keys[int(catalog.tensor[row])]),
@@ -324,7 +292,7 @@ def mesh_picture(
     words = [units.nbytes(int(size)) for size in nbytes]
     if peers is None:
         low, high = float(nbytes.min(initial=0)), float(nbytes.max(initial=1))
-        unit, divisor = _unit(high)
+        unit, divisor = unit_of(high)
         data = [(*cell, size / divisor, safe(label), told) for cell, size, label, told in
                 zip(cells, nbytes.tolist(), who.label, words, strict=True)]  # fmt: skip
         # from nothing: balanced ranks are to look alike
@@ -358,7 +326,7 @@ def mesh_picture(
             )
         )
     return hv.Overlay(layers).opts(
-        **_options(marks),
+        **options_of(marks),
         xlim=(-0.02, max(at.columns, 1) + 0.02),
         ylim=(-0.03, at.height + 0.03),
         xticks=ticks([str(n) for n in range(at.columns)], 16) if at.across else 0,
@@ -376,69 +344,13 @@ def peer_colours(peers: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return dict(zip(axes, (CLASSES * (1 + len(axes) // len(CLASSES)))[: len(axes)], strict=True))
 
 
-def ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
-    r, g, b = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    light = 0.2126 * r**2.2 + 0.7152 * g**2.2 + 0.0722 * b**2.2
-    return "#000000" if light > 0.18 else "#FFFFFF"
-
-
 # ---- parts -----------------------------------------------------------------------------------------------------------
-
-
-def _painted(
-    paint: Callable[[Window], Array], bounds: tuple[float, float, float, float], options: dict[str, Any]
-) -> Any:
-    """A picture that is painted anew for every window that is looked at."""
-    x0, x1, y0, y1 = bounds
-    shape = {"width": 900, "height": options["height"] - 60}  # until the browser says
-
-    def drawn(x_range: Any, y_range: Any, width: Any, height: Any, scale: Any = None) -> hv.RGB:
-        left, right = _within(x_range, x0, x1)
-        low, high = _within(y_range, y0, y1)
-        wide = min(max(int(width or shape["width"]), 32), 2400)
-        tall = min(max(int(height or shape["height"]), 16), 1600)
-        image = paint(Window(left, right, low, high, wide, tall))
-        return hv.RGB(image[::-1], bounds=(left, low, right, high), kdims=["left", "upper"])
-
-    streams = [hv.streams.RangeXY(), hv.streams.PlotSize()]
-    return hv.DynamicMap(drawn, streams=streams).opts(hv.opts.RGB(**options))
-
-
-def _within(asked: Any, low: float, high: float) -> tuple[float, float]:
-    """A range that is looked at, cut to what there is."""
-    if asked is None or None in asked or not all(np.isfinite(asked)):
-        return low, high
-    a, b = max(min(asked), low), min(max(asked), high)
-    return (a, b) if b > a else (low, high)
-
-
-def _options(marks: Marks | None) -> dict[str, Any]:
-    hooks = [*FRAME["hooks"], *([] if marks is None else [marks.hook])]
-    return {**FRAME, "default_tools": TOOLS, "active_tools": [], "hooks": hooks} | {"show_legend": False}
-
-
-def _rgba(names: Sequence[str]) -> Array:
-    return np.array([[int(name[at : at + 2], 16) for at in (1, 3, 5)] + [255] for name in names], np.uint8)
-
-
-def _lighter(colour: str) -> str:
-    """A shade that is still told to be of the same class."""
-    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(part + 0.28 * (255 - part)):02X}" for part in parts)
 
 
 def _cividis(share: float) -> str:
     from bokeh.palettes import Cividis256
 
     return str(Cividis256[min(max(round(255 * share), 0), 255)])
-
-
-def _unit(largest: float) -> tuple[str, int]:
-    power = 0
-    while power < 4 and largest >= 1024 << (10 * power):
-        power += 1
-    return ("B", "KiB", "MiB", "GiB", "TiB")[power], 1 << (10 * power)
 
 
 def _box_words(left: float, top: float, right: float, bottom: float) -> str:
