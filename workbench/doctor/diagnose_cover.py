@@ -59,7 +59,7 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
     """Every sign as claims, without the causes that are excluded; a claim that would have none left keeps them."""
     made = []
     for sign in scene.signs:
-        if sign.causes and sign.causes[0] != "F1":  # copies alone do not see what else that rank wrote
+        if sign.causes and sign.rule != "S12":  # copies alone do not see what else that rank wrote
             causes = sign.causes
             if sign.rule == "R09" and adapted(sign, scene):
                 causes = ("F5", *(cause for cause in causes if cause != "F5"))

@@ -8,14 +8,14 @@ from workbench.doctor.diagnose_places import kinds
 from workbench.doctor.diagnose_scene import Scene, where_of
 from workbench.doctor.sign import Sign
 
-__all__ = ["OF_FACTS"]
+__all__ = ["OF_FACTS", "counters"]
 
 Causes = tuple[str, ...]
 EARLY, LATE = 0.6, 1.5  #: of where a schedule should be: it began anew; it was stepped twice
 LEAST = 2  #: updates to which a counter can come by itself between a load and a save at once
 
 
-def _counters(sign: Sign, scene: Scene) -> Causes:
+def counters(sign: Sign, scene: Scene) -> Causes:
     """Counters of none, some or all parameters are new, or of another step."""
     found, where = sign.evidence, where_of(sign)
     if found.get("kind") == "absent":
@@ -24,12 +24,14 @@ def _counters(sign: Sign, scene: Scene) -> Causes:
         return ("C9",)
     if found.get("files"):
         return ("G6",)
-    if _new_parameters(scene, sign.tensors):
+    state, since = scene.state(where), _since(scene, where)
+    counts = state.facts.steps.counts
+    young = all(count == state.facts.steps.usual or count <= since + LEAST for count in counts) and len(counts) > 1
+    if _new_parameters(scene, sign.tensors, young):
         return ("F2", "A4", "A2")
-    if sign.of and sign.hit < sign.of:
+    if sign.rule == "S12" or (sign.of and sign.hit < sign.of):
         return ("G6", "B2", "C9")
-    state = scene.state(where)
-    usual, since = state.facts.steps.usual, _since(scene, where)
+    usual = state.facts.steps.usual
     if usual is None or usual <= since + LEAST:
         return ("B1", "B2") if scene.moments in ("absent", "zero", "fresh", "unknown") else ("B2", "B1")
     return ("C9", "G7", "G6")
@@ -41,9 +43,15 @@ def _since(scene: Scene, where: str) -> int:
     return 0 if a is None or b is None else max(b - a, 0)
 
 
-def _new_parameters(scene: Scene, names: tuple[str, ...]) -> bool:
-    new = {name for sign in scene.fired("R01", "P02") for name in sign.tensors}
-    return bool(names) and set(names) <= new
+def _new_parameters(scene: Scene, names: tuple[str, ...], young: bool) -> bool:
+    """Whether these counters are of parameters that there were not before; by their values where they have no names."""
+    new = {name for sign in scene.fired("R01", "P02") for name in sign.tensors if _appeared(sign)}
+    known = [name for name in names if name in scene.evidence.before.params]
+    return bool(new) and not known and (young or (bool(names) and set(names) <= new))
+
+
+def _appeared(sign: Sign) -> bool:
+    return sign.evidence.get("kind") in ("are new", "appeared")
 
 
 def _structure(sign: Sign, scene: Scene) -> Causes:
@@ -134,7 +142,7 @@ def _arguments(sign: Sign, scene: Scene) -> Causes:
 
 #: Rule → its narrowing.
 OF_FACTS: Mapping[str, Callable[[Sign, Scene], Causes]] = {
-    "S06": _counters, "S07": _counters, "R10": _counters, "P01": _counters,
+    "S06": counters, "S07": counters, "R10": counters, "P01": counters,
     "R01": _structure, "P02": _structure, "N3": _sizes,
     "S17": _position, "S16": _rate, "P15": _rate, "R11": _trainer, "S18": _data, "R12": _arguments,
 }  # fmt: skip

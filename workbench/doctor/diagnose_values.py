@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from workbench.doctor.diagnose_facts import counters
 from workbench.doctor.diagnose_places import expert, kinds, layer_of
 from workbench.doctor.diagnose_scene import PAIRED, TRAINED, Claim, Scene, Touched, where_of
 from workbench.doctor.sign import RULES, Sign
@@ -97,7 +98,11 @@ def _twice(sign: Sign, scene: Scene) -> Causes:
 
 
 def _copies(sign: Sign, scene: Scene) -> Causes:
-    """Copies differ alone, or with more of the same rank."""
+    """Copies differ alone, or with more of the same rank; of counters as counters do."""
+    if all(name.endswith("step") for name in sign.tensors):
+        return counters(sign, scene)
+    if sign.causes and sign.causes[0] != "F1":
+        return sign.causes
     more = {name for one in scene.fired("S08") for name in one.tensors} - set(sign.tensors)
     files = [one for one in scene.fired("S07") if one.evidence.get("files")]
     return ("G6", "F1") if more or files or scene.fired("N24") else ("F1", "G6")
