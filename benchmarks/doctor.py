@@ -75,8 +75,8 @@ with timed():
 OPEN = """
 import gc, numpy, pandas, workbench
 from workbench.doctor.evidence import Evidence, State
-from workbench.doctor.facts_gather import gather
-from workbench.doctor.rules_values import check_one, check_pair
+from workbench.doctor.facts.gather import gather
+from workbench.doctor.rules.values import check_one, check_pair
 def state(folder):
     ckpt = workbench.open(folder, cache=False)
     return State(ckpt, gather(ckpt))

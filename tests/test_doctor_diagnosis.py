@@ -11,13 +11,13 @@ import pytest
 
 import workbench as wb
 from tests import lab
-from workbench.doctor.causes import CAUSES, CHAPTERS
-from workbench.doctor.damage import expected, recovery, reset_extremes
-from workbench.doctor.diagnose_links import EVERYWHERE, EXPECTS, EXPLAINS, SPEAKS, explains
-from workbench.doctor.diagnose_places import block_of, expert, kinds_of, layer_of
+from workbench.doctor.causes.damage import expected, recovery, reset_extremes
+from workbench.doctor.causes.table import CAUSES, CHAPTERS
+from workbench.doctor.diagnose.links import EVERYWHERE, EXPECTS, EXPLAINS, SPEAKS, explains
+from workbench.doctor.diagnose.places import block_of, expert, kinds_of, layer_of
 from workbench.doctor.diagnosis import CERTAINTIES, SCHEMA
-from workbench.doctor.facts import TrainingState
-from workbench.doctor.laws import bias_factor
+from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.laws.bounds import bias_factor
 from workbench.doctor.sign import RULES
 from workbench.errors import MissingFileError, NotACheckpointError, UsageError
 

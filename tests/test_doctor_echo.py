@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 import workbench as wb
 from tests import lab
 from tests.test_lab import SMALL
-from workbench.doctor.echo import EchoValues, check_echo
+from workbench.doctor.echo.check import EchoValues, check_echo
 from workbench.doctor.evidence import Evidence, State
-from workbench.doctor.facts import TrainingState
-from workbench.doctor.facts_gather import gather
-from workbench.doctor.rows import Block, RowIndex, blocks_text, row_keys
-from workbench.doctor.rows_pair import check_rows
+from workbench.doctor.facts.gather import gather
+from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.rows.index import Block, RowIndex, blocks_text, row_keys
+from workbench.doctor.rows.pair import check_rows
 from workbench.doctor.sign import Sign
 
 #: Faults of counters, schedules, data and names alone: facts' rules show them, no tensor differs.

@@ -12,10 +12,10 @@ import torch
 import workbench as wb
 from tests import lab
 from workbench.doctor.evidence import Evidence, State
-from workbench.doctor.facts import GIVEN
-from workbench.doctor.facts_gather import FACTS, gather
-from workbench.doctor.rules_facts import check_facts
-from workbench.doctor.schedule import Plan, plan_of
+from workbench.doctor.facts.gather import FACTS, gather
+from workbench.doctor.facts.rules import check_facts
+from workbench.doctor.facts.schedule import Plan, plan_of
+from workbench.doctor.facts.state import GIVEN
 from workbench.doctor.sign import RULES, register
 
 SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)

@@ -22,14 +22,15 @@ from tests.test_lab import SMALL
 from tests.test_reading import any_stored, lazy
 from workbench.core.dtypes import by_name
 from workbench.core.read import read_boxes
-from workbench.doctor import laws, laws_exact
-from workbench.doctor.blocks import Block, Slot
 from workbench.doctor.evidence import Evidence
-from workbench.doctor.laws import PIECE
-from workbench.doctor.pass_one import Numbers, _digest
-from workbench.doctor.pass_pair import PairFold, PairState, Update
-from workbench.doctor.profiles import Sums
-from workbench.doctor.rules_values import check_one, check_pair
+from workbench.doctor.laws import bounds as laws
+from workbench.doctor.laws import exact as laws_exact
+from workbench.doctor.laws.bounds import PIECE
+from workbench.doctor.passes.blocks import Block, Slot
+from workbench.doctor.passes.one import Numbers, _digest
+from workbench.doctor.passes.pair import PairFold, PairState, Update
+from workbench.doctor.passes.profiles import Sums
+from workbench.doctor.rules.values import check_one, check_pair
 from workbench.errors import MissingExtraError
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None

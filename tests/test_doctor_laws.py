@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.doctor import laws, laws_exact
+from workbench.doctor.laws import bounds as laws
+from workbench.doctor.laws import exact as laws_exact
 
 N = 96
 

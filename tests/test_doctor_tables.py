@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.doctor.causes import CAUSES, CHAPTERS
+from workbench.doctor.causes.table import CAUSES, CHAPTERS
 from workbench.doctor.tables import all_rules, rendered
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "doctor_rules.md"

@@ -9,10 +9,10 @@ import torch
 import workbench as wb
 from tests import lab
 from tests.test_lab import SMALL
-from workbench.doctor.blocks import BLOCK, Block, Slot, stream
 from workbench.doctor.evidence import Evidence, State
-from workbench.doctor.facts_gather import gather
-from workbench.doctor.rules_values import Values, check_one, check_pair
+from workbench.doctor.facts.gather import gather
+from workbench.doctor.passes.blocks import BLOCK, Block, Slot, stream
+from workbench.doctor.rules.values import Values, check_one, check_pair
 from workbench.doctor.sign import RULES
 
 #: Fault → rules in its echo, one update later, 20 updates later.
@@ -96,7 +96,7 @@ def test_the_learning_rate_and_the_decay_are_read_off():
 def test_without_facts_it_says_what_it_could_not_look_at():
     case = lab.case("f01_drop_opt", SMALL, k=1)
     ckpts = [wb.open(str(path), cache=False) for path in (case.before, case.after)]
-    from workbench.doctor.facts import TrainingState
+    from workbench.doctor.facts.state import TrainingState
 
     blank = [State(ckpt, TrainingState()) for ckpt in ckpts]
     found = check_pair(Evidence(*blank).pair("before", "after"))

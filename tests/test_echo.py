@@ -28,11 +28,11 @@ from tests.properties import examples
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.analysis.echo_file import open_echo, read_echo
+from workbench.doctor.echo.prints import paired
+from workbench.doctor.echo.prints_signs import check_prints
 from workbench.doctor.evidence import Evidence, State
-from workbench.doctor.facts_gather import gather
-from workbench.doctor.fingerprints import paired
-from workbench.doctor.fingerprints_signs import check_prints
-from workbench.doctor.rules_facts import check_facts
+from workbench.doctor.facts.gather import gather
+from workbench.doctor.facts.rules import check_facts
 from workbench.echoes.echo import compare_echo
 
 CASES = [name for name in dir(echo_worker) if name.startswith("case_")]

@@ -14,9 +14,9 @@ from tests.test_views import ALLOWED, FORBIDDEN, _Strict
 from workbench.analysis.report import Finding
 from workbench.doctor.diagnosis import Diagnosis, Subject, Suspect
 from workbench.doctor.evidence import Evidence, State
-from workbench.doctor.facts_gather import gather
-from workbench.doctor.rules_facts import check_facts
-from workbench.doctor.rules_values import check_one, check_pair
+from workbench.doctor.facts.gather import gather
+from workbench.doctor.facts.rules import check_facts
+from workbench.doctor.rules.values import check_one, check_pair
 from workbench.doctor.sign import RULES, Cleared, Sign
 from workbench.views.doctor import SCREEN, WIDTH, diagnosis_lines, diagnosis_text
 from workbench.views.doctor_html import diagnosis_html, diagnosis_page

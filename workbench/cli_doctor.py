@@ -93,7 +93,7 @@ def _target(path: str) -> Path:
 
 def _write(found: Diagnosis, target: Path, options: argparse.Namespace) -> None:
     """The page, whole or not at all; of a run's folder with its history."""
-    from workbench.doctor.history import history
+    from workbench.doctor.pictured.history import history
     from workbench.views.doctor_html import diagnosis_page
     from workbench.views.doctor_pictures import doctor_pictures, timeline_picture
 

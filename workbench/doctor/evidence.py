@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts import TrainingState
+from workbench.doctor.facts.state import TrainingState
 from workbench.namemap import name_map
 
 __all__ = ["Evidence", "Pair", "State"]

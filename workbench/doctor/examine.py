@@ -18,22 +18,22 @@ from typing import Any
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding
 from workbench.core.scan import Tick
-from workbench.doctor.alone import check_alone
-from workbench.doctor.diagnose import diagnose
-from workbench.doctor.diagnose_scene import LOADED, PAIRED, TRAINED, Scene
-from workbench.doctor.diagnose_values import OF_PAIRS
+from workbench.doctor.diagnose.scene import LOADED, PAIRED, TRAINED, Scene
+from workbench.doctor.diagnose.suspects import diagnose
+from workbench.doctor.diagnose.values import OF_PAIRS
 from workbench.doctor.diagnosis import Diagnosis, Subject
-from workbench.doctor.echo import check_echo
+from workbench.doctor.echo.check import check_echo
+from workbench.doctor.echo.prints import paired
+from workbench.doctor.echo.prints_signs import check_prints
 from workbench.doctor.evidence import Evidence, Pair
-from workbench.doctor.examine_given import Given, Source, choose
-from workbench.doctor.examine_ran import ran_alone, ran_pair
-from workbench.doctor.facts import TrainingState
-from workbench.doctor.fingerprints import paired
-from workbench.doctor.fingerprints_signs import check_prints
-from workbench.doctor.rows_pair import check_rows
-from workbench.doctor.rules_facts import check_facts
-from workbench.doctor.rules_shards import check_shards
-from workbench.doctor.rules_values import Values, check_pair
+from workbench.doctor.facts.rules import check_facts
+from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.given import Given, Source, choose
+from workbench.doctor.ran import ran_alone, ran_pair
+from workbench.doctor.rows.pair import check_rows
+from workbench.doctor.rules.alone import check_alone
+from workbench.doctor.rules.shards import check_shards
+from workbench.doctor.rules.values import Values, check_pair
 from workbench.doctor.sign import RULES, Outcome, Sign
 
 __all__ = ["doctor", "examine"]

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 
-from workbench.doctor.cause import Cause
-from workbench.doctor.causes import CAUSES, CHAPTERS
+from workbench.doctor.causes.cause import Cause
+from workbench.doctor.causes.table import CAUSES, CHAPTERS
 from workbench.doctor.sign import NEEDS, RULES, Rule
 
 __all__ = ["all_rules", "rendered"]
@@ -35,7 +35,7 @@ the projects.
 def all_rules() -> list[Rule]:
     """Every rule there is: each module of the doctor fills the table when it is imported."""
     package = import_module("workbench.doctor")  # the facade's attribute of that name is a function
-    for module in pkgutil.iter_modules(package.__path__, "workbench.doctor."):
+    for module in pkgutil.walk_packages(package.__path__, "workbench.doctor."):
         import_module(module.name)
     return [RULES[name] for name in sorted(RULES, key=_order)]
 

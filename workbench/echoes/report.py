@@ -9,9 +9,9 @@ from typing import Any
 
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding, Report
+from workbench.doctor.echo.prints import Compared
 from workbench.doctor.evidence import Evidence, Pair, State
-from workbench.doctor.fingerprints import Compared
-from workbench.doctor.rules_facts import check_facts
+from workbench.doctor.facts.rules import check_facts
 from workbench.doctor.sign import RULES
 from workbench.errors import EchoError
 

@@ -21,9 +21,9 @@ import holoviews as hv
 import numpy as np
 
 from workbench.doctor.diagnosis import Diagnosis
-from workbench.doctor.pass_pair import PairState
-from workbench.doctor.samples import ENDS, Cloud, low_bits, sample_pair
-from workbench.doctor.shards import STATES, Rows, Shards, match_rows, shard_map
+from workbench.doctor.passes.pair import PairState
+from workbench.doctor.pictured.samples import ENDS, Cloud, low_bits, sample_pair
+from workbench.doctor.pictured.shards import STATES, Rows, Shards, match_rows, shard_map
 from workbench.views.names import safe, shorten, shorten_all
 from workbench.views.picture import GREY, OKABE_ITO, boxes, curves, legend, ticks
 
@@ -267,8 +267,8 @@ def timeline_picture(frame: pd.DataFrame, resumed: int | None = None) -> hv.Layo
     """Three strips over the steps of a run: learning rate, gradients and weights, and how far weights moved.
 
     Args:
-        frame: step lr plan norm_param gradient change, as :func:`workbench.doctor.history.history` makes it; what is
-            missing is not drawn.
+        frame: step lr plan norm_param gradient change, as :func:`workbench.doctor.pictured.history.history` makes it;
+            what is missing is not drawn.
         resumed: step of the checkpoint before, marked.
     """
     strips = (

@@ -1,0 +1,3 @@
+"""The catalogue of causes: mechanism, symptom, remedy, expected damage."""
+
+__all__: list[str] = []

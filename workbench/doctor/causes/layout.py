@@ -1,0 +1,81 @@
+"""Causes E and F: layouts of sharded tensors; replicas, tying, averages, adapters, vocabulary."""
+
+from __future__ import annotations
+
+from workbench.doctor.causes.cause import made
+
+__all__ = ["COPIES", "LAYOUTS"]
+
+ECHO = "an echo: save again right after the load, before any update"
+
+LAYOUTS = (
+    made("E1", "Tensor-parallel ranks were put together in the wrong order or along the wrong axis.",
+         "shards are joined by file order, or by another axis than they were cut", "up to the loss of a new model",
+         "join by the offsets that the checkpoint states; check rank order and the axis of each tensor", ECHO,
+         "catalogue E1", megatron="convert with the tool of the version that saved; mp_rank_TT is the tensor rank",
+         deepspeed="universal checkpoint: check the patterns for row- and column-parallel tensors"),
+    made("E2", "[gate; up] of several ranks were joined as if they were one.",
+         "each rank holds its own [gate; up]; a plain concatenation interleaves them", "a jump of 1 to 4 nats",
+         "split every rank's part into gate and up first, then join each", ECHO,
+         "ROCm Megatron 63, Megatron-LM 2769, bigscience 338",
+         megatron="with --swiglu resharding must use the chunk order [0, 2, 4, …, 1, 3, 5, …]"),
+    made("E3", "gate and up were exchanged.", "another order of the two in a fused tensor", "a jump of 1.5 to 3 nats",
+         "exchange them in the conversion: which comes first in [gate; up] differs between codes", ECHO,
+         "catalogue E3"),
+    made("E4", "Fused QKV was read in another layout.", "grouped (q q k v a group) read as contiguous [Q; K; V]",
+         "a jump of about 3 nats", "convert with the number of query groups and the head size of the model", ECHO,
+         "catalogue E4", megatron="linear_qkv is by query group: pass --num-query-groups as in training"),
+    made("E5", "Rows of q and k are in the order of another rotary embedding.",
+         "half-split rows read as interleaved ones, or the reverse", "fluent garbage; the loss jumps by 1 to 3 nats",
+         "permute the rows of q and k within each head, in weights and states alike, or switch the rope's style", ECHO,
+         "TinyLlama 24, transformers 25199",
+         megatron="--rotary-interleaved must be as in training"),
+    made("E6", "Query heads do not belong to their key groups.", "heads were permuted without their groups",
+         "a jump of 1 to 3 nats", "permute q, k, v and the output projection by one order of heads", ECHO,
+         "catalogue E6"),
+    made("E7", "Flat partitions are shifted against the parameters.",
+         "alignment padding or another wrap policy was not taken into account", "garbage from one tensor on",
+         "re-partition with the padding of the run that saved", ECHO, "catalogue E7",
+         deepspeed="resume with the same world size, or convert with ds_to_universal.py"),
+    made("E8", "An uneven shard was read wrongly.", "vocabulary or rows do not divide by the ranks", "a small gap",
+         "check sizes of the last rank's shard; save and load with the same padding", ECHO, "torchtitan 1136"),
+    made("E9", "Layers are duplicated, exchanged or shifted.", "pipeline stages map to other layers",
+         "a jump of 1 to 3 nats", "check the offset of each pipeline (and virtual) stage", ECHO,
+         "Megatron-LM 1584, transformers 24381",
+         megatron="resume with the --num-layers-per-virtual-pipeline-stage of the save, or from a dist checkpoint"),
+    made("E10", "Experts were permuted without their router.", "another placement of experts on ranks",
+         "a moderate jump", "move router rows, expert biases and states with the experts", ECHO, "catalogue E10"),
+    made("E11", "Trained rows lie among the padding of the vocabulary.", "padded rank by rank, or at another end",
+         "loss at rare tokens, NaN in the logits", "cut the padding off before resharding, and pad again", ECHO,
+         "catalogue E11", megatron="--make-vocab-size-divisible-by as in training"),
+    made("E12", "Copies were averaged or added instead of taken.", "a replicated tensor was merged like a sharded one",
+         "weights scaled by 1/n", "mark the tensor as replicated in the conversion", ECHO, "catalogue E12",
+         deepspeed="universal checkpoint: list the tensor in the patterns for replicated or averaged parameters"),
+    made("E13", "The optimizer's state was resharded by another map than the weights.",
+         "flat partitions in another order of parameters", "right at first, slow damage",
+         "reshard weights and states with one map", ECHO, "catalogue E13",
+         deepspeed="partition order must be that of the save (round_robin_gradients); or convert to universal"),
+)  # fmt: skip
+
+COPIES = (
+    made("F1", "Copies of one tensor drifted apart.", "gradients of replicated parameters are not reduced over ranks",
+         "slow; a spike when a reshard chooses one copy", "reduce their gradients; copy rank 0's to all",
+         "the checkpoints before: has the gap grown?", "TransformerEngine 441, Megatron-LM 474, apex 1686"),
+    made("F2", "Embedding and head are no longer one tensor.", "the head was untied, copied or made anew",
+         "fresh: a spike; a copy: invisible, drifts", "tie the weights before the optimizer is made", ECHO,
+         "catalogue F2", hf="call model.tie_weights() after the load and before the optimizer is made",
+         megatron="do not pass --untie-embeddings-and-output-weights"),
+    made("F3", "Embedding and head of first and last stage diverge.", "their gradients are not reduced together",
+         "slow", "reduce the gradients of both stages", "both stages' files", "catalogue F3"),
+    made("F4", "Averaged weights were loaded as the weights.", "the average was saved or loaded in their place",
+         "better at first, then a bump", "load the raw weights; keep the average apart with its counter", ECHO,
+         "schnetpack 785, YOLOX 1318, lightly 892"),
+    made("F5", "An adapter was not loaded, or was merged twice.", "wrapped twice, merged and active, other scaling",
+         "the loss of the start, or a jump", "load base and adapter each once; merge at most once", ECHO,
+         "lerobot 3459, alpaca-lora 322, peft 859"),
+    made("F6", "The base model is another revision.", "adapters were trained on other weights", "a small jump",
+         "pin the base model's revision", "the base model's hash at training", "catalogue F6"),
+    made("F7", "Rows of the vocabulary are shifted or were added.", "the tokenizer changed",
+         "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
+         "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469"),
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""Causes C and D: schedules, counters and data; precision and masters."""
+
+from __future__ import annotations
+
+from workbench.doctor.causes.cause import made
+
+__all__ = ["PRECISION", "SCHEDULES"]
+
+ECHO = "an echo: save again right after the load, before any update"
+ARGS = "the arguments of both launches"
+
+SCHEDULES = (
+    made("C1", "The learning-rate schedule started again: warm-up is repeated.",
+         "the scheduler's state was not saved or not loaded", "a flat stretch, no spike",
+         "save and load scheduler.state_dict()", ECHO, "verl 7953; transformers 27749",
+         megatron="resume without --finetune and --no-load-optim: both pass over the scheduler",
+         deepspeed="load_checkpoint(load_lr_scheduler_states=True)",
+         hf="resume_from_checkpoint with scheduler.pt in the folder", dcp="put the scheduler into the state that "
+         "dcp saves; torchtitan: 'lr_scheduler' among the loaded states"),
+    made("C2", "The schedule was lost: the learning rate is back at its peak or on another curve.",
+         "another decay length or none, from a new default", "a spike or divergence",
+         "restore the schedule's length and position; go back to the checkpoint before", ARGS, "catalogue C2",
+         megatron="pass the same --lr-decay-iters and --train-iters, or --use-checkpoint-opt_param-scheduler"),
+    made("C3", "The schedule was stepped more often than the optimizer.",
+         "stepped once more on load, once a rank, or a count taken for an increment",
+         "the learning rate is too low (or decays too soon)", "set the schedule to the trainer's step after the load",
+         ECHO, "slime 1547, miles 1627",
+         megatron="opt_param_scheduler.step(increment=…) takes samples: once per update",
+         deepspeed="let the engine step the scheduler: not once more by hand"),
+    made("C4", "The schedule's length changed: its curve is another one.", "total steps or epochs changed",
+         "a kink", "meant? then nothing; else restore the number of steps", ARGS, "catalogue C4"),
+    made("C5", "Weight decay was stale in the first update.", "the groups' value is set by the first scheduler step",
+         "not visible", "step the scheduler (or set the decay) before the first update",
+         "a checkpoint one update after the resume", "Megatron-LM 7468, 5213; Automodel 3882"),
+    made("C6", "The data started again from the beginning.", "the data loader's position was not restored",
+         "the loss drops (seen data), then returns", "restore the loader's state, or skip consumed samples",
+         "the data loader's state in the checkpoint", "catalogue C6",
+         dcp="put a StatefulDataLoader's state into the save; torchtitan: 'dataloader' among the loaded states",
+         megatron="args.consumed_train_samples must be restored: resume without --finetune",
+         hf="ignore_data_skip=False", deepspeed="pass the loader's position through client_state",
+         lightning="save the loader's position with a StatefulDataLoader"),
+    made("C7", "The data's order changed.", "the sampler's seed or epoch, or the world size in it, was not restored",
+         "repeated or missing samples; the loss moves by its noise", "restore the sampler's seed and epoch",
+         "the sampler's state in the checkpoint", "catalogue C7"),
+    made("C8", "Random states are missing, or equal on all ranks.", "one rank's state was loaded everywhere",
+         "not visible: correlated dropout", "save and restore a generator's state a rank",
+         "one generator's state a rank", "catalogue C8", megatron="resume without --no-load-rng"),
+    made("C9", "The trainer's step is another than the one the state is of.",
+         "the step is read late in an asynchronous save, or a name and a file disagree", "resumes at a wrong point",
+         "set the trainer's step to the optimizer's count; read it before the save begins",
+         "the trainer's log of the last saves", "Megatron-Bridge 3267, 5738"),
+    made("C10", "The batch changed.", "global batch or gradient accumulation is another one",
+         "the noise of the gradients is another one", "meant? then scale the lr as well, else restore it", ARGS,
+         "catalogue C10"),
+)  # fmt: skip
+
+PRECISION = (
+    made("D1", "The fp32 masters were rebuilt from 16-bit weights.",
+         "masters were not saved or not loaded, and were made from the model's weights",
+         "none that is seen, but every update below half a last bit so far is lost, at each restart",
+         "load the masters", ECHO, "OpenTau 185; catalogue D1",
+         deepspeed="zero_optimization: load_from_fp32_weights=true, and the optim_states files present",
+         megatron="resume without --no-load-optim: the masters lie in the distributed optimizer's 'param'",
+         dcp="keep parameters in fp32 (FSDP2 MixedPrecisionPolicy) so that what is saved is the master",
+         paddle="load master_weights with the optimizer (.pdopt, or unified checkpoint's master_weights)"),
+    made("D2", "The fp32 masters are not those of the weights.",
+         "masters are stale, random or of another tensor while the 16-bit weights are right",
+         "the first loss is right, the second is wrong", "rebuild the masters from their save, or from the weights",
+         ECHO, "DeepSpeed 762, 3742; apex 180",
+         deepspeed="engine.optimizer.refresh_fp32_params() after a load of weights alone; load_from_fp32_weights else",
+         megatron="call optimizer.reload_model_params() when weights alone were loaded"),
+    made("D3", "The 16-bit weights are not those of the masters.",
+         "weights are stale or damaged while masters are right", "the first loss is wrong, right from the second step",
+         "copy the masters into the weights before the first forward pass", ECHO, "DeepSpeed 4141; catalogue D3"),
+    made("D4", "The moments were rounded to 16 bits.", "saved or loaded through bf16", "hardly any",
+         "save and load the moments in float32", ECHO, "catalogue D4"),
+    made("D5", "bf16 second moments cannot decay.", "(1−β2) is below half a last bit of bf16",
+         "frozen step sizes", "keep exp_avg_sq in float32, or β2 ≤ .995", "an earlier checkpoint", "catalogue D5"),
+    made("D6", "16-bit weights without masters stand still.", "updates are below half a last bit",
+         "the loss stops falling", "keep fp32 masters, or round stochastically",
+         "an earlier checkpoint", "catalogue D6"),
+    made("D7", "The weights were cast when they were saved.", "fp32 through bf16, as in an export used to resume",
+         "as for masters: small updates so far are lost", "resume from the training checkpoint, not from an export",
+         ECHO, "catalogue D7"),
+    made("D8", "The loss scale was reset.", "the scaler's state was not restored", "skipped steps, then normal",
+         "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766"),
+    made("D9", "fp8 scales or amax histories were lost.", "_extra_state is missing, empty or of another layout",
+         "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",
+         ECHO, "TransformerEngine 982, Megatron-Bridge 1730, NeMo 6929",
+         megatron="--dist-ckpt-strictness raise_all, so that missing _extra_state is not passed over"),
+    made("D10", "ε rules the update.", "√v is below ε", "updates vanish", "lower ε, or scale the loss",
+         "an earlier checkpoint", "catalogue D10"),
+)  # fmt: skip

@@ -1,0 +1,279 @@
+"""One :class:`TrainingState` from the objects of a checkpoint of any format.
+
+::
+
+    objects ──leaves──▶ (scheduler, last_epoch) 240 ──the tables below──▶  step, lr, betas, schedule, args …
+    step tensors ─────────────────────────────────────────────────────▶  the optimizer's counters
+    the folder's name, the tracker beside it ─────────────────────────▶  what the files are called
+
+A table says under which words trainers keep a fact; a fact that no table finds stays unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from workbench.checkpoint import Checkpoint
+from workbench.doctor.facts.flat import Leaf, leaves
+from workbench.doctor.facts.groups import read_groups
+from workbench.doctor.facts.schedule import read_schedule
+from workbench.doctor.facts.state import NAME, Group, Told, TrainingState
+from workbench.doctor.facts.steps import read_steps
+from workbench.errors import WorkbenchError
+from workbench.runs import TRACKER_LIMIT, TRACKERS
+
+__all__ = ["FACTS", "gather"]
+
+#: Fact → what it is.
+FACTS = {
+    "step": "updates done, as the trainer's state counts",
+    "folder_step": "the step in the folder's or file's name",
+    "tracker_step": "the step that the run's tracker names",
+    "lr": "learning rate of the decaying group, as the optimizer stores it",
+    "betas": "β1 and β2 of all groups",
+    "eps": "ε of all groups",
+    "weight_decay": "weight decay of the groups that have any",
+    "decoupled": "AdamW (true) or Adam with L2 (false)",
+    "amsgrad": "whether the largest second moment is kept",
+    "clip": "bound of the global gradient norm",
+    "consumed_samples": "samples that the run has seen",
+    "global_batch": "samples of an update",
+    "loader": "position of the data loader, in its own units",
+    "epoch": "epoch of the data",
+    "data_seed": "seed of the data's order",
+    "loss_scale": "of an fp16 gradient scaler",
+    "skipped_steps": "updates that the scaler left out",
+    "world_size": "ranks of the job",
+    "accumulation": "micro-batches of an update",
+    "tied": "whether embedding and head are one tensor",
+    "vocab_size": "tokens of the vocabulary",
+    "ds_schedule": "DeepSpeed's scheduler, as its config states it",
+    "reset": "an argument that says the optimizer's state was not to be loaded",
+}
+_NAMED = re.compile(r"(?:.*[-_.])?(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d{1,18})(?:\.\w+)?", re.I)
+_STEP = ("step", "global_step", "global_steps", "iteration")
+#: Scalars among the tensors: torchtitan's train_state, and what ``dcp.save`` makes of a tensor at the top.
+_STEP_TENSORS = ("train_state.step", "step", "global_step", "trainer.step", "app.train_state.step")
+_NUMBERED_SAVES = {"accelerate"}  #: formats whose folders count saves, not steps
+_ARGS = {"args", "training_args", "config", "hyper_parameters", "hparams", "ds_config"}
+_MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rope_theta"}
+_NO_STATE = ("sched", "optim", "args", "config", "callback", "loader", "sampler", "history", "beta_pow", "dataset")
+#: Words of a data loader's position: torchdata's StatefulDataLoader, plain counters.
+_POSITION = (
+    "batches", "num_batches", "_num_yielded", "_num_batches_fetched", "samples_yielded", "batches_yielded",
+    "sample_idx", "_snapshot_step", "batch_idx", "position",
+)  # fmt: skip
+#: Fact → names of arguments.
+_FROM_ARGS = {
+    "global_batch": ("global_batch_size", "train_batch_size"),
+    "clip": ("clip_grad", "grad_clip", "max_grad_norm", "gradient_clipping"),
+    "accumulation": ("gradient_accumulation_steps",),
+    "world_size": ("world_size",),
+    "data_seed": ("data_seed",),
+    "tied": ("tie_word_embeddings",),
+    "vocab_size": ("vocab_size",),
+    "reset": ("no_load_optim", "reset_optimizer", "reset_optimizer_states", "finetune"),
+}
+RNG_BYTES = 1 << 16  #: of one generator's state
+RNG_MANY = 4096
+
+
+def gather(
+    ckpt: Checkpoint,
+    *,
+    betas: Sequence[float] | None = None,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+) -> TrainingState:
+    """What a checkpoint states; what the caller says is trusted more. Of payloads, counters and generators are read."""
+    found, unreadable = leaves(ckpt.objects)
+    groups = read_groups(found, ckpt)
+    told: dict[str, list[Told]] = {}
+    args = _arguments(found)
+    _steps(told, found, ckpt)
+    _optimizer(told, groups, args)
+    _data(told, found)
+    for fact, names in _FROM_ARGS.items():
+        for name in names:
+            if name in args and args[name].value is not None:
+                _say(told, fact, args[name].value, args[name].source)
+    if "global_batch" not in told and "batch_size" in args and "accumulation" not in told:
+        _say(told, "global_batch", args["batch_size"].value, args["batch_size"].source)
+    if ckpt.world_size is not None:
+        _say(told, "world_size", ckpt.world_size, "the files", first=True)
+    _deepspeed(told, found, args)
+    _scaler(told, found)
+    state = TrainingState(
+        {fact: tuple(statements) for fact, statements in told.items()}, groups, read_schedule(found),
+        read_steps(ckpt, groups), args, {n: args[n] for n in args if n in _MODEL}, _generators(ckpt), unreadable,
+    )  # fmt: skip
+    return state.given(betas=betas, lr=lr, weight_decay=weight_decay)
+
+
+def _say(told: dict[str, list[Told]], fact: str, value: Any, source: str, *, first: bool = False) -> None:
+    told.setdefault(fact, []).insert(0 if first else len(told.get(fact, ())), Told(value, source))
+
+
+def _arguments(found: Iterable[Leaf]) -> dict[str, Told]:
+    """The trainer's arguments under their own names; nested ones also under their path."""
+    args: dict[str, Told] = {}
+    for leaf in found:
+        if leaf.path[0] in _ARGS and len(leaf.path) > 1:
+            args.setdefault(".".join(leaf.path[1:]), Told(leaf.value, leaf.source))
+    return args
+
+
+def _steps(told: dict[str, list[Told]], found: Iterable[Leaf], ckpt: Checkpoint) -> None:
+    for leaf in found:
+        if leaf.name not in _STEP or len(leaf.path) > 2 or not _whole(leaf.value):
+            continue
+        if not any(word in part.lower() for part in leaf.path[:-1] for word in _NO_STATE):
+            _say(told, "step", leaf.value, leaf.source)
+    for key in _STEP_TENSORS:
+        if key in ckpt.catalog.index and ckpt[key].numel == 1 and ckpt[key].element.kind in "iu":
+            try:
+                _say(told, "step", int(ckpt[key].numpy().reshape(-1)[0]), key)
+            except WorkbenchError:  # verify tells what is wrong with it
+                continue
+    name = os.path.basename(os.path.abspath(ckpt.path))
+    match = None if ckpt.format in _NUMBERED_SAVES else _NAMED.fullmatch(name)
+    if match:
+        _say(told, "folder_step", int(match[1]), f"the name {name!r}")
+    if "step" not in told and ckpt.step is not None and ckpt.format not in _NUMBERED_SAVES:
+        _say(told, "step", ckpt.step, NAME if match and int(match[1]) == ckpt.step else "the reader")
+    parent = os.path.dirname(os.path.abspath(ckpt.path))
+    for tracker in TRACKERS:
+        value = _tracker(os.path.join(parent, tracker))
+        if value is not None:
+            _say(told, "tracker_step", value, f"{tracker!r} beside it")
+
+
+def _tracker(path: str) -> int | None:
+    if os.path.islink(path) or not os.path.isfile(path):
+        return None
+    try:
+        with open(path, "rb") as file:
+            text = file.read(TRACKER_LIMIT).decode("utf-8", "replace").strip()
+    except OSError:  # no permission: then nothing is known of it
+        return None
+    match = _NAMED.fullmatch(text)
+    return int(text) if text.isdecimal() and len(text) < 19 else int(match[1]) if match else None
+
+
+def _optimizer(told: dict[str, list[Told]], groups: Sequence[Group], args: Mapping[str, Told]) -> None:
+    decaying = tuple(group for group in groups if group.weight_decay)
+    for fact, chosen in (("lr", decaying or groups), ("betas", groups), ("eps", groups), ("weight_decay", decaying)):
+        values = {getattr(group, fact): group.source for group in chosen[::-1] if getattr(group, fact) is not None}
+        if len(values) == 1:
+            ((value, source),) = values.items()
+            _say(told, fact, value, f"{source}.{fact}")
+    for fact in ("decoupled", "amsgrad"):
+        flags = {getattr(group, fact): group.source for group in groups[::-1] if getattr(group, fact) is not None}
+        if len(flags) == 1:
+            ((value, source),) = flags.items()
+            _say(told, fact, value, source)
+    pairs = (("adam_beta1", "adam_beta2"), ("beta1", "beta2"))
+    for one, two in pairs:
+        if all(name in args and isinstance(args[name].value, float) for name in (one, two)):
+            _say(told, "betas", (args[one].value, args[two].value), args[one].source)
+    for fact, names in (("eps", ("adam_eps", "adam_epsilon")), ("weight_decay", ("weight_decay",))):
+        for name in names:
+            if name in args and _number(args[name].value):
+                _say(told, fact, float(args[name].value), args[name].source)
+    if "decoupled_weight_decay" in args and isinstance(args["decoupled_weight_decay"].value, bool):
+        _say(told, "decoupled", args["decoupled_weight_decay"].value, args["decoupled_weight_decay"].source)
+    for name in ("optimizer", "optim", "optimizer.type"):
+        word = str(args[name].value).lower() if name in args else ""
+        if "adamw" in word:
+            _say(told, "decoupled", True, args[name].source)
+        elif word == "adam" and name == "optimizer" and "weight_decay" in args and "decoupled" not in told:
+            # Megatron calls AdamW "adam" and says `decoupled_weight_decay`; DeepSpeed's Adam is AdamW by default
+            _say(told, "decoupled", False, args[name].source)
+
+
+def _data(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
+    for leaf in found:
+        inside = any("loader" in part.lower() or "sampler" in part.lower() for part in leaf.path[:-1])
+        if leaf.name in ("consumed_samples", "consumed_train_samples", "global_samples") and _whole(leaf.value):
+            _say(told, "consumed_samples", leaf.value, leaf.source)
+        elif inside and leaf.name in _POSITION and _whole(leaf.value):
+            _say(told, "loader", leaf.value, leaf.source)
+        elif inside and leaf.name in ("seed", "data_seed") and _whole(leaf.value):
+            _say(told, "data_seed", leaf.value, leaf.source, first=True)
+        elif leaf.name in ("epoch", "current_epoch") and _number(leaf.value) and len(leaf.path) <= 3:
+            _say(told, "epoch", leaf.value, leaf.source)
+
+
+def _deepspeed(told: dict[str, list[Told]], found: Iterable[Leaf], args: Mapping[str, Told]) -> None:
+    for leaf in found:
+        if leaf.path == ("skipped_steps",) and _whole(leaf.value):
+            _say(told, "skipped_steps", leaf.value, leaf.source)
+    kind = args.get("scheduler.type")
+    if kind is not None:
+        head = "scheduler.params."
+        params = {name[len(head) :]: one.value for name, one in args.items() if name.startswith(head)}
+        lr = args.get("optimizer.params.lr")
+        stated = {"type": kind.value, "params": params, "lr": None if lr is None else lr.value}
+        _say(told, "ds_schedule", stated, "ds_config.scheduler")
+    for name, fact in (("lr", ""), ("betas", "betas"), ("eps", "eps"), ("weight_decay", "weight_decay")):
+        one = args.get(f"optimizer.params.{name}")
+        if one is not None and fact:
+            _say(told, fact, one.value, one.source)
+
+
+def _scaler(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
+    for leaf in found:
+        words = ".".join(leaf.path).lower()
+        if ("scaler" in words or "loss_scale" in words) and leaf.name in ("scale", "_scale", "cur_scale", "loss_scale"):
+            value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
+            if _number(value):
+                _say(told, "loss_scale", float(value), leaf.source)
+
+
+def _generators(ckpt: Checkpoint) -> dict[str, str]:
+    """Name → digest of the state of each stored generator; in objects, or among the tensors."""
+    found: dict[str, str] = {}
+    for position, key in enumerate(ckpt.catalog.keys):
+        small = int(ckpt.catalog.numel[position]) <= RNG_BYTES
+        if "rng" in key and ckpt.roles[position] == "other" and small and len(found) < RNG_MANY:
+            try:
+                found[key] = hashlib.sha256(ckpt[key].numpy().tobytes()).hexdigest()
+            except WorkbenchError:  # verify tells what is wrong with it
+                continue
+    for name in ckpt.objects:
+        if not re.search(r"rng_state|random_states|extra_state_rank", name) or len(found) >= RNG_MANY:
+            continue
+        try:
+            value = ckpt.objects[name]
+        except (WorkbenchError, RecursionError):
+            continue
+        if isinstance(value, Mapping) and "extra_state" in name:
+            value = {key: one for key, one in value.items() if "rng" in str(key)} or None
+        if value is not None:
+            found[name] = hashlib.sha256(repr(_plain(value)).encode()).hexdigest()
+    return found
+
+
+def _plain(value: Any, depth: int = 8) -> Any:
+    """Nested generator states in full, for a digest."""
+    if hasattr(value, "numpy"):
+        return value.numpy().tobytes()
+    if hasattr(value, "tobytes"):
+        return value.tobytes()
+    if isinstance(value, Mapping) and depth:
+        return [(str(key), _plain(one, depth - 1)) for key, one in value.items()]
+    if isinstance(value, (list, tuple)) and depth:
+        return [_plain(one, depth - 1) for one in value]
+    return value if isinstance(value, (int, float, str, bytes, bool)) else None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,169 @@
+"""Rules on the names, shapes and sizes of two checkpoints: an echo must hold the same tensors, a later one too."""
+
+from __future__ import annotations
+
+import re
+
+from workbench.doctor.evidence import Pair, State
+from workbench.doctor.facts.one import NAMED
+from workbench.doctor.sign import Rule, Sign, register
+
+__all__ = ["renamed", "same_buffers", "same_parameters", "same_size", "same_tensors"]
+
+SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of names: fewer as they stand, more without their prefixes (catalogue A1)
+_PREFIX = re.compile(r"^(?:module|_orig_mod|model|_fsdp_wrapped_module|base_model|network|state_dict|params)\.")
+
+R01 = Rule(
+    "R01", "tensors appeared or vanished between load and save", ("A1", "A2", "A4", "F2", "B1"), "echo",
+    "a save right after the load holds the same tensors", "exact", "round trip", "error",
+    "another wrapper or format around the same weights", "list the keys that were never read; load with strict=True",
+)  # fmt: skip
+P02 = Rule(
+    "P02", "parameters appeared or vanished", ("F2", "A4", "A2"), "pair",
+    "a resumed run trains the same parameters", "exact", "structure", "error",
+    "layers or adapters added on purpose (info where the tying is declared)", "compare the models' definitions",
+)  # fmt: skip
+N1 = Rule(
+    "N1", "weights were renamed, not lost", ("A1",), "pair",
+    "two saves of one run use the same names", "under 50 % of names shared as they stand, over 95 % without prefixes",
+    "catalogue A1", "warn", "a wrapper (compile, DDP) that was switched on or off and is handled by the loader",
+    "map the prefix, and load with strict=True",
+)  # fmt: skip
+N3 = Rule(
+    "N3", "the checkpoint grew or shrank", ("A4", "D7", "D4"), "pair",
+    "two saves of one run have equal bytes by role", "any difference", "diffusers 6366", "warn",
+    "tensors added on purpose; moments made after the first save", "see which tensors or types are new",
+)  # fmt: skip
+N4 = Rule(
+    "N4", "buffers are gone", ("A5",), "pair",
+    "buffers that are saved once are saved again", "exact", "FlagScale 411", "warn", "persistent=False on purpose",
+    "register the buffer as persistent, and restore it",
+)  # fmt: skip
+register(R01, P02, N1, N3, N4)
+
+
+def same_tensors(pair: Pair) -> list[Sign] | str:
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return "the two are named or cut otherwise: which tensors there should be is not exact"
+    a, b = _meant(pair.a), _meant(pair.b)
+    gone, new = [key for key in a if key not in b], [key for key in b if key not in a]
+    shaped = [key for key in a if key in b and a[key] != b[key]]
+    found = []
+    for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
+        if keys:
+            roles = _roles(keys)
+            message = f"{len(keys):,} of {len(a):,} tensors {words}: {roles}"
+            names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
+            found.append(R01.sign(message, {"kind": words, "roles": roles}, names, hit=len(keys), of=len(a)))
+    return found
+
+
+def same_parameters(pair: Pair) -> list[Sign] | str:
+    if pair.a.ckpt.format == pair.b.ckpt.format and _renamed(pair):
+        return "the weights' names changed (N1)"
+    a, b = _params(pair.stored), _params(pair.b)
+    if pair.mapped:
+        keys = (pair.stored.ckpt.catalog.keys, pair.b.ckpt.catalog.keys)
+        gone = [fqn for fqn in a if keys[0][pair.stored.params[fqn]["param"]] in pair.only_a]
+        new = [fqn for fqn in b if keys[1][pair.b.params[fqn]["param"]] in pair.only_b]
+    else:
+        gone, new = _without(a, b), _without(b, a)
+    tied = pair.a.facts.value("tied"), pair.b.facts.value("tied")
+    found = []
+    for words, names in (("vanished", gone), ("appeared", new)):
+        if names:
+            severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"
+            message = f"{len(names):,} parameters {words}: {', '.join(map(repr, names[:4]))}"
+            sign = P02.sign(message, {"kind": words}, names[:NAMED], hit=len(names), of=len(a), severity=severity)
+            found.append(sign)
+    return found
+
+
+def renamed(pair: Pair) -> list[Sign] | str:
+    if pair.a.ckpt.format != pair.b.ckpt.format:
+        return "formats differ, and with them their names"
+    shares = _renamed(pair)
+    if shares is None:
+        return []
+    plain, bare = shares
+    message = f"{plain:.0%} of the weights' names are shared as they stand, {bare:.0%} without their prefixes"
+    return [N1.sign(message, {"shared": plain, "without_prefixes": bare})]
+
+
+def same_size(pair: Pair) -> list[Sign] | str:
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return "formats differ, and with them what is stored"
+    a, b = _bytes(pair.a), _bytes(pair.b)
+    off = {role: (a.get(role, 0), b.get(role, 0)) for role in {**a, **b} if a.get(role, 0) != b.get(role, 0)}
+    if not off:
+        return []
+    words = ", ".join(f"{role} {one:,} → {two:,}" for role, (one, two) in sorted(off.items()))
+    return [N3.sign(f"bytes by role changed: {words}", {"bytes": {role: list(two) for role, two in off.items()}})]
+
+
+def same_buffers(pair: Pair) -> list[Sign] | str:
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return "formats differ, and with them what is stored"
+    a, b = ([fqn for fqn, roles in s.params.items() if roles.keys() & _BUFFERS] for s in (pair.a, pair.b))
+    gone = _without(a, b)
+    if not gone:
+        return []
+    return [N4.sign(f"{len(gone):,} of {len(a):,} buffers are gone", {}, gone[:NAMED], hit=len(gone), of=len(a))]
+
+
+_BUFFERS = {"buffer", "scale", "amax_history"}
+_STEPPED = {"param", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum"} | _BUFFERS
+
+
+def _meant(state: State) -> dict[tuple[str, str], tuple[int, ...]]:
+    return {
+        (fqn, role): state.shape(at)
+        for fqn, roles in state.params.items()
+        for role, at in roles.items()
+        if role in _STEPPED
+    }
+
+
+def _params(state: State) -> list[str]:
+    return [fqn for fqn, roles in state.params.items() if "param" in roles]
+
+
+def _without(names: list[str], others: list[str]) -> list[str]:
+    there = set(others)
+    return [name for name in names if name not in there]
+
+
+def _roles(keys: list[tuple[str, str]]) -> str:
+    counts: dict[str, int] = {}
+    for _, role in keys:
+        counts[role] = counts.get(role, 0) + 1
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def _bytes(state: State) -> dict[str, int]:
+    found: dict[str, int] = {}
+    catalog = state.ckpt.catalog
+    for position, role in enumerate(state.ckpt.roles):
+        if role in _STEPPED:
+            bits = catalog.dtype_of(position).bits * int(catalog.numel[position])
+            found[role] = found.get(role, 0) + (bits + 7) // 8
+    return found
+
+
+def _renamed(pair: Pair) -> tuple[float, float] | None:
+    """Shares of names in common, as stored and without prefixes; ``None`` if they were not renamed."""
+    sides = []
+    for state in (pair.stored, pair.b):
+        keys = zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True)
+        sides.append([key for key, role in keys if role == "param"])
+    many = max(1, min(map(len, sides)))
+    plain = len(set(sides[0]) & set(sides[1])) / many
+    bare = len({_stripped(key) for key in sides[0]} & {_stripped(key) for key in sides[1]}) / many
+    return (plain, bare) if plain < SAME_NAMES and bare > RENAMED else None
+
+
+def _stripped(key: str) -> str:
+    key = key.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+    while match := _PREFIX.match(key):
+        key = key[match.end() :]
+    return key

@@ -1,0 +1,67 @@
+"""Rules that need facts and structure alone: counters, schedules, data positions, arguments, which tensors there are.
+
+::
+
+    state ── facts_one ──▶  S06 S07 S16 S17 S18 N6 N9 N11                one checkpoint
+    pair  ── facts_two ──▶  R01 R10 R11 R12 N1 N10                       a checkpoint and its echo
+                            P01 P02 P15 P16 R12 S18 N1 N3 N4 N10 N12     some steps apart
+
+No payload is read but scalars. A declared change (an argument that differs) is reported, never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.doctor.evidence import Evidence, Pair, State
+from workbench.doctor.facts import one as facts_one
+from workbench.doctor.facts import two as facts_two
+from workbench.doctor.sign import RULES, Outcome, Sign
+
+__all__ = ["check_facts"]
+
+_ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
+_ECHO: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.ECHO
+_PAIR: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.PAIR
+
+
+def check_facts(evidence: Evidence) -> Outcome:
+    """Every rule of facts on what is given; a sign's ``evidence["in"]`` says which checkpoint or pair it is about."""
+    found = Outcome()
+    for which in ("before", "echo", "after"):
+        if getattr(evidence, which) is not None:
+            found.add(_explained(_run(_ONE, evidence.state(which), which), evidence.before, evidence.state(which)))
+    if evidence.echo is not None:
+        found.add(_run(_ECHO, evidence.pair("before", "echo"), "before → echo"))
+    if evidence.after is not None:
+        found.add(_run(_PAIR, evidence.pair("before", "after"), "before → after"))
+    return found
+
+
+def _explained(found: Outcome, before: State, state: State) -> Outcome:
+    """Samples that were counted in another batch, as both sides say, are a remark."""
+    one, two = before.facts.value("global_batch"), state.facts.value("global_batch")
+    if one and two and one != two:
+        found.signs = [
+            replace(sign, severity="info", message=f"{sign.message}; the batch was {one} before")
+            if sign.rule == "S18" and sign.evidence["kind"] == "samples" and sign.evidence["consumed"]
+            else sign
+            for sign in found.signs
+        ]
+    return found
+
+
+def _run(checks: Mapping[str, Callable[[Any], list[Sign] | str]], subject: Any, where: str) -> Outcome:
+    found = Outcome()
+    for rule, check in checks.items():
+        said = check(subject)
+        if isinstance(said, str):
+            found.not_checked[rule] = said
+            continue
+        found.checked[rule] = where
+        for sign in said:
+            assert sign.rule in RULES
+            found.signs.append(replace(sign, evidence={"in": where, **sign.evidence}))
+    return found

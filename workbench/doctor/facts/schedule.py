@@ -1,0 +1,154 @@
+"""Learning-rate schedules: their stored state in every framework's words, and what lr a plan gives an update.
+
+::
+
+    lr      peak   ___
+                 /     \\__               torch: last_epoch, _last_lr      Megatron: num_steps (in samples), max_lr …
+           init _/         \\___ floor     DeepSpeed: last_batch_iteration  Paddle: last_epoch, last_lr
+               0  warmup      total
+
+Formulas: torch 2.13 ``lr_scheduler.py``; megatron-core 0.16.1 ``optimizer_param_scheduler.py``; deepspeed 0.19.8
+``lr_schedules.py``; transformers 5.23 ``optimization.py``; nanoGPT ``train.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.doctor.facts.flat import Leaf
+from workbench.doctor.facts.state import Schedule, Told
+
+__all__ = ["Plan", "plan_of", "read_schedule"]
+
+_STYLES = {"cosine", "linear", "constant"}
+SLACK = 1e-3  #: relative; conventions of counting are covered by the neighbouring updates
+#: Arguments by trainer: (peak, floor, warm-up, total), in updates. nanoGPT; Megatron.
+_ARGUMENTS = (
+    ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters"),
+    ("lr", "min_lr", "lr_warmup_iters", "lr_decay_iters"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A warm-up, then a decay.
+
+    Attributes:
+        warmup, total, per_update: in the units that ``count`` is in; ``per_update`` of them pass in an update.
+        log_warmup: the warm-up is no line (DeepSpeed's default): there only its bounds are known.
+        source: what states it.
+    """
+
+    peak: float
+    floor: float
+    warmup: float
+    total: float
+    style: str
+    source: str
+    init: float = 0.0
+    per_update: float = 1.0
+    log_warmup: bool = False
+
+    def lr_at(self, update: float) -> float:
+        """Learning rate at an update, counted as the framework counts."""
+        count = update * self.per_update
+        if self.warmup > 0 and count <= self.warmup:
+            return self.init + (self.peak - self.init) * max(count, 0.0) / self.warmup
+        if self.style == "constant":
+            return self.peak
+        done = min(1.0, (count - self.warmup) / max(self.total - self.warmup, 1e-9))
+        share = 1.0 - done if self.style == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.floor + share * (self.peak - self.floor)
+
+    def allows(self, lr: float, update: float) -> bool:
+        """Whether a stored lr is the plan's about that update: trainers store it before or after the step."""
+        if self.log_warmup and (update - 1) * self.per_update <= self.warmup:
+            return lr <= self.peak * (1 + SLACK)
+        near = [self.lr_at(update + shift) for shift in (-1, 0, 1, 2)]
+        return min(near) * (1 - SLACK) <= lr <= max(near) * (1 + SLACK)
+
+
+def read_schedule(found: Iterable[Leaf]) -> Schedule | None:
+    """The state of the schedule that moves the lr; the first where several ranks or optimizers have one each."""
+    by_parent: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    for leaf in found:
+        if any("sched" in word.lower() for word in leaf.path[:-1]):
+            by_parent.setdefault((leaf.rank, leaf.path[:-1]), {})[leaf.name] = leaf.value
+    for (rank, path), fields in by_parent.items():
+        made = _schedule(fields, ".".join(path) if not rank else f"{rank}/{'.'.join(path)}")
+        if made is not None:
+            return made
+    return None
+
+
+def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[str, tuple[Told, ...]]) -> Plan | None:
+    """The plan that a checkpoint states in full: Megatron's own, DeepSpeed's config, a trainer's arguments."""
+    if schedule is not None and schedule.kind == "megatron":
+        batch = told.get("global_batch")
+        per = 1.0 if schedule.in_samples is False else _number(batch[0].value) if batch else None
+        style = (schedule.style or "").lower()
+        whole = (schedule.max_lr, schedule.min_lr, schedule.warmup, schedule.total)
+        if per is None or style not in _STYLES or any(one is None for one in whole):
+            return None
+        peak, floor, warmup, total = (float(one or 0) for one in whole)
+        return Plan(peak, floor, warmup, total, style, schedule.source, per_update=per)
+    config = told.get("ds_schedule")
+    if config is not None:
+        return _deepspeed(config[0].value, args, config[0].source)
+    if "decay_lr" in args and args["decay_lr"].value is False:
+        return None
+    for names in _ARGUMENTS:
+        stated = [_number(args[name].value) if name in args else None for name in names]
+        if all(one is not None for one in stated):
+            peak, floor, warmup, total = (float(one or 0) for one in stated)
+            style = str(args["lr_decay_style"].value) if "lr_decay_style" in args else "cosine"
+            return Plan(peak, floor, warmup, total, style, args[names[0]].source) if style in _STYLES else None
+    return None
+
+
+def _schedule(fields: Mapping[str, Any], source: str) -> Schedule | None:
+    if _count(fields.get("num_steps")) is not None and "max_lr" in fields:
+        decays = _number(fields.get("start_wd")), _number(fields.get("end_wd"))
+        return Schedule(
+            "megatron", _count(fields["num_steps"]), None, (), (), _number(fields["max_lr"]),
+            _number(fields.get("min_lr")), _count(fields.get("lr_warmup_steps")), _count(fields.get("lr_decay_steps")),
+            fields.get("lr_decay_style"), None if None in decays else (decays[0] or 0.0, decays[1] or 0.0), source,
+        )  # fmt: skip
+    if _count(fields.get("last_batch_iteration")) is not None:
+        # counts from 0: after the first update it is 0 (deepspeed 0.19.8, `step`)
+        return Schedule("deepspeed", fields["last_batch_iteration"] + 1, False, source=source)
+    if _count(fields.get("last_epoch")) is not None:
+        if "_last_lr" in fields or "base_lrs" in fields:
+            lrs, base = _numbers(fields.get("_last_lr")), _numbers(fields.get("base_lrs"))
+            return Schedule("torch", fields["last_epoch"], False, lrs, base, source=source)
+        if "last_lr" in fields:
+            return Schedule("paddle", fields["last_epoch"], False, _numbers(fields["last_lr"]), source=source)
+    return None
+
+
+def _deepspeed(config: Mapping[str, Any], args: Mapping[str, Told], source: str) -> Plan | None:
+    kind, params = config.get("type"), config.get("params", {})
+    if kind == "WarmupCosineLR":
+        peak, ratio = _number(config.get("lr")), _number(params.get("cos_min_ratio", 0.0001))
+        total, warmup = _number(params.get("total_num_steps")), _number(params.get("warmup_num_steps", 1000))
+        if peak is None or ratio is None or total is None or warmup is None:
+            return None
+        log = params.get("warmup_type", "log") != "linear"
+        return Plan(peak, peak * ratio, warmup, total, "cosine", source, log_warmup=log)
+    return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple(float(one) for one in values if _number(one) is not None)

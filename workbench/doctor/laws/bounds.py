@@ -1,0 +1,247 @@
+"""What Adam and AdamW cannot do, as pure functions on flat arrays: whatever the gradients, no run breaks these.
+
+::
+
+    m ← β1·m + (1−β1)·g      v ← β2·v + (1−β2)·g²      W ← W·(1 − lr·λ) − lr·m̂/(√v̂ + ε)      ρ = β1²/β2
+
+    state bound   m² ≤ K·v                                      K_k = (1−β1)²/(1−β2) · (1−ρ^k)/(1−ρ)
+    floor         v_B ≥ β2^k·v_A                                A, B: two states, k updates apart
+    transition    (m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)
+    reach         |W_B − W_A·Π(1−lr·λ)| ≤ √K·Σ lr·f(t)          f(t) = √(1−β2^t)/(1−β1^t)
+    replay        k = 1: W_A − W_B = lr·m̂_B/(√v̂_B + ε) + lr·λ·W_A
+    ruler         no gradient ever: W_B = W_A·Π(1−lr·λ), the same factor everywhere
+
+Proof of the first four: m and v are sums over the gradients with weights (1−β1)·β1^j and (1−β2)·β2^j, and
+Cauchy–Schwarz bounds the square of the one by the other times Σ (weight of m)²/(weight of v) = K. Equality is reached
+by gradients ∝ (β1/β2)^j, so K cannot be smaller. Increments between two states are the same sums over k gradients.
+
+Where they hold: constant β (after a change, the larger K: the bound is a convex combination of both); any lr, clipping,
+accumulation, loss scale, skipped steps (k counts updates done). Adam with L2 in the gradient: the same but for decay,
+which is then a gradient. AMSGrad: all but replay (its denominator is only larger). Not: 8-bit, factored or
+sign-based optimizers.
+
+Slack is rounding alone, worst case, from the unit u of the stored type (2⁻²⁴ for fp32): an update makes at most four
+roundings of relative size u, an element keeps a gradient's trace for at most ``ln(range)/(1−β)`` updates, and what
+underflows is below the smallest normal number. With bfloat16 moments that slack is larger than the law for all but
+the floor, which rounding keeps because it is monotone: then the others are not checked.
+
+Kingma & Ba (2014), Algorithm 1; torch 2.13 ``torch/optim/adamw.py`` (``_single_tensor_adam``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "floor_terms", "has_slack", "moved_by", "reach",
+    "reach_terms", "state_bound", "state_bound_terms", "transition", "transition_terms",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+Betas = tuple[float, float]
+
+#: Rounding unit of stored types: half the distance from 1 to the next number.
+UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+#: Smallest normal number: what kernels that flush to zero lose at most.
+TINY = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
+ROUNDINGS = 4  #: of relative size u in one update of a moment or a weight, at most
+FOLDS = 180.0  #: e-folds from the largest to the smallest number of float32: after that a gradient has left no trace
+PIECE = (
+    1 << 13
+)  #: elements that numpy looks at together: what it makes of them stays in a core's cache, and in the heap
+USELESS = 0.5  #: relative slack from which a law says nothing
+
+
+@dataclass(slots=True)
+class Hits:
+    """Elements that break a law.
+
+    Attributes:
+        broken, of: how many do, of those looked at.
+        worst: largest left side over right side without slack (1 is the bound); 0 where nothing was looked at.
+        at: flat position of the worst, -1 where nothing was.
+    """
+
+    broken: int = 0
+    of: int = 0
+    worst: float = 0.0
+    at: int = -1
+
+    def add(self, later: Hits, offset: int = 0) -> None:
+        """Take in what was found ``offset`` elements further on."""
+        if later.worst > self.worst:
+            self.worst, self.at = later.worst, later.at + offset
+        self.broken += later.broken
+        self.of += later.of
+
+
+def bound(betas: Betas, steps: int | None = None) -> float:
+    """K after that many updates; without a number its limit, which is infinite where β1² ≥ β2."""
+    first, second = betas
+    ratio = first**2 / second
+    scale = (1 - first) ** 2 / (1 - second)
+    if steps is None:
+        return scale / (1 - ratio) if ratio < 1 else math.inf
+    if math.isclose(ratio, 1.0, rel_tol=1e-12):
+        return scale * steps
+    return float(scale * np.expm1(steps * math.log(ratio)) / (ratio - 1)) if ratio > 0 else scale * min(steps, 1)
+
+
+def bias_factor(betas: Betas, step: int) -> float:
+    """f(t): what bias correction multiplies m/√v by at update ``step`` (from 1)."""
+    return math.sqrt(1 - betas[1] ** step) / (1 - betas[0] ** step)
+
+
+def aged(beta: float, unit: float, steps: int | None = None) -> float:
+    """Largest relative rounding of a moving average of positive numbers."""
+    longest = FOLDS / (1 - beta)
+    return ROUNDINGS * unit * (longest if steps is None else min(steps, longest))
+
+
+def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
+    """Why state bound, transition and reach say nothing of moments stored in that type, or ``None``."""
+    unit = UNITS.get(dtype)
+    if unit is None:
+        return f"moments are stored as {dtype}"
+    if not math.isfinite(bound(betas)):
+        return f"beta1² ≥ beta2 ({betas[0]}, {betas[1]}): nothing bounds m²/v"
+    if aged(betas[1], unit, k) > USELESS:
+        return f"{dtype} rounds moments by more than the law leaves room for"
+    return None
+
+
+def state_bound(
+    m: Array, v: Array, limit: float, betas: Betas, dtype: str = "float32", *, fast: bool = False
+) -> Hits:  # fmt: skip
+    """m² ≤ K·v.
+
+    Args:
+        m, v: moments, flat.
+        limit: K; the larger one after a change of β.
+        dtype: type that they are stored in.
+        fast: use the compiled code if they are float32.
+    """
+    _, room, under = terms = state_bound_terms(limit, betas, dtype)
+    if fast and m.dtype == v.dtype == np.float32:
+        from workbench.doctor.passes import fast_one
+
+        broken, worst, at = fast_one.state_bound(m, v, terms)
+        return Hits(broken, len(m), worst, at)
+    found = Hits()
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(m), PIECE):
+            first, second = _wide(m[start : start + PIECE]), _wide(v[start : start + PIECE])
+            found.add(_hits(first * first, limit * second, room * (second + under)), start)
+    return found
+
+
+def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, float, float]:
+    """K, K with the slack of rounding, and what may be lost below the smallest number."""
+    unit = UNITS[dtype]
+    room = (1 + aged(betas[0], unit)) ** 2 * (1 + aged(betas[1], unit))
+    return limit, limit * room, 3 * TINY[dtype] / (1 - betas[1])
+
+
+def floor(v_a: Array, v_b: Array, beta2: float, k: int, dtype: str = "float32") -> Hits:
+    """v_B ≥ β2^k·v_A. ``worst`` is the right side over the left; moments may be of any stored type."""
+    fade, lost, under = floor_terms(beta2, k, dtype)
+    a, b = _wide(v_a), _wide(v_b)
+    least = fade * a
+    return _hits(least, b, b + lost * least + under)
+
+
+def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
+    """β2^k, the share of it that rounding may take, and what may be lost below the smallest number."""
+    lost = -math.expm1(3 * k * math.log1p(-UNITS[dtype]))  # β2, the product and the sum are each rounded once an update
+    return beta2**k, lost, 3 * TINY[dtype] * min(k, 1 / (1 - beta2))
+
+
+def transition(
+    m_a: Array, v_a: Array, m_b: Array, v_b: Array, betas: Betas, k: int, dtype: str = "float32"
+) -> Hits:  # fmt: skip
+    """(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A); at k = 1 both sides are equal."""
+    fade_m, fade_v, limit, per_v, under, all_limit, per_m = transition_terms(betas, k, dtype)
+    a, b, first = _wide(v_a), _wide(v_b), _wide(m_a)
+    moved = np.abs(_wide(m_b) - fade_m * first)
+    gained = np.maximum(b - fade_v * a, 0.0)
+    size_v = np.abs(b)
+    room_v = per_v * size_v + under
+    room_m = per_m * (np.abs(first) + np.sqrt(all_limit * (size_v + under)))
+    return _hits(moved, np.sqrt(limit * gained), np.sqrt(limit * (gained + room_v)) + room_m)
+
+
+def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
+    """β1^k, β2^k, K_k; what rounding makes of v, per v_B and in all; K, and what it makes of m, per size of m."""
+    unit = UNITS[dtype]
+    limit, fade = bound(betas, k), betas[0] / math.sqrt(betas[1])
+    # each update rounds v by 4u of what it then was, which has decayed to at most 4u of v_B
+    under = 3 * TINY[dtype] * min(k, 1 / (1 - betas[1]))
+    # and m by 4u of itself and of (1−β1)·|g|, both at most √(K·v) then: by now (β1/√β2)^age of that
+    ages = min(k, 1 / (1 - fade)) if fade < 1 else k
+    per_m = 2 * ROUNDINGS * unit * ages
+    return betas[0] ** k, betas[1] ** k, limit, ROUNDINGS * unit * k, under, bound(betas), per_m
+
+
+def reach(
+    w_a: Array, w_b: Array, most: float, decay: tuple[float, float], k: int, dtype: str = "float32"
+) -> Hits:  # fmt: skip
+    """|W_B − W_A·Π(1−lr·λ)| ≤ most.
+
+    Args:
+        most: √K·Σ lr·f(t), from :func:`moved_by`.
+        decay: least and greatest Π(1−lr·λ) that can be; both 1 without decay.
+        dtype: type of the weights that the optimizer updates.
+    """
+    middle, half, most, per_w = reach_terms(most, decay, k, dtype)
+    a, b = _wide(w_a), _wide(w_b)
+    size = np.abs(a)
+    return _hits(np.abs(b - middle * a) - half * size, most, most + per_w * (size + most))
+
+
+def reach_terms(most: float, decay: tuple[float, float], k: int, dtype: str) -> tuple[float, float, float, float]:
+    """The middle and half the width of the decays, how far the optimizer moves a weight, and the rounding per size."""
+    return (decay[0] + decay[1]) / 2, abs(decay[1] - decay[0]) / 2, most, ROUNDINGS * UNITS[dtype] * k
+
+
+@lru_cache(4096)
+def moved_by(betas: Betas, lr: float, k: int, step: int | None, dtype: str = "float32") -> float:
+    """The most that k updates at learning rate ``lr`` or less can move a weight: Σ lr·√K_t·f(t).
+
+    Args:
+        step: updates that the optimizer had done before; ``None`` where not known: then the worst of all.
+    """
+    unit = UNITS.get(dtype, UNITS["float32"])
+    slack = (1 + aged(betas[0], unit)) * math.sqrt(1 + aged(betas[1], unit)) * (1 + 8 * UNITS["float32"])
+    if step is None:
+        each = max(math.sqrt(bound(betas, t)) * bias_factor(betas, t) for t in range(1, 2000))
+        return lr * k * max(each, math.sqrt(bound(betas))) * slack
+    late = 60 / (1 - betas[1])  # the factor is 1 from here on
+    times = [t for t in range(step + 1, step + k + 1) if t < late]
+    total = sum(math.sqrt(bound(betas, t)) * bias_factor(betas, t) for t in times)
+    return lr * (total + (k - len(times)) * math.sqrt(bound(betas))) * slack
+
+
+def _hits(left: Array, right: Array | float, allowed: Array) -> Hits:
+    """Where ``left`` exceeds ``allowed``; NaN is no hit, other rules tell of it."""
+    if not len(left):
+        return Hits()
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        broken = left > allowed
+        count = int(np.count_nonzero(broken))
+        ratio = left / right
+        np.minimum(ratio, 1.0, out=ratio, where=~broken if count else True)
+        if not np.all(positive := right > 0):
+            ratio = np.where(positive, ratio, np.where(broken, np.inf, 0.0))
+    np.fmax(ratio, 0.0, out=ratio)  # of NaN too
+    at = int(ratio.argmax())
+    worst = float(ratio[at])
+    return Hits(count, len(left), worst, at if worst > 0 else -1)
+
+
+def _wide(values: Array) -> Array:
+    return values.astype(np.float64, copy=False)

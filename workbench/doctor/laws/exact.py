@@ -1,0 +1,172 @@
+"""Equalities between weights, masters and moments, as sums that add up: replay, ruler, rounding, low bits.
+
+::
+
+    replay   W_A − W_B = a·U + b·W_A      U = m̂_B/(√v̂_B + ε)      a = lr, b = lr·λ (0: no decay, or Adam's L2)
+             sums of d·d d·U d·W U·U U·W W·W over the elements give a, b and what is left over, for any guess of b
+    ruler    elements whose moments are 0 in A and B never saw a gradient between them: W_B = r·W_A, one r for all
+
+What is left over is rounding alone: ‖rest‖ ≤ 4u·‖W‖ where the optimizer updates the stored weights (fp32 masters).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.verify.pairs import Rounding
+from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
+
+__all__ = ["Line", "Replay", "low_bits", "replay", "rounding", "ruler", "same_step"]
+
+Array = np.ndarray[Any, Any]
+Betas = tuple[float, float]
+LOW = {"bfloat16": 0xFFFF, "float16": 0x1FFF}  #: bits of a float32 that a 16-bit type cannot hold
+
+
+@dataclass(slots=True)
+class Line:
+    """Fits ``y = r·x`` over elements. ``count`` elements, Σxx, Σxy, Σyy."""
+
+    count: int = 0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def add(self, later: Line) -> None:
+        self.count += later.count
+        self.xx += later.xx
+        self.xy += later.xy
+        self.yy += later.yy
+
+    @property
+    def slope(self) -> float | None:
+        """r, or ``None`` where every x is 0."""
+        return self.xy / self.xx if self.xx > 0 else None
+
+    @property
+    def rest(self) -> float:
+        """‖y − r·x‖/‖x‖; 0 where every x is 0. Sums cancel: nothing below 1e-7 is seen."""
+        return math.sqrt(max(self.yy - self.xy**2 / self.xx, 0.0) / self.xx) if self.xx > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """Sums over the elements of one parameter, ``d`` = W_A − W_B, ``u`` = m̂/(√v̂+ε), ``w`` = W_A."""
+
+    count: int = 0
+    dd: float = 0.0
+    du: float = 0.0
+    dw: float = 0.0
+    uu: float = 0.0
+    uw: float = 0.0
+    ww: float = 0.0
+
+    def add(self, later: Replay) -> None:
+        for name in ("count", "dd", "du", "dw", "uu", "uw", "ww"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+
+    def fit(self, decay: float | None) -> tuple[float, float, float] | None:
+        """``(lr, decay, ‖rest‖/‖d‖)`` with λ as given, or the λ that fits best for ``None``; ``None``: nothing moved.
+
+        With λ given, ``d = lr·(u + λ·w)`` has one unknown.
+        """
+        if self.dd <= 0 or self.uu <= 0:
+            return None
+        if decay is None:
+            det = self.uu * self.ww - self.uw**2
+            if det <= 1e-12 * self.uu * self.ww:
+                return self.fit(0.0)
+            a = (self.du * self.ww - self.dw * self.uw) / det
+            b = (self.dw * self.uu - self.du * self.uw) / det
+            return a, b / a if a else math.inf, self._rest(a, b)
+        along = self.uu + 2 * decay * self.uw + decay**2 * self.ww
+        a = (self.du + decay * self.dw) / along
+        return a, decay, self._rest(a, a * decay)
+
+    def noise(self, dtype: str) -> float:
+        """Rounding alone, as ``‖rest‖/‖d‖`` at most."""
+        return ROUNDINGS * UNITS[dtype] * math.sqrt(self.ww / self.dd) if self.dd > 0 else math.inf
+
+    def _rest(self, a: float, b: float) -> float:
+        found = self.dd - 2 * a * self.du - 2 * b * self.dw + a * a * self.uu + 2 * a * b * self.uw + b * b * self.ww
+        return math.sqrt(max(found, 0.0) / self.dd)
+
+
+def replay(w_a: Array, w_b: Array, m_b: Array, v_b: Array, betas: Betas, eps: float, step: int) -> Replay:
+    """The sums of one block; ``step``: the optimizer's at B, from 1."""
+    w = _wide(w_a)
+    d = w - _wide(w_b)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        root = np.sqrt(_wide(v_b) / (1 - betas[1] ** step))
+        u = _wide(m_b) / (1 - betas[0] ** step) / (root + eps)
+        ok = np.isfinite(u) & np.isfinite(d)
+    if not ok.all():
+        w, d, u = w[ok], d[ok], u[ok]
+    return Replay(len(w), _dot(d, d), _dot(d, u), _dot(d, w), _dot(u, u), _dot(u, w), _dot(w, w))
+
+
+def ruler(w_a: Array, w_b: Array, silent: Array) -> Line:
+    """W_B over W_A where ``silent`` (no gradient) and W_A is not 0."""
+    keep = silent & (w_a != 0)
+    x, y = _wide(w_a[keep]), _wide(w_b[keep])
+    return Line(len(x), _dot(x, x), _dot(x, y), _dot(y, y))
+
+
+def same_step(w_a: Array, w_b: Array, lr: tuple[float, float], decay: float) -> int:
+    """Elements that moved by the learning rate itself, give or take 5 %: what a fresh Adam's first update does."""
+    moved = np.abs(_wide(w_b) - _wide(w_a) * (1 - lr[1] * decay))
+    return int(np.count_nonzero((moved >= 0.95 * lr[0]) & (moved <= 1.05 * lr[1])))
+
+
+def rounding(master: Array, weight: Array, half: bool, *, fast: bool = False) -> tuple[int, int]:
+    """Weights that are not their float32 master rounded to nearest even, and the largest distance in last bits.
+
+    Args:
+        master: ``uint32`` bits. weight: ``uint16`` (or ``uint32``) bits. half: IEEE half, else bfloat16.
+        fast: use the compiled code, which knows bfloat16.
+    """
+    if fast and not half and weight.dtype.itemsize == 2:
+        from workbench.doctor.passes import fast_one
+
+        return fast_one.rounding(master, weight)
+    rounded = Rounding.rounded(weight.dtype.itemsize, half, master)
+    differ = (rounded != weight) & ~np.isnan(master.view(np.float32))
+    count = int(np.count_nonzero(differ))
+    if not count:
+        return 0, 0
+    return count, int(np.abs(_order(rounded[differ]) - _order(weight[differ])).max())
+
+
+def low_bits(values: Array, kind: str, *, fast: bool = False) -> tuple[int, int]:
+    """Float32 numbers (as bits) that a 16-bit type holds exactly, and of how many; powers of two and 0 left out."""
+    if fast:
+        from workbench.doctor.passes import fast_one
+
+        return fast_one.low_bits(values, LOW[kind])
+    mantissa = values & np.uint32(0x7FFFFF)
+    special = (values & np.uint32(0x7F800000)) == 0x7F800000
+    if special.any():  # NaN and infinities say nothing of where numbers came from
+        mantissa = mantissa[~special]
+    full = np.count_nonzero(mantissa)
+    low = np.count_nonzero((mantissa != 0) & ((mantissa & np.uint32(LOW[kind])) == 0))
+    return int(low), int(full)
+
+
+def _order(bits: Array) -> Array:
+    """Integers in the order of the numbers."""
+    width = bits.dtype.itemsize * 8
+    signed = bits.astype(np.int64)
+    top = 1 << (width - 1)
+    return np.where(signed >= top, top - signed, signed)
+
+
+def _wide(values: Array) -> Array:
+    return values.astype(np.float64, copy=False)
+
+
+def _dot(x: Array, y: Array) -> float:
+    return float(np.dot(x, y))

@@ -1,0 +1,3 @@
+"""Streamed passes over one checkpoint's values, or two side by side, block by block."""
+
+__all__: list[str] = []

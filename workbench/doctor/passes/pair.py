@@ -1,0 +1,350 @@
+"""What two states say about the updates between them, parameter by parameter, in one pass: the sums behind the P rules.
+
+::
+
+    A  master m v ─┐                floor, transition, reach
+                   ├─ block ──► PairState   replay (k = 1), ruler, same step
+    B  master m v ─┘                how far the weights moved, how many stayed, the angle between them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from workbench.doctor.laws.bounds import (
+    PIECE,
+    UNITS,
+    Hits,
+    bound,
+    floor,
+    floor_terms,
+    has_slack,
+    moved_by,
+    reach,
+    reach_terms,
+    transition,
+    transition_terms,
+)  # fmt: skip
+from workbench.doctor.laws.exact import Line, Replay, replay, ruler, same_step
+from workbench.doctor.passes.blocks import Block, Slot
+
+__all__ = ["PairFold", "PairState", "Update", "weight_role"]
+
+Array = np.ndarray[Any, Any]
+Betas = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is known of the updates between two states of one parameter.
+
+    Attributes:
+        k: how many.
+        betas, eps: that they were made with; ``None``: not known.
+        before: updates that the optimizer had done at A; ``None``: not known. after: its counter at B.
+        lr: least and greatest learning rate of any of them; ``None``: not known. certain: the files state it, for
+            every one of them (else it is the peak, or no more than a guess from the two ends).
+        decays: values of λ that may be its own; empty: not known, anything from none on is allowed.
+        stated: λ of its group in A and in B, where both are known.
+        decoupled: AdamW. amsgrad: the denominator is another tensor. older: betas of the updates before A.
+    """
+
+    k: int
+    betas: Betas | None = None
+    eps: float | None = None
+    before: int | None = None
+    after: int | None = None
+    lr: tuple[float, float] | None = None
+    certain: bool = False
+    decays: tuple[float, ...] = ()
+    stated: tuple[float, float] | None = None
+    decoupled: bool | None = None
+    amsgrad: bool = False
+    older: Betas | None = None
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Least and greatest Π(1−lr·λ) over the stated decays."""
+        if self.decoupled is False or self.lr is None:
+            return 1.0, 1.0
+        low, high = self.lr
+        least = min((max(1 - high * decay, 0.0) ** self.k for decay in self.decays), default=0.0)
+        most = max((max(1 - low * decay, 0.0) ** self.k for decay in self.decays), default=1.0)
+        return least, most
+
+    @property
+    def most(self) -> float | None:
+        """How far a weight can have moved."""
+        if self.betas is None or self.lr is None or not math.isfinite(self.lr[1]):
+            return None
+        # moments that were gathered under other betas may be larger: K of those then
+        most = moved_by(self.betas, self.lr[1], self.k, self.before)
+        if self.older in (None, self.betas) or not math.isfinite(most):
+            return most
+        assert self.older is not None
+        before = bound(self.older)
+        return most * max(1.0, math.sqrt(before / bound(self.betas))) if math.isfinite(before) else None
+
+
+@dataclass(slots=True)
+class PairState:
+    """Sums over a parameter of two states.
+
+    Attributes:
+        floor, transition, reach: elements that break the law.
+        skipped: law → why it was not looked at.
+        replay, ruler: sums of the equalities.
+        same: elements that moved by the learning rate itself; of ``moved_of``.
+        unchanged: weights whose value is equal in A and B; still: elements of exp_avg_sq likewise; of ``count``.
+        nan: elements that are not finite in B though they are in A, over weights and moments.
+        aa, bb, ab: Σ over the weights (finite ones); dd: Σ of their squared differences.
+        ratio: least v_B/v_A over elements with v_A > 0: β2^k is its floor.
+    """
+
+    count: int = 0
+    floor: Hits = field(default_factory=Hits)
+    transition: Hits = field(default_factory=Hits)
+    reach: Hits = field(default_factory=Hits)
+    skipped: dict[str, str] = field(default_factory=dict)
+    replay: Replay = field(default_factory=Replay)
+    ruler: Line = field(default_factory=Line)
+    same: int = 0
+    moved_of: int = 0
+    unchanged: int = 0
+    still: int = 0
+    nan: int = 0
+    aa: float = 0.0
+    bb: float = 0.0
+    ab: float = 0.0
+    dd: float = 0.0
+    ratio: float = math.inf
+
+    @property
+    def moved(self) -> float:
+        """RMS of W_B − W_A."""
+        return math.sqrt(self.dd / self.count) if self.count else 0.0
+
+    @property
+    def cosine(self) -> float | None:
+        """Of the angle between W_A and W_B; ``None`` where one is zero."""
+        size = math.sqrt(self.aa * self.bb)
+        return self.ab / size if size > 0 else None
+
+
+def weight_role(slot: Slot) -> str | None:
+    """What the optimizer updates: masters where both states have them, else the weights."""
+    for role in ("master", "param"):
+        if (0, role) in slot.tensors and (1, role) in slot.tensors:
+            return role
+    return None
+
+
+class PairFold:
+    """Folds blocks of two sides into :class:`PairState`.
+
+    Args:
+        fast: use the compiled code for what float32 can hold: the same counts, sums to within rounding.
+    """
+
+    def __init__(self, updates: Mapping[str, Update], fast: bool = False) -> None:
+        self._updates, self._fast = updates, fast
+
+    def begin(self, slot: Slot) -> PairState:
+        """Settles which laws can be looked at."""
+        state, update = PairState(), self._updates[slot.fqn]
+        kinds = [slot.dtype((side, role)) for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
+        kind = next((k for k in kinds if k is not None and k != "float32"), "float32")
+        weight = weight_role(slot)
+        updated = slot.dtype((1, weight)) if weight else None
+        skip = state.skipped
+        if update.betas is None:
+            skip.update(dict.fromkeys(("floor", "transition", "reach", "replay"), "the betas are not known"))
+        if update.k < 1:
+            skip.update(dict.fromkeys(("floor", "transition", "reach", "replay", "ruler"), "no update lies between"))
+        if None in kinds:
+            lost = "moments are not stored in both states in one shape"
+            skip.update(dict.fromkeys(("floor", "transition", "ruler"), lost))
+        elif kind not in UNITS:
+            skip.setdefault("floor", f"moments are stored as {kind}")
+        if update.betas is not None and (why := has_slack(update.betas, kind, update.k)):
+            skip.setdefault("transition", why)
+        if updated is None or updated not in UNITS:
+            skip.update(dict.fromkeys(("reach", "replay", "ruler"), "no weights in both states in one shape"))
+        elif update.most is None:
+            skip.setdefault("reach", "the learning rate is not known")
+        if update.k != 1:
+            skip.setdefault("replay", f"{update.k:,} updates lie between, not one")
+        elif kinds[2] is None or kinds[3] is None or kind != "float32":
+            skip.setdefault("replay", "no float32 moments after the update")
+        elif update.eps is None or update.after is None:
+            skip.setdefault("replay", "eps or the optimizer's step is not known")
+        elif update.after < 1:
+            skip.setdefault("replay", f"the optimizer's step is {update.after}")
+        elif update.amsgrad:
+            skip.setdefault("replay", "AMSGrad divides by another tensor")
+        return state
+
+    def fold(self, state: PairState, slot: Slot, block: Block) -> None:
+        weight = weight_role(slot)
+        roles = [role for role in ("exp_avg", "exp_avg_sq", weight) if role]
+        values = {
+            (side, role): block.values[side, role] for role in roles for side in (0, 1) if (side, role) in block.values
+        }
+        if not values:
+            return
+        update = self._updates[slot.fqn]
+        kinds = _kinds(slot, weight)
+        if self._fast and all(one.dtype == np.float32 for one in values.values()):
+            _compiled(state, update, kinds, weight, values, block.start)
+            return
+        size = len(next(iter(values.values())))
+        with np.errstate(all="ignore"):
+            for first in range(0, size, PIECE):
+                piece = {name: one[first : first + PIECE].astype(np.float64) for name, one in values.items()}
+                _moments(state, update, kinds[0], piece, block.start + first)
+                for role in roles:
+                    if (0, role) in piece and (1, role) in piece:
+                        fine = np.isfinite(piece[0, role])
+                        state.nan += int(np.count_nonzero(fine & ~np.isfinite(piece[1, role])))
+                if weight is not None:
+                    _weights(state, update, kinds[1], weight, piece, block.start + first)
+
+    def merge(self, state: PairState, later: PairState) -> None:
+        for name in ("floor", "transition", "reach", "replay", "ruler"):
+            getattr(state, name).add(getattr(later, name))
+        for name in ("count", "same", "moved_of", "unchanged", "still", "nan", "aa", "bb", "ab", "dd"):
+            setattr(state, name, getattr(state, name) + getattr(later, name))
+        state.ratio = min(state.ratio, later.ratio)
+
+
+def _kinds(slot: Slot, weight: str | None) -> tuple[str, str]:
+    """Stored types that bound the rounding of second moments and of weights."""
+    kinds = {slot.dtype((side, "exp_avg_sq")) or "float32" for side in (0, 1)}
+    kind = "float32" if kinds == {"float32"} else min(kinds, key=lambda name: -UNITS.get(name, 0.0))
+    return kind, slot.dtype((1, weight or "")) or "float32"
+
+
+def _moments(state: PairState, update: Update, kind: str, values: Mapping[tuple[int, str], Array], start: int) -> None:
+    m_a, v_a = values.get((0, "exp_avg")), values.get((0, "exp_avg_sq"))
+    m_b, v_b = values.get((1, "exp_avg")), values.get((1, "exp_avg_sq"))
+    if v_a is None or v_b is None:
+        return
+    state.still += int(np.count_nonzero((v_a == v_b) & (v_a != 0)))
+    state.ratio = float(np.fmin.reduce(v_b / v_a, initial=state.ratio, where=v_a > 0))
+    if "floor" not in state.skipped:
+        assert update.betas is not None
+        state.floor.add(floor(v_a, v_b, update.betas[1], update.k, kind), start)
+    if m_a is not None and m_b is not None and "transition" not in state.skipped:
+        assert update.betas is not None
+        state.transition.add(transition(m_a, v_a, m_b, v_b, update.betas, update.k, kind), start)
+
+
+def _weights(
+    state: PairState, update: Update, kind: str, weight: str, values: Mapping[tuple[int, str], Array], start: int
+) -> None:
+    w_a, w_b = values[0, weight], values[1, weight]
+    state.unchanged += int(np.count_nonzero(w_a == w_b))
+    x, y = w_a, w_b
+    fine = np.isfinite(x) & np.isfinite(y)
+    if not fine.all():
+        x, y = x[fine], y[fine]
+    moved = y - x
+    state.count += len(x)
+    state.aa += float(np.dot(x, x))
+    state.bb += float(np.dot(y, y))
+    state.ab += float(np.dot(x, y))
+    state.dd += float(np.dot(moved, moved))
+    if "reach" not in state.skipped:
+        most = update.most
+        assert most is not None
+        state.reach.add(reach(w_a, w_b, most, update.factors, update.k, kind), start)
+    if "replay" not in state.skipped:
+        assert update.betas is not None and update.eps is not None and update.after is not None
+        m, v = values[1, "exp_avg"], values[1, "exp_avg_sq"]
+        state.replay.add(replay(w_a, w_b, m, v, update.betas, update.eps, update.after))
+    if (lr := _one_step(update, kind)) is not None:
+        state.same += same_step(w_a, w_b, lr, update.decays[-1] if update.decays else 0.0)
+        state.moved_of += len(w_a)
+    if "ruler" not in state.skipped and kind == "float32":
+        states = [values[side, role] for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
+        silent = (states[0] == 0) & (states[1] == 0) & (states[2] == 0) & (states[3] == 0)
+        if silent.any():
+            state.ruler.add(ruler(w_a, w_b, silent))
+
+
+def _one_step(update: Update, kind: str) -> tuple[float, float] | None:
+    """The learning rate of a lone update of float32 weights, or ``None``."""
+    return update.lr if update.k == 1 and update.lr is not None and update.lr[0] > 0 and kind == "float32" else None
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------------
+
+
+def _compiled(
+    state: PairState,
+    update: Update,
+    kinds: tuple[str, str],
+    weight: str | None,
+    values: Mapping[tuple[int, str], Array],
+    start: int,
+) -> None:
+    from workbench.doctor.passes import fast_pair
+
+    names = [(side, role) for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
+    tensors = (*(values.get(name) for name in names), *(values.get((side, weight or "")) for side in (0, 1)))
+    m_a, v_a, m_b, v_b, w_a, w_b = (tensor is not None for tensor in tensors)
+    seen = {
+        "moments": v_a and v_b,
+        "floor": v_a and v_b and "floor" not in state.skipped,
+        "transition": m_a and v_a and m_b and v_b and "transition" not in state.skipped,
+        "weights": w_a and w_b,
+        "reach": w_a and w_b and "reach" not in state.skipped,
+        "replay": w_a and w_b and "replay" not in state.skipped,
+        "same": w_a and w_b and _one_step(update, kinds[1]) is not None,
+        "ruler": w_a and w_b and "ruler" not in state.skipped and kinds[1] == "float32",
+    }
+    what = frozenset(law for law, wanted in seen.items() if wanted)
+    found = fast_pair.fold(tensors, sum(fast_pair.LAWS[law] for law in what), _terms(update, kinds, what))
+    size = len(next(tensor for tensor in tensors if tensor is not None))
+    counts = dict(zip(fast_pair.COUNTS, found[0], strict=True))
+    sums = dict(zip(fast_pair.SUMS, found[1], strict=True))
+    for law, worst, at in zip(("floor", "transition", "reach"), found[2], found[3], strict=True):
+        if law in what:
+            getattr(state, law).add(Hits(counts[law], size, worst, at), start)
+    for name in ("still", "nan", "count", "unchanged", "same"):
+        setattr(state, name, getattr(state, name) + counts[name])
+    for name in ("aa", "bb", "ab", "dd"):
+        setattr(state, name, getattr(state, name) + sums[name])
+    state.moved_of += size if "same" in what else 0
+    state.replay.add(
+        Replay(counts["replay"], *(sums[f"replay_{name}"] for name in ("dd", "du", "dw", "uu", "uw", "ww")))
+    )
+    state.ruler.add(Line(counts["ruler"], *(sums[f"ruler_{name}"] for name in ("xx", "xy", "yy"))))
+    state.ratio = min(state.ratio, found[4])
+
+
+@lru_cache(1024)
+def _terms(update: Update, kinds: tuple[str, str], what: frozenset[str]) -> Array:
+    """Constants of the laws in the order that the compiled code wants; 0 where a law is not looked at."""
+    terms = np.zeros(20)
+    betas = update.betas or (0.0, 0.0)
+    if "floor" in what:
+        terms[0:3] = floor_terms(betas[1], update.k, kinds[0])
+    if "transition" in what:
+        terms[3:10] = transition_terms(betas, update.k, kinds[0])
+    if "reach" in what:
+        terms[10:14] = reach_terms(update.most or 0.0, update.factors, update.k, kinds[1])
+    if "replay" in what:
+        step = update.after or 1
+        terms[14:17] = 1 - betas[0] ** step, 1 - betas[1] ** step, update.eps or 0.0
+    if "same" in what:
+        least, most = update.lr or (0.0, 0.0)
+        decay = update.decays[-1] if update.decays else 0.0
+        terms[17:20] = 1 - most * decay, 0.95 * least, 1.05 * most
+    return terms

@@ -1,0 +1,120 @@
+"""What lies between two states, as far as their facts tell: for each parameter an `Update`.
+
+::
+
+    A  step 240   optimizer 240   lr 2.4e-3   ┐ k = 20 updates of the optimizer (the trainer's, where its counter fell)
+    B  step 260   optimizer 260   lr 2.1e-3   ┘ lr: the plan's over those 20 where B states plan and position,
+                                                    else anything up to the stated peak, which proves less
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workbench.doctor.evidence import Pair, State
+from workbench.doctor.facts.schedule import plan_of
+from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.laws.bounds import bound
+from workbench.doctor.passes.pair import Update
+
+__all__ = ["between", "limit_of", "lr_range"]
+
+Betas = tuple[float, float]
+
+
+def between(pair: Pair) -> dict[str, Update]:
+    """fqn → what is known of the updates from A to B; parameters of which not even their number is known are absent."""
+    a, b = pair.a.facts, pair.b.facts
+    trainer = None if a.step is None or b.step is None else b.step - a.step
+    found = {}
+    for fqn in pair.b.params:
+        first, second = _counter(a, fqn), _counter(b, fqn)
+        own = None if first is None or second is None else int(second - first)
+        k = own if own is not None and own > 0 else trainer
+        if k is None or k < 0:
+            continue
+        lr, certain = lr_range(a, b, fqn, k)
+        group, old = b.group_of(fqn), a.group_of(fqn)
+        told = [one.decoupled for one in (group, old) if one is not None and one.decoupled is not None]
+        found[fqn] = Update(
+            k,
+            betas_of(pair.b, fqn) or betas_of(pair.a, fqn),
+            (group.eps if group is not None else None) or b.eps or a.eps,
+            None if first is None else int(first),
+            None if second is None else int(second),
+            lr,
+            certain,
+            _decays(a, b, fqn),
+            None if None in (own_decay := (a.weight_decay(fqn), b.weight_decay(fqn))) else own_decay,  # type: ignore[arg-type]
+            told[0] if told else b.decoupled,
+            bool(b.amsgrad),
+            betas_of(pair.a, fqn),
+        )
+    return found
+
+
+def betas_of(state: State, fqn: str) -> Betas | None:
+    """β1 and β2 of a parameter: its group's, else those of all groups."""
+    group = state.facts.group_of(fqn)
+    return group.betas if group is not None and group.betas is not None else state.facts.betas
+
+
+def limit_of(betas: Iterable[Betas | None]) -> float | None:
+    """K of the state bound for moments that saw those betas, one after the other; ``None`` if none is known."""
+    known = [one for one in betas if one is not None]
+    return max((bound(one) for one in known), default=None)
+
+
+def lr_range(a: TrainingState, b: TrainingState, fqn: str, k: int) -> tuple[tuple[float, float] | None, bool]:
+    """Least and greatest lr of the last k updates before B, and whether the files state it."""
+    here = _lrs(b, fqn)
+    plan = plan_of(b.schedule, b.args, b.told)
+    if plan is not None and here:
+        count = b.schedule.count if b.schedule is not None else None
+        at = b.step if count is None else count / plan.per_update
+        if at is not None and all(plan.allows(lr, at) for lr in here):
+            # trainers count from 0 or 1 and store the lr before or after the step: the neighbours are allowed too
+            reached = [plan.lr_at(at - back) for back in range(-1, k + 1)]
+            return (min(reached) * (1 - 1e-6), max(reached) * (1 + 1e-6)), True
+    there = _lrs(a, fqn)
+    ends = [*here, *there]
+    if not ends:
+        return None, False
+    peaks = [*_peaks(a), *_peaks(b)]
+    return (0.0, max([*ends, *peaks])), bool(peaks)
+
+
+def _lrs(state: TrainingState, fqn: str) -> list[float]:
+    group = state.group_of(fqn)
+    if group is not None and group.lr is not None:
+        return [group.lr]
+    lrs = [one.lr for one in state.groups if one.lr is not None]
+    return lrs or ([state.lr] if state.lr is not None else [])
+
+
+def _peaks(state: TrainingState) -> list[float]:
+    found = [one.initial_lr for one in state.groups if one.initial_lr is not None]
+    if state.schedule is not None:
+        found += [*state.schedule.base_lrs, *([state.schedule.max_lr] if state.schedule.max_lr is not None else [])]
+    plan = plan_of(state.schedule, state.args, state.told)
+    return found + ([plan.peak] if plan is not None else [])
+
+
+def _decays(a: TrainingState, b: TrainingState, fqn: str) -> tuple[float, ...]:
+    """λ as A and B state it, B's last; every group's where a parameter's group is not known."""
+    found: list[float] = []
+    for state in (a, b):
+        one = state.weight_decay(fqn)
+        if one is not None:
+            found.append(one)
+        elif state is b or b.weight_decay(fqn) is None:
+            found += [group.weight_decay for group in state.groups if group.weight_decay is not None]
+    return tuple(found)
+
+
+def _counter(state: TrainingState, fqn: str) -> float | None:
+    found = state.steps.by_name.get(fqn)
+    if found is not None:
+        return found
+    group = state.group_of(fqn)
+    return group.step if group is not None and group.step is not None else state.steps.usual

@@ -1,0 +1,3 @@
+"""What pictures of a diagnosis are drawn from: samples, shards, the run's history."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Rules on values, files and layouts: sums of a pass turned into signs."""
+
+__all__: list[str] = []

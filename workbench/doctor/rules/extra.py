@@ -1,0 +1,269 @@
+"""What one checkpoint tells beside its matrices: scales, averages, adapters, groups, the sum of all second moments.
+
+::
+
+    amax_history 0 0 0 …  scale 1.0     fp8 begins anew (N15)          expert_bias 0 0 0 …   balance begins anew (N26)
+    average = weights, bit for bit      loaded as weights (N21)        lora_B = 0            adapters lost (N22)
+    largest exp_avg_sq < exp_avg_sq     impossible (N8)                Σv > c²·(1−β2^t)      no clip at c (S19)
+    decay on norms, none on matrices    groups exchanged (N27)         √v below ε            updates vanish (N16)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.numbers import Decoder
+from workbench.doctor.evidence import State
+from workbench.doctor.passes.one import OneState
+from workbench.doctor.sign import RULES, Outcome, Rule, Sign, register
+from workbench.errors import WorkbenchError
+
+__all__ = ["check_extra"]
+
+Array = np.ndarray[Any, Any]
+LIST = 100
+SMALL = 1 << 22  #: elements of all buffers of a kind that are read
+SHRUNK = 8.0  #: how many times a loss scale grows between two checkpoints only where it began anew
+DEFAULTS = (65536.0, 2.0**15, 2.0**32)  #: first loss scales: torch GradScaler, apex, Megatron and DeepSpeed
+STALE = 4.0  #: times below the type's largest number: an amax that is the weights' own fills the top octave
+SLACK = 1e-2  #: of the clip's bound: the rounding of many sums
+MOST = 0.5  #: share of second moments below ε² from which updates vanish
+FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float8_e4m3fnuz": 240.0, "float8_e5m2fnuz": 57344.0}
+
+register(
+    Rule("N8", "a largest second moment below the present one", ("B11",), "one", "max_exp_avg_sq ≥ exp_avg_sq", "exact",
+         "torch 2.13 torch/optim/adam.py", "error", "optimizers that keep the largest bias-corrected one",
+         "load both from one save"),
+    Rule("N14", "the loss scale began anew", ("D8",), "one", "a dynamic scale doubles every thousand steps or so",
+         f"{SHRUNK:g} times an earlier checkpoint's, and a usual first one", "transformers 34053", "warn",
+         "a scale that did grow so", "restore the gradient scaler's state"),
+    Rule("N15", "fp8 scales that were never set", ("D9",), "one", "after a step the largest magnitudes are known",
+         f"all histories 0, or all scales 1; fp8 weights {STALE:g} times below the type's largest number",
+         "TransformerEngine 982, Megatron-Bridge 1730", "warn", "fp8 that is switched off",
+         "restore _extra_state; else run some steps without fp8"),
+    Rule("N16", "updates vanish in ε", ("D10",), "one", "Adam divides by √v + ε", f"√v < ε in {MOST:.0%} of all",
+         "catalogue D10", "warn", "an ε that is meant to be large", "lower eps, or train in another scale"),
+    Rule("N21", "weights that are their own average", ("F4",), "one", "an average lags behind what it averages",
+         "all equal bit for bit at step > 0", "catalogue F4", "warn", "an average that has not begun",
+         "load the raw weights; restore the average's own state"),
+    Rule("N22", "adapters that are still zero", ("F5",), "one", "B of an adapter moves at the first update",
+         "every lora_B is 0 at step > 0", "peft 0.21: lora_B begins at 0", "error", "none where it has second moments",
+         "load the adapters, under the names that the wrapped model has"),
+    Rule("N26", "a router's balance that is zero", ("A5",), "one", "expert_bias moves with every update",
+         "all 0 at step > 0", "FlagScale 411", "warn", "balancing that is switched off",
+         "restore the router's buffers"),
+    Rule("N27", "decay on the vectors, none on the matrices", ("B7",), "one", "norms and biases are not decayed",
+         "nine in ten of both kinds are the other way round", "catalogue B7", "warn", "no trainer does so on purpose",
+         "build the param groups in the order in which they were saved"),
+    Rule("S19", "second moments beyond the clip", ("H1", "G3"), "one", "Σv ≤ c²·(1−β2^t) under global-norm clipping",
+         f"{SLACK:.0%}", "catalogue 3.1: v is a mean of squares of a gradient whose norm is at most c", "warn",
+         "a clip that was changed lately, or does not cover all parameters", "see which steps were clipped at what"),
+)  # fmt: skip
+
+
+def check_extra(state: State, found: Mapping[str, OneState], earlier: State | None = None) -> Outcome:
+    """The rules of this module; ``earlier`` is a checkpoint of the same run, if there is one."""
+    step = state.facts.step or state.facts.steps.usual or 0
+    outcome = Outcome()
+    for rule, said in (
+        ("N8", _largest(state, found)), ("N14", _loss_scale(state, earlier)), ("N15", _fp8(state, found, step)),
+        ("N16", _vanish(state, found)), ("N21", _average(found, step)), ("N22", _adapters(state, found, step)),
+        ("N26", _balance(state, step)), ("N27", _groups(state)), ("S19", _clip(state, found, earlier)),
+    ):  # fmt: skip
+        if isinstance(said, str):
+            outcome.not_checked[rule] = said
+            continue
+        outcome.checked[rule] = said[0]
+        outcome.signs += said[1]
+    return outcome
+
+
+Said = tuple[str, list[Sign]] | str
+
+
+def _largest(state: State, found: Mapping[str, OneState]) -> Said:
+    held = [fqn for fqn, sums in found.items() if "max_exp_avg_sq" in sums.numbers and "exp_avg_sq" in sums.numbers]
+    if not held:
+        return "no largest second moments are stored (AMSGrad)"
+    bad = [fqn for fqn in held if found[fqn].shrunk]
+    signs = []
+    if bad:
+        count = sum(found[fqn].shrunk for fqn in bad)
+        words = f"{count:,} elements of exp_avg_sq are above their largest so far, in {_some(bad)}"
+        signs.append(RULES["N8"].sign(words, {"elements": count}, bad[:LIST], hit=len(bad), of=len(held)))
+    return f"{len(held):,} parameters", signs
+
+
+def _loss_scale(state: State, earlier: State | None) -> Said:
+    scale, before = state.facts.value("loss_scale"), earlier and earlier.facts.value("loss_scale")
+    if not scale or not before:
+        return "needs the loss scale of this checkpoint and of an earlier one"
+    signs = []
+    if scale >= SHRUNK * before and scale in DEFAULTS:
+        words = f"the loss scale is {scale:,.0f}, a usual first one, where it was {before:,.0f}"
+        signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
+    return "loss scales", signs
+
+
+# ---- buffers -------------------------------------------------------------------------------------------------------
+
+
+def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
+    roles, keys = state.ckpt.roles, state.ckpt.catalog.keys
+    histories = [at for at, key in enumerate(keys) if "amax_history" in key]
+    scales = [at for at, role in enumerate(roles) if role == "scale" and state.ckpt.catalog.numel[at] == 1]
+    extra = [at for at, key in enumerate(keys) if key.endswith("_extra_state")]
+    coded = [f for f, one in state.params.items() if "param" in one and state.dtype(one["param"]) in FP8]
+    if not (histories or len(scales) > 1 or extra or coded) or step <= 0:
+        return "no fp8 state is stored, or no step is known"
+    signs = []
+    for rows, words, value in ((histories, "amax histories hold only 0", 0.0), (scales, "scales are exactly 1", 1.0)):
+        values = list(_read(state, rows))
+        if len(values) > 1 and len(values) == len(rows) and all((one == value).all() for one in values):
+            names = [keys[at] for at in rows[:LIST]]
+            evidence = {"kind": "reset", "value": value, "step": step}
+            text = f"all {len(rows):,} {words} at step {step:,.0f}: {_some(names)}"
+            signs.append(RULES["N15"].sign(text, evidence, _fqns(state, rows), hit=len(rows), of=len(rows)))
+    empty = [at for at in extra if not state.ckpt.catalog.numel[at]]
+    if empty and 2 * len(empty) < len(extra):
+        text = f"{len(empty):,} of {len(extra):,} _extra_state are empty: {_some([keys[at] for at in empty])}"
+        evidence = {"kind": "empty", "step": step}
+        signs.append(RULES["N15"].sign(text, evidence, _fqns(state, empty), hit=len(empty), of=len(extra)))
+    full = {f: FP8[state.dtype(state.params[f]["param"])] for f in coded if f in found}
+    low = [f for f, top in full.items() if 0 < found[f].numbers["param"].max < top / STALE]
+    if low and 4 * len(low) <= len(full):
+        text = f"the largest code of {_some(low)} is {STALE:g} times below its type's: a scale of other weights"
+        signs.append(RULES["N15"].sign(text, {"kind": "stale"}, low[:LIST], hit=len(low), of=len(full)))
+    return f"{len(histories):,} amax histories, {len(scales):,} scales, {len(coded):,} fp8 weights", signs
+
+
+def _balance(state: State, step: float) -> Said:
+    rows = [
+        at for at, key in enumerate(state.ckpt.catalog.keys)
+        if key.rpartition(".")[2] in ("expert_bias", "e_score_correction_bias")
+    ]  # fmt: skip
+    values = list(_read(state, rows))
+    if not values or step <= 0:
+        return "no router's balance is stored, or no step is known"
+    signs = []
+    if len(values) == len(rows) and not any(one.any() for one in values):
+        words = f"the balance of all {len(rows):,} routers is 0 at step {step:,.0f}"
+        signs.append(RULES["N26"].sign(words, {"step": step}, _fqns(state, rows), hit=len(rows), of=len(rows)))
+    return f"{len(rows):,} routers", signs
+
+
+def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
+    rows = [at for at, role in enumerate(state.ckpt.roles) if role == "lora_B"]
+    if not rows or step <= 0:
+        return "no adapters are stored, or no step is known"
+    read = 0
+    for value in _read(state, rows, SMALL * 16):
+        read += 1
+        if value.any():
+            return f"{read:,} of {len(rows):,} adapters, until one was not 0", []
+    if read < len(rows):
+        return "adapters are too large, or cannot be read"
+    moved = [fqn for fqn, sums in found.items() if "lora_B" in fqn and _nonzero(sums, "exp_avg_sq")]
+    words = f"lora_B of all {len(rows):,} adapters is 0 at step {step:,.0f}"
+    words += f", though gradients reached {len(moved):,} of them" if moved else ""
+    grave = "error" if moved else "warn"
+    evidence = {"step": step, "moved": len(moved)}
+    sign = RULES["N22"].sign(words, evidence, _fqns(state, rows), severity=grave, hit=len(rows), of=len(rows))
+    return f"{len(rows):,} adapters", [sign]
+
+
+def _read(state: State, rows: Sequence[int], most: int = SMALL) -> Iterator[Array]:
+    """Values of small tensors, as far as they can be read."""
+    catalog = state.ckpt.catalog
+    for at in rows:
+        most -= int(catalog.numel[at])
+        if most < 0 or catalog.dtype_of(at).packed:
+            return
+        try:
+            tensor = state.ckpt[catalog.keys[at]]
+            yield np.array(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)))
+        except WorkbenchError:  # check_files says what is wrong with it
+            return
+
+
+# ---- sums ----------------------------------------------------------------------------------------------------------
+
+
+def _vanish(state: State, found: Mapping[str, OneState]) -> Said:
+    eps = state.facts.eps
+    held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
+    if not eps or not held:
+        return "ε is not stated, or no second moments are stored"
+    octave = max(math.floor(math.log2(eps * eps)) + 127, 0)
+    octaves = np.sum([numbers.octaves[:255] for numbers in held], axis=0)
+    seen, low = int(octaves[1:].sum()), int(octaves[1:octave].sum())
+    signs = []
+    if seen and low > MOST * seen:
+        words = f"√v is below ε = {eps:g} in {low / seen:.0%} of {seen:,} elements"
+        signs.append(RULES["N16"].sign(words, {"share": low / seen, "eps": eps}, hit=low, of=seen))
+    return f"{seen:,} second moments against ε", signs
+
+
+def _average(found: Mapping[str, OneState], step: float) -> Said:
+    held = {fqn: sums.averaged for fqn, sums in found.items() if sums.averaged[1]}
+    if not held or step <= 0:
+        return "no average of the weights is stored, or no step is known"
+    signs = []
+    if not any(differ for differ, _ in held.values()):
+        of = sum(count for _, count in held.values())
+        words = f"all {of:,} weights of {len(held):,} parameters equal their average bit for bit at step {step:,.0f}"
+        signs.append(RULES["N21"].sign(words, {"step": step}, list(held)[:LIST], hit=len(held), of=len(held)))
+    return f"{len(held):,} parameters beside their averages", signs
+
+
+def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) -> Said:
+    facts = state.facts
+    clips = [one.facts.value("clip") for one in (state, earlier) if one is not None]
+    clip = max((float(one) for one in clips if one), default=0.0)
+    held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
+    if not clip or not all(clips) or not held:
+        return "no gradient clip is stated, or no second moments are stored"
+    if facts.decoupled is not True or facts.betas is None:
+        return "decay in the gradient (Adam with L2) comes after the clip, or the betas are not known"
+    total, step = sum(numbers.total for numbers in held), facts.steps.usual or facts.step or 0
+    bound = clip**2 * (1 - facts.betas[1] ** step) if step else clip**2
+    signs = []
+    if math.isfinite(total) and total > bound * (1 + SLACK):
+        words = f"second moments add up to {total:.4g}; a gradient clipped at {clip:g} leaves at most {bound:.4g}"
+        signs.append(RULES["S19"].sign(words, {"sum": total, "bound": bound, "clip": clip}, hit=1, of=1))
+    return f"Σv = {total:.3g} against {bound:.3g}", signs
+
+
+def _groups(state: State) -> Said:
+    decays: dict[bool, list[float]] = {True: [], False: []}
+    for fqn, roles in state.params.items():
+        group, position = state.facts.group_of(fqn), roles.get("param", roles.get("exp_avg"))
+        if group is not None and group.weight_decay is not None and position is not None:
+            decays[len(state.shape(position)) > 1].append(group.weight_decay)
+    matrices, vectors = decays[True], decays[False]
+    if not matrices or not vectors:
+        return "which parameters are in which param group is not stored"
+    signs = []
+    bare, decayed = sum(not one for one in matrices), sum(one > 0 for one in vectors)
+    if 10 * bare >= 9 * len(matrices) and 10 * decayed >= 9 * len(vectors):
+        words = f"{decayed:,} of {len(vectors):,} vectors decay, and {bare:,} of {len(matrices):,} matrices do not"
+        evidence = {"vectors": decayed, "matrices": bare}
+        signs.append(RULES["N27"].sign(words, evidence, hit=bare + decayed, of=len(matrices) + len(vectors)))
+    return f"{len(matrices) + len(vectors):,} parameters' decay", signs
+
+
+def _nonzero(sums: OneState, role: str) -> bool:
+    return role in sums.numbers and sums.numbers[role].zeros < sums.numbers[role].count
+
+
+def _fqns(state: State, rows: Sequence[int]) -> list[str]:
+    return list(dict.fromkeys(state.ckpt.fqns[at] or state.ckpt.catalog.keys[at] for at in rows[:LIST]))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
+    return ", ".join(map(repr, names[:2])) + more

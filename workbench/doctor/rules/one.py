@@ -1,0 +1,247 @@
+"""Rules on the values of one checkpoint: the S rules of the catalogue that need its numbers.
+
+Zero pages (S11), replicas (S12) and covers are verify's: ``rules_files``; rows and columns: ``rules_layout``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from workbench.doctor.evidence import State
+from workbench.doctor.passes.blocks import Block, Slot, stream
+from workbench.doctor.passes.one import Numbers, OneState
+from workbench.doctor.sign import RULES, Rule, Sign, register
+from workbench.errors import WorkbenchError
+
+__all__ = ["judge_one"]
+
+OUTLIER = 300.0  #: times the median magnitude (catalogue, S02)
+GAP = 4  #: empty octaves below it: outliers that were trained form a tail, a flipped exponent bit stands alone
+LOW_SHARE = 0.01  #: of numbers whose low bits are zero; by chance 2⁻¹⁶ (catalogue, D1)
+LOW_LEAST = 5  #: such numbers at least: of 500 by chance (2⁻¹³ each, for fp16) that happens once in 10⁸ tensors
+SAMPLE = 64  #: elements from which a tensor's outliers and copies are looked at
+LIST = 100
+LAWS = "workbench.doctor.laws"
+
+register(
+    Rule("S01", "not a number", ("G1", "G9"), "one", "every stored number is finite", "exact", "IEEE 754",
+         "error", "none in weights, masters and moments", "go back to a checkpoint without them"),
+    Rule("S02", "an outlier", ("G1",), "one", "a flipped exponent bit scales a number by a power of 2 up to 2^128",
+         f"largest over median > {OUTLIER:g}, {GAP} empty octaves below it", "catalogue, G1", "warn",
+         "trained models have outlier weights of 100 to 1000 times the median: compare with an older checkpoint",
+         "compare the tensor with an older checkpoint"),
+    Rule("S03", "a negative second moment", ("G3",), "one", "v is a mean of squares", "exact", LAWS, "error", "none",
+         "restore the file: a bit was flipped, or these are another tensor's bytes"),
+    Rule("S04", "moments that do not belong together", ("B6", "B4", "G3", "G5"), "one", "m² ≤ K·v elementwise",
+         "exact, with rounding", LAWS, "error", "beta1 or beta2 was another one and no file says so",
+         "load both moments from one save"),
+    Rule("S05", "second moments are zero", ("B3", "B4"), "one", "v = 0 only where no gradient ever was",
+         "all of a parameter's, at step > 0", LAWS, "error", "parameters that never saw a gradient: those say nothing",
+         "load the optimizer's state"),
+    Rule("S08", "weights that are not their masters", ("D2", "D3", "G6"), "one", "weight = round(master)",
+         "bit for bit; up to one last bit is a warning", "catalogue, 3.4", "error",
+         "stochastic rounding and split masters differ by at most one last bit",
+         "rebuild the weights from the masters"),
+    Rule("S09", "masters of 16 bits", ("D1",), "one", "an update leaves low bits",
+         f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
+         "catalogue, 3.4", "error", "the first update after a start from 16-bit weights is still to come",
+         "load the masters, do not rebuild them from the weights"),
+    Rule("S10", "moments of 16 bits", ("D4",), "one", "an update leaves low bits",
+         f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
+         "catalogue, D4", "warn", "an optimizer that keeps its moments in 16 bits on purpose",
+         "save moments in float32"),
+    Rule("S13", "a tied head of its own", ("F2",), "one", "tied tensors are one tensor",
+         "both are stored, and states too",
+         "catalogue, F2", "error", "models whose config says that they are tied while they are not",
+         "tie the weights before the optimizer is made"),
+    Rule("S14", "a layer twice", ("E9",), "one", "no two trained matrices are equal", "bit for bit", "catalogue, E9",
+         "error", "layers shared on purpose (ALBERT)", "check the mapping of pipeline stages to layers"),
+    Rule("S15", "norms that were never trained", ("A3", "A2"), "one", "a weight that saw a gradient moved",
+         "all of a vector exactly 1", "catalogue, A3", "error", "weights of 16 bits whose updates round away",
+         "load the norms: the keys that were not read say which"),
+)  # fmt: skip
+HEADS = (("embed_tokens.weight", "lm_head.weight"), ("wte.weight", "lm_head.weight"),
+         ("word_embeddings.weight", "output_layer.weight"), ("tok_embeddings.weight", "output.weight"))  # fmt: skip
+
+
+def judge_one(
+    state: State, slots: Sequence[Slot], found: Mapping[str, OneState], earlier: State | None = None
+) -> Iterator[Sign]:
+    """The signs of a state's sums; what was as far out in an ``earlier`` checkpoint is no sign."""
+    shapes = {slot.fqn: slot.shape for slot in slots}
+    types = {slot.fqn: slot.dtype((0, "master")) or slot.dtype((0, "param")) for slot in slots}
+    step = state.facts.step or state.facts.steps.usual or 0
+    yield from _numbers(found, earlier)
+    yield from _moments(found, step)
+    yield from _masters(found, step)
+    yield from _copies(state, found, shapes)
+    yield from _ones(found, shapes, types, step)
+
+
+def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[Sign]:
+    sick, large, negative = [], [], []
+    squares = _squares(found)
+    for fqn, sums in found.items():
+        for role, numbers in sums.numbers.items():
+            if numbers.nan + numbers.inf:
+                sick.append((fqn, role, numbers.nan + numbers.inf))
+            alone = numbers.gap >= GAP and numbers.max > OUTLIER * numbers.median > 0
+            if role in ("param", "master") and numbers.count >= SAMPLE and alone:
+                if earlier is not None and _was_large(earlier, fqn, role, numbers.max):
+                    continue
+                large.append((fqn, role, numbers.max / numbers.median))
+            if role == "exp_avg_sq" and numbers.negative and squares:
+                negative.append((fqn, role, numbers.negative))
+    if sick:
+        count = sum(one[2] for one in sick)
+        yield _sign("S01", sick, f"{count:,} elements of {_names(sick)} are NaN or infinite", count=count)
+    if large:
+        most = max(one[2] for one in large)
+        yield _sign(
+            "S02",
+            large,
+            f"largest element {most:,.0f} times the median magnitude, alone, in {_names(large)}",
+            most=most,
+        )
+    if negative:
+        count = sum(one[2] for one in negative)
+        yield _sign("S03", negative, f"{count:,} second moments are negative in {_names(negative)}", count=count)
+
+
+def _squares(found: Mapping[str, OneState]) -> bool:
+    """Whether exp_avg_sq is what it says: not where a quarter or more of every one is negative."""
+    held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
+    large = [numbers for numbers in held if numbers.count >= SAMPLE]
+    return not large or any(4 * numbers.negative <= numbers.count for numbers in large)
+
+
+def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
+    """Whether a number of half that size stood there before."""
+    position = earlier.params.get(fqn, {}).get(role)
+    if position is None:
+        return False
+    tensor = earlier.ckpt[earlier.ckpt.catalog.keys[position]]
+    try:
+        largest = max((sums.max for _, sums in stream([Slot(fqn, {(0, role): tensor})], _Largest())), default=0.0)
+    except WorkbenchError:
+        return False
+    return 2 * largest >= most
+
+
+class _Largest:
+    """The numbers of one tensor."""
+
+    def begin(self, slot: Slot) -> Numbers:
+        return Numbers()
+
+    def fold(self, state: Numbers, slot: Slot, block: Block) -> None:
+        for values in block.values.values():
+            state.take(values)
+
+    def merge(self, state: Numbers, later: Numbers) -> None:
+        state.add(later)
+
+
+def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
+    broken = [(fqn, "", sums.bound.broken) for fqn, sums in found.items() if sums.bound.broken]
+    broken = broken if _squares(found) else []
+    if broken:
+        count, of = sum(one[2] for one in broken), sum(sums.bound.of for sums in found.values())
+        where = {fqn: found[fqn].bound.at for fqn, *_ in broken[:8]}
+        text = (
+            f"m² > K·v in {count:,} of {of:,} elements: exp_avg and exp_avg_sq of {_names(broken)} are not of one run"
+        )
+        yield _sign("S04", broken, text, elements=count, looked_at=of, first=where)
+    held = {fqn: sums for fqn, sums in found.items() if "exp_avg_sq" in sums.numbers}
+    zero = [fqn for fqn, sums in held.items() if sums.numbers["exp_avg_sq"].zeros == sums.numbers["exp_avg_sq"].count]
+    moving = [
+        (fqn, "", 1) for fqn in zero
+        if "exp_avg" in held[fqn].numbers and held[fqn].numbers["exp_avg"].zeros < held[fqn].numbers["exp_avg"].count
+    ]  # fmt: skip
+    if step > 0 and held and (len(zero) == len(held) or moving):
+        hit = moving if len(zero) < len(held) else [(fqn, "", 1) for fqn in zero]
+        text = f"every second moment is 0 in {len(hit):,} of {len(held):,} parameters at step {step:,.0f}"
+        yield _sign("S05", hit, text, of=len(held), step=step)
+
+
+def _masters(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
+    odd = [(fqn, "", sums.unrounded) for fqn, sums in found.items() if sums.unrounded]
+    if odd:
+        count, of = sum(one[2] for one in odd), sum(sums.compared for sums in found.values())
+        ulps = max(found[fqn].ulps for fqn, *_ in odd)
+        text = (
+            f"{count:,} of {of:,} weights are not their master rounded, by up to {ulps:,} last bits, in {_names(odd)}"
+        )
+        severity = "error" if ulps > 1 else "warn"
+        yield _sign("S08", odd, text, severity, elements=count, looked_at=of, ulps=ulps)
+    for rule, roles in (("S09", ("master",)), ("S10", ("exp_avg", "exp_avg_sq"))):
+        low = [
+            (fqn, role, sums.low[role][0]) for fqn, sums in found.items() for role in roles
+            if sums.low.get(role, (0, 0))[0] >= LOW_LEAST and sums.low[role][0] > LOW_SHARE * sums.low[role][1]
+        ]  # fmt: skip
+        if low and step > 0:
+            of = sum(found[fqn].low[role][1] for fqn, role, _ in low)
+            share = sum(one[2] for one in low) / of
+            text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (by chance 0.002 %)"
+            yield _sign(rule, low, text, share=share)
+
+
+def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Sign]:
+    apart = state.facts.args.get("untie_embeddings_and_output_weights")  # Megatron's word for it
+    tied = state.facts.value("tied") if apart is None else not apart.value
+    pairs = [(a, b) for one, other in HEADS for a in found if a.endswith(one) for b in found if b.endswith(other)]
+    for a, b in pairs:
+        if not tied or a == b or shapes[a] != shapes[b] or "exp_avg" not in found[b].numbers:
+            continue
+        if found[a].digest == found[b].digest:
+            text = (
+                f"{b!r} is stored as a copy of {a!r} with a state of its own, though the model ties them: it will drift"
+            )
+            yield RULES["S13"].sign(text, {"equal": True}, (a, b), severity="warn", hit=1, of=1)
+        else:
+            text = f"{a!r} and {b!r} differ, though the model ties them"
+            yield RULES["S13"].sign(text, {"equal": False}, (a, b), hit=1, of=1)
+    alike = defaultdict(list)
+    for fqn, sums in found.items():
+        main = sums.numbers.get("master") or sums.numbers.get("param")
+        if main is None or len(shapes[fqn]) < 2 or main.count < SAMPLE:
+            continue
+        if int((main.octaves > 0).sum()) > 1:  # not one constant
+            alike[sums.digest, shapes[fqn]].append(fqn)
+    heads = {frozenset(pair) for pair in pairs}
+    twice = [group for group in alike.values() if len(group) > 1 and frozenset(group) not in heads]
+    if twice:
+        text = f"{twice[0][0]!r} and {twice[0][1]!r} are equal bit for bit; {len(twice):,} such groups"
+        names = [fqn for group in twice for fqn in group][:LIST]
+        yield RULES["S14"].sign(text, {"groups": twice[:LIST]}, names, hit=len(twice), of=len(found))
+
+
+def _ones(
+    found: Mapping[str, OneState], shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str | None], step: float
+) -> Iterator[Sign]:  # fmt: skip
+    still = []
+    for fqn, sums in found.items():
+        main, v = sums.numbers.get("master") or sums.numbers.get("param"), sums.numbers.get("exp_avg_sq")
+        if main is None or v is None or len(shapes[fqn]) != 1 or v.zeros == v.count:
+            continue
+        if main.count >= 8 and main.ones == main.count:
+            still.append((fqn, types[fqn] or "", 1))
+    if still and step > 0:
+        sharp = all(kind == "float32" for _, kind, _ in still)
+        text = (
+            f"{len(still):,} vectors are exactly 1 at step {step:,.0f} although gradients reached them: {_names(still)}"
+        )
+        yield _sign("S15", still, text, "error" if sharp else "warn", step=step)
+
+
+def _sign(rule: str, hits: Sequence[tuple[str, str, float]], text: str, severity: str = "", **evidence: object) -> Sign:
+    of = int(str(evidence.get("of", len(hits))))
+    names = list(dict.fromkeys(fqn for fqn, *_ in hits))
+    return RULES[rule].sign(text, evidence, names[:LIST], severity=severity or None, hit=len(names), of=of)
+
+
+def _names(hits: Sequence[tuple[str, str, float]]) -> str:
+    names = list(dict.fromkeys(fqn for fqn, *_ in hits))
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
+    return ", ".join(map(repr, names[:2])) + more

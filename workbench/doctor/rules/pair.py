@@ -1,0 +1,254 @@
+"""Rules on the values of two checkpoints of a run, k updates apart: the P rules of the catalogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+from workbench.doctor.evidence import Pair
+from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
+from workbench.doctor.passes.blocks import Slot
+from workbench.doctor.passes.pair import PairState, Update, weight_role
+from workbench.doctor.sign import RULES, Rule, Sign, register
+
+__all__ = ["judge_pair"]
+
+LAWS = "workbench.doctor.laws"
+REST = 1e-3  #: of a replayed update's norm: 15 times the worst that was seen in healthy runs (catalogue, I5)
+BLUNT = 0.1  #: rounding from which a replay proves nothing
+RULERS = 16  #: silent elements from which a ruler is read
+TURNED = 0.9  #: cosine between a weight now and then, within 50 updates (catalogue, 3.2)
+APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
+STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
+SOON = 50  #: updates
+LIST = 100
+
+register(
+    Rule("P03", "second moments fell too fast", ("B1", "B5", "B3", "G6"), "pair", "v_B ≥ β2^k·v_A",
+         "exact, with rounding", LAWS, "error", "beta2 was lower and no file says so",
+         "load exp_avg_sq of the checkpoint that was resumed from"),
+    Rule("P04", "moments that did not evolve from the older ones", ("B1", "B5", "B6", "E13", "G6"), "pair",
+         "(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)", "exact, with rounding", LAWS, "error",
+         "other betas between, or a wrong number of updates", "load the optimizer's state of the same parameter"),
+    Rule("P05", "weights the optimizer cannot have reached", ("D2", "A2", "E1", "E9", "F4", "G1"), "pair",
+         "|W_B − W_A·Π(1−lr·λ)| ≤ √K·Σ lr·f", "exact, with rounding", LAWS, "error",
+         "a larger learning rate between than any that is stated", "load the weights (and masters) of the same save"),
+    Rule("P06", "one parameter changed much more", ("A2", "E3", "G1"), "pair", "Adam moves all parameters alike",
+         f"RMS change > {APART:g}·max(1, √(k/{STEADY})) times the median parameter's, k ≤ {SOON}",
+         "catalogue, 3.2", "warn",
+         "where reach was not looked at: a learning rate of its own; parameters that just began to see gradients",
+         "look at that parameter's reach"),
+    Rule("P08", "weights of another direction", ("E1", "E2", "E4", "A2", "C2"), "pair",
+         "few updates turn a weight little",
+         f"cosine < {TURNED} within {SOON} updates", "catalogue, 3.2", "warn", "very early in a training",
+         "compare the rows of both: a permutation has a cosine near 1 row by row"),
+    Rule("P09", "numbers were lost", ("G1", "G3", "G9"), "pair", "what was finite stays finite", "exact", "IEEE 754",
+         "error", "none", "go back to the older checkpoint and look at its moments"),
+    Rule("P10", "weights that stand still", ("D6",), "pair",
+         "an update changes a weight by more than half its last bit",
+         "more than half of the weights unchanged, in 16 bits", "catalogue, 3.4", "warn", "frozen parameters",
+         "keep fp32 masters, or round stochastically"),
+    Rule("P11", "untouched rows disagree", ("B7", "C1", "D2", "G5"), "pair",
+         "without a gradient W_B = W_A·Π(1−lr·λ), one factor for all", "exact, with rounding", LAWS, "error",
+         "rows that other code writes", "compare weight decay and its groups with the older checkpoint's"),
+    Rule("P12", "the update cannot be replayed", ("B7", "D2", "A2", "C5", "E1"), "pair",
+         "k = 1: W_A − W_B = lr·(m̂/(√v̂+ε) + λ·W_A)", f"rest > max({REST:g}, 4u·‖W‖/‖ΔW‖)", LAWS, "error",
+         "another optimizer, or code that changes weights after its step", "load weights and masters of the same save"),
+    Rule("P13", "another learning rate than stated", ("C1", "C2", "B8", "H1"), "pair",
+         "k = 1: the replayed lr is the stated one",
+         f"outside the stated range by more than {REST:g}", LAWS, "error", "parameters with a scale of their own",
+         "rebuild the schedule after the optimizer is loaded"),
+    Rule("P14", "a fresh optimizer's first update", ("B1",), "pair",
+         "only Adam's first update moves weights by lr itself",
+         "more than half of the weights moved by lr, give or take 5 %", "catalogue, B1", "error",
+         "sign-based optimizers", "load the optimizer's state"),
+    Rule("N13", "second moments that stand still", ("D5",), "pair", "v decays by (1−β2) of itself an update",
+         "more than half bit-equal in 16 bits", "catalogue, D5", "warn", "no update between",
+         "keep exp_avg_sq in float32"),
+    Rule("N25", "an older save under a new step", ("G7", "C9"), "pair", "updates change weights", "every weight equal",
+         "catalogue, G7", "warn", "a learning rate of 0, or every update skipped", "check what the saver wrote"),
+)  # fmt: skip
+
+
+def judge_pair(
+    pair: Pair, updates: Mapping[str, Update], slots: Sequence[Slot], found: Mapping[str, PairState]
+) -> Iterator[Sign]:  # fmt: skip
+    """The signs of a pair's sums."""
+    types = {slot.fqn: slot.dtype((1, weight_role(slot) or "")) or "" for slot in slots}
+    yield from _laws(updates, found)
+    yield from _counts(updates, found, types)
+    yield from _sizes(updates, found)
+    yield from _rulers(updates, found)
+    yield from _replays(updates, found, types)
+
+
+def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
+    texts = {
+        "P03": ("floor", "v fell below β2^k of what it was in {0:,} of {1:,} elements, in {2}"),
+        "P04": (
+            "transition",
+            "exp_avg and exp_avg_sq of {2} cannot have come from the older ones: {0:,} of {1:,} elements",
+        ),
+        "P05": ("reach", "{0:,} of {1:,} weights are farther than the optimizer can have moved them, in {2}"),
+    }
+    for rule, (law, text) in texts.items():
+        hits = {fqn: getattr(sums, law) for fqn, sums in found.items() if getattr(sums, law).broken}
+        if not hits:
+            continue
+        count, of = sum(one.broken for one in hits.values()), sum(getattr(sums, law).of for sums in found.values())
+        worst = max(one.worst for one in hits.values())
+        evidence = {
+            "elements": count, "looked_at": of, "worst": worst if math.isfinite(worst) else None,
+            "first": {fqn: one.at for fqn, one in list(hits.items())[:8]},
+            "k": sorted({updates[fqn].k for fqn in hits})[:8],
+        }  # fmt: skip
+        sure = rule != "P05" or any(updates[fqn].certain for fqn in hits)
+        message = text.format(count, of, _names(list(hits)))
+        if not sure:
+            message += "; the learning rate between is not stated, only its two ends"
+        looked = sum(getattr(sums, law).of > 0 for sums in found.values())
+        yield RULES[rule].sign(
+            message, evidence, list(hits)[:LIST], severity=None if sure else "warn", hit=len(hits), of=looked
+        )
+
+
+def _counts(
+    updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str]
+) -> Iterator[Sign]:  # fmt: skip
+    lost = {fqn: sums.nan for fqn, sums in found.items() if sums.nan}
+    if lost:
+        text = f"{sum(lost.values()):,} elements of {_names(list(lost))} were finite and are not any more"
+        yield _sign("P09", list(lost), text, len(found), count=sum(lost.values()))
+    # a vector's worth of norms says little: shares are over all
+    going = {fqn: sums for fqn, sums in found.items() if updates[fqn].k > 0 and sums.count}
+    # what the optimizer never held (frozen weights) is no evidence
+    half = {
+        fqn: sums for fqn, sums in going.items() if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio)
+    }
+    still, of = sum(sums.unchanged for sums in half.values()), sum(sums.count for sums in half.values())
+    if of and still > of / 2:
+        yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
+    # all that is equal in every bit was not trained; what the optimizer never held is no evidence
+    trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
+    if trained and all(sums.unchanged == sums.count for sums in trained.values()):
+        text = f"all {len(trained):,} trained parameters are equal bit for bit, though updates lie between"
+        yield _sign("N25", list(trained), text, len(trained))
+        return
+    moments = {fqn: sums for fqn, sums in half.items() if sums.count and sums.still > sums.count / 2}
+    if moments:
+        text = f"exp_avg_sq of {_names(list(moments))} did not change in most elements"
+        yield _sign("N13", list(moments), text, len(found))
+
+
+def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
+    soon = {fqn: sums for fqn, sums in found.items() if 0 < updates[fqn].k <= SOON and sums.count >= 8}
+    turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < TURNED}
+    turned = {fqn: c for fqn, c in turned.items() if not _may_turn(updates[fqn], found[fqn])}
+    if turned:
+        least = min(turned.values())
+        text = f"{_names(list(turned))} point elsewhere: cosine {least:.3f} or more with what they were"
+        yield _sign("P08", list(turned), text, len(soon), cosine=least)
+    # a parameter that stayed within its reach changed lawfully, however much more than others
+    moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0}
+    lawful = {fqn for fqn in moved if found[fqn].reach.of and not found[fqn].reach.broken}
+    usual = median(moved.values()) if len(moved) >= 5 else math.inf
+    room = {fqn: APART * max(1.0, math.sqrt(updates[fqn].k / STEADY)) for fqn in moved}
+    apart = {fqn: size / usual for fqn, size in moved.items() if size > room[fqn] * usual and fqn not in lawful}
+    if apart:
+        most = max(apart.values())
+        text = f"{_names(list(apart))} changed up to {most:.1f} times as much as the median parameter"
+        yield _sign("P06", list(apart), text, len(moved), most=most)
+
+
+def _may_turn(update: Update, sums: PairState) -> bool:
+    """Whether half of what the optimizer can move turns a weight so far: sin(angle) is at most moved/size."""
+    size = math.sqrt(sums.aa / sums.count)
+    return update.most is not None and update.most / 2 > size * math.sqrt(1 - TURNED**2)
+
+
+def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
+    uneven, outside, measured, of = [], [], {}, 0
+    for fqn, sums in found.items():
+        slope, update = sums.ruler.slope, updates[fqn]
+        if sums.ruler.count < RULERS or slope is None or sums.unchanged == sums.count:
+            continue  # what the optimizer left out altogether does not decay either
+        of += 1
+        slack = ROUNDINGS * UNITS["float32"] * update.k + 1e-7
+        if sums.ruler.rest > slack:
+            uneven.append(fqn)
+            continue
+        low, high = update.factors
+        measured[fqn] = 1 - slope
+        if update.certain and update.decays and not low - slack <= slope <= high + slack:
+            outside.append(fqn)
+    if uneven:
+        text = f"weights of {_names(uneven)} that no gradient reached did not all shrink by one factor"
+        yield _sign("P11", uneven, text, of, even=False)
+    if outside:
+        shrink, (low, high) = measured[outside[0]], updates[outside[0]].factors
+        change = f"shrank by {shrink:.3e}" if shrink >= 0 else f"grew by {-shrink:.3e}"
+        text = (
+            f"weights of {_names(outside)} that no gradient reached {change}, "
+            f"where lr and weight decay allow to shrink by {1 - high:.3e} to {1 - low:.3e}"
+        )
+        yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low])
+
+
+def _replays(
+    updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str]
+) -> Iterator[Sign]:  # fmt: skip
+    failed: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    off, changed, of = {}, {}, 0
+    for fqn, sums in found.items():
+        update, noise = updates[fqn], sums.replay.noise(types[fqn]) if types[fqn] in UNITS else math.inf
+        if not sums.replay.count or noise > BLUNT:
+            continue
+        decays: list[float | None] = list(dict.fromkeys(update.decays)) or [None]
+        if update.decoupled is not True and 0.0 not in decays:
+            decays.append(0.0)  # Adam's L2 is part of the gradient
+        fits = {decay: fit for decay in decays if (fit := sums.replay.fit(decay)) is not None}
+        if not fits:
+            continue
+        of += 1
+        best = min(fits, key=lambda decay: fits[decay][2])
+        lr, _, rest = fits[best]
+        if rest > max(REST, noise):
+            failed[fqn] = rest
+            continue
+        rates[fqn] = lr
+        if update.stated is not None and best == update.stated[1] != update.stated[0]:
+            changed[fqn] = update.stated
+        tolerance = REST + 3 * rest
+        if update.lr is not None and not update.lr[0] * (1 - tolerance) <= lr <= update.lr[1] * (1 + tolerance):
+            off[fqn] = lr
+    if failed:
+        most = max(failed.values())
+        text = f"{_names(list(failed))} did not move by their moments: {most:.2g} of the change is left over"
+        yield _sign("P12", list(failed), text, of, rest=most)
+    if changed:
+        old, new = next(iter(changed.values()))
+        text = f"{_names(list(changed))} decayed by {new} and not by {old} as before: the replayed update shows it"
+        yield _sign("P12", list(changed), text, of, "warn", old=old, new=new)
+    if off:
+        value = median(off.values())
+        low, high = updates[next(iter(off))].lr or (0.0, 0.0)
+        sure = all(updates[fqn].certain for fqn in off)
+        text = f"the update was made at lr {value:.4g} in {_names(list(off))}; stated is {low:.4g} to {high:.4g}"
+        yield _sign("P13", list(off), text, of, None if sure else "warn", lr=value, stated=[low, high])
+    of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
+    same, total = sum(s.same for s in of_all.values()), sum(s.moved_of for s in of_all.values())
+    if total and same > total / 2:
+        sure = all(updates[fqn].certain for fqn in of_all)
+        text = f"{same / total:.0%} of the weights moved by the learning rate itself, as in an optimizer's first update"
+        yield _sign("P14", list(of_all), text, len(of_all), None if sure else "warn", share=same / total)
+
+
+def _sign(rule: str, names: Sequence[str], text: str, of: int, severity: str | None = None, **evidence: object) -> Sign:
+    return RULES[rule].sign(text, evidence, names[:LIST], severity=severity, hit=len(names), of=of)
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
+    return ", ".join(map(repr, names[:2])) + more

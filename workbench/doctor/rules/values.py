@@ -1,0 +1,159 @@
+"""Passes over values turned into signs: which slots are read, and what was not looked at and why.
+
+::
+
+    State ──slots──► stream(OneFold)  ──► rules_one  ──┐
+    Pair  ──slots──► stream(PairFold) ──► rules_pair ──┴─► Values(signs, checked, not_checked, states)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.core.scan import Tick
+from workbench.doctor.evidence import Pair, State
+from workbench.doctor.passes.blocks import Slot, Stored, compiled, stream
+from workbench.doctor.passes.one import OneFold, OneState
+from workbench.doctor.passes.pair import PairFold, PairState, Update, weight_role
+from workbench.doctor.passes.updates import between, limit_of
+from workbench.doctor.rules.one import judge_one
+from workbench.doctor.rules.pair import judge_pair
+from workbench.doctor.sign import Sign
+from workbench.errors import WorkbenchError
+
+__all__ = ["Values", "check_one", "check_pair"]
+
+ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
+ALONE = (*ROLES, "max_exp_avg_sq", "ema")  #: of one checkpoint by itself
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a pass found.
+
+    Attributes:
+        checked, not_checked: rule or law → sentence, with the reason where it was not.
+        states: fqn → the pass's sums, for pictures.
+        updates: fqn → what lies between the two states of a pair.
+    """
+
+    signs: tuple[Sign, ...]
+    checked: Mapping[str, str]
+    not_checked: Mapping[str, str]
+    states: Mapping[str, Any]
+    updates: Mapping[str, Update] = field(default_factory=dict)
+
+
+def check_one(
+    state: State,
+    earlier: State | None = None,
+    *,
+    threads: int | None = None,
+    tick: Tick | None = None,
+    fast: bool | None = None,
+) -> Values:
+    """The laws that hold within one checkpoint.
+
+    Args:
+        earlier: a checkpoint of the same run: its betas widen the state bound if they were others.
+        fast: use the compiled code; by default if numba is installed and there is much to read.
+
+    Raises:
+        MissingExtraError: ``fast`` is asked for without numba.
+    """
+    every = [one for one in (state, earlier) if one is not None]
+    known = [one.facts.betas for one in every if one.facts.betas is not None]
+    known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
+    slots = [
+        _slot(fqn, [state], [roles], ALONE)
+        for fqn, roles in state.params.items()
+        if "param" in roles or "exp_avg" in roles
+    ]
+    fold = OneFold(known[0] if known else None, limit_of(known), fast=compiled(slots, fast))
+    found: dict[str, OneState] = {}
+    unread: dict[str, str] = {}
+    for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
+        sums.close(slot.fqn)
+        found[slot.fqn] = sums
+    why = Counter(sums.unbound for sums in found.values() if sums.unbound)
+    return Values(
+        tuple(judge_one(state, slots, found, earlier)),
+        {"values": f"{len(found):,} parameters of {state.ckpt.path!r} were read"},
+        _reasons({"S04": why}, unread),
+        found,
+    )
+
+
+def check_pair(
+    pair: Pair, *, threads: int | None = None, tick: Tick | None = None, fast: bool | None = None
+) -> Values:  # fmt: skip
+    """The laws that hold between two checkpoints of a run, A the earlier one.
+
+    Args:
+        fast: use the compiled code; by default if numba is installed and there is much to read.
+
+    Raises:
+        MissingExtraError: ``fast`` is asked for without numba.
+    """
+    updates = between(pair)
+    slots, apart = [], Counter[str]()
+    for fqn, roles in pair.shared():
+        if fqn not in updates:
+            apart["the number of updates between is not known"] += 1
+            continue
+        sides = [{role: places[side] for role, places in roles.items()} for side in (0, 1)]
+        slot = _slot(fqn, (pair.a, pair.b), sides, ROLES)
+        weight = weight_role(slot)
+        if weight == "master":  # what the optimizer updates; weights are looked at beside their masters
+            slot = _slot(fqn, (pair.a, pair.b), sides, ROLES[1:])
+        if weight or (0, "exp_avg") in slot.tensors:
+            slots.append(slot)
+    found: dict[str, PairState] = {}
+    unread: dict[str, str] = {}
+    fold = PairFold(updates, compiled(slots, fast))
+    for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
+        found[slot.fqn] = sums
+    skipped: dict[str, Counter[str]] = {"updates": apart} if apart else {}
+    for sums in found.values():
+        for law, why in sums.skipped.items():
+            skipped.setdefault(law, Counter())[why] += 1
+    return Values(
+        tuple(judge_pair(pair, updates, slots, found)),
+        {"updates": f"{len(found):,} parameters of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r}, side by side"},
+        _reasons(skipped, unread),
+        found,
+        updates,
+    )
+
+
+def _slot(fqn: str, sides: Sequence[State], roles: Sequence[Mapping[str, int]], wanted: Sequence[str]) -> Slot:
+    """The tensors of one shape: that of the moments, which the optimizer's weights share, else the weights'."""
+    positions = {}
+    shape: tuple[int, ...] | None = None
+    for side, (state, held) in enumerate(zip(sides, roles, strict=True)):
+        shape = shape or next((state.shape(held[r]) for r in ("exp_avg", "master", "param") if r in held), None)
+        for role in wanted:
+            if role in held and state.shape(held[role]) == shape:
+                positions[side, role] = held[role]
+    return Slot(fqn, Stored([state.ckpt for state in sides], positions))
+
+
+def _note(unread: dict[str, str]) -> Any:
+    def note(fqn: str, error: WorkbenchError) -> None:
+        unread[fqn] = str(error)
+
+    return note
+
+
+def _reasons(skipped: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> dict[str, str]:
+    told = {}
+    for law, why in skipped.items():
+        if why:
+            told[law] = "; ".join(f"{reason} ({count:,} parameters)" for reason, count in why.most_common(3))
+    if unread:
+        fqn, reason = next(iter(unread.items()))
+        told["values"] = f"{len(unread):,} parameters could not be read, {fqn!r} first: {reason}"
+    return told
