@@ -133,8 +133,8 @@ class Export(Tab):
             for name, widget in self._selects.items():
                 value = getattr(state, name)
                 value = "" if name == "target" and value == first else value
-                words = known[name] if value in known[name] else {**known[name], value: value}
-                widget.param.update(options={title: word for word, title in words.items()}, value=value)
+                titles = known[name] if value in known[name] else {**known[name], value: value}
+                widget.param.update(options={title: word for word, title in titles.items()}, value=value)
             for name, text in self._texts.items():
                 text.value = getattr(state, name)
             self._texts["into"].placeholder = self._choice().into
