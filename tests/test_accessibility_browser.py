@@ -1,4 +1,6 @@
-"""axe-core on every tab, light and dark: nothing that it calls serious or critical.
+"""Every tab, light and dark, at both widths: it fits, nothing is said on the console, axe-core finds nothing grave.
+
+With ``WORKBENCH_SHOTS=FOLDER`` each is kept as a picture there; CI does.
 
 axe.min.js comes with the package axe-playwright-python; nothing is fetched. It looks into open shadow roots, where
 Panel draws. What it cannot decide (``incomplete``) is no finding.
@@ -6,13 +8,18 @@ Panel draws. What it cannot decide (``incomplete``) is no finding.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.screenshots import served
-from tests.tab_views import SETTLE, THEMES, VIEWS, visit
+from tests.tab_views import SETTLE, SIZES, THEMES, VIEWS, visit
 
 pytestmark = pytest.mark.browser
 GRAVE = ("serious", "critical")
+SHOTS = os.environ.get("WORKBENCH_SHOTS")
+BEYOND = "document.scrollingElement.scrollWidth - window.innerWidth"  #: pixels that only sideways scrolling shows
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +59,16 @@ def test_axe_sees_what_is_wrong(page, script):
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("tab", VIEWS)
-def test_a_tab_has_no_grave_findings(page, url, script, tab, theme):
+def test_a_tab_fits_and_has_no_grave_findings(page, url, script, tab, theme):
     page.set_default_timeout(60_000)
     page.emulate_media(color_scheme=theme)
-    visit(page, url, tab)
+    for number, (width, height) in enumerate(SIZES):
+        page.set_viewport_size({"width": width, "height": height})
+        visit(page, url, tab) if number == 0 else page.wait_for_timeout(SETTLE)
+        assert page.evaluate(BEYOND) <= 0, f"{tab} is wider than {width} pixels"
+        if SHOTS:
+            Path(SHOTS).mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=Path(SHOTS) / f"{tab}-{theme}-{width}.png")
     assert grave(page, script) == []
     assert page.external == [] and page.console_errors == []
 
