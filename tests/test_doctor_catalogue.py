@@ -25,6 +25,8 @@ SEED = int(os.environ.get("WORKBENCH_SEED", random.SystemRandom().randrange(1 <<
 PAIRS = int(os.environ.get("WORKBENCH_PAIRS", "200"))
 PARTS = 10  #: in which they are looked at
 FLAGGED, RIGHT, ALONE = 40, 36, 26  #: of 42, as issue 6 wants it
+#: Fault → layouts whose files hold nothing of it.
+SILENT = {"w09_loader_reset": {"megatron"}}
 #: Kinds of faults whose mixed pair is compared with the plain one.
 MIXED = ("f01_drop_opt", "f02_step_reset", "f03_drop_v", "f07_random_master", "f08_gate_up_swap", "f13_layer_swap",
          "f16_missing_layer", "f17_missing_norm", "f23_lr_rewarm", "h0_exact", "h1_data_order")  # fmt: skip
@@ -47,7 +49,11 @@ def test_the_catalogue():
 
 def test_faults_beyond_the_catalogue():
     """Each is flagged and named."""
-    rows = _each(_scored, [(fault, SEED + number, ("both",)) for number, fault in enumerate(lab.WIDER)])
+    seeds = {fault: SEED + number for number, fault in enumerate(lab.WIDER)}
+    for fault, layouts in SILENT.items():
+        while chosen(fault, seeds[fault])[1] in layouts:
+            seeds[fault] += 1
+    rows = _each(_scored, [(fault, seed, ("both",)) for fault, seed in seeds.items()])
     print(*map(_line, rows), sep="\n")
     assert not [
         _line(row) for row in rows if row["both"]["causes"][:1] not in row["answers"] or not row["both"]["code"]

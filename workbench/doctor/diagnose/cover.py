@@ -31,7 +31,7 @@ SIDE = 0.1  #: weight of what a cause would explain without being named
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20"})
 EXPLODING = frozenset({"G1", "G3", "B4", "D9", "G5"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
-FAIR = 0.2  #: of the best one's score: a cause that answers for all errors is taken instead
+FAIR, NAMED = 0.2, 0.5  #: of the best one's score: a cause that answers for all errors is taken instead
 SILENT = 0.25  #: where a rule that would have fired did not
 OPEN = frozenset({"P11", "P13", "S08", "S04", "S16"})  #: rules that prove a fault, and leave open which
 SEEN = 0.1  #: weight of a later pair's laws on what the echo shows directly
@@ -114,22 +114,24 @@ def cover(scene: Scene, made: Sequence[Claim]) -> list[Found]:
 def _simplest(
     best: str, scores: Mapping[str, float], scene: Scene, made: Sequence[Claim], open_: Mapping[int, set[str]]
 ) -> str:  # fmt: skip
-    """One cause for all errors rather than two, where no sign says by itself which it is."""
+    """One cause for all errors rather than two: one that all of them name, or, where none says by itself which it is,
+    one that all may follow from.
+    """
     errors = [number for number in open_ if made[number].sign.severity == "error"]
-    if not errors or any(made[number].sure for number in errors):
-        return best
+    certain = any(made[number].sure for number in errors)
 
     def answers(cause: str) -> bool:
         scope = _scope(cause, made, open_)
         return all(
-            (cause in made[number].causes or _follows(cause, scene, made[number]))
+            (cause in made[number].causes or (not made[number].sure and _follows(cause, scene, made[number])))
             and not _beyond(open_[number], scope, scene)
             for number in errors
         )
 
-    if answers(best):
+    if not errors or answers(best):
         return best
-    others = [cause for cause in scores if scores[cause] >= FAIR * scores[best] and answers(cause)]
+    least = (NAMED if certain else FAIR) * scores[best]
+    others = [cause for cause in scores if scores[cause] >= least and answers(cause)]
     return max(others, key=lambda cause: scores[cause], default=best)
 
 
