@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -152,6 +152,7 @@ def test_memory_stays_bounded(lazy) -> None:
     assert peak < 24 << 20
 
 
+@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(1, 9), min_size=0, max_size=4),
     rows=st.integers(1, 12),
