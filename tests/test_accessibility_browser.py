@@ -9,6 +9,7 @@ Panel draws. What it cannot decide (``incomplete``) is no finding.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.tab_views import SETTLE, SIZES, THEMES, VIEWS, visit
 pytestmark = pytest.mark.browser
 GRAVE = ("serious", "critical")
 SHOTS = os.environ.get("WORKBENCH_SHOTS")
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 BEYOND = "document.scrollingElement.scrollWidth - window.innerWidth"  #: pixels that only sideways scrolling shows
 
 
@@ -69,6 +71,7 @@ def test_a_tab_fits_and_has_no_grave_findings(page, url, script, tab, theme):
         if SHOTS:
             Path(SHOTS).mkdir(parents=True, exist_ok=True)
             page.screenshot(path=Path(SHOTS) / f"{tab}-{theme}-{width}.png")
+    assert sum(map(int, re.findall(r"\d+", page.evaluate(BACKGROUND))[:3])) < 150 or theme == "light"
     assert grave(page, script) == []
     assert page.external == [] and page.console_errors == []
 

@@ -142,18 +142,22 @@ class AfterLoad:
             self._document.add_next_tick_callback(callback)
 
 
-class Narrow(pn.custom.JSComponent):
-    """Whether the browser's window is too narrow for list and content side by side."""
+class Window(pn.custom.JSComponent):
+    """What the browser's window is like: too narrow for list and content side by side; of a person who prefers dark."""
 
     narrow = param.Boolean(default=False)
+    dark = param.Boolean(default=False)
 
     _esm = """
     export function render({model}) {
-      const query = window.matchMedia("(max-width: 999px)");
-      const tell = () => { model.narrow = query.matches };
-      query.addEventListener("change", tell);
-      model.on("remove", () => query.removeEventListener("change", tell));
-      tell();
+      const queries = {narrow: "(max-width: 999px)", dark: "(prefers-color-scheme: dark)"};
+      for (const [name, words] of Object.entries(queries)) {
+        const query = window.matchMedia(words);
+        const tell = () => { model[name] = query.matches };
+        query.addEventListener("change", tell);
+        model.on("remove", () => query.removeEventListener("change", tell));
+        tell();
+      }
     }
     """
 
@@ -199,19 +203,23 @@ def create_app(
         _follow_url(state)
     if document is not None and document.session_context:
         document.on_session_destroyed(lambda _: workbench.close())
-    narrow = Narrow(width=0, height=0, margin=0)
+    window = Window(width=0, height=0, margin=0)
     page = pmui.Page(
         title=f"Checkpoint workbench: {state.jail.name}",
         sidebar=[workbench.picker],
         sidebar_width=300,
-        main=[narrow, Aria(width=0, height=0, margin=0), workbench],
+        main=[window, Aria(width=0, height=0, margin=0), workbench],
         theme_config={"breakpoints": {"values": BREAKPOINTS}},
     )
 
     def fold(*_: Any) -> None:
-        page.sidebar_open = not (narrow.narrow and state.path)
+        page.sidebar_open = not (window.narrow and state.path)
 
-    narrow.param.watch(lambda _: schedule(fold) if schedule else fold(), "narrow")
+    def paint(*_: Any) -> None:
+        page.dark_theme = window.dark  # the button at the top right can still choose otherwise
+
+    window.param.watch(lambda _: schedule(fold) if schedule else fold(), "narrow")
+    window.param.watch(lambda _: schedule(paint) if schedule else paint(), "dark")
     state.param.watch(fold, "path")
     return page
 
