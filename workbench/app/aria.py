@@ -4,7 +4,8 @@
 
     Tabulator 6   grid ► (div tabindex ► rowgroup ► rows), footer ► buttons      a grid may hold rows and rowgroups only
                   grid ► (rowgroup     ► none     ► rows), rowgroup ► row ► gridcell ► buttons
-    Material UI   the page's progress bar has no name, the handle of the list and icons with a name have no role
+    Material UI   the page's progress bar and the list as a drawer have no name, the handle of the list and icons with
+                  a name have no role
 
 Widgets are made anew at any time and live in shadow roots, which no single observer sees: a look every second, which
 takes about a millisecond.
@@ -48,6 +49,9 @@ class Aria(pn.custom.JSComponent):
         }
         for (const bar of root.querySelectorAll("[role=progressbar]:not([aria-label]):not([aria-labelledby])")) {
           bar.setAttribute("aria-label", "progress");
+        }
+        for (const drawer of root.querySelectorAll("[role=dialog]:not([aria-label]):not([aria-labelledby])")) {
+          drawer.setAttribute("aria-label", "checkpoints");
         }
       }
     }
