@@ -7,6 +7,7 @@ the websocket is made as well. Liveness is that of a real server, asked from ano
 ::
 
     viewer    CPU seconds of the process, a new one each round; the best of the rounds
+    pictures  the same of what the Layout and Diff tabs draw
     memory    bytes in use (glibc's mallinfo2, all of Python's through malloc), per further session
     serve     GET /liveness each 50 ms while a job verifies every byte; wall milliseconds
 """
@@ -22,7 +23,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ GOALS = {
     "filter by role": 0.3,
     "select a tensor": 0.3,
 }
+#: The pictures of a layout: of the bytes of those chunks, and of one tensor in a million boxes; and a comparison of as
+#: many tensors.
+PICTURES = {
+    "bytes of the files, painted first": None,
+    "bytes of the files, moved on": 0.15,
+    "bytes of the files, zoomed in": 0.15,
+    "boxes of a tensor, painted first": 0.15,
+    "boxes of a tensor, again": 0.15,
+    "diff: filter by a regular expression": 0.3,
+    "diff: filter by role": 0.3,
+    "diff: select a tensor": 0.3,
+}
 
 
 def main(scratch: Path) -> None:
@@ -57,10 +70,12 @@ def main(scratch: Path) -> None:
     print(f"{machine()}, load average {os.getloadavg()[0]:.1f}. CPU seconds of the server.\n")
     child("viewer", root)  # fills the cache of catalogs
     rounds = [child("viewer", root) for _ in range(ROUNDS)]
+    drawn = [child("pictures", root) for _ in range(ROUNDS)]
     print("| | CPU s | at most |\n|---|---:|---:|")
-    for name, most in GOALS.items():
-        best = min(one[name] for one in rounds)
-        print(f"| {name} | {best:.3f} | {'' if most is None else f'{most:g}'} |")
+    for goals, told in ((GOALS, rounds), (PICTURES, drawn)):
+        for name, most in goals.items():
+            best = min(one[name] for one in told)
+            print(f"| {name} | {best:.3f} | {'' if most is None else f'{most:g}'} |")
     used = child("memory", root, PYTHONMALLOC="malloc")
     print(f"\nA further session on it (Overview, Tensors sorted and filtered): {used['MB']:.1f} MB (at most 20).\n")
     print("### Liveness while a job verifies every byte (wall ms of 100 requests, one each 50 ms)\n")
@@ -166,13 +181,8 @@ class Session:
         return self.workbench.made["tensors"]
 
 
-def viewer(root: str) -> dict[str, float]:
-    import panel as pn
-
-    pn.extension("tabulator", notifications=False)
-    from workbench.app.registry import Registry
-    from workbench.app.tabs import overview, tensors
-
+def clock() -> tuple[dict[str, float], Callable[[str], AbstractContextManager[None]]]:
+    """A table, and what times a block into it, in seconds of CPU."""
     found: dict[str, float] = {}
 
     @contextmanager
@@ -181,6 +191,17 @@ def viewer(root: str) -> dict[str, float]:
         yield
         found[name] = time.process_time() - begin
 
+    return found, spent
+
+
+def viewer(root: str) -> dict[str, float]:
+    import panel as pn
+
+    pn.extension("tabulator", notifications=False)
+    from workbench.app.registry import Registry
+    from workbench.app.tabs import overview, tensors
+
+    found, spent = clock()
     registry, _ = Registry(), (overview, tensors)  # imported before the clock starts
     session = Session(root, registry)
     state = session.state
@@ -218,6 +239,64 @@ def viewer(root: str) -> dict[str, float]:
     with spent("select a tensor"):
         state.tensor = lease.checkpoint.catalog.keys[50_000]
     return found
+
+
+def pictures(root: str) -> dict[str, float]:
+    import numpy as np
+    import panel as pn
+
+    import workbench as wb
+    from workbench.app.tabs.diff_view import DiffView
+    from workbench.views.layout_bytes import Bytes
+    from workbench.views.layout_paint import Boxes, Window, raster
+
+    pn.extension("tabulator", notifications=False)
+    found, spent = clock()
+    index = Bytes(wb.layout(wb.open(Path(root) / "big")))
+    end, files = float(index.size.max()), len(index.files)
+    with spent("bytes of the files, painted first"):
+        index.paint(Window(0, end, 0, files, 1200, 500))
+    with spent("bytes of the files, moved on"):
+        index.paint(Window(0.01 * end, end, 0, files, 1200, 500))
+    with spent("bytes of the files, zoomed in"):
+        index.paint(Window(0.3 * end, 0.3 * end + end / 4000, 0, files, 1200, 500))
+    side = np.arange(1_000_000, dtype=np.int64)
+    boxes = Boxes(side % 1000, side % 1000 + 1, side // 1000, side // 1000 + 1, side % 7)
+    for name in ("boxes of a tensor, painted first", "boxes of a tensor, again"):
+        with spent(name):
+            raster(boxes, Window(0, 1000, 0, 1000, 1200, 500))
+    board = compared()
+    view = DiffView(board.diff, board)
+    pn.panel(view).get_root()
+    with spent("diff: filter by a regular expression"):
+        view.param.update(pattern=r"layers\.1\d\.")
+    with spent("diff: filter by role"):
+        view.param.update(role="exp_avg")
+    with spent("diff: select a tensor"):
+        view.param.update(pattern="", tensor="layers.5.part7.w0")
+    return found
+
+
+def compared() -> Any:
+    """A comparison of 100,000 tensors: the rows of a small one under other names."""
+    from dataclasses import replace
+
+    import torch
+    from safetensors.torch import save_file
+
+    import workbench as wb
+    from workbench.views.diff_grid import Board
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, scale in (("a", 1.0), ("b", 1.01)):
+            save_file({f"w{n}": scale * torch.ones(n + 1) for n in range(8)}, Path(folder, f"{name}.safetensors"))
+        small = wb.diff(Path(folder, "a.safetensors"), Path(folder, "b.safetensors"))
+    names = (f"layers.{n % 250}.part{n // 250 % 100}.w{n // 25_000}" for n in range(TENSORS))
+    rows = tuple(
+        replace(small.rows[n % 8], keys_a=(name,), key_b=name, fqn=name, role=("param", "exp_avg")[n % 2])
+        for n, name in enumerate(names)
+    )
+    return Board(replace(small, rows=rows))
 
 
 def memory(root: str) -> dict[str, float]:
@@ -282,8 +361,8 @@ def serve(root: str, folder: str) -> None:
 
 if __name__ == "__main__":
     part, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    if part in ("viewer", "memory"):
-        print(json.dumps({"viewer": viewer, "memory": memory}[part](*rest)))
+    if part in ("viewer", "memory", "pictures"):
+        print(json.dumps({"viewer": viewer, "memory": memory, "pictures": pictures}[part](*rest)))
     elif part == "serve":
         serve(rest[0], rest[1] if len(rest) > 1 else "")
     elif part:

@@ -28,7 +28,8 @@ class View:
 VIEWS = {
     "overview": View({"ckpt": "titan_run/step-4"}, "Bytes by role"),
     "tensors": View({"ckpt": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"}, "Worst elements"),
-    "layout": View({"ckpt": "dcp_tp2_fsdp2_vocab515", "tensor": "model.tok_embeddings.weight"}, "515"),
+    "layout": View({"ckpt": "dcp_tp2_fsdp2_vocab515", "tensor": "model.tok_embeddings.weight", "view": "tensor"},
+                   "[515, 32] of f32"),
     "integrity": View({"ckpt": "hf_llama_bf16_sharded"}, "Not checked", "Verify"),
     "diff": View({"ckpt": "titan_run/step-2", "b": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"},
                  "Values before and after"),

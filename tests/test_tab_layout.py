@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-import time
 from types import SimpleNamespace
 
 import holoviews as hv
@@ -264,22 +263,6 @@ def test_zoomed_out_a_block_has_each_role_in_proportion():
     for column in range(0, 640, 11):
         row = index.at((column + 0.5) * end / 1000 / 640, 0.5)
         assert index.roles[line[column] % 5] == roles[row]
-
-
-def test_a_million_chunks_are_painted_in_a_moment():
-    index = Bytes(crowd(1_000_000, 64)[0])
-    end = int(index.size.max())
-    side = np.arange(1_000_000, dtype=np.int64)
-    boxes = Boxes(side % 1000, side % 1000 + 1, side // 1000, side // 1000 + 1, side % 7)
-    worst = 0.0
-    for span in (end, end / 3, end / 50, end / 4000):
-        index.paint(Window(0, span, 0, 64, 1200, 500))
-        began = time.process_time()
-        index.paint(Window(span * 0.01, span, 0, 64, 1200, 500))
-        worst = max(worst, time.process_time() - began)
-    began = time.process_time()
-    raster(boxes, Window(0, 1000, 0, 1000, 1200, 500))
-    assert max(worst, time.process_time() - began) < 0.45  # three times what a quiet machine is allowed
 
 
 # ---- the tab -------------------------------------------------------------------------------------------------------
