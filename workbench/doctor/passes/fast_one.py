@@ -6,7 +6,7 @@
                                     ├─ exponents ── bytes ──► eight tables of counts   one element at a time
                                     └─ low bits · rounding · digest · m² ≤ K·v         wide instructions
 
-Loops and kernels stay in one file: numba keeps compiled code until *their* file changes.
+Loops and kernels stay in one file, see :mod:`workbench.doctor.passes.compiled`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-__all__ = ["digest", "log_residuals", "log_sums", "low_bits", "numbers", "rounding", "square_sums", "state_bound"]
+from workbench.doctor.passes.compiled import RUN, clean, exact, ready
+
+__all__ = ["digest", "low_bits", "numbers", "rounding", "state_bound"]
 
 Array = np.ndarray[Any, Any]
 
-RUN = 4096  #: elements of a run
 _MAGNITUDE, _INFINITY, _ONE = 0x7FFFFFFF, 0x7F800000, 0x3F800000
 _SALT = 0x9E3779B97F4A7C15
 
@@ -32,86 +32,40 @@ def numbers(values: Array, octaves: Array) -> tuple[int, int, int, int, int, flo
         octaves: ``(256,) int64``, to which the exponents of all are added.
     """
     found = np.zeros(6, np.int64)
-    _numbers(_ready(values, np.int32), found, octaves)
+    _numbers(ready(values, np.int32), found, octaves)
     nan, infinite, zeros, ones, negative, high = found.tolist()
     return nan, infinite, zeros, ones, negative, float(np.int32(high).view(np.float32))
 
 
 def low_bits(values: Array, low: int) -> tuple[int, int]:
     """``float32`` bits of which those of ``low`` are 0, and of how many; powers of two, 0, NaN and Inf left out."""
-    some, full = _low_bits(_ready(values, np.uint32), np.uint32(low))
+    some, full = _low_bits(ready(values, np.uint32), np.uint32(low))
     return int(some), int(full)
 
 
 def rounding(master: Array, weight: Array) -> tuple[int, int]:
     """bfloat16 bits that are not their ``float32`` master rounded to nearest even; the most last bits between them."""
-    count, ulps = _rounding(_ready(master, np.uint32), _ready(weight, np.uint16))
+    count, ulps = _rounding(ready(master, np.uint32), ready(weight, np.uint16))
     return int(count), int(ulps)
 
 
 def digest(bits: Array, start: int) -> int:
     """Σ mix(bits, position) mod 2⁶⁴ of 2- or 4-byte elements, the first at position ``start``."""
     kind = np.uint16 if bits.dtype.itemsize == 2 else np.uint32
-    return int(_digest(_ready(bits, kind), np.uint64(start)))
+    return int(_digest(ready(bits, kind), np.uint64(start)))
 
 
 def state_bound(m: Array, v: Array, terms: tuple[float, float, float]) -> tuple[int, float, int]:
     """m² ≤ K·v of ``float32`` moments: elements that break it, the worst ratio and where it is (-1: nowhere)."""
     worst, at = np.zeros(1), np.full(1, -1, np.int64)
-    broken = _bound(_ready(m, np.float32), _ready(v, np.float32), *terms, worst, at)
+    broken = _bound(ready(m, np.float32), ready(v, np.float32), *terms, worst, at)
     return int(broken), float(worst[0]), int(at[0])
-
-
-def square_sums(x: Array) -> tuple[Array, Array, float]:
-    """Of a ``(rows, columns) float32`` matrix: means of x² by row, sums by column, Σ x⁴."""
-    rows, columns = np.zeros(x.shape[0]), np.zeros(x.shape[1])
-    return rows, columns, float(_square_sums(_ready(x, np.float32), rows, columns))
-
-
-def log_sums(v: Array, cut: int) -> tuple[Array, Array]:
-    """Means by row ``float32``, and ``(2, columns)`` sums over the rows before ``cut`` and from it on, of about log₂ v.
-
-    The bits of a float32 as a number: an octave is 1.
-    """
-    rows, columns = np.zeros(v.shape[0], np.float32), np.zeros((2, v.shape[1]))
-    _log_sums(_ready(v, np.int32), cut, rows, columns)
-    return rows, columns
-
-
-def log_residuals(v: Array, rows: Array, columns: Array) -> tuple[float, float, int, float]:
-    """About log₂ v less ``rows`` and ``columns``: the two largest, where the first is, and Σ² of all but that one."""
-    high, at = np.full(2, -np.inf, np.float32), np.full(1, -1, np.int64)
-    total = _log_residuals(_ready(v, np.int32), rows, columns, high, at)
-    return float(high[0]), float(high[1]), int(at[0]), float(total - np.float64(high[0]) ** 2)
-
-
-def _ready(array: Array, kind: Any) -> Array:
-    """One type of array, one compilation: aligned and read-only."""
-    array = array.view(kind) if array.flags.aligned and array.flags.c_contiguous else array.copy().view(kind)
-    array.flags.writeable = False
-    return array
-
-
-def _jit(fastmath: bool | set[str]) -> Any:
-    def compiled(function: Any) -> Any:
-        options: dict[str, Any] = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # no folder for the cache
-            return njit(**options)(function)
-
-    return compiled
-
-
-_exact = _jit(False)
-_sum = _jit({"reassoc", "contract"})  # may be reordered; NaN and infinities are what they are
-_clean = _jit({"nnan", "nsz", "reassoc"})  # of numbers alone
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
-@_exact
+@exact
 def _numbers(bits, found, octaves):
     tables = np.zeros((8, 256), np.int32)
     packed = np.zeros(RUN, np.uint8)
@@ -137,7 +91,7 @@ def _numbers(bits, found, octaves):
     _add(tables, octaves)
 
 
-@_exact
+@exact
 def _counts(bits):
     zeros, ones, negative, odd, high = np.int32(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0)
     for i in range(len(bits)):
@@ -151,7 +105,7 @@ def _counts(bits):
     return zeros, ones, negative, odd, high
 
 
-@_exact
+@exact
 def _infinite(bits):
     found = 0
     for i in range(len(bits)):
@@ -159,13 +113,13 @@ def _infinite(bits):
     return found
 
 
-@_exact
+@exact
 def _exponents(bits, out):
     for i in range(len(bits)):
         out[i] = np.uint8((bits[i] >> np.int32(23)) & np.int32(255))
 
 
-@_exact
+@exact
 def _tables(words, tables):
     """One table a byte of the word: a count that was just written is not read again at once."""
     a, b, c, d = tables[0], tables[1], tables[2], tables[3]
@@ -183,7 +137,7 @@ def _tables(words, tables):
         h[w >> np.uint64(56)] += 1
 
 
-@_exact
+@exact
 def _add(tables, octaves):
     for k in range(8):
         for value in range(256):
@@ -194,7 +148,7 @@ def _add(tables, octaves):
 # ---- bits ------------------------------------------------------------------------------------------------------------
 
 
-@_exact
+@exact
 def _low_bits(bits, low):
     some, full = 0, 0
     for start in range(0, len(bits), RUN):
@@ -204,7 +158,7 @@ def _low_bits(bits, low):
     return some, full
 
 
-@_exact
+@exact
 def _low_run(bits, low):
     some, full = np.int32(0), np.int32(0)
     for i in range(len(bits)):
@@ -215,7 +169,7 @@ def _low_run(bits, low):
     return some, full
 
 
-@_exact
+@exact
 def _rounding(master, weight):
     count, ulps = 0, 0
     for start in range(0, len(master), RUN):
@@ -227,13 +181,13 @@ def _rounding(master, weight):
     return count, ulps
 
 
-@_exact
+@exact
 def _rounded(bits):
     even = (bits >> np.uint32(16)) & np.uint32(1)
     return np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16)
 
 
-@_exact
+@exact
 def _differ(master, weight):
     found = np.int32(0)
     for i in range(len(master)):
@@ -242,7 +196,7 @@ def _differ(master, weight):
     return found
 
 
-@_exact
+@exact
 def _furthest(master, weight):
     found = np.int64(0)
     for i in range(len(master)):
@@ -254,7 +208,7 @@ def _furthest(master, weight):
     return found
 
 
-@_exact
+@exact
 def _digest(bits, start):
     total, salt, one = np.uint64(0), np.uint64(_SALT), np.uint64(1)
     for i in range(len(bits)):
@@ -263,95 +217,10 @@ def _digest(bits, start):
     return total
 
 
-# ---- rows and columns ------------------------------------------------------------------------------------------------
-
-
-@_exact
-def _square_sums(x, rows, columns):
-    fourth = 0.0
-    for i in range(len(rows)):
-        line = x[i]
-        _add_squares(line, columns)
-        second, more = _powers(line)
-        rows[i] = second / len(columns)
-        fourth += more
-    return fourth
-
-
-@_exact
-def _add_squares(line, columns):
-    for j in range(len(columns)):
-        columns[j] += np.float64(line[j] * line[j])
-
-
-@_sum
-def _powers(line):
-    second, fourth = 0.0, 0.0
-    for j in range(len(line)):
-        square = np.float64(line[j] * line[j])
-        second += square
-        fourth += square * square
-    return second, fourth
-
-
-@_exact
-def _log_sums(v, cut, rows, columns):
-    for i in range(len(rows)):
-        line = v[i]
-        _add_logs(line, columns[0] if i < cut else columns[1])
-        rows[i] = np.float32(_total(line) / len(line) / np.float64(1 << 23))
-
-
-@_exact
-def _add_logs(line, columns):
-    for j in range(len(columns)):
-        columns[j] += np.float64(np.float32(line[j]) * np.float32(2.0**-23))
-
-
-@_sum
-def _total(line):
-    found = 0.0
-    for j in range(len(line)):
-        found += np.float64(np.float32(line[j]))
-    return found
-
-
-@_exact
-def _log_residuals(v, rows, columns, high, at):
-    total = 0.0
-    for i in range(len(rows)):
-        line = v[i]
-        top, squares = _residuals(line, rows[i], columns)
-        total += squares
-        if top > high[1]:
-            for j in range(len(columns)):
-                rest = _residual(line[j], rows[i], columns[j])
-                if rest > high[0]:
-                    high[1], high[0], at[0] = high[0], rest, i * len(columns) + j
-                elif rest > high[1]:
-                    high[1] = rest
-    return total
-
-
-@_exact
-def _residual(bits, row, column):
-    return np.float32(np.float32(np.float32(bits) * np.float32(2.0**-23)) - row) - column
-
-
-@_clean
-def _residuals(line, row, columns):
-    top, squares = np.float32(-np.inf), 0.0
-    for j in range(len(columns)):
-        rest = np.float32(np.float32(np.float32(line[j]) * np.float32(2.0**-23)) - row) - columns[j]
-        top = rest if rest > top else top
-        squares += np.float64(rest) * np.float64(rest)
-    return top, squares
-
-
 # ---- m² ≤ K·v --------------------------------------------------------------------------------------------------------
 
 
-@_exact
+@exact
 def _bound(m, v, limit, room, under, worst, at):
     broken = 0
     buffer = np.empty(RUN, np.float64)
@@ -369,7 +238,7 @@ def _bound(m, v, limit, room, under, worst, at):
     return broken
 
 
-@_exact
+@exact
 def _bound_run(m, v, limit, room, under, out):
     broken = 0
     for i in range(len(out)):
@@ -384,7 +253,7 @@ def _bound_run(m, v, limit, room, under, out):
     return broken
 
 
-@_clean
+@clean
 def _highest(x):
     found = 0.0
     for i in range(len(x)):

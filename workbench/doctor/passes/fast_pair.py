@@ -10,7 +10,7 @@
 Each law is a loop of its own that the compiler turns into wide instructions, in float64 and in the order in which
 :mod:`workbench.doctor.laws.bounds` writes it, so that both ways agree on every element. Only sums may be reordered.
 
-Loops and kernel stay in one file: numba keeps compiled code until *their* file changes.
+Loops and kernel stay in one file, see :mod:`workbench.doctor.passes.compiled`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from workbench.doctor.passes.compiled import RUN, clean, exact, ready, reordered
 
 __all__ = ["COUNTS", "LAWS", "SUMS", "fold"]
 
 Array = np.ndarray[Any, Any]
 
-RUN = 4096  #: elements of a run
 #: What may be looked at, as bits of ``what``.
 LAWS = {"moments": 1, "floor": 2, "transition": 4, "weights": 8, "reach": 16, "replay": 32, "same": 64, "ruler": 128}
 #: Order of the counts and sums that are handed out.
@@ -52,40 +52,17 @@ def fold(
         and where they are (-1: nowhere); and the least v_B/v_A.
     """
     size = next(len(one) for one in tensors if one is not None)
-    ready = [_ready(_NONE if one is None else one) for one in tensors]
+    sides = [ready(_NONE if one is None else one) for one in tensors]
     counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(len(SUMS))
     worst, at, least = np.zeros(3), np.full(3, -1, np.int64), np.full(1, np.inf)
-    _fold(*ready, size, what, terms, counts, sums, worst, at, least)
+    _fold(*sides, size, what, terms, counts, sums, worst, at, least)
     return counts.tolist(), sums.tolist(), worst.tolist(), at.tolist(), float(least[0])
-
-
-def _ready(array: Array) -> Array:
-    """One type of array, one compilation: aligned and read-only."""
-    array = array.view() if array.flags.aligned and array.flags.c_contiguous else array.copy()
-    array.flags.writeable = False
-    return array
-
-
-def _jit(fastmath: bool | set[str]) -> Any:
-    def compiled(function: Any) -> Any:
-        options: dict[str, Any] = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # no folder for the cache
-            return njit(**options)(function)
-
-    return compiled
-
-
-_exact = _jit(False)
-_sum = _jit({"reassoc", "contract"})  # may be reordered; NaN and infinities are what they are
-_clean = _jit({"nnan", "nsz", "reassoc"})  # of numbers alone
 
 
 # ---- laws: what lies beyond the slack, and how much of the bound each element uses -----------------------------------
 
 
-@_exact
+@exact
 def _floor(v_a, v_b, fade, lost, under, out):
     broken = 0
     for i in range(len(out)):
@@ -100,7 +77,7 @@ def _floor(v_a, v_b, fade, lost, under, out):
     return broken
 
 
-@_exact
+@exact
 def _transition(m_a, v_a, m_b, v_b, fade_m, fade_v, limit, per_v, under, all_limit, per_m, out):
     broken = 0
     for i in range(len(out)):
@@ -121,7 +98,7 @@ def _transition(m_a, v_a, m_b, v_b, fade_m, fade_v, limit, per_v, under, all_lim
     return broken
 
 
-@_exact
+@exact
 def _reach(w_a, w_b, middle, half, most, per_w, out):
     broken = 0
     for i in range(len(out)):
@@ -137,7 +114,7 @@ def _reach(w_a, w_b, middle, half, most, per_w, out):
     return broken
 
 
-@_clean
+@clean
 def _highest(x):
     found = 0.0
     for i in range(len(x)):
@@ -145,7 +122,7 @@ def _highest(x):
     return found
 
 
-@_clean
+@clean
 def _lowest(x):
     found = np.inf
     for i in range(len(x)):
@@ -153,7 +130,7 @@ def _lowest(x):
     return found
 
 
-@_exact
+@exact
 def _note(out, start, law, worst, at):
     """The first of the largest, where it is larger than all before."""
     high = _highest(out)
@@ -168,7 +145,7 @@ def _note(out, start, law, worst, at):
 # ---- counts and sums -------------------------------------------------------------------------------------------------
 
 
-@_exact
+@exact
 def _still(v_a, v_b, out):
     """How many are equal and not 0; ``out``: v_B/v_A, infinite where there is none."""
     found = 0
@@ -180,7 +157,7 @@ def _still(v_a, v_b, out):
     return found
 
 
-@_exact
+@exact
 def _lost(a, b):
     """How many are finite in A and not in B."""
     found = 0
@@ -189,7 +166,7 @@ def _lost(a, b):
     return found
 
 
-@_exact
+@exact
 def _equal(a, b):
     found = 0
     for i in range(len(a)):
@@ -197,7 +174,7 @@ def _equal(a, b):
     return found
 
 
-@_sum
+@reordered
 def _weights(w_a, w_b):
     count, aa, bb, ab, dd = np.int64(0), 0.0, 0.0, 0.0, 0.0
     for i in range(len(w_a)):
@@ -213,7 +190,7 @@ def _weights(w_a, w_b):
     return count, aa, bb, ab, dd
 
 
-@_sum
+@reordered
 def _replay(w_a, w_b, m, v, first, second, eps):
     count, dd, du, dw, uu, uw, ww = np.int64(0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(w_a)):
@@ -232,7 +209,7 @@ def _replay(w_a, w_b, m, v, first, second, eps):
     return count, dd, du, dw, uu, uw, ww
 
 
-@_exact
+@exact
 def _same(w_a, w_b, keep, least, most):
     found = 0
     for i in range(len(w_a)):
@@ -241,7 +218,7 @@ def _same(w_a, w_b, keep, least, most):
     return found
 
 
-@_exact
+@exact
 def _silent(m_a, v_a, m_b, v_b, w_a):
     found = 0
     zero = np.float32(0)
@@ -250,7 +227,7 @@ def _silent(m_a, v_a, m_b, v_b, w_a):
     return found
 
 
-@_sum
+@reordered
 def _ruler(m_a, v_a, m_b, v_b, w_a, w_b):
     xx, xy, yy = 0.0, 0.0, 0.0
     zero = np.float32(0)
@@ -266,7 +243,7 @@ def _ruler(m_a, v_a, m_b, v_b, w_a, w_b):
 # ---- kernel ----------------------------------------------------------------------------------------------------------
 
 
-@_exact
+@exact
 def _fold(m_a, v_a, m_b, v_b, w_a, w_b, size, what, c, counts, sums, worst, at, least):
     buffer = np.empty(RUN, np.float64)
     for start in range(0, size, RUN):

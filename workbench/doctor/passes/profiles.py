@@ -144,9 +144,9 @@ class Sums:
     def _weights(self, x: Array, fast: bool) -> None:
         self.count += x.size
         if fast and x.dtype == np.float32:
-            from workbench.doctor.passes import fast_one
+            from workbench.doctor.passes import fast_rows
 
-            rows, columns, fourth = fast_one.square_sums(x)
+            rows, columns, fourth = fast_rows.square_sums(x)
         else:
             with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinities are S01's
                 square = np.square(x, dtype=np.float32)
@@ -161,9 +161,9 @@ class Sums:
         cut = min(max(self.shape[0] // 2 - first, 0), len(v))
         fast = fast and v.dtype == np.float32
         if fast:
-            from workbench.doctor.passes import fast_one
+            from workbench.doctor.passes import fast_rows
 
-            rows, sums = fast_one.log_sums(v, cut)
+            rows, sums = fast_rows.log_sums(v, cut)
         else:
             logs = (v.view(np.int32).astype(np.float32) if v.dtype == np.float32 else np.log2(v + 1e-45)) / (1 << 23)
             rows = logs.mean(axis=1)
@@ -176,7 +176,7 @@ class Sums:
             return
         columns = (sums.sum(axis=0) / len(v) - rows.mean()).astype(np.float32)
         if fast:
-            high, after, at, spread = fast_one.log_residuals(v, rows, columns)
+            high, after, at, spread = fast_rows.log_residuals(v, rows, columns)
         else:
             logs -= rows[:, None]
             logs -= columns
