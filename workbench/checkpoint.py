@@ -199,7 +199,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         if position is None and key in self.views:
             return self.views[key]
         if position is None:
-            raise TensorNotFoundError(_not_found(key, self.catalog.keys))
+            raise TensorNotFoundError(naming.no_such(key, self.catalog.keys))
         return self._tensor(position)
 
     def __iter__(self) -> Iterator[str]:
@@ -231,7 +231,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 f"parameter {fqn!r} has no tensor of role {role!r}; stored are {', '.join(roles)}"
             )
         known = [f for f in dict.fromkeys(self.fqns) if f is not None]
-        raise TensorNotFoundError(_not_found(fqn, known, what="parameter"))
+        raise TensorNotFoundError(naming.no_such(fqn, known, what="parameter"))
 
     def select(self, pattern: str | None = None, role: str | None = None) -> Checkpoint:
         """A narrower view: tensors whose key matches a regular expression somewhere, and whose role is ``role``.
@@ -347,12 +347,3 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def _tensor(self, position: int) -> LazyTensor:
         return LazyTensor(self._payloads, position, self._names[0][position], self._names[1][position])
-
-
-def _not_found(key: str, known: list[str], what: str = "tensor") -> str:
-    import difflib
-
-    pool = known if len(known) <= 20_000 else [name for name in known if name.rsplit(".", 1)[-1] in key][:20_000]
-    close = difflib.get_close_matches(str(key), pool, n=3, cutoff=0.6)
-    hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
-    return f"no {what} {key!r} among {len(known):,}{hint}"
