@@ -27,6 +27,7 @@ from workbench.app.tabs.layout import LayoutTab
 from workbench.app.tabs.layout_fit import asked, told
 from workbench.app.tabs.layout_view import VIEWS, LayoutView
 from workbench.errors import UsageError
+from workbench.views import layout_paint
 from workbench.views.layout_bytes import Bytes
 from workbench.views.layout_groups import ROWS, groups, shares
 from workbench.views.layout_paint import Boxes, Window, raster
@@ -71,7 +72,10 @@ def found_of(samples, name):
 # ---- painting ------------------------------------------------------------------------------------------------------
 
 
-def test_pixels_are_those_whose_centres_lie_in_a_box():
+@pytest.mark.parametrize(("at_a_time", "pixels"), [(65_536, 4_000_000), (7, 50), (300, 1)])
+def test_pixels_are_those_whose_centres_lie_in_a_box(monkeypatch, at_a_time, pixels):
+    monkeypatch.setattr(layout_paint, "BOXES", at_a_time)
+    monkeypatch.setattr(layout_paint, "PIXELS", pixels)
     rng = np.random.default_rng(5)
     left, top = rng.integers(0, 90, (2, 300))
     boxes = Boxes(left, left + rng.integers(0, 30, 300), top, top + rng.integers(0, 20, 300), np.arange(300))

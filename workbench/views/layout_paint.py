@@ -11,6 +11,7 @@ overlap cost no more than the image.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ import numpy as np
 __all__ = ["Boxes", "Window", "colours", "raster"]
 
 Array = np.ndarray[Any, Any]
+
+BOXES = 65_536  #: painted at a time: what is worked out about them stays in a core's cache
+PIXELS = 4_000_000  #: written at a time, or those of one box: boxes that lie on each other need no memory for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.left)
 
-    def take(self, rows: Array) -> Boxes:
+    def take(self, rows: Array | slice) -> Boxes:
         """Some of them."""
         return Boxes(self.left[rows], self.right[rows], self.top[rows], self.bottom[rows], self.code[rows])
 
@@ -64,23 +68,8 @@ def raster(boxes: Boxes, window: Window, least: int = 0, image: Array | None = N
         image: painted onto, instead of an empty one.
     """
     image = np.full((window.height, window.width), -1, np.int32) if image is None else image
-    seen = (boxes.left < window.x1) & (boxes.right > window.x0)
-    seen &= (boxes.top < window.y1) & (boxes.bottom > window.y0)
-    mine = boxes if seen.all() else boxes.take(np.flatnonzero(seen))
-    first, last = _pixels(mine.left, mine.right, window.x0, window.x1, window.width, least)
-    upper, lower = _pixels(mine.top, mine.bottom, window.y0, window.y1, window.height, least)
-    rows = np.flatnonzero((last > first) & (lower > upper))
-    if not len(rows):
-        return image
-    first, last, upper, lower = first[rows], last[rows], upper[rows], lower[rows]
-    code = mine.code[rows]
-    small = (last - first == 1) & (lower - upper == 1)
-    if small.all():
-        image[upper, first] = code
-        return image
-    line, row = _runs(upper, lower)  # a line of pixels of each box
-    pixel, column = _runs(first[line], last[line])
-    image.reshape(-1)[row[pixel] * window.width + column] = code[line[pixel]]
+    for start in range(0, len(boxes), BOXES):
+        _paint(boxes.take(slice(start, start + BOXES)), window, least, image)
     return image
 
 
@@ -88,6 +77,26 @@ def colours(image: Array, palette: Array) -> Array:
     """``(height, width, 4) uint8`` of codes; ``palette`` is ``(codes, 4)``; -1 is transparent."""
     table = np.concatenate([palette.astype(np.uint8), np.zeros((1, 4), np.uint8)])
     return table[image]
+
+
+def _paint(boxes: Boxes, window: Window, least: int, image: Array) -> None:
+    seen = (boxes.left < window.x1) & (boxes.right > window.x0)
+    seen &= (boxes.top < window.y1) & (boxes.bottom > window.y0)
+    mine = boxes if seen.all() else boxes.take(np.flatnonzero(seen))
+    first, last = _pixels(mine.left, mine.right, window.x0, window.x1, window.width, least)
+    upper, lower = _pixels(mine.top, mine.bottom, window.y0, window.y1, window.height, least)
+    rows = np.flatnonzero((last > first) & (lower > upper))
+    first, last, upper, lower = first[rows], last[rows], upper[rows], lower[rows]
+    code, area = mine.code[rows], (last - first) * (lower - upper)
+    if (area == 1).all():
+        image[upper, first] = code
+        return
+    edges = [0, *(np.flatnonzero(np.diff(np.cumsum(area) // PIXELS)) + 1).tolist(), len(area)]
+    for start, stop in itertools.pairwise(edges):
+        here = slice(start, stop)
+        line, row = _runs(upper[here], lower[here])  # a line of pixels of each box
+        pixel, column = _runs(first[here][line], last[here][line])
+        image.reshape(-1)[row[pixel] * window.width + column] = code[here][line[pixel]]
 
 
 def _pixels(low: Array, high: Array, start: float, stop: float, pixels: int, least: int) -> tuple[Array, Array]:
