@@ -245,7 +245,7 @@ def test_swapping_turns_the_difference_around(root):
 def test_steps_of_the_same_run_are_offered_first(root):
     page = Page()
     state, tab = looked_at(root, page, other="")
-    page.until(lambda: tab._list.status == "done")
+    page.until(lambda: tab._others.job.status == "done")
     assert list(tab._choice.options.values()) == ["", B, "edited", "plain"]
     assert "Choose B" in shown(tab)
     state.other = A

@@ -56,7 +56,7 @@ def shown(tab):
 
 def test_nothing_chosen_says_what_to_choose_and_examines_nothing(root, page):
     state, tab = looked_at(root, page)
-    page.until(lambda: tab._list.status == "done")
+    page.until(lambda: tab._others.job.status == "done")
     assert "Choose what came of it" in shown(tab) and tab.work.button.label == "Examine this one alone"
     for choice in tab._choices.values():
         assert list(choice.options.values()) == ["", ECHO, AFTER]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,11 @@ import panel_material_ui as pmui
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_result import Diff
 from workbench.app import style
-from workbench.app.found import checkpoints
-from workbench.app.jobs import Job, Tick
+from workbench.app.jobs import Tick
+from workbench.app.others import Others
 from workbench.app.tabs.diff_view import DiffView, table_rows
 from workbench.app.tabs.tab import Tab
-from workbench.app.words import html, safe
+from workbench.app.words import html
 from workbench.app.work import Work
 from workbench.errors import UsageError
 from workbench.views.diff_grid import Board
@@ -24,6 +23,7 @@ from workbench.views.diff_grid import Board
 __all__ = ["DiffTab"]
 
 AT_ONCE = 256 << 20  #: bytes of A up to which a link's comparison starts by itself
+NONE = "choose a checkpoint"
 SELECTED = ("tensor", "pattern", "role")
 
 
@@ -44,13 +44,10 @@ class DiffTab(Tab):
 
     def build(self) -> None:
         self.view: DiffView | None = None
-        self._paths: list[str] = []
-        self._about: dict[str, str] = {}
-        self._list = Job(self.schedule)
-        self._list.param.watch(self._listed, "status")
+        self._others = Others(self.schedule, self._listed)
         self._choice = pmui.Select(
             label="B, to compare with",
-            options={"choose a checkpoint": ""},
+            options={NONE: ""},
             value="",
             searchable=True,
             size="small",
@@ -75,8 +72,7 @@ class DiffTab(Tab):
         if state.ckpt is None:
             self.body[:] = []
             return
-        if self._list.status == "idle":
-            self._list.start(lambda tick: checkpoints(state.jail))
+        self._others.start(state.jail)
         self._offer()
         self._swap.disabled = not state.other
         self._arrange()
@@ -91,7 +87,7 @@ class DiffTab(Tab):
 
     def close(self) -> None:
         self.work.reset()
-        self._list.reset()
+        self._others.job.reset()
         if self.view is not None:
             self.view.close()
 
@@ -104,27 +100,18 @@ class DiffTab(Tab):
 
     # ---- which B -----------------------------------------------------------------------------------------------------
 
-    def _listed(self, *_: Any) -> None:
-        if self._list.status == "done":
-            self._paths, frame = self._list.result
-            words = zip(self._paths, frame["about"], frame["state"], strict=True)
-            self._about = {path: f"{about}{', incomplete' if lacks else ''}" for path, about, lacks in words}
+    def _listed(self, error: str) -> None:
+        if error:
+            self._words.object = style.message(error, "error")
+        else:
             self._offer()
-        elif self._list.status == "failed":
-            self._words.object = style.message(self._list.error, "error")
 
     def _offer(self) -> None:
-        """What B may be: steps of the same run first; what a link names, too."""
-        state, run = self.state, os.path.dirname(self.state.path)
-        paths = sorted((path for path in self._paths if path != state.path), key=lambda p: os.path.dirname(p) != run)
-        if state.other and state.other not in paths:
-            paths.insert(0, state.other)
-        options = {"choose a checkpoint": ""}
-        for path in paths:
-            about = self._about.get(path, "")
-            options[f"{safe(path)}  ·  {about}" if about else safe(path)] = path
+        """What B may be, and what is still to be said."""
+        state = self.state
+        options = self._others.options(state.path, state.other, NONE)
         self._choice.param.update(options=options, value=state.other)
-        if self._list.status == "done" and not paths:
+        if self._others.job.status == "done" and len(options) == 1:
             self._words.object = "<p>There is no other checkpoint under ROOT to compare with.</p>"
         elif not state.other:
             self._words.object = (

@@ -18,11 +18,11 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.found import checkpoints
-from workbench.app.jobs import Job, Tick
+from workbench.app.jobs import Tick
+from workbench.app.others import Others
 from workbench.app.tabs.doctor_view import DiagnosisView
 from workbench.app.tabs.tab import Tab
-from workbench.app.words import html, safe
+from workbench.app.words import html
 from workbench.app.work import Work
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
 
@@ -55,10 +55,7 @@ class Doctor(Tab):
 
     def build(self) -> None:
         self.view: DiagnosisView | None = None
-        self._paths: list[str] = []
-        self._about: dict[str, str] = {}
-        self._list = Job(self.schedule)
-        self._list.param.watch(self._listed, "status")
+        self._others = Others(self.schedule, self._listed)
         self._choices = {which: self._choice(which) for which in OTHERS}
         self._facts = {name: self._fact(name) for name in FACTS}
         self._quick = pmui.Checkbox(label="Facts and names alone: do not read weights and moments", size="small")
@@ -85,8 +82,7 @@ class Doctor(Tab):
         if state.ckpt is None:
             self.body[:] = []
             return
-        if self._list.status == "idle":
-            self._list.start(lambda tick: checkpoints(state.jail))
+        self._others.start(state.jail)
         self._offer()
         self._show_given()
         self._arrange()
@@ -96,7 +92,7 @@ class Doctor(Tab):
 
     def close(self) -> None:
         self.work.reset()
-        self._list.reset()
+        self._others.job.reset()
         if self.view is not None:
             self.view.close()
 
@@ -127,27 +123,18 @@ class Doctor(Tab):
         made.param.watch(self._told, "value")
         return made
 
-    def _listed(self, *_: Any) -> None:
-        if self._list.status == "done":
-            self._paths, frame = self._list.result
-            words = zip(self._paths, frame["about"], frame["state"], strict=True)
-            self._about = {path: f"{about}{', incomplete' if lacks else ''}" for path, about, lacks in words}
+    def _listed(self, error: str) -> None:
+        if error:
+            self._words.object = style.message(error, "error")
+        else:
             self._offer()
-        elif self._list.status == "failed":
-            self._words.object = style.message(self._list.error, "error")
 
     def _offer(self) -> None:
-        """What came of it may be: steps of the same run first; what a link names, too."""
-        state, run = self.state, os.path.dirname(self.state.path)
-        near = sorted((path for path in self._paths if path != state.path), key=lambda p: os.path.dirname(p) != run)
+        """What came of it may be, and what is still to be said."""
+        state = self.state
         for which, widget in self._choices.items():
             chosen = getattr(state, which)
-            paths = [chosen, *near] if chosen and chosen not in near else near
-            options = {NONE: ""}
-            for path in paths:
-                about = self._about.get(path, "")
-                options[f"{safe(path)}  ·  {about}" if about else safe(path)] = path
-            widget.param.update(options=options, value=chosen)
+            widget.param.update(options=self._others.options(state.path, chosen, NONE), value=chosen)
         if why := self._why_not():
             self._words.object = style.message(why, "warning")
         elif not state.other and not state.echo:
