@@ -18,10 +18,10 @@ from bokeh.models import SaveTool
 from workbench.analysis.heatmap import Heat
 from workbench.analysis.summary import Histogram, Summary
 from workbench.app.words import size
+from workbench.views.picture import OKABE_ITO
 
-__all__ = ["ODD", "OKABE_ITO", "ZERO", "bytes_bars", "heat_map", "histogram", "steps_line", "worst_points"]
+__all__ = ["ODD", "ZERO", "bytes_bars", "heat_map", "histogram", "steps_line", "worst_points"]
 
-OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 ZERO = "#F0E442"  #: exactly zero
 ODD = "#CC79A7"  #: NaN and infinities
 CLIP = 99.9  #: percentile of the cells' magnitudes at which a signed scale ends
