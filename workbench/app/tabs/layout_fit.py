@@ -11,7 +11,7 @@ import panel_material_ui as pmui
 from workbench.app import style
 from workbench.app.jobs import Tick
 from workbench.app.save import csv_button, json_button
-from workbench.app.tabs.layout_parts import Part
+from workbench.app.tabs.layout_part import Part
 from workbench.app.words import html
 from workbench.app.work import Work
 from workbench.errors import UsageError

@@ -21,8 +21,12 @@ from workbench.app import style
 from workbench.app.jobs import Schedule
 from workbench.app.layouts import Found, found_of
 from workbench.app.save import csv_button, json_button
+from workbench.app.tabs.layout_bytes_part import BytesPart
 from workbench.app.tabs.layout_fit import FitPart
-from workbench.app.tabs.layout_parts import ONE_LINE, BytesPart, MeshPart, Part, ShardsPart, SharesPart
+from workbench.app.tabs.layout_mesh_part import MeshPart
+from workbench.app.tabs.layout_part import ONE_LINE, Part
+from workbench.app.tabs.layout_shards_part import ShardsPart
+from workbench.app.tabs.layout_shares_part import SharesPart
 from workbench.checkpoint import Checkpoint
 from workbench.views import layout_words
 
