@@ -12,7 +12,7 @@ from workbench.app.words import count, safe
 from workbench.views import layout_words
 from workbench.views.layout_canvas import Marks
 from workbench.views.layout_mesh import standing
-from workbench.views.layout_pictures import mesh_picture, peer_colours
+from workbench.views.layout_mesh_picture import mesh_picture, peer_colours
 
 __all__ = ["MeshPart"]
 
