@@ -5,6 +5,7 @@
     samples ──► sample_ckpts/                 chromium ──► path of the executable
     free_port ─► an unused loopback port      browser ───► one Playwright Chromium a session
                                               page ──────► a fresh context; .external, .console_errors
+                                              quiet ─────► a page that must have kept both empty
 
 Environment: ``WORKBENCH_SLOW=1`` runs the tests marked slow; ``WORKBENCH_CHROMIUM`` names the browser; with
 ``CI`` set a missing browser fails the tests that need one instead of skipping them.
@@ -39,6 +40,8 @@ CHROMIUM_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+WAIT = 45_000  #: ms that a page waits by default; a machine with other work on its cores is slow, not wrong
 
 _cache = pytest.StashKey[str]()
 
@@ -134,6 +137,19 @@ def page(browser: Browser) -> Iterator[Page]:
     page.on("pageerror", lambda error: page.console_errors.append(str(error)))
     yield page
     context.close()
+
+
+@pytest.fixture
+def quiet(page: Page) -> Iterator[Page]:
+    """A page that must have asked nobody outside, said no error and run no hostile name when the test is over.
+
+    Hostile names of the tests, were they obeyed, set ``window.pwned``.
+    """
+    page.set_default_timeout(WAIT)
+    yield page
+    assert page.external == []
+    assert page.console_errors == []
+    assert page.evaluate("window.pwned") is None
 
 
 def find_chromium() -> str | None:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -26,13 +24,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.conftest import WAIT
+from tests.serving import SHORT_LIVED, serving
 from workbench.app.registry import shared
-from workbench.app.serve import start
 
 pytestmark = pytest.mark.browser
 
 REPO = Path(__file__).resolve().parents[1]
-WAIT = 45_000  # ms; a machine with other work on its cores is slow, not wrong
 EVIL = '<img src=x onerror="window.pwned=1">'
 NAMES = [f"{EVIL}.weight", "\x1b[31mred\x1b[0m", "abc\u202etxt.exe", "[click](javascript:window.pwned=2)", "<%= 1+1 %>"]
 
@@ -59,34 +57,8 @@ def root(tmp_path_factory, samples):
 @pytest.fixture(scope="module")
 def served(root):
     """URL of a running server; sessions of closed pages are dropped after some seconds."""
-    ready, server = threading.Event(), []
-
-    def run():
-        asyncio.set_event_loop(asyncio.new_event_loop())
-        times = {"unused_session_lifetime_milliseconds": 2000, "check_unused_sessions_milliseconds": 500}
-        server.append(start(root, 0, **times))
-        server[0].start()
-        ready.set()
-        server[0].io_loop.start()
-        server[0].stop()
-        server[0].io_loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{server[0].port}/"
-    server[0].io_loop.add_callback(server[0].io_loop.stop)
-    thread.join(20)
-
-
-@pytest.fixture
-def quiet(page):
-    """A page that must have asked nobody outside and said no error when the test is over."""
-    page.set_default_timeout(WAIT)
-    yield page
-    assert page.external == []
-    assert page.console_errors == []
-    assert page.evaluate("window.pwned") is None
+    with serving(root, **SHORT_LIVED) as url:
+        yield url
 
 
 def test_pick_a_checkpoint_and_read_true_numbers(quiet, served, root):

@@ -1,11 +1,16 @@
-"""The `page` fixture keeps its promises: loopback is served, everything else is refused and recorded."""
+"""What tests with a browser stand on: `page` refuses and records what is not loopback, `serving` tells why not."""
 
 from __future__ import annotations
 
 import threading
+import urllib.error
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+from tests.serving import serving
+from workbench.errors import UsageError
 
 pytestmark = pytest.mark.browser
 
@@ -52,3 +57,14 @@ def test_a_quiet_page_records_nothing(page):
     assert page.locator("h1").inner_text() == "quiet"
     assert page.external == []
     assert page.console_errors == []
+
+
+def test_a_server_that_does_not_start_says_why_and_one_that_does_ends(tmp_path):
+    with pytest.raises(UsageError, match="no path of letters"), serving(tmp_path, prefix="?"):
+        pytest.fail("it started")
+    with serving(tmp_path, prefix="wb") as url:
+        assert url.endswith("/wb/")
+        with urllib.request.urlopen(f"{url}liveness", timeout=20) as reply:
+            assert reply.status == 200
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}liveness", timeout=20)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
-import threading
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from safetensors.torch import load_file
 from test_tab_diff import EVIL, planted
 
-from workbench.app.serve import start
+from tests.serving import serving
 
 pytestmark = pytest.mark.browser
 
-WAIT = 45_000  # ms
 #: Where the figures of the page lie: their frame's box in the figure, and the ranges of their axes.
 FRAMES = """() => {
   const found = []
@@ -37,32 +34,8 @@ def served(tmp_path_factory, samples):
     root = tmp_path_factory.mktemp("served") / "ckpts"
     shutil.copytree(samples / "titan_run", root / "run")
     planted(root)
-    ready, server = threading.Event(), []
-
-    def run():
-        asyncio.set_event_loop(asyncio.new_event_loop())
-        server.append(start(root, 0))
-        server[0].start()
-        ready.set()
-        server[0].io_loop.start()
-        server[0].stop()
-        server[0].io_loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{server[0].port}/"
-    server[0].io_loop.add_callback(server[0].io_loop.stop)
-    thread.join(20)
-
-
-@pytest.fixture
-def quiet(page):
-    page.set_default_timeout(WAIT)
-    yield page
-    assert page.external == []
-    assert page.console_errors == []
-    assert page.evaluate("window.pwned") is None
+    with serving(root) as url:
+        yield url
 
 
 def tap(page, column, row):

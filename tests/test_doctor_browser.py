@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
-import threading
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from workbench.app.serve import start
+from tests.serving import serving
 
 pytestmark = pytest.mark.browser
-
-WAIT = 45_000  # ms
 
 
 @pytest.fixture(scope="module")
@@ -23,31 +19,8 @@ def served(tmp_path_factory, samples):
     """URL of a server on the loss spike's run."""
     root = tmp_path_factory.mktemp("served") / "ckpts"
     shutil.copytree(samples / "loss_spike", root / "run")
-    ready, server = threading.Event(), []
-
-    def run():
-        asyncio.set_event_loop(asyncio.new_event_loop())
-        server.append(start(root, 0))
-        server[0].start()
-        ready.set()
-        server[0].io_loop.start()
-        server[0].stop()
-        server[0].io_loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{server[0].port}/"
-    server[0].io_loop.add_callback(server[0].io_loop.stop)
-    thread.join(20)
-
-
-@pytest.fixture
-def quiet(page):
-    page.set_default_timeout(WAIT)
-    yield page
-    assert page.external == []
-    assert page.console_errors == []
+    with serving(root) as url:
+        yield url
 
 
 def test_from_an_empty_tab_to_the_cause_and_back_by_the_link(quiet, served):

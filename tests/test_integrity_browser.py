@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
 import struct
-import threading
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from workbench.app.serve import start
+from tests.serving import serving
 
 pytestmark = pytest.mark.browser
 
-WAIT = 60_000  # ms
 HUGE = 6 << 30  #: bytes of a sparse file, so that a check of every byte takes some seconds
 
 
@@ -34,35 +31,13 @@ def served(tmp_path_factory, samples):
         header = json.dumps({"w": {"dtype": "F32", "shape": [HUGE // 4], "data_offsets": [0, HUGE]}}).encode()
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + HUGE)
-    ready, server = threading.Event(), []
-
-    def run():
-        asyncio.set_event_loop(asyncio.new_event_loop())
-        server.append(start(root, 0))
-        server[0].start()
-        ready.set()
-        server[0].io_loop.start()
-        server[0].stop()
-        server[0].io_loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{server[0].port}/"
-    server[0].io_loop.add_callback(server[0].io_loop.stop)
-    thread.join(20)
+    with serving(root) as url:
+        yield url
 
 
 def write(path, name, data, shape):
     header = json.dumps({name: {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header + data)
-
-
-@pytest.fixture
-def quiet(page):
-    page.set_default_timeout(WAIT)
-    yield page
-    assert page.external == [] and page.console_errors == []
 
 
 def verify(page):

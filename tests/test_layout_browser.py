@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
-import threading
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
@@ -16,11 +14,9 @@ from test_tab_layout import EMBEDDINGS, EVIL
 
 import workbench as wb
 from benchmarks.synthetic import write_dcp_metadata
-from workbench.app.serve import start
+from tests.serving import serving
 
 pytestmark = pytest.mark.browser
-
-WAIT = 45_000  # ms
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +28,8 @@ def served(tmp_path_factory, samples):
     save_file({EVIL: torch.ones(4, 3), "\x1b[31mred": torch.ones(2)}, root / "evil" / "model.safetensors")
     (root / "big").mkdir()
     assert write_dcp_metadata(root / "big", 200, 64) > 10_000
-    ready, server = threading.Event(), []
-
-    def run():
-        asyncio.set_event_loop(asyncio.new_event_loop())
-        server.append(start(root, 0))
-        server[0].start()
-        ready.set()
-        server[0].io_loop.start()
-        server[0].stop()
-        server[0].io_loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{server[0].port}/", root
-    server[0].io_loop.add_callback(server[0].io_loop.stop)
-    thread.join(20)
-
-
-@pytest.fixture
-def quiet(page):
-    page.set_default_timeout(WAIT)
-    yield page
-    assert page.external == []
-    assert page.console_errors == []
-    assert page.evaluate("window.pwned") is None
+    with serving(root) as url:
+        yield url, root
 
 
 def frame(page):

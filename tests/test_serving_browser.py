@@ -2,38 +2,37 @@
 
 ::
 
-    _server(…) ──► workbench's server in a thread of this process, so that the registry can be looked at
+    _server(…) ──► serving(…), and sessions of closed pages are dropped after some seconds
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import http.cookiejar
 import json
 import re
 import shutil
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.serving import SHORT_LIVED, serving
 from workbench.app.access import PASSWORD
 from workbench.app.page import SHOWN
 from workbench.app.registry import shared
-from workbench.app.serve import start
 
 pytestmark = pytest.mark.browser
 
-WAIT = 45_000  # ms
 WORD = "correct horse"
 EVIL = '<img src=x onerror="window.pwned=1">'
 NAMES = [f"{EVIL}.layers.0.weight", "\x1b[31mred\x1b[0m", "abc\u202etxt.exe", "[click](javascript:window.pwned=2)"]
+
+_server = partial(serving, **SHORT_LIVED)
 
 
 @pytest.fixture(scope="module")
@@ -50,52 +49,15 @@ def root(tmp_path_factory, samples):
     return root
 
 
-@contextlib.contextmanager
-def _server(root, **options):
-    """Base URL, without a slash at its end."""
-    ready, found = threading.Event(), []
-
-    def run():
-        asyncio.set_event_loop(asyncio.new_event_loop())
-        times = {"unused_session_lifetime_milliseconds": 2000, "check_unused_sessions_milliseconds": 500}
-        try:
-            found.append(start(root, 0, **times, **options))
-            found[0].start()
-        finally:
-            ready.set()
-        found[0].io_loop.start()
-        found[0].stop()
-        found[0].io_loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(60) and found
-    try:
-        yield f"http://127.0.0.1:{found[0].port}{found[0].prefix}"
-    finally:
-        found[0].io_loop.add_callback(found[0].io_loop.stop)
-        thread.join(20)
-
-
-@pytest.fixture
-def quiet(page):
-    """A page that must have asked nobody outside and said no error when the test is over."""
-    page.set_default_timeout(WAIT)
-    yield page
-    assert page.external == []
-    assert page.console_errors == []
-    assert page.evaluate("window.pwned") is None
-
-
 def test_nobody_looks_without_the_password_and_its_owner_does(quiet, root, monkeypatch):
     monkeypatch.setenv(PASSWORD, WORD)
     page = quiet
     with _server(root, auth="basic", user="ann") as url:
-        with urllib.request.urlopen(f"{url}/liveness", timeout=20) as reply:
+        with urllib.request.urlopen(f"{url}liveness", timeout=20) as reply:
             assert reply.status == 200  # a watchdog needs no password, and learns nothing
-        with urllib.request.urlopen(f"{url}/?ckpt=llama", timeout=20) as reply:
-            assert reply.url.startswith(f"{url}/login") and b"bk-" not in reply.read()
-        page.goto(f"{url}/?ckpt=llama&tab=tensors")
+        with urllib.request.urlopen(f"{url}?ckpt=llama", timeout=20) as reply:
+            assert reply.url.startswith(f"{url}login") and b"bk-" not in reply.read()
+        page.goto(f"{url}?ckpt=llama&tab=tensors")
         for name, word in (("ann", "wrong horse"), ("bob", WORD)):
             page.get_by_label("Name").fill(name)
             page.get_by_label("Password").fill(word)
@@ -106,11 +68,11 @@ def test_nobody_looks_without_the_password_and_its_owner_does(quiet, root, monke
         page.get_by_label("Password").fill(WORD)
         page.get_by_role("button", name="Sign in").click()
         page.locator(".ckpt b", has_text=re.compile("^llama$")).first.wait_for()
-        page.goto(f"{url}/?ckpt=llama&tab=tensors")
+        page.goto(f"{url}?ckpt=llama&tab=tensors")
         page.locator('.tabulator-cell[tabulator-field="name"]').first.wait_for()
-        page.goto(f"{url}/logout")
+        page.goto(f"{url}logout")
         page.get_by_text("Sign in").wait_for()
-        page.goto(f"{url}/")
+        page.goto(url)
         page.get_by_label("Password").wait_for()
 
 
@@ -123,16 +85,16 @@ def test_a_websocket_without_the_cookie_or_from_elsewhere_is_refused(root, monke
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
         upgrade |= {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol": "bokeh, x"} | headers
         try:
-            with urllib.request.urlopen(urllib.request.Request(f"{url}/ws", headers=upgrade), timeout=20) as reply:
+            with urllib.request.urlopen(urllib.request.Request(f"{url}ws", headers=upgrade), timeout=20) as reply:
                 return reply.status
         except urllib.error.HTTPError as error:
             return error.code
 
     with _server(root, auth="basic") as url:
         assert status(url, Origin="http://evil.example") == 403
-        assert status(url, Origin=url) in (200, 401, 403)  # 200: the login page, after a redirect
+        assert status(url, Origin=url.rstrip("/")) in (200, 401, 403)  # 200: the login page, after a redirect
         data = urllib.parse.urlencode({"username": "workbench", "password": WORD}).encode()
-        with opener.open(f"{url}/login", data, timeout=20) as reply:
+        with opener.open(f"{url}login", data, timeout=20) as reply:
             assert reply.status == 200 and "/login" not in reply.url
         assert {cookie.name for cookie in jar} >= {"user"}
 
@@ -141,10 +103,10 @@ def test_it_works_under_a_prefix_and_asks_for_nothing_outside_it(quiet, root):
     page, asked = quiet, []
     page.on("request", lambda request: asked.append(urllib.parse.urlsplit(request.url).path))
     with _server(root, prefix="/tools/wb/") as url:
-        assert url.endswith("/tools/wb")
-        with urllib.request.urlopen(f"{url}/liveness", timeout=20) as reply:
+        assert url.endswith("/tools/wb/")
+        with urllib.request.urlopen(f"{url}liveness", timeout=20) as reply:
             assert json.load(reply)
-        page.goto(f"{url}/?ckpt=llama&tab=tensors&tensor=lm_head.weight")
+        page.goto(f"{url}?ckpt=llama&tab=tensors&tensor=lm_head.weight")
         page.locator(".stats").wait_for()
         assert page.locator("canvas").count() >= 1
     assert asked and all(path.startswith("/tools/wb/") for path in asked)
@@ -154,7 +116,7 @@ def test_the_password_works_under_a_prefix(quiet, root, monkeypatch):
     monkeypatch.setenv(PASSWORD, WORD)
     page = quiet
     with _server(root, prefix="wb", auth="basic") as url:
-        page.goto(f"{url}/?ckpt=llama")
+        page.goto(f"{url}?ckpt=llama")
         page.get_by_label("Name").fill("workbench")
         page.get_by_label("Password").fill(WORD)
         page.get_by_role("button", name="Sign in").click()
@@ -166,7 +128,7 @@ def test_export_in_the_browser_dry_run_write_and_proof(quiet, root, samples):
     page = quiet
     (root / "exports").mkdir(exist_ok=True)
     with _server(root, exports="exports") as url:
-        page.goto(f"{url}/?ckpt=llama&tab=export")
+        page.goto(f"{url}?ckpt=llama&tab=export")
         page.get_by_text("Would write").wait_for()
         page.get_by_label("Only names that match").fill(r"mlp")
         page.get_by_label("Only names that match").press("Enter")
@@ -187,7 +149,7 @@ def test_export_in_the_browser_dry_run_write_and_proof(quiet, root, samples):
 @pytest.mark.parametrize("query", ["into=../x", "into=/tmp/x", "into=llama/x", "mesh=tp%3D"])
 def test_a_refused_target_is_a_sentence(quiet, root, query):
     with _server(root, exports=".") as url:
-        quiet.goto(f"{url}/?ckpt=llama&tab=export&{query}")
+        quiet.goto(f"{url}?ckpt=llama&tab=export&{query}")
         quiet.locator(".said.error").wait_for()
         assert quiet.get_by_role("button", name="Export", exact=True).count() == 0
 
@@ -199,7 +161,7 @@ def test_hostile_names_are_harmless_on_every_tab_and_the_last_session_lets_all_g
     before = set(shared._entries)  # of pages that were open when another test's server stopped
     with _server(root) as url:
         for tab in SHOWN:
-            page.goto(f"{url}/?{where}&tab={tab}")
+            page.goto(f"{url}?{where}&tab={tab}")
             page.locator('[role="tab"][aria-selected="true"]').wait_for()
             page.wait_for_timeout(2500)
             told = page.locator("body").inner_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import time
 import urllib.request
 from urllib.parse import parse_qs, quote, urlsplit
@@ -11,24 +12,25 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_app_browser import WAIT, quiet, served  # noqa: F401
+
+from tests.serving import SHORT_LIVED, serving
 
 pytestmark = pytest.mark.browser
 KEY = "layers.1.feed_forward.w2.weight"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory, samples):
-    import shutil
-
+def served(tmp_path_factory, samples):
+    """URL of a server on a run of two steps and a checkpoint with a name that is long."""
     root = tmp_path_factory.mktemp("served") / "ckpts"
     shutil.copytree(samples / "titan_run", root / "run")
     (root / "long").mkdir()
     save_file({"x" * 6000: torch.ones(2), "y": torch.ones(1)}, root / "long" / "model.safetensors")
-    return root
+    with serving(root, **SHORT_LIVED) as url:
+        yield url
 
 
-def test_a_slice_is_typed_moved_linked_and_downloaded(quiet, served, samples):  # noqa: F811
+def test_a_slice_is_typed_moved_linked_and_downloaded(quiet, served, samples):
     page, truth = quiet, load_file(samples / "truth" / "titan_run" / "step-4.safetensors")[KEY]
     page.goto(f"{served}?ckpt=run/step-4&tab=tensors&tensor={KEY}&slice={quote('3:6, ::40')}")
     page.locator("table.window").wait_for()
@@ -54,7 +56,7 @@ def test_a_slice_is_typed_moved_linked_and_downloaded(quiet, served, samples):  
     assert [float(row[1]) for row in rows[1:]] == pytest.approx(truth[10:20, 5].tolist())
 
 
-def test_a_picture_is_saved_and_its_tools_need_no_network(quiet, served):  # noqa: F811
+def test_a_picture_is_saved_and_its_tools_need_no_network(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=run/step-4&tab=tensors&tensor={KEY}")
     page.locator(".stats").wait_for()
@@ -67,7 +69,7 @@ def test_a_picture_is_saved_and_its_tools_need_no_network(quiet, served):  # noq
     assert waiting.value.path().read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_slow_pattern_in_a_link_is_a_sentence_and_the_server_lives(quiet, served):  # noqa: F811
+def test_a_slow_pattern_in_a_link_is_a_sentence_and_the_server_lives(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=long&tab=tensors&q={quote('(?:x+x+)+y')}")
     page.get_by_text("Filtering").wait_for()
@@ -77,7 +79,7 @@ def test_a_slow_pattern_in_a_link_is_a_sentence_and_the_server_lives(quiet, serv
     page.locator(".said.error", has_text="takes too long").wait_for()
 
 
-def test_the_overview_tells_health_and_turns_to_another_step(quiet, served):  # noqa: F811
+def test_the_overview_tells_health_and_turns_to_another_step(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=run/step-4")
     page.get_by_text("Structure: whole").wait_for()
@@ -86,4 +88,4 @@ def test_the_overview_tells_health_and_turns_to_another_step(quiet, served):  # 
     assert parse_qs(urlsplit(page.url).query)["ckpt"] == ["run/step-2"]
     page.get_by_role("button", name="Open Integrity").click()
     page.get_by_role("button", name="Verify").wait_for()
-    assert parse_qs(urlsplit(page.url).query)["tab"] == ["integrity"]
+    page.wait_for_url(lambda url: parse_qs(urlsplit(url).query)["tab"] == ["integrity"])  # after the tab, not with it
