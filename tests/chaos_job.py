@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 def tensors(letter: str) -> dict[str, np.ndarray]:
     chance = np.random.default_rng(ord(letter))
-    return {f"{n}.weight": chance.standard_normal((100, 50 + n), np.float32) for n in range(4)}
+    return {f"{n}.weight": chance.standard_normal((100, 50 + n), np.float32) for n in range(5)}
 
 
 def digest_of(found: dict[str, np.ndarray]) -> str:
