@@ -12,9 +12,11 @@ Only names and shapes are compared.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import islice, product
 from typing import Any
 
 from workbench.analysis.verify.log import NAMED, Subject, names, plural
@@ -145,22 +147,19 @@ def _grid(subject: Subject) -> None:
             kinds[stem, axes].append((str(name), tuple(place[axis] for axis in axes)))
     count = 0
     for (stem, axes), found in kinds.items():
-        sizes = [len({place[k] for _, place in found}) for k in range(len(axes))]
-        whole = 1
-        for size in sizes:
-            whole *= size
         there = {place for _, place in found}
+        seen = [sorted({place[k] for place in there}) for k in range(len(axes))]
+        whole = math.prod(map(len, seen))
         count += len(found)
-        if len(there) < whole:
-            seen = [sorted({place[k] for place in there}) for k in range(len(axes))]
-            lost = [place for place in _product(seen) if place not in there]
+        if len(there) < whole:  # by far, where names are not what they seem: the first lost ones are looked for alone
+            lost = list(islice((place for place in product(*seen) if place not in there), 100))
             subject.log.add(
                 "ranks.grid",
                 "error",
                 stem,
-                f"{len(lost)} of {whole} ranks have no such file, first {dict(zip(axes, lost[0], strict=True))}",
+                f"{whole - len(there)} of {whole} ranks have no such file, first {dict(zip(axes, lost[0], strict=True))}",
                 "restore the files of those ranks",
-                lost=[dict(zip(axes, place, strict=True)) for place in lost[:100]],
+                lost=[dict(zip(axes, place, strict=True)) for place in lost],
             )
     if count:
         subject.log.checked["ranks"] = f"{plural(count, 'file')} named after ranks make up a whole grid"
@@ -173,18 +172,18 @@ def _layers(subject: Subject, of: Mapping[str, Any]) -> None:
         if match := _LAYER.match(fqn):
             stacks[match[1]][int(match[2])].add(match[3])
     for prefix, layers in stacks.items():
-        absent = [number for number in range(max(layers) + 1) if number not in layers]
-        parts = [frozenset(part) for part in layers.values()]
-        common = max(set(parts), key=parts.count)
-        alike = parts.count(common) * 3 >= 2 * len(parts) and len(common) >= 4
+        first, last = min(layers), max(layers)
         # pipeline stages that are checkpoints of their own begin anywhere: only gaps inside count
-        absent = [number for number in absent if number > min(layers)]
-        if absent and alike and len(absent) * 2 <= len(layers):
+        lost = last - first + 1 - len(layers)
+        [(common, times)] = Counter(frozenset(part) for part in layers.values()).most_common(1)
+        alike = times * 3 >= 2 * len(layers) and len(common) >= 4
+        if lost and alike and lost * 2 <= len(layers):
+            absent = [number for number in range(first, last) if number not in layers]
             subject.log.add(
                 "names.layer_gap",
                 "warn",
                 f"{prefix}{absent[0]}",
-                f"is absent: the stack has layers {min(layers)} to {max(layers)} but for {absent[:NAMED]}",
+                f"is absent: the stack has layers {first} to {last} but for {absent[:NAMED]}",
                 "a file or a pipeline stage is missing, unless the model was pruned so",
                 absent=absent[:1000],
             )
@@ -263,10 +262,3 @@ def _shapes(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
 
 def _words(roles: Iterable[str]) -> str:
     return ", ".join(sorted(STATES & set(roles)))
-
-
-def _product(values: list[list[Any]]) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = [()]
-    for options in values:
-        found = [(*place, option) for place in found for option in options]
-    return found
