@@ -259,6 +259,8 @@ def test_a_missing_tp_rank_is_named_and_the_rest_can_be_read(tmp_path):
     with pytest.raises(wb.errors.MissingFileError, match=r"mp_rank_01_001/model_optim_rng\.pt.*is missing"):
         wb.open(tmp_path / "it")
     ckpt = wb.open(tmp_path / "it", partial=True)
+    (grid,) = [one for one in wb.verify(ckpt).found if one.rule == "ranks.grid"]
+    assert grid.message.startswith("1 of 4 ranks") and grid.evidence["lost"] == [{"pp": 1, "tp": 1}]
     assert any("(tp 1, pp 1, ep 0)" in note for note in ckpt.notes)
     same_bits(ckpt.param("decoder.layers.1.mlp.linear_fc1.weight").torch(),
               model.params["decoder.layers.1.mlp.linear_fc1.weight"], "other stage")  # fmt: skip

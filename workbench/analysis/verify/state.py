@@ -152,14 +152,15 @@ def _grid(subject: Subject) -> None:
         whole = math.prod(map(len, seen))
         count += len(found)
         if len(there) < whole:  # by far, where names are not what they seem: the first lost ones are looked for alone
-            lost = list(islice((place for place in product(*seen) if place not in there), 100))
+            absent = (place for place in product(*seen) if place not in there)
+            lost = [dict(zip(axes, place, strict=True)) for place in islice(absent, 100)]
             subject.log.add(
                 "ranks.grid",
                 "error",
                 stem,
-                f"{whole - len(there)} of {whole} ranks have no such file, first {dict(zip(axes, lost[0], strict=True))}",
+                f"{whole - len(there)} of {whole} ranks have no such file, first {lost[0]}",
                 "restore the files of those ranks",
-                lost=[dict(zip(axes, place, strict=True)) for place in lost],
+                lost=lost,
             )
     if count:
         subject.log.checked["ranks"] = f"{plural(count, 'file')} named after ranks make up a whole grid"
