@@ -18,7 +18,7 @@ from workbench.doctor.diagnose.places import block_of, expert, kinds_of, layer_o
 from workbench.doctor.diagnosis import CERTAINTIES, SCHEMA
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.laws.bounds import bias_factor
-from workbench.doctor.sign import RULES
+from workbench.doctor.sign import RULES, Inapplicable, Outcome
 from workbench.errors import MissingFileError, NotACheckpointError, UsageError
 
 SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)
@@ -185,6 +185,20 @@ def test_shallow_reads_no_values():
     assert found.causes[0].cause == "B1" and "values" in found.not_checked and "pair" not in found.pictured
 
 
+def test_what_is_not_there_is_told_apart_from_what_could_not_be_checked():
+    absent, unknown = Inapplicable("no fp8 state is stored"), "no step is known"
+    for first, second, held in ((absent, unknown, unknown), (unknown, absent, unknown), (absent, absent, absent)):
+        outcome = Outcome(not_checked={"N15": first})
+        outcome.add(Outcome(not_checked={"N15": second}))  # of another checkpoint
+        assert outcome.not_checked == {"N15": held} and type(outcome.not_checked["N15"]) is type(held)
+    outcome.add(Outcome(checked={"N15": "histories"}))
+    assert outcome.not_checked == {}
+    found = told(lab.case("h0_exact", SMALL, "dcp", k=5))
+    assert found.not_applicable["N22"] == "no adapters are stored" and "P12" in found.not_checked
+    text, page = repr(found), found._repr_html_()
+    assert "NOT NEEDED" in text and "not needed" in page
+
+
 def test_progress_goes_from_nought_to_one():
     case = lab.case("f01_drop_opt", SMALL, "dcp", k=5)
     seen = []
@@ -206,7 +220,18 @@ def test_json_is_plain_and_whole():
     found = told(lab.case("f03_drop_v", SMALL, "megatron", k=1))
     there = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert there["schema"] == SCHEMA and there["exit_code"] == 2 and there["causes"][0]["cause"] == "B4"
-    assert {"verdict", "subjects", "causes", "ruled_out", "facts", "findings", "checked", "not_checked"} <= set(there)
+    assert {
+        "verdict",
+        "subjects",
+        "causes",
+        "ruled_out",
+        "facts",
+        "findings",
+        "checked",
+        "not_checked",
+        "not_applicable",
+    } <= set(there)
+    assert "N22" in there["not_applicable"] and not there["not_applicable"].keys() & there["not_checked"].keys()
     assert there["facts"]["before"]["betas"]["value"] == [0.9, 0.95]
     assert len(there["findings"]) == len(found.found) == len(found.findings)
     assert {"cause", "title", "severity", "certainty", "signs", "excludes", "since", "tensors", "affected", "share",

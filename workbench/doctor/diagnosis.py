@@ -4,7 +4,7 @@
 
     signs ──► suspects   B1  certain   proved by S06 P01 P03 · since step 240 · damage · remedy
               ruled out  weights: 291 of 291 equal bit for bit (no A1 A2 E1 … E10)
-              checked · not checked
+              checked · not checked · does not apply
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Diagnosis(Report):
         ruled_out: what was shown to be healthy.
         facts: of each subject, the trainer facts with where they stand: which → fact → ``(value, source)``.
         pictured: what pictures are drawn from, by name; not part of the JSON.
+        not_applicable: rules that had nothing to check, with the reason: no fp8 state, no adapters, one file alone.
     """
 
     subjects: tuple[Subject, ...] = ()
@@ -97,9 +98,11 @@ class Diagnosis(Report):
     ruled_out: tuple[Cleared, ...] = ()
     facts: Mapping[str, Mapping[str, tuple[Any, str]]] = field(default_factory=dict)
     pictured: Mapping[str, Any] = field(default_factory=dict)
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON: what a report has, and ``schema verdict exit_code subjects causes ruled_out facts``.
+        """The same as plain JSON: what a report has, and ``schema verdict exit_code subjects causes ruled_out
+        not_applicable facts``.
 
         ``schema`` is :data:`SCHEMA`; within one number fields are added, never changed or taken away. A cause has the
         fields of :class:`Suspect`; its ``signs`` have ``rule severity message evidence tensors hit of``.
@@ -112,6 +115,7 @@ class Diagnosis(Report):
                 "subjects": [vars(one) for one in self.subjects],
                 "causes": [_suspect(one) for one in self.causes],
                 "ruled_out": [vars(one) for one in self.ruled_out],
+                "not_applicable": self.not_applicable,
                 "facts": {
                     which: {fact: {"value": value, "source": source} for fact, (value, source) in told.items()}
                     for which, told in self.facts.items()

@@ -34,7 +34,7 @@ from workbench.doctor.rows.pair import check_rows
 from workbench.doctor.rules.alone import check_alone
 from workbench.doctor.rules.shards import check_shards
 from workbench.doctor.rules.values import Values, check_pair
-from workbench.doctor.sign import RULES, Outcome, Sign
+from workbench.doctor.sign import RULES, Inapplicable, Outcome, Sign
 
 __all__ = ["doctor", "examine"]
 
@@ -96,11 +96,13 @@ def examine(given: Given, *, deep: bool = True, threads: int | None = None, tick
         scene.outcome.not_checked["values"] = "weights and moments were not read: deep=False"
     causes, verdict = diagnose(scene)
     found = sorted(map(_finding, scene.signs), key=lambda one: ("error", "warn", "info").index(one.severity))
+    absent = {rule: str(why) for rule, why in scene.outcome.not_checked.items() if isinstance(why, Inapplicable)}
+    missed = {rule: why for rule, why in scene.outcome.not_checked.items() if rule not in absent}
     notes = "".join(f" ({note})" for note in given.notes)
     return Diagnosis(
         given.paths.get("before", evidence.before.ckpt.path), tuple(found), dict(scene.outcome.checked),
-        dict(scene.outcome.not_checked), _subjects(evidence), verdict + notes, causes, tuple(scene.outcome.cleared),
-        {which: _facts(evidence.state(which).facts) for which in _given(evidence)}, pictured,
+        missed, _subjects(evidence), verdict + notes, causes, tuple(scene.outcome.cleared),
+        {which: _facts(evidence.state(which).facts) for which in _given(evidence)}, pictured, absent,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.analysis.report import SEVERITIES
 
-__all__ = ["NEEDS", "RULES", "Cleared", "Outcome", "Rule", "Sign", "register"]
+__all__ = ["NEEDS", "RULES", "Cleared", "Inapplicable", "Outcome", "Rule", "Sign", "register"]
 
 #: What a rule looks at.
 NEEDS = {
@@ -120,13 +120,20 @@ class Cleared:
     causes: tuple[str, ...] = ()
 
 
+class Inapplicable(str):
+    """Why a rule was not checked: there is nothing of its kind here, and no other file would change that."""
+
+    __slots__ = ()
+
+
 @dataclass
 class Outcome:
     """What came of applying rules.
 
     Attributes:
         signs: of those that fired.
-        checked: rule → what was looked at, with its counts; not_checked: rule → why not.
+        checked: rule → what was looked at, with its counts.
+        not_checked: rule → why not; an :class:`Inapplicable` where there was nothing to check.
         cleared: what was shown to be healthy.
     """
 
@@ -142,7 +149,9 @@ class Outcome:
         for rule, words in other.checked.items():
             self.checked[rule] = f"{self.checked[rule]}; {words}" if rule in self.checked else words
         for rule, words in other.not_checked.items():
-            self.not_checked.setdefault(rule, words)
+            held = self.not_checked.setdefault(rule, words)
+            if isinstance(held, Inapplicable) and not isinstance(words, Inapplicable):
+                self.not_checked[rule] = words  # of another checkpoint, in which there was something to check
         for rule in self.checked:
             self.not_checked.pop(rule, None)
 

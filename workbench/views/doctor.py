@@ -151,6 +151,8 @@ def _lines(d: Diagnosis, room: Room) -> Iterator[str]:
     yield from _section("ALSO SEEN", also_seen(d), room, f"further {'findings' if d.causes else 'ones'}")
     yield from _section("RULED OUT", map(cleared_sentence, most_excluding(d.ruled_out)), room, "more")
     yield from _section("NOT CHECKED", reasons(d.not_checked), room, "more")
+    if d.not_applicable:
+        yield from _section("NOT NEEDED", reasons(d.not_applicable), room, "more")
 
 
 def _subject(one: Subject) -> str:

@@ -58,6 +58,7 @@ def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
     parts.append(_fold("also seen", also_seen(d), not brief))
     parts.append(_fold("ruled out", map(cleared_sentence, most_excluding(d.ruled_out)), not brief))
     parts.append(_fold("not checked", reasons(d.not_checked), not brief))
+    parts.append(_fold("not needed", reasons(d.not_applicable), not brief))
     parts.append(_fold("checked", reasons(d.checked), False))
     parts.append(_facts(d.facts))
     return f'<div class="workbench-doctor">{"".join(parts)}</div>'

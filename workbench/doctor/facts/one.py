@@ -10,7 +10,7 @@ from collections.abc import Callable
 from workbench.doctor.evidence import State
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, TrainingState
-from workbench.doctor.sign import Rule, Sign, register
+from workbench.doctor.sign import Inapplicable, Rule, Sign, register
 
 __all__ = ["CHECKS", "reset_meant", "scaled"]
 
@@ -93,7 +93,7 @@ def fresh_state(state: State) -> list[Sign] | str:
     roles = set(state.ckpt.roles)
     if "exp_avg" not in roles:
         if roles & {"momentum", "square_avg", "exp_avg_sq"} or any(g.betas is None for g in facts.groups):
-            return "the optimizer is no Adam"
+            return Inapplicable("the optimizer is no Adam")
         if not facts.groups and "master" not in roles:
             return "no optimizer is stored at all: a save of weights alone?"
         if step <= 0:

@@ -25,7 +25,7 @@ from workbench.doctor.rows.index import Block, row_shape
 from workbench.doctor.rows.line import WINDOW, stood
 from workbench.doctor.rows.moments import descends
 from workbench.doctor.rows.seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see
-from workbench.doctor.sign import Outcome, Rule, Sign, register
+from workbench.doctor.sign import Inapplicable, Outcome, Rule, Sign, register
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_rows"]
@@ -104,7 +104,7 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
         found.checked["P17"] = f"{len(weights):,} weights, rows and columns"
         found.checked["P18"] = f"{len(weights):,} weights"
     else:
-        found.not_checked.setdefault("P17", "no parameter is suspicious")
+        found.not_checked.setdefault("P17", Inapplicable("no parameter is suspicious"))
     return found
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from workbench.analysis.numbers import Decoder
 from workbench.doctor.evidence import State
 from workbench.doctor.passes.one import OneState
-from workbench.doctor.sign import RULES, Outcome, Rule, Sign, register
+from workbench.doctor.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_extra"]
@@ -88,7 +88,9 @@ Said = tuple[str, list[Sign]] | str
 def _largest(state: State, found: Mapping[str, OneState]) -> Said:
     held = [fqn for fqn, sums in found.items() if "max_exp_avg_sq" in sums.numbers and "exp_avg_sq" in sums.numbers]
     if not held:
-        return "no largest second moments are stored (AMSGrad)"
+        if "max_exp_avg_sq" in state.ckpt.roles:
+            return "the largest second moments (AMSGrad) were not read"
+        return Inapplicable("no largest second moments are stored (AMSGrad)")
     bad = [fqn for fqn in held if found[fqn].shrunk]
     signs = []
     if bad:
@@ -100,6 +102,8 @@ def _largest(state: State, found: Mapping[str, OneState]) -> Said:
 
 def _loss_scale(state: State, earlier: State | None) -> Said:
     scale, before = state.facts.value("loss_scale"), earlier and earlier.facts.value("loss_scale")
+    if not scale and (earlier is None or not before):
+        return Inapplicable("no loss scale is stored")
     if not scale or not before:
         return "needs the loss scale of this checkpoint and of an earlier one"
     signs = []
@@ -118,8 +122,10 @@ def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
     scales = [at for at, role in enumerate(roles) if role == "scale" and state.ckpt.catalog.numel[at] == 1]
     extra = [at for at, key in enumerate(keys) if key.endswith("_extra_state")]
     coded = [f for f, one in state.params.items() if "param" in one and state.dtype(one["param"]) in FP8]
-    if not (histories or len(scales) > 1 or extra or coded) or step <= 0:
-        return "no fp8 state is stored, or no step is known"
+    if not (histories or len(scales) > 1 or extra or coded):
+        return Inapplicable("no fp8 state is stored")
+    if step <= 0:
+        return "no step is known"
     signs = []
     for rows, words, value in ((histories, "amax histories hold only 0", 0.0), (scales, "scales are exactly 1", 1.0)):
         values = list(_read(state, rows))
@@ -146,9 +152,11 @@ def _balance(state: State, step: float) -> Said:
         at for at, key in enumerate(state.ckpt.catalog.keys)
         if key.rpartition(".")[2] in ("expert_bias", "e_score_correction_bias")
     ]  # fmt: skip
+    if not rows:
+        return Inapplicable("no router's balance is stored")
     values = list(_read(state, rows))
     if not values or step <= 0:
-        return "no router's balance is stored, or no step is known"
+        return "no step is known" if values else "the balance of the routers cannot be read"
     signs = []
     if len(values) == len(rows) and not any(one.any() for one in values):
         words = f"the balance of all {len(rows):,} routers is 0 at step {step:,.0f}"
@@ -158,8 +166,10 @@ def _balance(state: State, step: float) -> Said:
 
 def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
     rows = [at for at, role in enumerate(state.ckpt.roles) if role == "lora_B"]
-    if not rows or step <= 0:
-        return "no adapters are stored, or no step is known"
+    if not rows:
+        return Inapplicable("no adapters are stored")
+    if step <= 0:
+        return "no step is known"
     read = 0
     for value in _read(state, rows, SMALL * 16):
         read += 1
@@ -211,7 +221,9 @@ def _vanish(state: State, found: Mapping[str, OneState]) -> Said:
 def _average(found: Mapping[str, OneState], step: float) -> Said:
     held = {fqn: sums.averaged for fqn, sums in found.items() if sums.averaged[1]}
     if not held or step <= 0:
-        return "no average of the weights is stored, or no step is known"
+        if step > 0 and found:
+            return Inapplicable("no average of the weights is stored")
+        return "no step is known" if found else "no values were read"
     signs = []
     if not any(differ for differ, _ in held.values()):
         of = sum(count for _, count in held.values())

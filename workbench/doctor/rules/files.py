@@ -32,7 +32,7 @@ from workbench.analysis.verify.values import check_values
 from workbench.core.place import Place
 from workbench.core.scan import Tick
 from workbench.doctor.evidence import State
-from workbench.doctor.sign import RULES, Cleared, Outcome, Rule, Sign, register
+from workbench.doctor.sign import RULES, Cleared, Inapplicable, Outcome, Rule, Sign, register
 
 __all__ = ["check_files"]
 
@@ -245,7 +245,7 @@ def _told(state: State, log: Log, found: Outcome, fired: set[str], deep: bool) -
         found.cleared.append(Cleared("zero pages", f"none in {plural(len(set(catalog.files)), 'file')}", ("G5",)))
     several = len(np.unique(catalog.tensor[catalog.replica > 0]))
     if not several:
-        found.not_checked["S12"] = "no element is stored twice"
+        found.not_checked["S12"] = Inapplicable("no element is stored twice")
     else:
         found.checked["S12"] = log.checked.get("replicas", "")
         if "S12" not in fired:

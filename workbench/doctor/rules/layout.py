@@ -24,7 +24,7 @@ from workbench.doctor.evidence import State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.profiles import Profile
-from workbench.doctor.sign import RULES, Outcome, Rule, Sign, register
+from workbench.doctor.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 
 __all__ = ["check_layout"]
 
@@ -95,8 +95,10 @@ def _drawn(profiles: Mapping[str, Profile], found: Mapping[str, OneState], step:
         if profile.drawn is not None and (moments is None or moments.zeros < moments.count):
             families[_NUMBER.sub("#", fqn), profile.shape].append(fqn)
     families = {name: fqns for name, fqns in families.items() if len(fqns) > LIKE}
-    if not families or step <= 0:
-        return f"no {LIKE + 1} layers of matrices are stored, or no step is known"
+    if not families:
+        return Inapplicable(f"no {LIKE + 1} layers of matrices are stored")
+    if step <= 0:
+        return "no step is known"
     hits = []
     for fqns in families.values():
         new = [fqn for fqn in fqns if _worst(profiles[fqn]) < DRAWN]
@@ -264,8 +266,10 @@ def _explained(rows: Array, labels: Array) -> Array:
 def _padding(profiles: Mapping[str, Profile], facts: TrainingState) -> Said:
     vocab = facts.value("vocab_size")
     tables = {f: p for f, p in profiles.items() if f.endswith((*_EMBEDDING, *_HEAD)) and vocab and p.shape[0] > vocab}
-    if not vocab or not tables:
-        return "no table has more rows than the vocabulary that is stated" if vocab else "no vocabulary is stated"
+    if not vocab:
+        return "no vocabulary is stated"
+    if not tables:
+        return Inapplicable("no table has more rows than the vocabulary that is stated")
     signs = []
     for fqn, profile in tables.items():
         rows, pad = profile.shape[0], profile.shape[0] - int(vocab)

@@ -20,7 +20,7 @@ from workbench.core.dtypes import DType
 from workbench.core.scan import Piece, Tick, scan
 from workbench.core.work import pair_work
 from workbench.doctor.evidence import Pair
-from workbench.doctor.sign import RULES, Cleared, Outcome, Rule, register
+from workbench.doctor.sign import RULES, Cleared, Inapplicable, Outcome, Rule, register
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_shards"]
@@ -89,7 +89,7 @@ def check_shards(pair: Pair, *, threads: int | None = None, tick: Tick | None = 
     ]  # fmt: skip
     several = {int(file) for file in np.unique(catalog.file)}
     if not shared or len(several) < 2:
-        found.not_checked["N24"] = "all is in one file" if shared else "nothing is stored alike in both"
+        found.not_checked["N24"] = Inapplicable("all is in one file") if shared else "nothing is stored alike in both"
         return found
     a = np.array([one[1] for one in shared], np.int64)
     b = np.array([one[2] for one in shared], np.int64)
