@@ -18,13 +18,14 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import WAIT
+from tests.pages import link
 from tests.serving import SHORT_LIVED, serving
 from workbench.app.registry import shared
 
@@ -74,7 +75,7 @@ def test_pick_a_checkpoint_and_read_true_numbers(quiet, served, root):
     assert f"{len(tensors):,} in {len(tensors):,} chunks" in words
     assert "safetensors" in words
     page.locator("canvas").first.wait_for()
-    assert parse_qs(urlsplit(page.url).query)["ckpt"] == ["llama"]
+    link(page, ckpt="llama")
 
 
 def test_filter_sort_select_and_see_the_tensor(quiet, served, samples):
@@ -103,8 +104,7 @@ def test_filter_sort_select_and_see_the_tensor(quiet, served, samples):
     for heading in ("Histogram", "Heat map", "Worst elements", "Chunks"):
         assert page.locator("h3", has_text=heading).count() == 1
     assert page.locator("canvas").count() >= 2
-    query = parse_qs(urlsplit(page.url).query)
-    assert query["tensor"] == [name] and query["tab"] == ["tensors"] and query["q"] == [r"layers\.1.*exp_avg$"]
+    link(page, tensor=name, tab="tensors", q=r"layers\.1.*exp_avg$")
 
 
 def test_a_deep_link_restores_the_selection_and_back_leads_back(quiet, served):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.pages import link
 from tests.serving import serving
 
 pytestmark = pytest.mark.browser
@@ -34,8 +34,8 @@ def test_from_an_empty_tab_to_the_cause_and_back_by_the_link(quiet, served):
     cause = page.locator(".workbench-doctor summary", has_text="D2").first  # what the sample was made with
     cause.wait_for()
     assert "certain" in cause.inner_text()
-    query = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
-    assert query == {"ckpt": "run/step-240.pt", "tab": "doctor", "echo": "run/step-240-echo.pt"}
+    wanted = {"ckpt": "run/step-240.pt", "tab": "doctor", "echo": "run/step-240-echo.pt"}
+    assert link(page, **wanted) == wanted
     page.locator(".bk-Figure").nth(1).wait_for()  # shards, low bits
     page.reload()
     cause.wait_for()

@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 import struct
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.pages import link
 from tests.serving import serving
 
 pytestmark = pytest.mark.browser
@@ -58,7 +58,7 @@ def test_every_byte_is_read_when_asked_and_a_finding_says_what_to_do(quiet, serv
         page.get_by_text("Download JSON").click()
     found = json.loads(download.value.path().read_text())
     assert [one["where"] for one in found["findings"] if one["severity"] == "error"] == ["weight"]
-    assert parse_qs(urlsplit(page.url).query)["depth"] == ["deep"]
+    link(page, depth="deep")
 
 
 def test_a_deep_check_tells_its_progress_and_stops_when_cancelled(quiet, served):

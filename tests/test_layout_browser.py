@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_diff_browser import FRAMES
 from test_tab_layout import EMBEDDINGS, EVIL
 
 import workbench as wb
 from benchmarks.synthetic import write_dcp_metadata
+from tests.pages import frame, link, tap
 from tests.serving import serving
 
 pytestmark = pytest.mark.browser
@@ -32,27 +32,6 @@ def served(tmp_path_factory, samples):
         yield url, root
 
 
-def frame(page):
-    """The only figure's box on the page, and the ranges of its axes."""
-    figure = page.locator(".bk-Figure").first
-    figure.scroll_into_view_if_needed()
-    box = figure.bounding_box()
-    left, top, width, height, *ranges = next(
-        one for one in page.evaluate(FRAMES) if one[2] > 0
-    )  # those of hidden tabs have no width
-    return box["x"] + left, box["y"] + top, width, height, *ranges
-
-
-def tap(page, x, y):
-    """Click at a place of the first figure, in its own coordinates; its vertical axis points down."""
-    left, top, width, height, x0, x1, y0, y1 = frame(page)
-    page.mouse.click(left + (x - x0) / (x1 - x0) * width, top + (y - y1) / (y0 - y1) * height)
-
-
-def query(page):
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
-
-
 def test_choose_a_tensor_tap_its_shard_and_come_back_by_the_link(quiet, served):
     page, (url, root) = quiet, served
     page.goto(f"{url}?ckpt=mesh")
@@ -65,14 +44,12 @@ def test_choose_a_tensor_tap_its_shard_and_come_back_by_the_link(quiet, served):
     box.press("Enter")
     page.locator("h2.placed", has_text=re.compile(f"^{re.escape(EMBEDDINGS)}$")).wait_for()
     page.get_by_text("_StridedShard(dim=0, sf=2)").wait_for()
-    page.wait_for_timeout(1000)
     tap(page, 16, 200)
     piece = wb.layout(wb.open(root / "mesh")).pieces(EMBEDDINGS).set_index("holder").loc["rank 2"]
     page.locator(".tapped", has_text=f"bytes {piece['start']:,}–{piece['stop']:,}").wait_for()
     assert piece["file"] in page.locator(".tapped").inner_text()
     wanted = {"ckpt": "mesh", "tab": "layout", "view": "tensor", "tensor": EMBEDDINGS, "rank": "2"}
-    page.wait_for_function("location.search.includes('rank=2')")
-    assert query(page) == wanted
+    assert link(page, rank="2") == wanted
     page.reload()
     page.locator("h2.placed").wait_for()
     page.get_by_role("button", name="Mesh").click()
@@ -84,8 +61,7 @@ def test_choose_a_tensor_tap_its_shard_and_come_back_by_the_link(quiet, served):
     page.get_by_role("button", name="Find a layout").click()
     budget = wb.plan_memory(wb.open(root / "mesh"), 4, 0.0005)
     page.locator("h3", has_text=str(budget.chosen)).wait_for()
-    page.wait_for_function("location.search.includes('fit=')")
-    assert query(page)["fit"] == "gpus=4,gb=0.0005"
+    link(page, fit="gpus=4,gb=0.0005")
 
 
 def test_many_chunks_are_painted_zoomed_and_tapped_in_the_dark_and_narrow(quiet, served):
@@ -109,10 +85,11 @@ def test_many_chunks_are_painted_zoomed_and_tapped_in_the_dark_and_narrow(quiet,
     file = int((y0 + y1) / 2)
     tap(page, (a + b) / 2, file + 0.5)
     page.locator(".tapped").wait_for()
+    page.wait_for_function("location.search.includes('tensor=')")
     words = page.locator(".tapped").inner_text()
     start, stop = (int(n.replace(",", "")) for n in re.search(r"bytes ([\d,]+)–([\d,]+)", words).groups())
     assert start - 1 <= (a + b) / 2 <= stop + 1
-    chunks = wb.layout(wb.open(root / "big")).pieces(query(page)["tensor"])
+    chunks = wb.layout(wb.open(root / "big")).pieces(link(page)["tensor"])
     assert ((chunks["start"] == start) & (chunks["stop"] == stop)).any()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 

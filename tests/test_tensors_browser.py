@@ -7,12 +7,13 @@ import re
 import shutil
 import time
 import urllib.request
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.pages import link
 from tests.serving import SHORT_LIVED, serving
 
 pytestmark = pytest.mark.browser
@@ -48,7 +49,7 @@ def test_a_slice_is_typed_moved_linked_and_downloaded(quiet, served, samples):
     box.press("Enter")
     page.get_by_text("rows are axis 0").wait_for()
     page.get_by_role("button", name="↓ rows").press("Enter")
-    page.wait_for_url(lambda url: parse_qs(urlsplit(url).query).get("slice") == ["10:20, 5"])
+    link(page, slice="10:20, 5")
     page.locator("table.window th", has_text=re.compile("^10$")).wait_for()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Download slice CSV").click()
@@ -85,7 +86,7 @@ def test_the_overview_tells_health_and_turns_to_another_step(quiet, served):
     page.get_by_text("Structure: whole").wait_for()
     page.get_by_role("button", name="Earlier step").press("Enter")
     page.locator("h2", has_text="run/step-2").wait_for()
-    assert parse_qs(urlsplit(page.url).query)["ckpt"] == ["run/step-2"]
+    link(page, ckpt="run/step-2")
     page.get_by_role("button", name="Open Integrity").click()
     page.get_by_role("button", name="Verify").wait_for()
-    page.wait_for_url(lambda url: parse_qs(urlsplit(url).query)["tab"] == ["integrity"])  # after the tab, not with it
+    link(page, tab="integrity")
