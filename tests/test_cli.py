@@ -246,6 +246,7 @@ def test_wrong_usage_is_64(call, one: Path) -> None:
         ("serve", one.parent, "--port", "70000"),
     ):
         one_line(call(*words), 64)
+    assert "required: b;" in one_line(call("diff", one), 64)  # not the patterns, which may be left out
 
 
 def test_help_and_version_are_0(call) -> None:

@@ -32,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
 
     ls = _command(commands, "ls", "list", "the modules and tensors of a checkpoint, or the checkpoints under a folder")
     ls.add_argument("path", help="a checkpoint, or a folder with several")
-    ls.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them somewhere")
+    ls.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them somewhere"
+    )
     ls.add_argument("--flat", action="store_true", help="one line a tensor instead of a tree")
     ls.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
     ls.add_argument("--depth", type=_positive, help="levels of the tree (default: all)")
@@ -49,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
 
     stats = _command(commands, "stats", "stats", "range, moments and odd values of every tensor")
     stats.add_argument("path", help="a checkpoint")
-    stats.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them")
+    stats.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+    )
     stats.add_argument("--by", choices=("tensor", "shard", "module"), default="tensor", help="what a row is")
     stats.add_argument("--quantiles", action="store_true", help="quantiles, distinct values and entropy as well")
     stats.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
@@ -77,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
     diff = _command(commands, "diff", "diff", "what differs between two checkpoints, bit for bit")
     diff.add_argument("a", help="a checkpoint")
     diff.add_argument("b", help="another, of any format and sharding")
-    diff.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them")
+    diff.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+    )
     diff.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
     diff.add_argument("--no-values", action="store_true", help="names, shapes, types and objects only")
     diff.add_argument(
@@ -107,7 +113,9 @@ def parser() -> argparse.ArgumentParser:
         commands, "layout", "layout", "which rank holds what, as the stored boxes prove; whether it fits GPUs"
     )
     layout.add_argument("path", help="a checkpoint")
-    layout.add_argument("pattern", nargs="*", help="regular expressions; tensors whose name matches one of them")
+    layout.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+    )
     layout.add_argument("--role", help="only tensors of this role: param, exp_avg, exp_avg_sq, buffer …")
     layout.add_argument("--tensor", metavar="KEY", help="one tensor: its placement and where each chunk is")
     layout.add_argument("--rank", metavar="N", help="one rank: coordinates, peers, what it stores; or a holder's label")
