@@ -6,20 +6,13 @@ gathering of the same tensors; ``OUT/rank<r>.json`` holds it, or a traceback.
 
 from __future__ import annotations
 
-import json
-import socket
 import sys
-import tempfile
-import traceback
-import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -27,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import workbench as wb
+from tests.rank_jobs import main
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BlockDigests, combine
 from workbench.echoes.hashing import fingerprints
@@ -169,32 +163,5 @@ def case_an_error_is_raised_on_all(out: Path) -> dict[str, Any]:
     return {"error_text": ""}
 
 
-def worker(rank: int, ranks: int, out: str, port: int, cases: list[str]) -> None:
-    warnings.simplefilter("ignore")  # torch's own; ours are errors in the tests of one process
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
-    told = {}
-    for name in cases:
-        folder = [tempfile.mkdtemp(dir=out) if rank == 0 else None]
-        dist.broadcast_object_list(folder)
-        try:
-            told[name] = globals()[name](Path(str(folder[0])))
-        except Exception:
-            told[name] = {"error": traceback.format_exc()}
-        dist.barrier()
-    Path(out, f"rank{rank}.json").write_text(json.dumps(told))
-    dist.destroy_process_group()
-
-
-def main(ranks: int, out: str, *cases: str) -> None:
-    every = [name for name in globals() if name.startswith("case_")]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(worker, (ranks, out, port, list(cases) or every), nprocs=ranks)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main("tests.echo_worker", sys.argv[1:])

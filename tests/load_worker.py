@@ -6,26 +6,20 @@ case what it returned, or its traceback. A case that leaves a rank waiting ends 
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
-import tempfile
-import traceback
-import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 import workbench as wb
+from tests.rank_jobs import main
 from workbench import errors
 from workbench.reshard.load import load
 
@@ -43,7 +37,6 @@ OUTSIDE = {
     "megatron/legacy_tp2pp2": "megatron/legacy_tp2pp2/truth.safetensors",
     "deepspeed/zero3_dp2_bf16": "deepspeed/zero3_dp2_bf16/truth.safetensors",
 }
-TIMEOUT = timedelta(seconds=40)
 
 
 # ---- what is loaded, and what it should be ---------------------------------------------------------------------------
@@ -421,34 +414,5 @@ def _saved(out: Path, name: str, tensors: dict[str, torch.Tensor], *, every: boo
     return str(folder)
 
 
-# ---- ranks -----------------------------------------------------------------------------------------------------------
-
-
-def worker(rank: int, ranks: int, out: str, port: int, cases: list[str]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORKBENCH_CACHE": tempfile.mkdtemp(dir=out)}
-    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=TIMEOUT)
-    told: dict[str, Any] = {}
-    for name in cases:
-        folder = Path(out) / name
-        folder.mkdir(exist_ok=True)
-        try:
-            told[name] = {"result": globals()[name](folder)}
-        except Exception:
-            told[name] = {"error": traceback.format_exc()}
-        dist.barrier()
-    Path(out, f"rank{rank}.json").write_text(json.dumps(told))
-    dist.destroy_process_group()
-
-
-def main(ranks: int, out: str, *cases: str) -> None:
-    every = [name for name in globals() if name.startswith("case_")]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(worker, (ranks, out, port, list(cases) or every), nprocs=ranks)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main("tests.load_worker", sys.argv[1:])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +22,7 @@ import workbench as wb
 from tests import echo_worker
 from tests.echo_worker import truth
 from tests.properties import examples
+from tests.rank_jobs import cases_of, told_by
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.analysis.echo_file import open_echo, read_echo
@@ -35,7 +33,7 @@ from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.rules import check_facts
 from workbench.echoes.echo import compare_echo
 
-CASES = [name for name in dir(echo_worker) if name.startswith("case_")]
+CASES = cases_of(echo_worker)
 
 
 # ---- a small trainer -------------------------------------------------------------------------------------------------
@@ -119,20 +117,9 @@ def grave(report: wb.EchoReport) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict]]:
-    """What each rank of a job of so many says of each case; a job is run once."""
-    done: dict[int, list[dict]] = {}
-
-    def run(ranks: int) -> list[dict]:
-        if ranks not in done:
-            out = tmp_path_factory.mktemp(f"ranks{ranks}")
-            root = Path(__file__).resolve().parents[1]
-            command = [sys.executable, "-m", "tests.echo_worker", str(ranks), str(out)]
-            made = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=540)
-            assert made.returncode == 0, made.stderr[-4000:]
-            done[ranks] = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-        return done[ranks]
-
-    return run
+    """Of a number of ranks: case → what each rank returned of it, or its error."""
+    run = told_by("tests.echo_worker", tmp_path_factory)
+    return lambda ranks: [{case: one.get("result", one) for case, one in told.items()} for told in run(ranks)]
 
 
 @pytest.mark.parametrize("case", CASES)

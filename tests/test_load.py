@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from tests import load_worker
 from tests.properties import examples
+from tests.rank_jobs import cases_of, told_by
 from tests.reader_suite import same_bits
 from workbench import errors
 from workbench.reshard.load import load
@@ -25,7 +24,7 @@ from workbench.reshard.loading.boxes import cut_held, held
 from workbench.reshard.loading.exchange import WISH, share
 from workbench.reshard.loading.names import flatten
 
-CASES = [name for name in dir(load_worker) if name.startswith("case_")]
+CASES = cases_of(load_worker)
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------
@@ -33,20 +32,7 @@ CASES = [name for name in dir(load_worker) if name.startswith("case_")]
 
 @pytest.fixture(scope="session")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict]]:
-    """What each rank of a job of so many says of each case; a job is run once."""
-    done: dict[int, list[dict]] = {}
-
-    def run(ranks: int) -> list[dict]:
-        if ranks not in done:
-            out = tmp_path_factory.mktemp(f"ranks{ranks}")
-            root = Path(__file__).resolve().parents[1]
-            command = [sys.executable, "-m", "tests.load_worker", str(ranks), str(out)]
-            made = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=540)
-            assert made.returncode == 0, made.stderr[-4000:]
-            done[ranks] = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-        return done[ranks]
-
-    return run
+    return told_by("tests.load_worker", tmp_path_factory)
 
 
 @pytest.mark.parametrize("case", CASES)
