@@ -21,6 +21,7 @@ from workbench.app.found import checkpoints
 from workbench.app.jail import Jail
 from workbench.app.jobs import Job
 from workbench.app.look import look
+from workbench.app.outlet import Outlet
 from workbench.app.page import Workbench, create_app
 from workbench.app.registry import Registry
 from workbench.app.rows import choose_rows, tensor_rows
@@ -28,7 +29,7 @@ from workbench.app.serve import serve
 from workbench.app.state import WorkbenchState, parse_query, query_of
 from workbench.app.tabs.detail import statistics, worst_table
 from workbench.app.tabs.overview import bytes_by_module, module_of
-from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError
+from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WriteError
 
 WAIT = 30
 
@@ -274,6 +275,26 @@ def test_a_link_of_nonsense_is_harmless(root):
     assert (state.status, state.tensor, state.tab, state.path) == ("open", "", "overview", "llama")
     assert "'gone'" in state.notice
     assert parse_query("?ckpt=" + "a" * 100_000).get("path") is None
+
+
+def test_a_link_that_is_no_text_loses_only_that():
+    found = parse_query("?ckpt=%ff%fe&tensor=wq&%ff=1&tab=layout")
+    assert (found["path"], found["tensor"], found["tab"]) == ("", "wq", "layout")
+    assert not any(parse_query("?" + "&".join(f"a{i}=1" for i in range(80))).values())
+    assert parse_query("?tab=diff&" + "a=1&" * 10_000)["tab"] == "diff"
+    escaped = parse_query("?ckpt=%ED%B3%BF&into=%ED%A0%80&q=a%ED%B8%80")  # only U+DC80 to U+DCFF stand for bytes
+    assert escaped["path"] == "\udcff" and not {"into", "pattern"} & set(escaped)
+
+
+NO_NAMES = {"long": "a" * 300, "deep": "a/" * 4000 + "b", "surrogate": "\ud800", "in a folder": "links/\udfff"}
+
+
+@pytest.mark.parametrize("name", NO_NAMES.values(), ids=NO_NAMES)
+def test_a_name_that_no_file_can_have_is_a_sentence(root, name):
+    with pytest.raises(MissingFileError, match="list"):
+        Jail(root).resolve(name)
+    with pytest.raises(WriteError, match="choose another name"):
+        Outlet(Jail(root), ".").resolve(name)
 
 
 def test_rows_lead_back_to_keys_and_filters_are_true(root):

@@ -37,7 +37,7 @@ class Jail:
 
         Raises:
             UnsafeError: absolute, with ``..`` or a NUL byte, or a symbolic link on the way leaves ROOT.
-            MissingFileError: nothing lies there.
+            MissingFileError: nothing lies there, or no file can have that name.
         """
         if not relative or "\0" in relative:
             raise UnsafeError(f"{relative!r} names no checkpoint; pick one from the list")
@@ -49,7 +49,10 @@ class Jail:
             raise UnsafeError(
                 f"{relative!r} climbs out with '..'; name the checkpoint relative to ROOT, as the list does"
             )
-        real = Path(os.path.realpath(self.root / relative))
+        try:
+            real = Path(os.path.realpath(self.root / relative))
+        except (OSError, UnicodeEncodeError):  # a lone surrogate
+            raise MissingFileError(f"{relative!r} is no name that a file can have; pick one from the list") from None
         if not real.is_relative_to(self.root):
             raise UnsafeError(
                 f"{relative!r} is a link that leaves ROOT; refused. Serve the folder it points to instead"

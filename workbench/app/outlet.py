@@ -54,7 +54,8 @@ class Outlet:
         Raises:
             UnsafeError: absolute, with ``..``, a NUL byte or a hidden name, a symbolic link on the way leaves the
                 folder, or the target is a link itself.
-            WriteError: its folder is not there, is part of a checkpoint, or the target is something else than one.
+            WriteError: its folder is not there, is part of a checkpoint, the target is something else than one, or no
+                file can have that name.
         """
         parts = Path(relative).parts
         if not parts or "\0" in relative:
@@ -63,6 +64,21 @@ class Outlet:
             raise UnsafeError(f"target {relative!r} is absolute or climbs out with '..'; name it relative to {self}")
         if any(part.startswith((".", "~")) for part in parts):
             raise UnsafeError(f"target {relative!r} has a hidden name; the list would not show it. Choose another")
+        try:
+            os.fsencode(relative)  # is_symlink() takes what has no bytes for a name that is free
+            return self._inside(relative, parts, overwrite)
+        except (OSError, UnicodeEncodeError) as error:  # too long, a lone surrogate
+            reason = (isinstance(error, OSError) and error.strerror) or "it is no text that a file's name can be"
+            raise WriteError(f"target {relative!r} cannot be looked up: {reason}; choose another name") from None
+
+    def shown(self, target: Path) -> str:
+        """A target as the page names it: relative to ROOT."""
+        return self.jail.show(target)
+
+    def __str__(self) -> str:
+        return "ROOT" if self.folder == self.jail.root else f"{self.shown(self.folder)!r} under ROOT"
+
+    def _inside(self, relative: str, parts: Sequence[str], overwrite: bool) -> Path:
         folder = Path(os.path.realpath(self.folder / Path(*parts[:-1])))
         if not folder.is_relative_to(self.folder):
             raise UnsafeError(f"the folder of target {relative!r} is a link that leaves {self}; refused")
@@ -75,13 +91,6 @@ class Outlet:
         if overwrite and target.is_file() and not _is_checkpoint(target):
             raise WriteError(f"target {relative!r} is a file that is no checkpoint, so that it is not overwritten")
         return target
-
-    def shown(self, target: Path) -> str:
-        """A target as the page names it: relative to ROOT."""
-        return self.jail.show(target)
-
-    def __str__(self) -> str:
-        return "ROOT" if self.folder == self.jail.root else f"{self.shown(self.folder)!r} under ROOT"
 
     def _not_inside(self, folder: Path, relative: str) -> None:
         while folder.is_relative_to(self.jail.root):

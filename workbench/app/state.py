@@ -11,10 +11,11 @@ Views set what is chosen (:data:`URL`) and call :meth:`WorkbenchState.show`; the
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import param
 
@@ -37,6 +38,7 @@ URL = {
 #: What goes with a checkpoint.
 SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo", "given"))
 LONGEST = 4096  #: characters of one value taken from a URL
+FIELDS = 64  #: of a URL that are looked at
 
 
 class WorkbenchState(param.Parameterized):
@@ -205,7 +207,25 @@ def query_of(state: WorkbenchState) -> str:
 
 
 def parse_query(search: str) -> dict[str, str]:
-    """The state's values in a URL's query; what is not ours, repeated or overlong is left out."""
-    found = parse_qs(search.removeprefix("?"), errors="surrogatepass", max_num_fields=64)
-    values = {name: found.get(url, [""])[0] for name, url in URL.items()}
-    return {name: value for name, value in values.items() if len(value) <= LONGEST}
+    """The state's values in a URL's query; what is not ours, repeated, overlong or no text is left out."""
+    found: dict[str, str] = {}
+    for field in search.removeprefix("?").split("&", FIELDS)[:FIELDS]:
+        try:
+            pairs = parse_qsl(field, errors="surrogatepass")
+        except UnicodeDecodeError:  # %ff: only this field is lost
+            continue
+        for url, value in pairs:
+            found.setdefault(url, value)
+    values = {name: found.get(url, "") for name, url in URL.items()}
+    return {name: value for name, value in values.items() if len(value) <= LONGEST and _usable(name, value)}
+
+
+def _usable(name: str, value: str) -> bool:
+    """Whether the system could be handed it, as a path or a word of a command; a tensor's key may be anything."""
+    if name == "tensor":
+        return True
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
