@@ -31,6 +31,17 @@ def test_a_password_is_the_first_line_of_a_file_of_ones_own(tmp_path, monkeypatc
     assert read_password(None) == "from the environment"
 
 
+def test_a_password_that_is_no_utf8_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environb, PASSWORD.encode(), b"secret w\xf6rd")
+    with pytest.raises(UsageError, match="UTF-8"):
+        read_password(None)
+    path = tmp_path / "word"
+    path.write_bytes(b"secret w\xf6rd\n")
+    path.chmod(0o600)
+    with pytest.raises(UsageError, match=r"cannot be read.*utf-8"):
+        read_password(str(path))
+
+
 @pytest.mark.parametrize("text, words", [("", "0 characters"), ("short", "5 characters"), ("\nsecret word", "0 char")])
 def test_a_short_password_is_refused(tmp_path, text, words):
     path = tmp_path / "word"
@@ -52,6 +63,9 @@ def test_a_short_password_is_refused(tmp_path, text, words):
         ({"auth": "basic", "users": ["ann"]}, "--user"),
         ({"auth": "github", "password_file": "x"}, "about --auth basic"),
         ({"address": "0.0.0.0"}, "--insecure"),
+        ({"address": "::1"}, "IPv6.*localhost"),
+        ({"address": "::", "insecure": True}, "IPv6.*0.0.0.0"),
+        ({"address": "fe80::1%eth0", "insecure": True}, "IPv6"),
         ({"prefix": "a b"}, "prefix"),
         ({"prefix": "../up"}, "prefix"),
         ({"prefix": "<b>"}, "prefix"),
@@ -68,7 +82,7 @@ def test_what_does_not_fit_is_refused_before_anything_listens(tmp_path, options,
         start(tmp_path, 0, **options)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+@pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.1", "example.org"])
 def test_another_address_needs_a_question_or_leave(tmp_path, address):
     with pytest.raises(UsageError, match="--auth basic"):
         serve(tmp_path, address=address)

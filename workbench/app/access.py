@@ -84,7 +84,7 @@ def read_password(path: str | None) -> str:
     """The first line of a file that only its owner can read, or of :data:`PASSWORD`.
 
     Raises:
-        UsageError: neither, a file that others can read, or a password that is too short.
+        UsageError: neither, a file that others can read, or a password that is too short or no UTF-8.
     """
     if path is None:
         found = os.environ.get(PASSWORD, "")
@@ -98,6 +98,10 @@ def read_password(path: str | None) -> str:
                 found = handle.readline().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"password file {path!r} cannot be read: {error}") from None
+    try:
+        found.encode()
+    except UnicodeEncodeError:  # the system hands on any bytes, and no browser could send these
+        raise UsageError(f"the password in {PASSWORD} is not UTF-8; choose another, or save it as UTF-8") from None
     if len(found) < SHORTEST:
         raise UsageError(f"the password has {len(found)} characters; take {SHORTEST} or more")
     return found
@@ -123,20 +127,34 @@ def _basic(access: Access, login: str, refused: str) -> Any:
     import asyncio
 
     from panel.auth import BasicAuthProvider, BasicLoginHandler, _validate_next_url
-    from panel.io.state import state
     from tornado.escape import url_escape
+    from tornado.web import HTTPError
 
     class Login(BasicLoginHandler):
         async def post(self) -> None:
+            wanted = self._wanted()
             name, word = self.get_argument("username", ""), self.get_argument("password", "", strip=False)
             right = [hmac.compare_digest(a.encode(), b.encode()) for a, b in
                      ((name, access.user), (word, access.password))]  # fmt: skip
             if all(right):
                 self.set_current_user(access.user)
-                self.redirect(_validate_next_url(self.get_cookie("next_url", state.base_url)))
+                self.redirect(wanted)
                 return
             await asyncio.sleep(WAIT)
-            self.redirect(f"{self.request.path}?error={url_escape('Name or password is wrong.')}")
+            words = url_escape("Name or password is wrong.")
+            self.redirect(f"{self.request.path}?error={words}&next={url_escape(wanted)}")
+
+        def _wanted(self) -> str:
+            """The page that was asked for before the login; by default the first one, under the prefix.
+
+            Raises:
+                HTTPError: 400, it is on another host.
+            """
+            asked = _validate_next_url(self.get_cookie("next_url"))
+            if asked and asked.startswith("//"):  # Panel lets "///host" pass, which a browser takes for "//host"
+                raise HTTPError(400, "Invalid next url")
+            root: str = self.request.path.removesuffix(self._login_endpoint) + "/"
+            return root if asked in (None, "/") else asked
 
     class Provider(BasicAuthProvider):
         @property

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.app.jail import Jail
@@ -30,7 +30,7 @@ class Serving:
 
     Attributes:
         port: TCP port, 0 for any free one.
-        address: where to listen.
+        address: where to listen; a name or an IPv4 address.
         exports: the folder inside ROOT that exports may be written to; ``None`` for nowhere.
         auth: ``basic``, an OAuth provider of Panel, or ``None`` for no question.
         user: the name to sign in with, with ``basic``.
@@ -85,6 +85,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     jail = Jail(root)
     outlet = Outlet(jail, how.exports)
     prefix = _prefix(how.prefix)
+    _refuse_ipv6(how.address)
     if not how.insecure and how.auth is None and not _loopback(how.address):
         raise UsageError(
             f"address {how.address!r} can be reached by others, and there is no password; forward the port instead "
@@ -104,7 +105,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     if how.certificate is not None:
         options |= {"ssl_certfile": how.certificate, "ssl_keyfile": how.key}
     pn.config.nthreads = None  # widgets of one session are not made for two threads; what takes long is a job
-    _check_port(how.address, how.port)
+    how = replace(how, port=_free_port(how.address, how.port))
     folder = outlet.folder if outlet.open else None
     server = pn.serve(
         {"/": lambda: create_app(jail.root, exports=folder, access=access)},
@@ -119,8 +120,8 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
         title="Checkpoint workbench",
         **options,
     )
-    scheme, host = "http" if how.certificate is None else "https", _bracketed(how.address)
-    print(f"Serving {str(root)!r} at {scheme}://{host}:{server.port}{prefix}/ (Ctrl-C stops it)", flush=True)
+    scheme = "http" if how.certificate is None else "https"
+    print(f"Serving {str(root)!r} at {scheme}://{how.address}:{server.port}{prefix}/ (Ctrl-C stops it)", flush=True)
     if how.auth is not None and how.certificate is None and not _loopback(how.address):
         print("note: the password crosses the network readably; give --certificate and --key, or put a proxy before it")
     if outlet.open:
@@ -147,29 +148,41 @@ def _origins(how: Serving) -> list[str] | None:
             raise UsageError("origin '*' lets any page in the browser read the checkpoints; name the hosts")
     if _loopback(how.address) and not how.origins:
         return None
-    names = ["localhost", "127.0.0.1"]  # Bokeh 3.9 takes no IPv6 address here
-    if how.address in ("0.0.0.0", "::", ""):
+    names = ["localhost", "127.0.0.1"]
+    if how.address in ("0.0.0.0", ""):
         names += [socket.gethostname(), socket.getfqdn()]
-    elif ":" not in how.address:
+    else:
         names.append(how.address)
     return sorted({*how.origins, *(f"{name}:{how.port}" for name in names)})
 
 
-def _check_port(address: str, port: int) -> None:
-    """Raise in words where listening would fail: Bokeh's own failure leaves a socket open and names no remedy."""
+def _refuse_ipv6(address: str) -> None:
+    """Bokeh 3.9 knows no IPv6 address among its origins, and Panel 1.9.4 fails on every page that one asks for."""
+    try:
+        version = ipaddress.ip_address(address.strip("[]")).version
+    except ValueError:
+        return
+    if version == 6:
+        raise UsageError(
+            f"address {address!r} is IPv6, which the server cannot show pages at; take localhost or 127.0.0.1 for this "
+            "machine alone, or 0.0.0.0 for all of its IPv4 addresses"
+        )
+
+
+def _free_port(address: str, port: int) -> int:
+    """The port, chosen for 0: the list of origins needs its number before the server listens. Raises in words where
+    listening would fail: Bokeh's own failure leaves a socket open and names no remedy.
+    """
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address, port))
+            return int(probe.getsockname()[1])
     except OSError as error:
         raise UsageError(
             f"port {port} at {address!r} cannot be listened on: {error.strerror}; choose another with --port"
         ) from None
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def _loopback(address: str) -> bool:
