@@ -23,6 +23,8 @@ LOW_LEAST = 5  #: such numbers at least: of 500 by chance (2⁻¹³ each, for fp
 SAMPLE = 64  #: elements from which a tensor's outliers and copies are looked at
 LIST = 100
 LAWS = "workbench.doctor.laws"
+#: What optimizers keep for a parameter that they train.
+STATES = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "momentum", "square_avg", "sum"})
 
 register(
     Rule("S01", "not a number", ("G1", "G9"), "one", "every stored number is finite", "exact", "IEEE 754",
@@ -56,7 +58,8 @@ register(
          "catalogue, F2", "error", "models whose config says that they are tied while they are not",
          "tie the weights before the optimizer is made"),
     Rule("S14", "a layer twice", ("E9",), "one", "no two trained matrices are equal", "bit for bit", "catalogue, E9",
-         "error", "layers shared on purpose (ALBERT)", "check the mapping of pipeline stages to layers"),
+         "error", "shared layers of which a copy each is stored, moments too; without moments it is a warning",
+         "check the mapping of pipeline stages to layers"),
     Rule("S15", "norms that were never trained", ("A3", "A2"), "one", "a weight that saw a gradient moved",
          "all of a vector exactly 1", "catalogue, A3", "error", "weights of 16 bits whose updates round away",
          "load the norms: the keys that were not read say which"),
@@ -202,19 +205,36 @@ def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tu
         else:
             text = f"{a!r} and {b!r} differ, though the model ties them"
             yield RULES["S13"].sign(text, {"equal": False}, (a, b), hit=1, of=1)
-    alike = defaultdict(list)
+    heads = {frozenset(pair) for pair in pairs}
+    held = _trained(state)
+    alike: dict[tuple[int, tuple[int, ...]], dict[object, str]] = defaultdict(dict)
     for fqn, sums in found.items():
         main = sums.numbers.get("master") or sums.numbers.get("param")
-        if main is None or len(shapes[fqn]) < 2 or main.count < SAMPLE:
-            continue
+        if main is None or len(shapes[fqn]) < 2 or main.count < SAMPLE or (held and fqn not in held):
+            continue  # a name without a state of its own is another name of a shared weight
         if int((main.octaves > 0).sum()) > 1:  # not one constant
-            alike[sums.digest, shapes[fqn]].append(fqn)
-    heads = {frozenset(pair) for pair in pairs}
-    twice = [group for group in alike.values() if len(group) > 1 and frozenset(group) not in heads]
+            alike[sums.digest, shapes[fqn]].setdefault(_bytes(state, fqn), fqn)
+    groups = [list(names.values()) for names in alike.values()]
+    twice = [group for group in groups if len(group) > 1 and frozenset(group) not in heads]
     if twice:
         text = f"{twice[0][0]!r} and {twice[0][1]!r} are equal bit for bit; {len(twice):,} such groups"
         names = [fqn for group in twice for fqn in group][:LIST]
-        yield RULES["S14"].sign(text, {"groups": twice[:LIST]}, names, hit=len(twice), of=len(found))
+        severity = None if held else "warn"  # nothing tells whether they are trained apart
+        yield RULES["S14"].sign(text, {"groups": twice[:LIST]}, names, severity=severity, hit=len(twice), of=len(found))
+
+
+def _trained(state: State) -> set[str]:
+    """Parameters that the optimizer keeps something for; of shared weights it does so under one name."""
+    return {fqn for fqn, roles in state.params.items() if any(role in STATES for role in roles)}
+
+
+def _bytes(state: State, fqn: str) -> object:
+    """Where a parameter's weight (or master) and moments lie: names of the same bytes are names of one tensor."""
+    catalog, roles = state.ckpt.catalog, state.params[fqn]
+    main = "master" if "master" in roles else "param"
+    wanted = [roles[role] for role in sorted(roles) if role == main or role in STATES]
+    columns = (catalog.file, catalog.start, catalog.stop)
+    return tuple(tuple(one[catalog.rows_of(position)].tolist()) for position in wanted for one in columns)
 
 
 def _ones(

@@ -1,0 +1,123 @@
+"""Healthy runs of plain torch that no rule may blame; beside each the fault that it must not be taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workbench as wb
+
+torch = pytest.importorskip("torch")
+WORDS, WIDTH = 48, 24
+Make = Callable[[Any], Any]
+
+
+def model(tie: bool = False, share: bool = False, seed: int = 0) -> Any:
+    """An embedding, two blocks and a head; the head tied, or the second block the first one."""
+    torch.manual_seed(seed)
+    blocks = [
+        torch.nn.Sequential(
+            torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, 64), torch.nn.GELU(), torch.nn.Linear(64, WIDTH)
+        )
+        for _ in range(2)
+    ]
+    made = torch.nn.ModuleDict(
+        {
+            "embed": torch.nn.Embedding(WORDS, WIDTH),
+            "blocks": torch.nn.ModuleList([blocks[0], blocks[0] if share else blocks[1]]),
+            "lm_head": torch.nn.Linear(WIDTH, WORDS, bias=False),
+        }
+    )
+    if tie:
+        made["lm_head"].weight = made["embed"].weight
+    return made
+
+
+def train(net: Any, optimizer: Any, first: int, last: int, schedule: Any = None) -> None:
+    for step in range(first, last):
+        draw = torch.Generator().manual_seed(step)
+        tokens = torch.randint(0, WORDS, (8, 13), generator=draw)
+        hidden = net["embed"](tokens[:, :-1])
+        for block in net["blocks"]:
+            hidden = hidden + block(hidden)
+        logits = net["lm_head"](hidden).reshape(-1, WORDS)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits, tokens[:, 1:].reshape(-1) // 2).backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+
+
+def save(path: Path, net: Any, optimizer: Any, step: int, schedule: Any = None) -> Path:
+    held = {"model": net.state_dict(), "step": step}
+    if optimizer is not None:
+        held["optimizer"] = optimizer.state_dict()
+    if schedule is not None:
+        held["scheduler"] = schedule.state_dict()
+    torch.save(held, path)
+    return path
+
+
+def resumed(
+    folder: Path, make: Make, *, k: int = 3, first: int = 20, schedule: Make | None = None, spoil: Make | None = None,
+    **kind: bool,
+) -> Any:  # fmt: skip
+    """A run saved at ``first``, spoilt or not as a load might, and saved again ``k`` updates later."""
+    net = model(**kind)
+    optimizer = make(net.parameters())
+    plan = schedule(optimizer) if schedule is not None else None
+    train(net, optimizer, 0, first, plan)
+    before = save(folder / f"step-{first}.pt", net, optimizer, first, plan)
+    if spoil is not None:
+        with torch.no_grad():
+            spoil((net, optimizer))
+    train(net, optimizer, first, first + k, plan)
+    return wb.doctor(before, save(folder / f"step-{first + k}.pt", net, optimizer, first + k, plan))
+
+
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95))
+
+
+def rules(found: Any, least: str = "warn") -> set[str]:
+    grave = {"warn": ("warn", "error"), "error": ("error",)}[least]
+    return {one.rule for one in found.found if one.severity in grave}
+
+
+# ---- shared weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tie", "share"])
+@pytest.mark.parametrize("make", [adamw, lambda p: torch.optim.SGD(p, lr=1e-2)], ids=["adamw", "sgd"])
+def test_one_weight_of_two_names_is_no_layer_twice(tmp_path: Path, kind: str, make: Make) -> None:
+    """torch.save keeps both names of one storage, the optimizer has one state."""
+    assert "S14" not in rules(resumed(tmp_path, make, **{kind: True}))
+    if make is adamw:
+        assert resumed(tmp_path, make, **{kind: True}).exit_code == 0
+
+
+def test_a_layer_twice_is_told_where_both_have_moments(tmp_path: Path) -> None:
+    net = model()
+    optimizer = adamw(net.parameters())
+    train(net, optimizer, 0, 10)
+    net["blocks"][1].load_state_dict(net["blocks"][0].state_dict())
+    found = wb.doctor(save(tmp_path / "step-10.pt", net, optimizer, 10))
+    assert "S14" in rules(found, "error") and found.exit_code == 2
+    bare = wb.doctor(save(tmp_path / "bare.pt", net, None, 10))  # without moments nothing tells them from shared ones
+    assert "S14" in rules(bare) and bare.exit_code == 1
+
+
+def test_a_tied_pair_that_dcp_stores_twice_is_none(tmp_path: Path) -> None:
+    """DCP writes each name's bytes; the optimizer's state is under one name or none of both is an error."""
+    from torch.distributed.checkpoint import save as save_dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    net = model(tie=True)
+    optimizer = adamw(net.parameters())
+    train(net, optimizer, 0, 10)
+    weights, states = get_state_dict(net, optimizer)
+    save_dcp({"model": weights, "optimizer": states, "step": 10}, checkpoint_id=tmp_path / "step-10", no_dist=True)
+    assert wb.doctor(tmp_path / "step-10").exit_code == 0
