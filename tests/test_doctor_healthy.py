@@ -121,3 +121,88 @@ def test_a_tied_pair_that_dcp_stores_twice_is_none(tmp_path: Path) -> None:
     weights, states = get_state_dict(net, optimizer)
     save_dcp({"model": weights, "optimizer": states, "step": 10}, checkpoint_id=tmp_path / "step-10", no_dist=True)
     assert wb.doctor(tmp_path / "step-10").exit_code == 0
+
+
+# ---- other optimizers, betas that move -----------------------------------------------------------------------------
+
+
+def forget(run: Any) -> None:
+    """Moments and counters are a new optimizer's; the schedule and β go on."""
+    for one in run[1].state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            one[name].zero_()
+
+
+def rerolled(run: Any) -> None:
+    """The weights were not loaded."""
+    run[0].load_state_dict(model(seed=1).state_dict())
+
+
+def one_cycle(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=200)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 6])
+def test_a_cycled_beta_is_no_lost_moment(tmp_path: Path, k: int) -> None:
+    """OneCycleLR moves β1 at every update, and each group says between which ends. The change itself may be told."""
+    found = resumed(tmp_path, adamw, k=k, first=40, schedule=one_cycle)
+    assert not rules(found, "error") and rules(found) <= {"P16"}
+    assert "state different betas" in found.not_checked["P04"]
+    assert "P03" in found.checked and "P05" in found.checked  # β2 is one, and the reach has the least β1's K
+
+
+@pytest.mark.parametrize(("spoil", "rule"), [(forget, "P03"), (rerolled, "P05")])
+def test_with_a_cycled_beta_faults_are_still_told(tmp_path: Path, spoil: Make, rule: str) -> None:
+    found = resumed(tmp_path, adamw, first=40, schedule=one_cycle, spoil=spoil)
+    assert rule in rules(found)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("name", ["NAdam", "Adamax"])
+def test_another_adam_is_not_replayed(tmp_path: Path, name: str, k: int) -> None:
+    found = resumed(tmp_path, lambda p: getattr(torch.optim, name)(p, lr=1e-3), k=k)
+    assert found.exit_code == 0
+    assert name in found.not_checked["P12"] and name in found.not_checked["P05"]
+
+
+def test_what_another_adam_keeps_is_judged(tmp_path: Path) -> None:
+    found = resumed(tmp_path, lambda p: torch.optim.NAdam(p, lr=1e-3, betas=(0.9, 0.95)), spoil=forget)
+    assert {"P03", "P04"} <= rules(found, "error")
+
+
+# ---- damaged numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1e12, 1e30, float("nan"), float("inf"), -3.0])
+def test_a_damaged_counter_ends_no_check(tmp_path: Path, step: float) -> None:
+    def damage(run: Any) -> None:
+        for one in run[1].state.values():
+            one["step"].fill_(step)
+
+    net = model()
+    optimizer = adamw(net.parameters())
+    train(net, optimizer, 0, 20)
+    before = save(tmp_path / "step-20.pt", net, optimizer, 20)
+    train(net, optimizer, 20, 22)
+    damage((net, optimizer))
+    after = save(tmp_path / "step-22.pt", net, optimizer, 22)
+    assert "P08" in wb.doctor(before, after).checked  # the weights are looked at all the same
+    assert "S14" in wb.doctor(after, before).checked  # the damaged one first: it may be that k is not known
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.0), (1.0, 0.95), (0.9, 1.0), (-0.1, 0.9), (float("nan"), 0.9)])
+def test_betas_that_are_none_bound_nothing(betas: tuple[float, float]) -> None:
+    from workbench.doctor.laws import bounds
+
+    assert "betas" in (bounds.has_slack(betas, "float32") or "")
+    assert bounds.bound(betas) == bounds.bound(betas, 3) == bounds.moved_by(betas, 1e-3, 3, 10) == float("inf")
+
+
+def test_a_long_way_is_summed_in_no_time() -> None:
+    from workbench.doctor.laws.bounds import bound, moved_by
+
+    for step, k in ((10**12, 5), (10**30, 10**12), (0, 10**12)):
+        least = 1e-3 * k * bound((0.9, 0.95)) ** 0.5
+        assert least <= moved_by((0.9, 0.95), 1e-3, k, step) <= 1.01 * least
+    near = 1 - 1e-9  # so slow that the sum is cut short: still no less than one by one
+    assert moved_by((0.9, near), 1e-3, 1 << 22, 0) >= 1e-3 * (1 << 22)

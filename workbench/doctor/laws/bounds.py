@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "floor_terms", "has_slack", "moved_by", "reach",
-    "reach_terms", "state_bound", "state_bound_terms", "transition", "transition_terms",
+    "LONGEST", "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "floor_terms", "has_slack", "moved_by",
+    "reach", "reach_terms", "sound", "state_bound", "state_bound_terms", "transition", "transition_terms",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -54,6 +54,7 @@ FOLDS = 180.0  #: e-folds from the largest to the smallest number of float32: af
 PIECE = (
     1 << 13
 )  #: elements that numpy looks at together: what it makes of them stays in a core's cache, and in the heap
+LONGEST = 1 << 20  #: updates at most that are summed one by one
 USELESS = 0.5  #: relative slack from which a law says nothing
 
 
@@ -80,8 +81,15 @@ class Hits:
         self.of += later.of
 
 
+def sound(betas: Betas) -> bool:
+    """Whether they make a mean: 0 ≤ β1 < 1 and 0 < β2 < 1. With β2 = 0 nothing is kept that a law could be on."""
+    return 0 <= betas[0] < 1 and 0 < betas[1] < 1
+
+
 def bound(betas: Betas, steps: int | None = None) -> float:
-    """K after that many updates; without a number its limit, which is infinite where β1² ≥ β2."""
+    """K after that many updates; without a number its limit, which is infinite where β1² ≥ β2 (or β is no β)."""
+    if not sound(betas):
+        return math.inf
     first, second = betas
     ratio = first**2 / second
     scale = (1 - first) ** 2 / (1 - second)
@@ -108,6 +116,8 @@ def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
     unit = UNITS.get(dtype)
     if unit is None:
         return f"moments are stored as {dtype}"
+    if not sound(betas):
+        return f"betas {betas} are none: 0 ≤ beta1 < 1 and 0 < beta2 < 1"
     if not math.isfinite(bound(betas)):
         return f"beta1² ≥ beta2 ({betas[0]}, {betas[1]}): nothing bounds m²/v"
     if aged(betas[1], unit, k) > USELESS:
@@ -215,15 +225,21 @@ def moved_by(betas: Betas, lr: float, k: int, step: int | None, dtype: str = "fl
     Args:
         step: updates that the optimizer had done before; ``None`` where not known: then the worst of all.
     """
+    if not sound(betas):
+        return math.inf
     unit = UNITS.get(dtype, UNITS["float32"])
     slack = (1 + aged(betas[0], unit)) * math.sqrt(1 + aged(betas[1], unit)) * (1 + 8 * UNITS["float32"])
-    if step is None:
+    if step is None or step < 0:
         each = max(math.sqrt(bound(betas, t)) * bias_factor(betas, t) for t in range(1, 2000))
         return lr * k * max(each, math.sqrt(bound(betas))) * slack
-    late = 60 / (1 - betas[1])  # the factor is 1 from here on
-    times = [t for t in range(step + 1, step + k + 1) if t < late]
+    late = math.ceil(60 / (1 - betas[1]))  # the factor is 1 from here on
+    stop = min(step + k + 1, late, step + 1 + LONGEST)  # a damaged counter says 10^12, and there is nothing to sum
+    times = range(step + 1, max(stop, step + 1))
     total = sum(math.sqrt(bound(betas, t)) * bias_factor(betas, t) for t in times)
-    return lr * (total + (k - len(times)) * math.sqrt(bound(betas))) * slack
+    rest = k - len(times)
+    # f(t) ≤ 1/(1−β1^t), which matters only where the sum was cut short
+    factor = 1.0 if times.stop >= min(step + k + 1, late) else 1 / (1 - betas[0] ** times.stop)
+    return lr * (total + rest * factor * math.sqrt(bound(betas))) * slack
 
 
 def _hits(left: Array, right: Array | float, allowed: Array) -> Hits:

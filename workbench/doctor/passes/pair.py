@@ -53,6 +53,8 @@ class Update:
         decays: values of λ that may be its own; empty: not known, anything from none on is allowed.
         stated: λ of its group in A and in B, where both are known.
         decoupled: AdamW. amsgrad: the denominator is another tensor. older: betas of the updates before A.
+        between: other betas that some of the updates may have been made with: a schedule moved them.
+        barred: laws that do not hold for these updates whatever is stored, each with the reason.
     """
 
     k: int
@@ -67,6 +69,12 @@ class Update:
     decoupled: bool | None = None
     amsgrad: bool = False
     older: Betas | None = None
+    between: tuple[Betas, ...] = ()
+    barred: tuple[tuple[str, str], ...] = ()
+
+    def bars(self, law: str) -> bool:
+        """Whether a law does not hold for these updates."""
+        return any(one == law for one, _ in self.barred)
 
     @property
     def factors(self) -> tuple[float, float]:
@@ -83,13 +91,17 @@ class Update:
         """How far a weight can have moved."""
         if self.betas is None or self.lr is None or not math.isfinite(self.lr[1]):
             return None
-        # moments that were gathered under other betas may be larger: K of those then
+        # moments that were gathered under other betas may be larger: K of those then, and the larger correction
         most = moved_by(self.betas, self.lr[1], self.k, self.before)
-        if self.older in (None, self.betas) or not math.isfinite(most):
+        others = {one for one in (self.older, *self.between) if one is not None} - {self.betas}
+        if not others or not math.isfinite(most):
             return most
-        assert self.older is not None
-        before = bound(self.older)
-        return most * max(1.0, math.sqrt(before / bound(self.betas))) if math.isfinite(before) else None
+        limits = {one: bound(one) for one in (self.betas, *others)}
+        if not all(map(math.isfinite, limits.values())):
+            return None
+        rates = {one: moved_by(one, self.lr[1], self.k, self.before) for one in self.between}
+        every = {self.betas: most, **rates}
+        return max(rate * math.sqrt(max(limits.values()) / limits[one]) for one, rate in every.items())
 
 
 @dataclass(slots=True)
@@ -163,6 +175,7 @@ class PairFold:
         weight = weight_role(slot)
         updated = slot.dtype((1, weight)) if weight else None
         skip = state.skipped
+        skip.update(update.barred)
         if update.betas is None:
             skip.update(dict.fromkeys(("floor", "transition", "reach", "replay"), "the betas are not known"))
         if update.k < 1:

@@ -14,43 +14,74 @@ from collections.abc import Iterable
 from workbench.doctor.evidence import Pair, State
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import TrainingState
-from workbench.doctor.laws.bounds import bound
+from workbench.doctor.laws.bounds import LONGEST, bound, sound
+from workbench.doctor.passes.kinds import Kind, kind_of
 from workbench.doctor.passes.pair import Update
 
 __all__ = ["between", "limit_of", "lr_range"]
 
 Betas = tuple[float, float]
+MOST = 1e300  #: updates: a float holds no more
 
 
 def between(pair: Pair) -> dict[str, Update]:
     """fqn → what is known of the updates from A to B; parameters of which not even their number is known are absent."""
     a, b = pair.a.facts, pair.b.facts
     trainer = None if a.step is None or b.step is None else b.step - a.step
+    kinds = kind_of(pair.stored), kind_of(pair.b)
     found = {}
     for fqn in pair.b.params:
         first, second = _counter(a, fqn), _counter(b, fqn)
-        own = None if first is None or second is None else int(second - first)
+        own = None if first is None or second is None else second - first
         k = own if own is not None and own > 0 else trainer
-        if k is None or k < 0:
+        if k is None or not 0 <= k <= MOST:
             continue
         lr, certain = lr_range(a, b, fqn, k)
         group, old = b.group_of(fqn), a.group_of(fqn)
+        older, later = betas_of(pair.a, fqn), betas_of(pair.b, fqn)
         told = [one.decoupled for one in (group, old) if one is not None and one.decoupled is not None]
         found[fqn] = Update(
             k,
-            betas_of(pair.b, fqn) or betas_of(pair.a, fqn),
+            later or older,
             (group.eps if group is not None else None) or b.eps or a.eps,
-            None if first is None else int(first),
-            None if second is None else int(second),
+            None if first is None or first < 0 else first,
+            second,
             lr,
             certain,
             _decays(a, b, fqn),
             None if None in (own_decay := (a.weight_decay(fqn), b.weight_decay(fqn))) else own_decay,  # type: ignore[arg-type]
             told[0] if told else b.decoupled,
             bool(b.amsgrad),
-            betas_of(pair.a, fqn),
+            older,
+            _between(later or older, kinds),
+            _barred(older, later, kinds),
         )
     return found
+
+
+def _between(betas: Betas | None, kinds: Iterable[Kind]) -> tuple[Betas, ...]:
+    """The ends between which a schedule moved β1."""
+    if betas is None:
+        return ()
+    return tuple((end, betas[1]) for end in sorted({end for kind in kinds for end in kind.ends}))
+
+
+def _barred(older: Betas | None, later: Betas | None, kinds: Iterable[Kind]) -> tuple[tuple[str, str], ...]:
+    """Laws that say nothing: Adam's of another optimizer, those of one β where there were several."""
+    barred: dict[str, str] = {}
+    for betas in (older, later):
+        if betas is not None and not sound(betas):
+            why = f"betas {betas} are none: 0 ≤ beta1 < 1 and 0 < beta2 < 1"
+            barred |= dict.fromkeys(("floor", "transition", "reach", "replay"), why)
+    if name := next((kind.other for kind in kinds if kind.other), ""):
+        barred |= dict.fromkeys(("reach", "replay"), f"{name} moves weights in another way than Adam")
+    if None not in (older, later) and older != later:
+        why = f"the two files state different betas: {older} and {later}"
+        laws = ("transition", "replay") if older[1] == later[1] else ("transition", "replay", "floor")  # type: ignore[index]
+        barred |= dict.fromkeys(laws, why)
+    elif any(kind.cycled for kind in kinds):
+        barred |= dict.fromkeys(("transition", "replay"), "a schedule moves beta1 at every update")
+    return tuple(barred.items())
 
 
 def betas_of(state: State, fqn: str) -> Betas | None:
@@ -69,7 +100,7 @@ def lr_range(a: TrainingState, b: TrainingState, fqn: str, k: int) -> tuple[tupl
     """Least and greatest lr of the last k updates before B, and whether the files state it."""
     here = _lrs(b, fqn)
     plan = plan_of(b.schedule, b.args, b.told)
-    if plan is not None and here:
+    if plan is not None and here and k <= LONGEST:
         count = b.schedule.count if b.schedule is not None else None
         at = b.step if count is None else count / plan.per_update
         if at is not None and all(plan.allows(lr, at) for lr in here):
@@ -112,9 +143,9 @@ def _decays(a: TrainingState, b: TrainingState, fqn: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _counter(state: TrainingState, fqn: str) -> float | None:
+def _counter(state: TrainingState, fqn: str) -> int | None:
     found = state.steps.by_name.get(fqn)
-    if found is not None:
-        return found
-    group = state.group_of(fqn)
-    return group.step if group is not None and group.step is not None else state.steps.usual
+    if found is None:
+        group = state.group_of(fqn)
+        found = group.step if group is not None and group.step is not None else state.steps.usual
+    return int(found) if found is not None and abs(found) <= MOST else None  # NaN neither: a damaged counter

@@ -129,6 +129,8 @@ def _looked(pair: Pair, updates: Mapping[str, Update]) -> Iterator[tuple[str, Up
         update = updates.get(fqn)
         if update is None or update.betas is None or update.k < 1 or not {"exp_avg", "exp_avg_sq"} <= roles.keys():
             continue
+        if update.bars("transition"):
+            continue
         tensors = [
             state.ckpt[state.ckpt.catalog.keys[roles[role][side]]]
             for side, state in enumerate((pair.a, pair.b))

@@ -46,6 +46,8 @@ def descends(
         update, first = updates.get(atom.owners[0]), held.get((atom.fqn, "exp_avg"))
         if update is None or update.betas is None or first is None or update.k < 1:
             continue
+        if update.bars("floor") or update.bars("transition"):
+            continue
         dtype = atoms.before(atom).element.name
         if update.betas[1] ** update.k < KEPT or has_slack(update.betas, dtype, update.k) is not None:
             continue

@@ -185,7 +185,7 @@ def others_stay(atoms: Atoms, role: str, lost: set[int]) -> bool:
 def out_of_reach(atoms: Atoms, atom: Atom, updates: Mapping[str, Update]) -> bool:
     """Whether the updates between cannot have turned a weight that far: none moves an element by more than √K·lr."""
     update = updates.get(atom.owners[0])
-    if update is None or update.betas is None or update.lr is None:
+    if update is None or update.betas is None or update.lr is None or update.bars("reach"):
         return False
     size = float(np.sqrt(np.mean(_some(atoms.before(atom)) ** 2)))
     return bool(update.k * update.lr[1] * math.sqrt(bound(update.betas)) < TURN * size)

@@ -16,6 +16,7 @@ from typing import Any
 from workbench.core.scan import Tick
 from workbench.doctor.evidence import Pair, State
 from workbench.doctor.passes.blocks import Slot, Stored, compiled, stream
+from workbench.doctor.passes.kinds import kind_of
 from workbench.doctor.passes.one import OneFold, OneState
 from workbench.doctor.passes.pair import PairFold, PairState, Update, weight_role
 from workbench.doctor.passes.updates import between, limit_of
@@ -67,12 +68,14 @@ def check_one(
     every = [one for one in (state, earlier) if one is not None]
     known = [one.facts.betas for one in every if one.facts.betas is not None]
     known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
+    # moments saw every beta1 that a schedule made
+    moved = [(end, one[1]) for told in every for end in kind_of(told).ends for one in known[:1]]
     slots = [
         _slot(fqn, [state], [roles], ALONE)
         for fqn, roles in state.params.items()
         if "param" in roles or "exp_avg" in roles
     ]
-    fold = OneFold(known[0] if known else None, limit_of(known), fast=compiled(slots, fast))
+    fold = OneFold(known[0] if known else None, limit_of([*known, *moved]), fast=compiled(slots, fast))
     found: dict[str, OneState] = {}
     unread: dict[str, str] = {}
     for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
