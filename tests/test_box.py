@@ -148,6 +148,23 @@ def test_overlapping_pairs_of_several_groups_under_any_numbers(data):
     assert sorted(zip(i.tolist(), j.tolist(), strict=True)) == want
 
 
+@pytest.mark.parametrize("room", [1, 30, 4_000_000])
+def test_overlapping_pairs_up_to_a_limit_are_some_of_all_in_every_group(monkeypatch, room):
+    monkeypatch.setattr(box, "JOIN", room)
+    rng = np.random.default_rng(room)
+    for limit in (1, 3, 1000):
+        group = rng.integers(0, 6, 60)
+        offsets = rng.integers(0, 12, (60, 2))
+        sizes = rng.integers(0, 5, (60, 2))
+        every = set(zip(*(one.tolist() for one in box.overlapping(group, offsets, sizes)), strict=True))
+        i, j = box.overlapping(group, offsets, sizes, limit=limit)
+        some = list(zip(i.tolist(), j.tolist(), strict=True))
+        assert len(set(some)) == len(some) and set(some) <= every
+        for one in range(6):
+            there = sum(group[a] == one for a, _ in every)
+            assert sum(group[a] == one for a, _ in some) == min(there, limit)
+
+
 @examples()
 @given(st.data())
 def test_the_pieces_of_a_chunking_do_not_overlap_in_any_order(data):

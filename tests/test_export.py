@@ -177,6 +177,20 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(small, tmp_path, monkeypat
     assert sorted(os.listdir(tmp_path)) == ["mine", "source"] and os.listdir(tmp_path / "mine") == ["thesis.tex"]
 
 
+def test_overwriting_takes_no_folder_away_that_is_not_of_the_checkpoint(small, tmp_path):
+    ckpt, out = small[0] if isinstance(small, tuple) else small, tmp_path / "out"
+    export(ckpt, out, select="bias")
+    before = (out / "model.safetensors").read_bytes()
+    (out / "empty").mkdir()
+    export(ckpt, out, select="bias", overwrite=True)
+    (out / "checkpoint-100").mkdir()
+    (out / "checkpoint-100" / "notes.txt").write_text("mine")
+    with pytest.raises(errors.WriteError, match="holds the folder 'checkpoint-100'"):
+        export(ckpt, out, select="weight", overwrite=True)
+    assert (out / "checkpoint-100" / "notes.txt").read_text() == "mine"
+    assert (out / "model.safetensors").read_bytes() == before
+
+
 def test_overwriting_replaces_all_of_it(small, tmp_path):
     ckpt, _ = small
     export(ckpt, tmp_path / "out", max_shard_size=3000)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import workbench as wb
 from workbench.analysis.layout import Placed, digits
 from workbench.analysis.layout.classes import alike
 from workbench.analysis.layout.runs import Cut, cut_axis
+from workbench.analysis.layout.simple import called
 from workbench.cli import main
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
@@ -547,3 +550,27 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["peers"]["axis1"] == ["rank 2", "rank 3"]
     assert main(["layout", sample, "--rank", "7"]) == 64
     assert main(["layout", str(SAMPLES / "nothing here")]) == 3
+
+
+def test_neither_the_number_of_a_rank_nor_of_overlaps_is_trusted_for_a_size() -> None:
+    far = wb.layout(saved([(4, 4)], [(0, 0, ((0, 0), (2, 4))), (0, 2**31 - 2, ((2, 0), (2, 4)))]))
+    assert [int(one) for one in far.ranks["rank"]] == [0, 2**31 - 2]
+    assert called(far.holders, [0, 1]) == "ranks 0, 2147483646"
+    piled = [(0, rank, ((rank,), (3000,))) for rank in range(3000)]  # 4.5 million pairs
+    found = wb.layout(saved([(6000,)], piled))
+    assert len(found.overlaps) == 1024 and found.rank(found.ranks["rank"][0]).rank == 0
+
+
+def test_a_number_in_a_files_name_that_is_no_rank_is_none(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SAMPLES / "dcp_single_odd", tmp_path / "one"))
+    (name,) = [one.name for one in folder.glob("*.distcp")]
+    other = name.replace("__0_", "__99999999999_")
+    (folder / name).rename(folder / other)
+    data = (folder / ".metadata").read_bytes()
+    before, after = (b"\x8c" + bytes([len(one)]) + one.encode() for one in (name, other))  # SHORT_BINUNICODE
+    assert data[:3] == b"\x80\x04\x95" and data.count(before)
+    frame = struct.unpack_from("<Q", data, 3)[0] + data.count(before) * (len(after) - len(before))
+    edited = data[:3] + struct.pack("<Q", frame) + data[11:].replace(before, after)
+    (folder / ".metadata").write_bytes(edited)
+    ckpt = wb.open(folder)
+    assert set(ckpt.catalog.rank.tolist()) == {-1} and len(wb.layout(ckpt).ranks) == 1

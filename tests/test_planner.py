@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 import workbench as wb
 from workbench.cli import main
 from workbench.errors import UsageError
+from workbench.reshard.planner import plan
 from workbench.reshard.planner.precision import itemsize
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
@@ -251,7 +252,8 @@ def test_frozen_parameters_have_no_states() -> None:
 
 
 @pytest.mark.parametrize(("asked", "words"), [
-    ({"gpus": 0}, "no number of GPUs"), ({"memory_gb": 0}, "leaves nothing"), ({"reserve_gb": 2}, "leaves nothing"),
+    ({"gpus": 0}, "no number of GPUs"), ({"memory_gb": 0}, "leaves nothing"),
+    ({"memory_gb": float("inf")}, "is no GPU's"), ({"memory_gb": float("nan")}, "is no GPU's"), ({"reserve_gb": 2}, "leaves nothing"),
     ({"stage": 4}, "none of 0, 1, 2, 3"), ({"tp": 3}, "makes up no layout"),
     ({"dp": 3, "gpus": 8}, "makes up no layout"),
 ])  # fmt: skip
@@ -273,3 +275,21 @@ def test_command_line(llama: Any, capsys: pytest.CaptureFixture[str]) -> None:
     budget = wb.plan_memory(wb.open(folder), 4, 80)
     assert budget._repr_html_().startswith("<div>") and len(budget.frame()) == len(budget.choices)
     assert np.isfinite(budget.chosen.mean)
+
+
+def test_where_there_are_too_many_layouts_every_number_of_gpus_is_looked_at(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = {one.gpus for one in wb.plan_memory(wb.open(llama[0]), 24, 1).choices}
+    monkeypatch.setattr(plan, "TRIED", 8)
+    found = wb.plan_memory(wb.open(llama[0]), 24, 1)
+    assert {one.gpus for one in found.choices} == every == {1, 2, 3, 4, 6, 8, 12, 24}
+    assert any("layouts were looked at" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("words", [("--fit", "8", "inf"), ("--fit", "9" * 5000, "80"), ("--rank", "9" * 5000)])
+def test_numbers_beyond_reason_are_one_line(
+    llama: Any, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["layout", str(llama[0]), *words]) == 64
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["layout"]
 
 BROKEN = 2
+DIGITS = 10  #: of a number of GPUs or a rank, less than which it has
 
 
 def layout(options: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def _tensor(found: Layout, options: argparse.Namespace) -> None:
 
 
 def _rank(found: Layout, options: argparse.Namespace) -> None:
-    number = int(options.rank) if options.rank.isdecimal() else options.rank
+    number = int(options.rank) if options.rank.isdecimal() and len(options.rank) < DIGITS else options.rank
     view = found.rank(number)
     if options.json:
         print_json({
@@ -69,7 +70,7 @@ def _fit(options: argparse.Namespace) -> int:
     from workbench.reshard.planner import Precision, plan_memory
 
     gpus, memory = options.fit
-    if not gpus.isdecimal():
+    if not (gpus.isdecimal() and len(gpus) < DIGITS):
         raise UsageError(f"--fit takes a number of GPUs and the GB of each; {gpus!r} is no number")
     try:
         size = float(memory)

@@ -21,6 +21,7 @@ import numpy as np
 __all__ = ["distinct", "flat_ranges", "group_join", "intersect", "missing", "overlapping", "volume"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+JOIN = 4_000_000  #: pairs that are looked at in one go where not all are wanted
 
 
 def volume(sizes: Ints) -> Ints:
@@ -69,13 +70,35 @@ def group_join(
     return rows_a, j if isinstance(keep_b, slice) else keep_b[j]
 
 
-def overlapping(group: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Pairs ``i < j`` of boxes of the same group that share elements."""
+def overlapping(group: Ints, offsets: Ints, sizes: Ints, *, limit: int | None = None) -> tuple[Ints, Ints]:
+    """Pairs ``i < j`` of boxes of the same group that share elements.
+
+    Args:
+        limit: of each group at most so many, of its first boxes. A group of N boxes may have N²/2; with a limit no
+            more than some millions are ever held.
+    """
     rows = np.flatnonzero(volume(sizes) > 0)
     rows = rows[_doubtful(group[rows], offsets[rows], sizes[rows])]
-    i, j = group_join(group[rows], offsets[rows], sizes[rows], group[rows], offsets[rows], sizes[rows])
-    keep = i < j
-    return rows[i[keep]], rows[j[keep]]
+    if limit is None:
+        return _pairs(rows, rows, group, offsets, sizes)
+    rows = rows[np.argsort(group[rows], kind="stable")]
+    _, first, counts = np.unique(group[rows], return_index=True, return_counts=True)
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    batch: list[Ints] = []
+    room = JOIN
+    for start, count in zip(first.tolist(), counts.tolist(), strict=True):
+        mine = rows[start : start + count]
+        if count * count > JOIN:
+            found += _first_pairs(mine, group, offsets, sizes, limit)
+            continue
+        if count * count > room:
+            found.append(_capped(_pairs(*[np.concatenate(batch)] * 2, group, offsets, sizes), group, limit))
+            batch, room = [], JOIN
+        batch.append(mine)
+        room -= count * count
+    if batch:
+        found.append(_capped(_pairs(*[np.concatenate(batch)] * 2, group, offsets, sizes), group, limit))
+    return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
 
 
 def missing(offset: Ints, size: Ints, offsets: Ints, sizes: Ints, *, limit: int = 8) -> list[tuple[Ints, Ints]]:
@@ -221,6 +244,36 @@ def _pick(columns: Ints, axis: Ints, group: Ints) -> Ints:
     if (axis == axis[0]).all():
         return columns[:, axis[0]]
     return columns[np.arange(len(columns)), axis[group]]
+
+
+def _pairs(some: Ints, every: Ints, group: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+    """Pairs of overlapping boxes, the lower row among ``some`` and first, the other among ``every``."""
+    i, j = group_join(group[some], offsets[some], sizes[some], group[every], offsets[every], sizes[every])
+    i, j = some[i], every[j]
+    keep = i < j
+    return i[keep], j[keep]
+
+
+def _first_pairs(rows: Ints, group: Ints, offsets: Ints, sizes: Ints, limit: int) -> list[tuple[Ints, Ints]]:
+    """Of one group of many boxes, taken some at a time."""
+    found: list[tuple[Ints, Ints]] = []
+    step = max(JOIN // len(rows), 1)
+    for start in range(0, len(rows), step):
+        i, j = _pairs(rows[start : start + step], rows, group, offsets, sizes)
+        found.append((i[:limit], j[:limit]))
+        limit -= len(found[-1][0])
+        if limit <= 0:
+            break
+    return found
+
+
+def _capped(pairs: tuple[Ints, Ints], group: Ints, limit: int) -> tuple[Ints, Ints]:
+    """At most ``limit`` pairs of each group; the pairs lie group by group."""
+    i, j = pairs
+    mine = group[i]
+    starts = np.flatnonzero(np.diff(mine, prepend=mine[:1] - 1)) if len(mine) else np.empty(0, np.int64)
+    place = np.arange(len(mine)) - np.repeat(starts, np.diff(np.append(starts, len(mine))))
+    return i[place < limit], j[place < limit]
 
 
 def _doubtful(group: Ints, offsets: Ints, sizes: Ints) -> Any:

@@ -108,7 +108,7 @@ def disjoint(catalog: Catalog, tensors: Ints, *, replica: int = 0) -> np.ndarray
     """For each tensor, whether its chunks (of one replica) share no element."""
     rows = _rows_of(catalog, box.distinct(tensors))
     rows = rows[catalog.replica[rows] == replica]
-    i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows])
+    i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows], limit=1)
     shared = np.zeros(len(catalog), bool)
     shared[catalog.tensor[rows[i]]] = True
     return ~shared[tensors]
@@ -183,12 +183,12 @@ def _check_coverage(
     np.add.at(have, request, box.volume(extent))
     doubtful = have != want
     # Overlapping copies can hide a hole from the sum; those of chunks without overlap have none.
-    i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows])
+    i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows], limit=1)
     if len(i):
         shared = np.zeros(len(catalog), bool)
         shared[catalog.tensor[rows[i]]] = True
         copies = np.flatnonzero(shared[tensors[request]])
-        i, _ = box.overlapping(request[copies], dest[copies], extent[copies])
+        i, _ = box.overlapping(request[copies], dest[copies], extent[copies], limit=1)
         doubtful[request[copies[i]]] = True
     for position in np.flatnonzero(doubtful).tolist():
         mine = request == position

@@ -236,7 +236,7 @@ def _saved_offsets(file: str, metadata: Mapping[str, str]) -> dict[str, list[int
 
 def _rank(file: str) -> int:
     found = _DATA.fullmatch(file.rsplit("/", 1)[-1])
-    return int(found[1]) if found else -1
+    return int(found[1]) if found and len(found[1]) < 10 else -1  # what no int32 holds is no rank
 
 
 def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:

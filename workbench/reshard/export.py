@@ -234,6 +234,23 @@ def _check_place(ckpt: Checkpoint, real: str, folder: bool, overwrite: bool) -> 
             raise WriteError(
                 f"{real!r} is no checkpoint, so that it is not overwritten; choose another name, or remove it yourself"
             )
+        if other := _stranger(real):
+            raise WriteError(
+                f"{real!r} holds the folder {other!r}, which the checkpoint there does not name and which would be lost; "
+                "move it, or choose another name"
+            )
+
+
+def _stranger(folder: str) -> str | None:
+    """A folder in a checkpoint's folder, with something in it, of which the checkpoint has no file."""
+    try:
+        with open_checkpoint(folder, cache=False, partial=True) as held:
+            own = {name.split("/")[0] for name in held.catalog.files}
+    except OpenError:  # damaged: nothing tells which folders are its own
+        own = set()
+    with os.scandir(folder) as entries:
+        inner = sorted(one.name for one in entries if one.is_dir(follow_symlinks=False) and one.name not in own)
+    return next((name for name in inner if os.listdir(os.path.join(folder, name))), None)
 
 
 def _write(made: Staging, job: Job, threads: int | None, tick: Tick | None) -> list[list[Written]]:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["Coverage", "coverage"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-HOLES = 1024  #: boxes of one tensor that are listed
+LISTED = 1024  #: holes, and overlaps, of one tensor that are listed at most
 
 
 class Coverage(NamedTuple):
-    """Boxes by tensor; ``a`` and ``b`` are the chunk rows that overlap.
+    """Boxes by tensor, at most :data:`LISTED` of each kind; ``a`` and ``b`` are the chunk rows that overlap.
 
     Attributes:
         holes: tensor, offsets, sizes.
@@ -53,7 +53,7 @@ def coverage(catalog: Catalog) -> Coverage:
     owner = catalog.tensor[first]
     held = np.zeros(len(catalog), np.int64)
     np.add.at(held, owner, box.volume(sizes))
-    i, j = box.overlapping(owner, offsets, sizes)
+    i, j = box.overlapping(owner, offsets, sizes, limit=LISTED)
     for a, b in zip(first[i].tolist(), first[j].tolist(), strict=True):
         tensor = int(catalog.tensor[a])
         ndim = int(catalog.ndim[tensor])
@@ -64,6 +64,6 @@ def coverage(catalog: Catalog) -> Coverage:
         whole = catalog.shape[tensor].astype(np.int64)
         ndim = int(catalog.ndim[tensor])
         there = slice(low_row, high_row)
-        for low, size in box.missing(np.zeros_like(whole), whole, offsets[there], sizes[there], limit=HOLES):
+        for low, size in box.missing(np.zeros_like(whole), whole, offsets[there], sizes[there], limit=LISTED):
             found.holes.append((tensor, tuple(low[:ndim].tolist()), tuple(size[:ndim].tolist())))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class Layout:
             UsageError: none that stored anything.
         """
         who, catalog = self.holders, self.catalog
-        label = f"rank {number}" if isinstance(number, int) else number
+        label = f"rank {number}" if isinstance(number, Integral) else number
         if label not in who.label:
             known = ", ".join(who.label[:8]) + (f", … {len(who) - 8:,} more" if len(who) > 8 else "")
             raise UsageError(f"{label!r} stored nothing in {self.path!r}; stored have {known or 'none'}")

@@ -111,7 +111,7 @@ def called(who: Holders, rows: Sequence[int]) -> str:
         ordered = sorted(set(ranks))
         if len(ordered) == 1:
             return f"rank {ordered[0]}"
-        if ordered == list(range(ordered[0], ordered[-1] + 1)):
+        if ordered[-1] - ordered[0] + 1 == len(ordered):
             return f"ranks {ordered[0]}–{ordered[-1]}"
         return f"ranks {', '.join(map(str, ordered[:6]))}" + (", …" if len(ordered) > 6 else "")
     names = [repr(who.label[row]) for row in rows]

@@ -24,6 +24,7 @@ __all__ = ["check_boxes"]
 
 Array = np.ndarray[Any, Any]
 HOLES = 4  #: boxes named of one tensor
+OVERLAPS = 1000  #: of one tensor that are told; N chunks on one place have N²/2
 #: Formats whose metadata gives every tensor bytes of its own (elsewhere views of one storage are the rule).
 OWN_BYTES = {"dcp", "megatron_dist", "safetensors", "bytecheckpoint", "vescale", "paddle_dist"}
 
@@ -41,7 +42,7 @@ def check_boxes(subject: Subject) -> None:
     owner = catalog.tensor[first]
     volume = np.zeros(len(catalog), np.int64)
     np.add.at(volume, owner, box.volume(sizes))
-    i, j = box.overlapping(owner, offsets, sizes)
+    i, j = box.overlapping(owner, offsets, sizes, limit=OVERLAPS)
     for a, b in zip(first[i].tolist(), first[j].tolist(), strict=True):
         _overlap(subject, a, b)
     for tensor in np.union1d(np.flatnonzero(volume != catalog.numel), box.distinct(owner[i])).tolist():

@@ -111,7 +111,7 @@ def _check(names: list[str], piece: Ints, dest: Ints, sizes: Ints, shape: Ints, 
     """Boxes of a piece fill it, each element once."""
     inside = ((dest >= 0) & (dest + sizes <= shape[piece])).all(axis=1)
     filled = np.bincount(piece, box.volume(sizes), len(names)).astype(np.int64) == numel
-    i, _ = box.overlapping(piece, dest, sizes)
+    i, _ = box.overlapping(piece, dest, sizes, limit=1)
     bad = {*piece[~inside].tolist(), *np.flatnonzero(~filled).tolist(), *piece[i].tolist()}
     if bad:
         raise UsageError(f"the boxes of piece {names[min(bad)]!r} do not fill it, each element once")

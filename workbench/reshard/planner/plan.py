@@ -24,7 +24,8 @@ __all__ = ["plan_memory"]
 
 NODE = 8  #: GPUs that tensor parallelism is tried over, unless asked for: those of one machine
 STAGES = (0, 1, 2, 3)
-TRIED = 4096  #: layouts that are looked at
+TRIED = 4096  #: layouts that are looked at, about
+MAX_GB = 1e6  #: of one GPU
 NOT_COUNTED = "activations, temporary buffers, the allocator's waste and, at stage 3, gathered weights are not counted"
 
 
@@ -66,8 +67,8 @@ def plan_memory(
     """
     if not 1 <= gpus <= MAX_RANKS:
         raise UsageError(f"gpus={gpus!r} is no number of GPUs from 1 to {MAX_RANKS:,}")
-    if not (memory_gb > reserve_gb >= 0):
-        raise UsageError(f"memory of {memory_gb} GB with {reserve_gb} GB in reserve leaves nothing")
+    if not (reserve_gb >= 0 and reserve_gb < memory_gb <= MAX_GB):
+        raise UsageError(f"memory of {memory_gb} GB with {reserve_gb} GB in reserve leaves nothing, or is no GPU's")
     if stage is not None and stage not in STAGES:
         raise UsageError(f"stage={stage!r} is none of 0, 1, 2, 3")
     model, precision, rules = Model.of(source), precision or Precision(), rules or Rules()
@@ -80,7 +81,7 @@ def plan_memory(
 
     choices = []
     fixed = (tp, pp, dp, ep)
-    tried = list(_layouts(model, gpus, fixed))
+    tried, thinned = _thinned(list(_layouts(model, gpus, fixed)))
     for number, (a, b, c, d) in enumerate(tried):
         if tick is not None:
             tick(number / len(tried))
@@ -97,14 +98,13 @@ def plan_memory(
     mesh, mine, notes = pieces(chosen.tp, chosen.pp, chosen.ep)
     return Budget(
         gpus, int(memory_gb * 1e9), int(reserve_gb * 1e9), precision, int(model.catalog.numel.sum()), order, chosen,
-        _frame(mine, mesh, chosen), [*model.notes, *notes, NOT_COUNTED],
+        _frame(mine, mesh, chosen), [*model.notes, *notes, *thinned, NOT_COUNTED],
     )  # fmt: skip
 
 
 def _layouts(model: Model, gpus: int, fixed: Sequence[int | None]) -> Iterator[tuple[int, int, int, int]]:
-    """Sizes of tp, pp, dp, ep to look at, at most :data:`TRIED`."""
+    """Sizes of tp, pp, dp, ep that make up a layout; the fewest GPUs first."""
     tp, pp, dp, ep = fixed
-    count = 0
     for world in (n for n in range(1, gpus + 1) if gpus % n == 0):
         for a in _sizes(tp, world, NODE):
             for b in _sizes(pp, world // a, max(model.layers, 1)):
@@ -114,10 +114,20 @@ def _layouts(model: Model, gpus: int, fixed: Sequence[int | None]) -> Iterator[t
                 for d in _sizes(ep, c, max(model.experts, 1)):
                     if ep is None and d > 1 and model.experts % d:
                         continue
-                    count += 1
-                    if count > TRIED:
-                        return
                     yield a, b, c, d
+
+
+def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, int, int, int]], list[str]]:
+    """About :data:`TRIED` of them, of each number of GPUs alike, and a note where that is not all."""
+    if len(every) <= TRIED:
+        return every, []
+    worlds: dict[int, list[tuple[int, int, int, int]]] = {}
+    for one in every:
+        worlds.setdefault(one[0] * one[1] * one[2], []).append(one)
+    most = max(TRIED // len(worlds), 1)
+    kept = [one for mine in worlds.values() for one in mine[:: -(-len(mine) // most)]]
+    told = f"{len(kept):,} of {len(every):,} layouts were looked at, of each number of GPUs alike; fix tp, pp or ep"
+    return kept, [told]
 
 
 def _sizes(fixed: int | None, whole: int, most: int) -> list[int]:
