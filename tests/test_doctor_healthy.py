@@ -206,3 +206,56 @@ def test_a_long_way_is_summed_in_no_time() -> None:
         assert least <= moved_by((0.9, 0.95), 1e-3, k, step) <= 1.01 * least
     near = 1 - 1e-9  # so slow that the sum is cut short: still no less than one by one
     assert moved_by((0.9, near), 1e-3, 1 << 22, 0) >= 1e-3 * (1 << 22)
+
+
+# ---- optimizers without Adam's moments; weights without masters ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=1e-1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=1e-1),
+        lambda p: torch.optim.Adafactor(p, lr=1e-3),
+    ],
+    ids=["momentum", "plain", "adafactor"],
+)
+@pytest.mark.parametrize("k", [1, 3])
+def test_only_adam_moves_all_alike(tmp_path: Path, make: Make, k: int) -> None:
+    found = resumed(tmp_path, make, k=k)
+    assert found.exit_code == 0 and not found.causes
+    assert "P06" in found.not_applicable and "P06" not in found.not_checked
+
+
+def test_without_moments_none_are_blamed(tmp_path: Path) -> None:
+    found = resumed(tmp_path, lambda p: torch.optim.SGD(p, lr=1e-2), spoil=rerolled)
+    assert "P08" in rules(found)
+    assert not {one.cause for one in found.causes} & {"B3", "B4", "B5", "B6"}
+
+
+def test_adam_may_still_move_one_parameter_too_far(tmp_path: Path) -> None:
+    """Without a learning rate nothing is out of reach, and the size of a change is all that tells."""
+
+    def shake(run: Any) -> None:
+        run[0]["blocks"][0][3].bias.add_(0.5)
+
+    net = model()
+    optimizer = adamw(net.parameters())
+    paths = []
+    for first, last in ((0, 20), (20, 23)):
+        train(net, optimizer, first, last)
+        if last == 23:
+            with torch.no_grad():
+                shake((net, optimizer))
+        held = optimizer.state_dict()
+        for group in held["param_groups"]:
+            del group["lr"]
+        paths.append(tmp_path / f"step-{last}.pt")
+        torch.save({"model": net.state_dict(), "optimizer": held, "step": last}, paths[-1])
+    assert "P06" in rules(wb.doctor(*paths))
+
+
+def test_weights_that_were_not_loaded_are_not_called_masters(tmp_path: Path) -> None:
+    found = resumed(tmp_path, adamw, spoil=rerolled)
+    assert "P05" in rules(found) and found.causes[0].cause in ("A1", "A2")
+    assert "masters" not in found.verdict

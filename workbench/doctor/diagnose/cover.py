@@ -31,6 +31,7 @@ SIDE = 0.1  #: weight of what a cause would explain without being named
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20"})
 EXPLODING = frozenset({"G1", "G3", "B4", "D9", "G5"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
+OF_MOMENTS = frozenset({"B3", "B4", "B5", "B6"})  #: nothing can be wrong with moments that no file holds
 FAIR, NAMED = 0.2, 0.5  #: of the best one's score: a cause that answers for all errors is taken instead
 SILENT = 0.25  #: where a rule that would have fired did not
 OPEN = frozenset({"P11", "P13", "S08", "S04", "S16"})  #: rules that prove a fault, and leave open which
@@ -58,6 +59,7 @@ class Found:
 def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
     """Every sign as claims, without the causes that are excluded; a claim that would have none left keeps them."""
     made = []
+    never = frozenset() if scene.adam else OF_MOMENTS
     for sign in scene.signs:
         if sign.causes and sign.rule != "S12":  # copies alone do not see what else that rank wrote
             causes = sign.causes
@@ -72,11 +74,12 @@ def claims(scene: Scene, excluded: Mapping[str, str]) -> list[Claim]:
             causes = narrow(sign, scene) if narrow else rule.causes if rule else ()
             found = [Claim(sign, frozenset(sign.tensors), causes, sure=sign.rule not in OPEN)]
         for claim in found:
-            left = tuple(cause for cause in claim.causes if cause not in excluded)
+            causes = tuple(cause for cause in claim.causes if cause not in never) or claim.causes
+            left = tuple(cause for cause in causes if cause not in excluded)
             cut = len(claim.tensors) >= SMALL and claim.sign.hit > len(claim.tensors)
             better = TRAINED in scene.pairs or bool(claim.tensors & scene.echoed)
             weight = SEEN if sign.rule in OF_PAIRS and where_of(sign) == PAIRED and better else 1.0
-            made.append(replace(claim, causes=left or claim.causes, cut=cut, weight=weight))
+            made.append(replace(claim, causes=left or causes, cut=cut, weight=weight))
     return made
 
 

@@ -94,6 +94,20 @@ class Scene:
         return self.evidence.state(where.rpartition(" → ")[2] or self.resumed)
 
     @cached_property
+    def adam(self) -> bool:
+        """Whether any file holds Adam's moments."""
+        return any({"exp_avg", "exp_avg_sq"} <= self._roles(which) for which in ("before", "echo", "after"))
+
+    @cached_property
+    def mastered(self) -> bool:
+        """Whether any file holds masters."""
+        return any("master" in self._roles(which) for which in ("before", "echo", "after"))
+
+    def _roles(self, which: str) -> set[str]:
+        state = getattr(self.evidence, which)
+        return set() if state is None else set(state.ckpt.roles)
+
+    @cached_property
     def moments(self) -> str:
         """What the load left of them: ``absent``, ``zero``, ``no v`` (exp_avg_sq is zero), ``fresh`` (they are, by the
         laws of a pair), ``held`` or ``unknown``.

@@ -149,7 +149,7 @@ def split(sign: Sign, scene: Scene) -> Iterator[Claim]:
     parts["moments"] = set(names) - parts["both"] - parts["weights"]
     for part, fqns in parts.items():
         if fqns:
-            yield Claim(sign, frozenset(fqns), _PARTS[part](sign, scene, where, both))
+            yield Claim(sign, frozenset(fqns), _without_masters(_PARTS[part](sign, scene, where, both), scene))
 
 
 def _all_of(sign: Sign, scene: Scene, where: str) -> frozenset[str]:
@@ -157,6 +157,15 @@ def _all_of(sign: Sign, scene: Scene, where: str) -> frozenset[str]:
     law = {"P03": "floor", "P04": "transition", "P05": "reach"}.get(sign.rule)
     broken = {fqn for fqn, sums in scene.pairs.get(where, {}).items() if law and getattr(sums, law).broken}
     return frozenset(broken or sign.tensors)
+
+
+def _without_masters(causes: Causes, scene: Scene) -> Causes:
+    """Where no file holds masters, those of another step or type come last: the weights themselves are wrong."""
+    if scene.mastered or "D2" not in causes:
+        return causes
+    others = tuple(cause for cause in causes if cause != "D2")
+    loads = () if {"A1", "A2"} & set(others) or causes[0] != "D2" else ("A1", "A2")
+    return (*others, *loads, "D2")
 
 
 def _kinds_of(fqns: frozenset[str]) -> frozenset[str]:

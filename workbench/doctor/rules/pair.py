@@ -12,7 +12,7 @@ from workbench.doctor.passes.blocks import Slot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
 from workbench.doctor.sign import RULES, Rule, Sign, register
 
-__all__ = ["judge_pair"]
+__all__ = ["adams", "judge_pair"]
 
 LAWS = "workbench.doctor.laws"
 REST = 1e-3  #: of a replayed update's norm: 15 times the worst that was seen in healthy runs (catalogue, I5)
@@ -78,9 +78,20 @@ def judge_pair(
     types = {slot.fqn: slot.dtype((1, weight_role(slot) or "")) or "" for slot in slots}
     yield from _laws(updates, found)
     yield from _counts(updates, found, types)
-    yield from _sizes(updates, found)
+    yield from _sizes(updates, found, adams(updates, slots))
     yield from _rulers(updates, found)
     yield from _replays(updates, found, types)
+
+
+def adams(updates: Mapping[str, Update], slots: Sequence[Slot]) -> set[str]:
+    """Parameters that Adam moves: both moments are stored, its betas are known."""
+    moments = ("exp_avg", "exp_avg_sq")
+    return {
+        slot.fqn
+        for slot in slots
+        if any(all((side, role) in slot.tensors for role in moments) for side in (0, 1))
+        and updates[slot.fqn].betas is not None
+    }
 
 
 def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
@@ -141,7 +152,7 @@ def _counts(
         yield _sign("N13", list(moments), text, len(found))
 
 
-def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
+def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str]) -> Iterator[Sign]:
     soon = {fqn: sums for fqn, sums in found.items() if 0 < updates[fqn].k <= SOON and sums.count >= 8}
     turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < TURNED}
     turned = {fqn: c for fqn, c in turned.items() if not _may_turn(updates[fqn], found[fqn])}
@@ -150,7 +161,7 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Ite
         text = f"{_names(list(turned))} point elsewhere: cosine {least:.3f} or more with what they were"
         yield _sign("P08", list(turned), text, len(soon), cosine=least)
     # a parameter that stayed within its reach changed lawfully, however much more than others
-    moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0}
+    moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0 and fqn in alike}
     lawful = {fqn for fqn in moved if found[fqn].reach.of and not found[fqn].reach.broken}
     usual = median(moved.values()) if len(moved) >= 5 else math.inf
     room = {fqn: APART * max(1.0, math.sqrt(updates[fqn].k / STEADY)) for fqn in moved}

@@ -21,8 +21,8 @@ from workbench.doctor.passes.one import OneFold, OneState
 from workbench.doctor.passes.pair import PairFold, PairState, Update, weight_role
 from workbench.doctor.passes.updates import between, limit_of
 from workbench.doctor.rules.one import judge_one
-from workbench.doctor.rules.pair import judge_pair
-from workbench.doctor.sign import Sign
+from workbench.doctor.rules.pair import adams, judge_pair
+from workbench.doctor.sign import Inapplicable, Sign
 from workbench.errors import WorkbenchError
 
 __all__ = ["Values", "check_one", "check_pair"]
@@ -123,10 +123,13 @@ def check_pair(
     for sums in found.values():
         for law, why in sums.skipped.items():
             skipped.setdefault(law, Counter())[why] += 1
+    missed = _reasons(skipped, unread)
+    if slots and not adams(updates, slots):
+        missed["P06"] = Inapplicable("no parameter has exp_avg, exp_avg_sq and known betas: only Adam moves all alike")
     return Values(
         tuple(judge_pair(pair, updates, slots, found)),
         {"updates": f"{len(found):,} parameters of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r}, side by side"},
-        _reasons(skipped, unread),
+        missed,
         found,
         updates,
     )
