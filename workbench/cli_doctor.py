@@ -74,9 +74,10 @@ def _opened(options: argparse.Namespace, path: Any) -> Any:
 
 
 def _given(options: argparse.Namespace) -> None:
-    for beta in options.betas or ():
-        if not 0 <= beta < 1:
-            raise UsageError(f"--betas {beta:g}: β1 and β2 are from 0 to below 1, as in --betas 0.9 0.95")
+    for beta, least in zip(options.betas or (), ("from 0", "above 0"), strict=False):
+        if not 0 <= beta < 1 or (beta == 0 and least == "above 0"):
+            which = "β1" if least == "from 0" else "β2"
+            raise UsageError(f"--betas {beta:g}: {which} is {least} to below 1, as in --betas 0.9 0.95")
     for name in ("lr", "weight_decay"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < float("inf"):

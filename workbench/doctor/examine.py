@@ -72,7 +72,8 @@ def doctor(
         nothing was found, 1 for warnings, 2 for errors.
 
     Raises:
-        OpenError: ``before`` cannot be opened. UsageError: a folder of several checkpoints without steps.
+        OpenError: ``before`` cannot be opened. UsageError: a folder of several checkpoints without steps; betas
+            that are not 0 <= β1 < 1 and 0 < β2 < 1.
     """
     given = {"betas": betas, "lr": lr, "weight_decay": weight_decay}
     chosen = choose(before, after, echo, format, given)

@@ -21,6 +21,7 @@ from workbench.core.place import Place
 from workbench.doctor.echo.prints import echo_state
 from workbench.doctor.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
+from workbench.doctor.facts.numbers import usable
 from workbench.doctor.facts.rules import check_facts
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError, WorkbenchError
 from workbench.runs import TRACKERS, Found, discover
@@ -58,8 +59,10 @@ def choose(
         given: betas, lr and weight_decay that the user said, for every state.
 
     Raises:
-        OpenError: ``before`` cannot be opened. UsageError: a folder of several checkpoints without steps.
+        OpenError: ``before`` cannot be opened. UsageError: a folder of several checkpoints without steps; betas, lr or
+            weight_decay that no optimizer has.
     """
+    usable(given.get("betas"), given.get("lr"), given.get("weight_decay"))
     notes: list[str] = []
     if after is None and isinstance(before, (str, os.PathLike)) and (run := _run(os.fspath(before), format)):
         return _of_run(os.fspath(before), run, echo, format, given)

@@ -213,8 +213,10 @@ def parse_given(text: str) -> dict[str, Any]:
         found["deep"] = False
     if "betas" in words:
         betas = [_number(part, "betas") for part in words["betas"].split(":")]
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise UsageError(f"betas {words['betas']!r}: β1 and β2 are from 0 to below 1, as in 0.9:0.95")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas) or not betas[1]:
+            raise UsageError(
+                f"betas {words['betas']!r}: β1 and β2 are from 0 to below 1, and β2 is not 0, as in 0.9:0.95"
+            )
         found["betas"] = tuple(betas)
     for name, keyword in (("lr", "lr"), ("wd", "weight_decay")):
         if name in words:

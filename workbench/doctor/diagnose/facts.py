@@ -73,7 +73,13 @@ def _sizes(sign: Sign, scene: Scene) -> Causes:
     sizes = sign.evidence.get("bytes", {})
     if any(role.startswith("exp_avg") and not two[1] for role, two in sizes.items()):
         return ("B1",)
-    return ("F2", "A4") if scene.fired("R01", "P02") else ("D4", "D7", "A4")
+    if scene.fired("R01", "P02") or sign.evidence.get("late"):
+        return ("F2", "A4")
+    if rounded := sign.evidence.get("rounded"):
+        return ("D4", "D7", "A4") if any(role.startswith("exp_avg") for role in rounded) else ("D7", "A4")
+    if any(role.startswith("exp_avg") for role in sign.evidence.get("gone", ())):
+        return ("B1", "A4")
+    return ("A4", "F2")
 
 
 def _position(sign: Sign, scene: Scene) -> Causes:

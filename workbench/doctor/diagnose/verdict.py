@@ -44,8 +44,12 @@ def enough(scene: Scene) -> str:
     betas = evidence.after.facts.betas or evidence.before.facts.betas
     if not looked or betas is None:
         return "no moments could be compared (give --betas if no file states them); save an echo right after the load"
-    first, second = evidence.before.facts.step, evidence.after.facts.step
-    if first is None or second is None or betas[1] ** (second - first) < FORGOTTEN:
+    sides = (evidence.before.facts, evidence.after.facts)
+    counters = [facts.steps.usual for facts in sides]
+    first, second = counters if None not in counters else [facts.step for facts in sides]
+    if first is None or second is None:
+        return "how many updates lie between is not known, as no step is stored; save an echo right after the load"
+    if betas[1] ** max(second - first, 0) < FORGOTTEN:
         return "too many updates lie between; save an echo right after the load"
     return ""
 

@@ -24,6 +24,7 @@ __all__ = ["Leaf", "leaves", "plain"]
 
 NODES = 1_000_000  #: values that are looked at, over all objects
 DEPTH = 10
+BITS = 1000  #: of an integer; a float holds 1023
 ENTRIES = 4096  #: of a container that is looked into
 #: Switches of torch's optimizers that say nothing of the training; DCP stores each as an object a parameter.
 _SWITCHES = re.compile(r"param_groups\..*\.(?:foreach|capturable|differentiable|fused|maximize)$")
@@ -90,6 +91,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _told(value: Any) -> Any:
+    """``None`` for an integer that no float holds: nothing trains with one, and Python will not even print it."""
+    return None if isinstance(value, int) and value.bit_length() > BITS else value
+
+
 class _Walk:
     def __init__(self) -> None:
         self.left = NODES
@@ -100,16 +106,16 @@ class _Walk:
         if self.left <= 0 or depth <= 0:
             return
         if isinstance(value, _SCALARS):
-            yield Leaf(path, value, rank)
+            yield Leaf(path, _told(value), rank)
         elif isinstance(value, Mapping):
             if len(value) <= ENTRIES:
                 for key, child in value.items():
-                    word = str(key) if isinstance(key, (str, int)) else "?"
+                    word = str(_told(key)) if isinstance(key, (str, int)) else "?"
                     if not _SKIPPED.search(word):
                         yield from self.visit((*path, word), rank, child, depth - 1)
         elif isinstance(value, (list, tuple)):
             if all(isinstance(plain(item), _SCALARS) for item in value):
-                yield Leaf(path, tuple(plain(item) for item in value), rank)
+                yield Leaf(path, tuple(_told(plain(item)) for item in value), rank)
             elif len(value) <= ENTRIES:
                 for number, child in enumerate(value):
                     yield from self.visit((*path, str(number)), rank, child, depth - 1)

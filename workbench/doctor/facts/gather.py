@@ -14,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import Leaf, leaves
 from workbench.doctor.facts.groups import read_groups
+from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
 from workbench.doctor.facts.schedule import read_schedule
 from workbench.doctor.facts.state import NAME, Group, Told, TrainingState
 from workbench.doctor.facts.steps import read_steps
@@ -55,9 +56,11 @@ FACTS = {
     "reset": "an argument that says the optimizer's state was not to be loaded",
 }
 _NAMED = re.compile(r"(?:.*[-_.])?(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d{1,18})(?:\.\w+)?", re.I)
-_STEP = ("step", "global_step", "global_steps", "iteration")
+_STEP = ("step", "global_step", "global_steps", "iteration", "iter_num")
 #: Scalars among the tensors: torchtitan's train_state, and what ``dcp.save`` makes of a tensor at the top.
 _STEP_TENSORS = ("train_state.step", "step", "global_step", "trainer.step", "app.train_state.step")
+_EPOCH = ("epoch", "current_epoch")
+_SAVES = re.compile(r"(?:.*[-_.])?(?:checkpoint|ckpt)[-_=]?\d", re.I)  #: names that number saves of whatever kind
 _NUMBERED_SAVES = {"accelerate"}  #: formats whose folders count saves, not steps
 _ARGS = {"args", "training_args", "config", "hyper_parameters", "hparams", "ds_config"}
 _MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rope_theta"}
@@ -71,13 +74,27 @@ _POSITION = (
 _FROM_ARGS = {
     "global_batch": ("global_batch_size", "train_batch_size"),
     "clip": ("clip_grad", "grad_clip", "max_grad_norm", "gradient_clipping"),
-    "accumulation": ("gradient_accumulation_steps",),
+    "accumulation": (
+        "gradient_accumulation_steps",
+        "accumulate_grad_batches",
+        "gradient_accumulation",
+        "grad_accumulation_steps",
+        "grad_accum_steps",
+        "accumulation_steps",
+        "accum_steps",
+        "accum_iter",
+    ),
     "world_size": ("world_size",),
     "data_seed": ("data_seed",),
     "tied": ("tie_word_embeddings",),
     "vocab_size": ("vocab_size",),
     "reset": ("no_load_optim", "reset_optimizer", "reset_optimizer_states", "finetune"),
 }
+#: Fact → how its argument is read; all else is a flag.
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "global_batch": step_of, "accumulation": step_of, "world_size": step_of, "data_seed": whole, "vocab_size": step_of,
+    "clip": number,
+}  # fmt: skip
 RNG_BYTES = 1 << 16  #: of one generator's state
 RNG_MANY = 4096
 
@@ -99,10 +116,12 @@ def gather(
     _data(told, found)
     for fact, names in _FROM_ARGS.items():
         for name in names:
-            if name in args and args[name].value is not None:
-                _say(told, fact, args[name].value, args[name].source)
-    if "global_batch" not in told and "batch_size" in args and "accumulation" not in told:
-        _say(told, "global_batch", args["batch_size"].value, args["batch_size"].source)
+            value = _READ.get(fact, _flag)(args[name].value) if name in args else None
+            if value is not None:
+                _say(told, fact, value, args[name].source)
+    batch = step_of(args["batch_size"].value) if "batch_size" in args else None
+    if "global_batch" not in told and batch is not None and "accumulation" not in told:
+        _say(told, "global_batch", batch, args["batch_size"].source)
     if ckpt.world_size is not None:
         _say(told, "world_size", ckpt.world_size, "the files", first=True)
     _deepspeed(told, found, args)
@@ -142,9 +161,20 @@ def _steps(told: dict[str, list[Told]], found: Iterable[Leaf], ckpt: Checkpoint)
     name = os.path.basename(os.path.abspath(ckpt.path))
     match = None if ckpt.format in _NUMBERED_SAVES else _NAMED.fullmatch(name)
     if match:
+        if _SAVES.match(name) and int(match[1]) in _epochs(found) and "step" not in told:
+            return _trackers(told, ckpt)  # it is numbered by epochs
         _say(told, "folder_step", int(match[1]), f"the name {name!r}")
-    if "step" not in told and ckpt.step is not None and ckpt.format not in _NUMBERED_SAVES:
+    if "step" not in told and step_of(ckpt.step) is not None and ckpt.format not in _NUMBERED_SAVES:
         _say(told, "step", ckpt.step, NAME if match and int(match[1]) == ckpt.step else "the reader")
+    _trackers(told, ckpt)
+
+
+def _epochs(found: Iterable[Leaf]) -> set[int]:
+    told = (step_of(leaf.value) for leaf in found if leaf.name in _EPOCH and len(leaf.path) <= 3)
+    return {epoch for epoch in told if epoch is not None}
+
+
+def _trackers(told: dict[str, list[Told]], ckpt: Checkpoint) -> None:
     parent = os.path.dirname(os.path.abspath(ckpt.path))
     for tracker in TRACKERS:
         value = _tracker(os.path.join(parent, tracker))
@@ -178,12 +208,14 @@ def _optimizer(told: dict[str, list[Told]], groups: Sequence[Group], args: Mappi
             _say(told, fact, value, source)
     pairs = (("adam_beta1", "adam_beta2"), ("beta1", "beta2"))
     for one, two in pairs:
-        if all(name in args and isinstance(args[name].value, float) for name in (one, two)):
-            _say(told, "betas", (args[one].value, args[two].value), args[one].source)
+        both = betas_of(tuple(args[name].value if name in args else None for name in (one, two)))
+        if both is not None:
+            _say(told, "betas", both, args[one].source)
     for fact, names in (("eps", ("adam_eps", "adam_epsilon")), ("weight_decay", ("weight_decay",))):
         for name in names:
-            if name in args and _number(args[name].value):
-                _say(told, fact, float(args[name].value), args[name].source)
+            value = number(args[name].value) if name in args else None
+            if value is not None and value >= 0:
+                _say(told, fact, value, args[name].source)
     if "decoupled_weight_decay" in args and isinstance(args["decoupled_weight_decay"].value, bool):
         _say(told, "decoupled", args["decoupled_weight_decay"].value, args["decoupled_weight_decay"].source)
     for name in ("optimizer", "optim", "optimizer.type"):
@@ -204,7 +236,7 @@ def _data(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
             _say(told, "loader", leaf.value, leaf.source)
         elif inside and leaf.name in ("seed", "data_seed") and _whole(leaf.value):
             _say(told, "data_seed", leaf.value, leaf.source, first=True)
-        elif leaf.name in ("epoch", "current_epoch") and _number(leaf.value) and len(leaf.path) <= 3:
+        elif leaf.name in _EPOCH and number(leaf.value) is not None and len(leaf.path) <= 3:
             _say(told, "epoch", leaf.value, leaf.source)
 
 
@@ -221,8 +253,9 @@ def _deepspeed(told: dict[str, list[Told]], found: Iterable[Leaf], args: Mapping
         _say(told, "ds_schedule", stated, "ds_config.scheduler")
     for name, fact in (("lr", ""), ("betas", "betas"), ("eps", "eps"), ("weight_decay", "weight_decay")):
         one = args.get(f"optimizer.params.{name}")
-        if one is not None and fact:
-            _say(told, fact, one.value, one.source)
+        value = None if one is None or not fact else betas_of(one.value) if fact == "betas" else number(one.value)
+        if one is not None and value is not None:
+            _say(told, fact, value, one.source)
 
 
 def _scaler(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
@@ -230,8 +263,8 @@ def _scaler(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
         words = ".".join(leaf.path).lower()
         if ("scaler" in words or "loss_scale" in words) and leaf.name in ("scale", "_scale", "cur_scale", "loss_scale"):
             value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
-            if _number(value):
-                _say(told, "loss_scale", float(value), leaf.source)
+            if (scale := number(value)) is not None:
+                _say(told, "loss_scale", scale, leaf.source)
 
 
 def _generators(ckpt: Checkpoint) -> dict[str, str]:
@@ -271,9 +304,9 @@ def _plain(value: Any, depth: int = 8) -> Any:
     return value if isinstance(value, (int, float, str, bytes, bool)) else None
 
 
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return step_of(value) is not None

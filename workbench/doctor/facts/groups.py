@@ -19,6 +19,7 @@ from typing import Any
 
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import Leaf
+from workbench.doctor.facts.numbers import BITS, betas_of, number
 from workbench.doctor.facts.state import Group
 
 __all__ = ["read_groups"]
@@ -103,16 +104,11 @@ def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: _Names) 
     else:
         source += f"[{inner}]"
     betas = fields.get("betas")
-    if betas is None and _number(fields.get("beta1")) is not None and _number(fields.get("beta2")) is not None:
-        betas = (fields["beta1"], fields["beta2"])
-    pair = (
-        (float(betas[0]), float(betas[1]))
-        if isinstance(betas, tuple) and len(betas) == 2 and all(_number(beta) is not None for beta in betas)
-        else None
-    )
+    pair = betas_of((fields.get("beta1"), fields.get("beta2")) if betas is None else betas)
+    eps, step = (_least(number(fields.get(name))) for name in ("eps", "step"))
     return Group(
-        params, count, _number(fields.get("lr")), pair, _number(fields.get("eps")), _number(fields.get("weight_decay")),
-        _number(fields.get("initial_lr")), _number(fields.get("step")), _flag(fields.get("amsgrad")),
+        params, count, number(fields.get("lr")), pair, eps, number(fields.get("weight_decay")),
+        number(fields.get("initial_lr")), step, _flag(fields.get("amsgrad")),
         _flag(fields.get("decoupled_weight_decay")), source,
     )  # fmt: skip
 
@@ -146,8 +142,9 @@ def _split(groups: list[Group], names: _Names) -> list[Group]:
     return [replace(group, params=by_count[count]) for group, count in zip(groups, counts, strict=True)]
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def _least(value: float | None) -> float | None:
+    """Of 0 or more, and no larger than a count can be."""
+    return value if value is not None and 0 <= value < 1 << BITS else None
 
 
 def _flag(value: Any) -> bool | None:

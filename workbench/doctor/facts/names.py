@@ -93,12 +93,24 @@ def renamed(pair: Pair) -> list[Sign] | str:
 def same_size(pair: Pair) -> list[Sign] | str:
     if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
         return "formats differ, and with them what is stored"
-    a, b = _bytes(pair.a), _bytes(pair.b)
-    off = {role: (a.get(role, 0), b.get(role, 0)) for role in {**a, **b} if a.get(role, 0) != b.get(role, 0)}
+    a, b = _stored(pair.a), _stored(pair.b)
+    off = {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key, _NONE)[0] != b.get(key, _NONE)[0]}
     if not off:
         return []
-    words = ", ".join(f"{role} {one:,} → {two:,}" for role, (one, two) in sorted(off.items()))
-    return [N3.sign(f"bytes by role changed: {words}", {"bytes": {role: list(two) for role, two in off.items()}})]
+    roles: dict[str, list[int]] = {}
+    for role in dict.fromkeys(role for _, role in off):
+        roles[role] = [sum(size for (_, one), (size, *_) in side.items() if one == role) for side in (a, b)]
+    words = ", ".join(f"{role} {one:,} → {two:,}" for role, (one, two) in sorted(roles.items()))
+    both = [(one, two) for one, two in off.values() if one and two]
+    smaller = [key for key, (one, two) in off.items() if one and two and one[1] == two[1] and two[2] < one[2]]
+    rounded, gone = (sorted({role for _, role in keys}) for keys in (smaller, [key for key in off if key not in b]))
+    # state that a parameter of before gets: it was saved before the first update, or was frozen
+    late = all(one is None and role != "param" and fqn in pair.a.params for (fqn, role), (one, _) in off.items())
+    words += f"; {len(smaller):,} tensors of as many elements are of a smaller type" if rounded else ""
+    words += "; all of it is new state of parameters that had none" if late else ""
+    evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
+    names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
+    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity="info" if late else "warn")]
 
 
 def same_buffers(pair: Pair) -> list[Sign] | str:
@@ -140,13 +152,18 @@ def _roles(keys: list[tuple[str, str]]) -> str:
     return ", ".join(f"{count} {role}" for role, count in counts.items())
 
 
-def _bytes(state: State) -> dict[str, int]:
-    found: dict[str, int] = {}
+_NONE = (0, 0, 0)
+
+
+def _stored(state: State) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """(fqn or key, role) → bytes, elements, bits of one; copies and parts of one added up."""
+    found: dict[tuple[str, str], tuple[int, int, int]] = {}
     catalog = state.ckpt.catalog
-    for position, role in enumerate(state.ckpt.roles):
+    for position, (key, fqn, role) in enumerate(zip(catalog.keys, state.ckpt.fqns, state.ckpt.roles, strict=True)):
         if role in _STEPPED:
-            bits = catalog.dtype_of(position).bits * int(catalog.numel[position])
-            found[role] = found.get(role, 0) + (bits + 7) // 8
+            each, numel = catalog.dtype_of(position).bits, int(catalog.numel[position])
+            size, many, _ = found.get((fqn or key, role), _NONE)
+            found[fqn or key, role] = size + (each * numel + 7) // 8, many + numel, each
     return found
 
 

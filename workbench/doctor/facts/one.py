@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workbench.doctor.evidence import State
+from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.sign import Inapplicable, Rule, Sign, register
@@ -29,7 +30,7 @@ S07 = Rule(
     "S07", "steps disagree", ("B2", "B1", "G6", "C9"), "one",
     "counters of all parameters, the trainer's step and the folder's name are one number", "more than 1 apart",
     "exact; ±1 is a convention of when the step is counted", "error",
-    "parameters unfrozen late, fp16 steps that the scaler skipped (info), optimizers reset on purpose",
+    "parameters unfrozen late, fp16 steps that the scaler skipped, steps that are micro-batches (info), meant resets",
     "restore step and optimizer from one save; a shard of another save must be restored",
 )  # fmt: skip
 S16 = Rule(
@@ -161,6 +162,12 @@ def _against(facts: TrainingState) -> list[Sign]:
     severity = "info" if scaled(facts) and 1 < usual < step and usual >= 0.5 * step else _grave(facts)
     words = f"the optimizer counts {usual:,.0f} updates, the trainer {step:,} ({facts.source('step')})"
     found = {"kind": "trainer", "optimizer": usual, "trainer": step, "source": facts.source("step")}
+    if times := stated(facts):
+        severity = "info"
+        words += f": {times:,} micro-batches make an update, says {facts.source('accumulation')}"
+    elif severity == "error" and accumulated(facts):
+        severity = "warn"
+        words += f": {whole_ratio(facts):,} times as many, as where micro-batches are counted, or counters were reset"
     hit = facts.steps.counts[usual]
     return [S07.sign(words, found, hit=hit, of=sum(facts.steps.counts.values()), severity=severity)]
 
@@ -194,7 +201,8 @@ def lr_on_plan(state: State) -> list[Sign] | str:
         return "no schedule is stated in full (peak, floor, warm-up, total, style)"
     if facts.lr is None or facts.step is None:
         return "the optimizer stores no lr, or no step is stored"
-    if plan.allows(facts.lr, facts.step):
+    counted = (facts.steps.usual,) if stated(facts) or accumulated(facts) else ()
+    if any(plan.allows(facts.lr, step) for step in (facts.step, *counted) if step is not None):
         return []
     due = plan.lr_at(facts.step)
     ratio = facts.lr / due if due else None
@@ -226,6 +234,8 @@ def _position(facts: TrainingState) -> list[Sign] | str:
             return []
     if abs(count - step * unit) <= unit:
         return []
+    if (stated(facts) or accumulated(facts)) and abs(count - (facts.steps.usual or 0) * unit) <= unit:
+        return []  # it counts as the optimizer does, and S07 tells how the trainer does
     if scaled(facts) and 0.9 * step <= count < step:
         return []
     evidence = {"count": count, "step": step, "unit": unit, "ratio": count / (step * unit) if step else None}
@@ -287,6 +297,8 @@ def data_follows(state: State) -> list[Sign] | str:
         words = f"no sample was consumed ({facts.source('consumed_samples')}) in {step:,} steps"
         found.append(S18.sign(words, {"kind": "samples", "consumed": 0, "step": step}))
     elif batch and step > 0 and abs(consumed - step * batch) > batch:
+        if (stated(facts) or accumulated(facts)) and abs(consumed - (facts.steps.usual or 0) * batch) <= batch:
+            return found
         times = consumed / (step * batch)
         micro = facts.source("global_batch").rpartition(".")[2] == "batch_size"
         if not (micro and times >= 2 and times == int(times)):  # a batch a rank, or a micro-batch

@@ -18,6 +18,9 @@ from typing import Any
 from workbench.doctor.evidence import Evidence, Pair, State
 from workbench.doctor.facts import one as facts_one
 from workbench.doctor.facts import two as facts_two
+from workbench.doctor.facts.counted import accumulated, per_step, stated
+from workbench.doctor.facts.one import reset_meant, scaled
+from workbench.doctor.facts.state import NAME
 from workbench.doctor.sign import RULES, Outcome, Sign
 
 __all__ = ["check_facts"]
@@ -32,7 +35,9 @@ def check_facts(evidence: Evidence) -> Outcome:
     found = Outcome()
     for which in ("before", "echo", "after"):
         if getattr(evidence, which) is not None:
-            found.add(_explained(_run(_ONE, evidence.state(which), which), evidence.before, evidence.state(which)))
+            ran = _explained(_run(_ONE, evidence.state(which), which), evidence.before, evidence.state(which))
+            ran.signs = [_counted(_unfrozen(sign, evidence, which), evidence, which) for sign in ran.signs]
+            found.add(ran)
     if evidence.echo is not None:
         found.add(_run(_ECHO, evidence.pair("before", "echo"), "before → echo"))
     if evidence.after is not None:
@@ -51,6 +56,41 @@ def _explained(found: Outcome, before: State, state: State) -> Outcome:
             for sign in found.signs
         ]
     return found
+
+
+def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
+    """Steps that are micro-batches in both files are a remark; in the later alone they are a reset."""
+    if sign.rule != "S07" or sign.evidence.get("kind") != "trainer" or evidence.after is None:
+        return sign
+    before, after, facts = evidence.before.facts, evidence.after.facts, evidence.state(which).facts
+    ratio = per_step(before, after)
+    if ratio is not None and facts.steps.usual is not None and facts.step is not None:
+        if abs(facts.steps.usual - facts.step * ratio) <= 1:
+            told = f"a step of the trainer is {ratio} updates before and after"
+            return replace(sign, severity="info", message=f"{sign.message}; {told}")
+        return sign
+    likely = (stated(facts) or accumulated(facts)) and not reset_meant(facts) and not scaled(facts)
+    known = before.steps.usual is not None and None not in (before.step, after.step) and before.step != after.step
+    if which == "before" or not likely or not known or facts.source("step") == NAME:
+        return sign
+    told = f"before they were at {before.steps.usual:,.0f} and {before.step:,}, which is another ratio"
+    return replace(sign, severity="error", message=f"{sign.message}; {told}")
+
+
+def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
+    """Counters that were not there before, and are of updates since, are of parameters that were frozen."""
+    if sign.rule != "S07" or sign.evidence.get("kind") != "among" or which != "after":
+        return sign
+    before, facts = evidence.before, evidence.state(which).facts
+    first, last = before.facts.steps.usual, facts.steps.usual
+    held = before.facts.steps.by_name
+    off = {name: step for name, step in facts.steps.by_name.items() if step != last}
+    unnamed = sum(facts.steps.counts.values()) != len(facts.steps.by_name)
+    if first is None or last is None or facts.steps.split or unnamed:
+        return sign
+    if not all(name in before.params and name not in held and step <= last - first for name, step in off.items()):
+        return sign
+    return replace(sign, severity="info", message=f"{sign.message}; they had no state before: unfrozen since")
 
 
 def _run(checks: Mapping[str, Callable[[Any], list[Sign] | str]], subject: Any, where: str) -> Outcome:

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.doctor.facts.flat import Leaf
+from workbench.doctor.facts.numbers import number, whole
 from workbench.doctor.facts.state import Schedule, Told
 
 __all__ = ["Plan", "plan_of", "read_schedule"]
 
+_NESTED = "_schedulers"  #: of torch's SequentialLR and ChainedScheduler
 _STYLES = {"cosine", "linear", "constant"}
 SLACK = 1e-3  #: relative; conventions of counting are covered by the neighbouring updates
 #: Arguments by trainer: (peak, floor, warm-up, total), in updates. nanoGPT; Megatron.
@@ -77,10 +79,13 @@ def read_schedule(found: Iterable[Leaf]) -> Schedule | None:
     for leaf in found:
         if any("sched" in word.lower() for word in leaf.path[:-1]):
             by_parent.setdefault((leaf.rank, leaf.path[:-1]), {})[leaf.name] = leaf.value
-    for (rank, path), fields in by_parent.items():
+    for (rank, path), fields in sorted(by_parent.items(), key=lambda one: _NESTED in one[0][1]):  # else as stored
         made = _schedule(fields, ".".join(path) if not rank else f"{rank}/{'.'.join(path)}")
         if made is not None:
-            return made
+            outer = by_parent.get((rank, path[: path.index(_NESTED)]), {}) if _NESTED in path else {}
+            # torch's ChainedScheduler counts in its children alone; the lr is what all of them make together
+            lrs = _numbers(outer["_last_lr"]) if "_last_lr" in outer else made.lrs
+            return replace(made, lrs=lrs)
     return None
 
 
@@ -88,7 +93,7 @@ def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[s
     """The plan that a checkpoint states in full: Megatron's own, DeepSpeed's config, a trainer's arguments."""
     if schedule is not None and schedule.kind == "megatron":
         batch = told.get("global_batch")
-        per = 1.0 if schedule.in_samples is False else _number(batch[0].value) if batch else None
+        per = 1.0 if schedule.in_samples is False else number(batch[0].value) if batch else None
         style = (schedule.style or "").lower()
         whole = (schedule.max_lr, schedule.min_lr, schedule.warmup, schedule.total)
         if per is None or style not in _STYLES or any(one is None for one in whole):
@@ -101,7 +106,7 @@ def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[s
     if "decay_lr" in args and args["decay_lr"].value is False:
         return None
     for names in _ARGUMENTS:
-        stated = [_number(args[name].value) if name in args else None for name in names]
+        stated = [number(args[name].value) if name in args else None for name in names]
         if all(one is not None for one in stated):
             peak, floor, warmup, total = (float(one or 0) for one in stated)
             style = str(args["lr_decay_style"].value) if "lr_decay_style" in args else "cosine"
@@ -110,17 +115,19 @@ def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[s
 
 
 def _schedule(fields: Mapping[str, Any], source: str) -> Schedule | None:
-    if _count(fields.get("num_steps")) is not None and "max_lr" in fields:
-        decays = _number(fields.get("start_wd")), _number(fields.get("end_wd"))
+    if whole(fields.get("num_steps")) is not None and "max_lr" in fields:
+        style = fields.get("lr_decay_style")
+        decays = number(fields.get("start_wd")), number(fields.get("end_wd"))
         return Schedule(
-            "megatron", _count(fields["num_steps"]), None, (), (), _number(fields["max_lr"]),
-            _number(fields.get("min_lr")), _count(fields.get("lr_warmup_steps")), _count(fields.get("lr_decay_steps")),
-            fields.get("lr_decay_style"), None if None in decays else (decays[0] or 0.0, decays[1] or 0.0), source,
+            "megatron", whole(fields["num_steps"]), None, (), (), number(fields["max_lr"]),
+            number(fields.get("min_lr")), whole(fields.get("lr_warmup_steps")), whole(fields.get("lr_decay_steps")),
+            style if isinstance(style, str) else None,
+            None if None in decays else (decays[0] or 0.0, decays[1] or 0.0), source,
         )  # fmt: skip
-    if _count(fields.get("last_batch_iteration")) is not None:
+    if whole(fields.get("last_batch_iteration")) is not None:
         # counts from 0: after the first update it is 0 (deepspeed 0.19.8, `step`)
         return Schedule("deepspeed", fields["last_batch_iteration"] + 1, False, source=source)
-    if _count(fields.get("last_epoch")) is not None:
+    if whole(fields.get("last_epoch")) is not None:
         if "_last_lr" in fields or "base_lrs" in fields:
             lrs, base = _numbers(fields.get("_last_lr")), _numbers(fields.get("base_lrs"))
             return Schedule("torch", fields["last_epoch"], False, lrs, base, source=source)
@@ -132,8 +139,8 @@ def _schedule(fields: Mapping[str, Any], source: str) -> Schedule | None:
 def _deepspeed(config: Mapping[str, Any], args: Mapping[str, Told], source: str) -> Plan | None:
     kind, params = config.get("type"), config.get("params", {})
     if kind == "WarmupCosineLR":
-        peak, ratio = _number(config.get("lr")), _number(params.get("cos_min_ratio", 0.0001))
-        total, warmup = _number(params.get("total_num_steps")), _number(params.get("warmup_num_steps", 1000))
+        peak, ratio = number(config.get("lr")), number(params.get("cos_min_ratio", 0.0001))
+        total, warmup = number(params.get("total_num_steps")), number(params.get("warmup_num_steps", 1000))
         if peak is None or ratio is None or total is None or warmup is None:
             return None
         log = params.get("warmup_type", "log") != "linear"
@@ -141,14 +148,6 @@ def _deepspeed(config: Mapping[str, Any], args: Mapping[str, Told], source: str)
     return None
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _numbers(value: Any) -> tuple[float, ...]:
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return tuple(float(one) for one in values if _number(one) is not None)
+    return tuple(found for found in map(number, values) if found is not None)

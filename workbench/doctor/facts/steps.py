@@ -17,6 +17,7 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
+from workbench.doctor.facts.numbers import BITS
 from workbench.doctor.facts.state import Group, Steps
 from workbench.errors import WorkbenchError
 
@@ -43,6 +44,9 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group]) -> Steps:
             unread = unread or str(error)
             continue
         if value is None:
+            continue
+        if not 0 <= value < 1 << BITS:  # NaN neither
+            unread = unread or f"{ckpt.catalog.keys[position]!r} holds {value:g}: that is no count"
             continue
         counts[value] += 1
         by_file[catalog.files[int(catalog.file[row])]][value] += 1

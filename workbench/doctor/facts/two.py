@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.doctor.evidence import Pair
+from workbench.doctor.facts.counted import per_step
 from workbench.doctor.facts.names import renamed, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.facts.one import NAMED, reset_meant, scaled
 from workbench.doctor.facts.schedule import plan_of
-from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.sign import Rule, Sign, register
 
 __all__ = ["ECHO", "PAIR", "changed_arguments"]
@@ -60,7 +61,7 @@ N12 = Rule(
 P01 = Rule(
     "P01", "the optimizer's counters did not advance with the trainer", ("B1", "B2", "C9", "G6"), "pair",
     "k steps of the trainer are k updates of every parameter", "exact", "torch 2.13 AdamW", "error",
-    "fp16 steps that the scaler skipped (info), parameters frozen or unfrozen, a reset on purpose",
+    "fp16 steps that the scaler skipped, a meant reset (info); parameters frozen or unfrozen; micro-batches counted",
     "restore the counters with the moments",
 )  # fmt: skip
 P15 = Rule(
@@ -89,7 +90,8 @@ def counters_advance(pair: Pair) -> list[Sign] | str:
         return "a trainer's step is not stored"
     if b <= a:
         return f"the later checkpoint is of step {b:,}, the earlier of {a:,}"
-    return _counters(pair, b - a, P01)
+    ratio = per_step(pair.a.facts, pair.b.facts) or 1
+    return _counters(pair, round((b - a) * ratio), P01)
 
 
 def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
@@ -107,7 +109,8 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     if not off:
         return []
     milder = scaled(b) and all(0 < moved[name] < k for name in off)
-    severity = "info" if reset_meant(b) or milder else "error"
+    named = bool(k) and NAME in (a.source("step"), b.source("step"))  # a file may be called after anything
+    severity = "info" if reset_meant(b) or milder else "warn" if named else "error"
     first = moved[off[0]]
     words = f"moved by {first:,.0f}, not by {k:,}" if k else f"moved by {first:,.0f} in the load"
     kept = [name for name in off if name in b.steps.by_name]
@@ -129,7 +132,8 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
         one, two = a.value(fact), b.value(fact)
         if one is not None and two is not None and one != two:
             words = f"{fact.replace('_', ' ')} was {one:,} and is {two:,} ({b.source(fact)})"
-            severity = "error" if fact == "step" else "warn"
+            sure = fact == "step" and NAME not in (a.source(fact), b.source(fact))
+            severity = "error" if sure else "warn"
             found.append(R11.sign(words, {"kind": fact, "before": one, "echo": two}, severity=severity))
     if a.schedule and b.schedule and a.schedule.kind == b.schedule.kind and a.schedule.count != b.schedule.count:
         words = f"the schedule was at {a.schedule.count} and is at {b.schedule.count} ({b.schedule.source})"
@@ -281,7 +285,8 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, declared: list[str])
     counts = (a.schedule.count, b.schedule.count) if same else (round(ends[0]), round(ends[1]))
     words = f"the schedule moved by {moved:,.4g} updates in {k:,} steps: from {counts[0]:,} to {counts[1]:,}"
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
-    return P15.sign(words, evidence, severity="warn" if declared else "error")
+    sure = not declared and NAME not in (a.source("step"), b.source("step"))
+    return P15.sign(words, evidence, severity="error" if sure else "warn")
 
 
 def same_constants(pair: Pair) -> list[Sign] | str:

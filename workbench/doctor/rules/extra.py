@@ -206,9 +206,9 @@ def _read(state: State, rows: Sequence[int], most: int = SMALL) -> Iterator[Arra
 def _vanish(state: State, found: Mapping[str, OneState]) -> Said:
     eps = state.facts.eps
     held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
-    if not eps or not held:
+    if not eps or not eps > 0 or not held:
         return "ε is not stated, or no second moments are stored"
-    octave = max(math.floor(math.log2(eps * eps)) + 127, 0)
+    octave = max(math.floor(2 * math.log2(eps)) + 127, 0)
     octaves = np.sum([numbers.octaves[:255] for numbers in held], axis=0)
     seen, low = int(octaves[1:].sum()), int(octaves[1:octave].sum())
     signs = []
@@ -242,7 +242,7 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     if facts.decoupled is not True or facts.betas is None:
         return "decay in the gradient (Adam with L2) comes after the clip, or the betas are not known"
     total, step = sum(numbers.total for numbers in held), facts.steps.usual or facts.step or 0
-    bound = clip**2 * (1 - facts.betas[1] ** step) if step else clip**2
+    bound = clip * clip * (1 - facts.betas[1] ** step) if step else clip * clip
     signs = []
     if math.isfinite(total) and total > bound * (1 + SLACK):
         words = f"second moments add up to {total:.4g}; a gradient clipped at {clip:g} leaves at most {bound:.4g}"

@@ -1,0 +1,296 @@
+"""Facts that look like a fault and are none, each beside the fault that it looks like; and numbers that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workbench as wb
+from workbench.cli import main
+from workbench.doctor.facts.gather import gather
+from workbench.doctor.facts.numbers import betas_of, number, step_of
+from workbench.errors import UsageError, WorkbenchError
+
+HUGE = 10**400
+NAN = float("nan")
+
+
+class Run:
+    """A small model that trains by itself; ``save`` writes what a script writes."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))
+        self.fresh()
+        self.schedule: Any = None
+        self.freeze(frozen)
+
+    def fresh(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def freeze(self, frozen: bool) -> None:
+        self.model[0].weight.requires_grad_(not frozen)
+
+    def train(self, updates: int) -> Run:
+        for _ in range(updates):
+            self.optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            (self.model(x) - x.roll(1, 1)).square().mean().backward()
+            self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
+        return self
+
+    def save(self, path: Path, **more: Any) -> Path:
+        held = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **more}
+        if self.schedule is not None:
+            held["scheduler"] = self.schedule.state_dict()
+        torch.save(held, path)
+        return path
+
+
+def grave(found: Any) -> list[tuple[str, str]]:
+    return [(one.rule, one.severity) for one in found.found if one.severity != "info"]
+
+
+def severities(found: Any, rule: str) -> list[str]:
+    return [one.severity for one in found.found if one.rule == rule]
+
+
+# ---- steps that are no updates -------------------------------------------------------------------------------------
+
+
+def test_micro_batches_counted_in_both_files_are_no_reset(tmp_path):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=40)
+    two = run.train(5).save(tmp_path / "b.pt", step=60)
+    found = wb.doctor(one, two)
+    assert grave(found) == [] and severities(found, "S07") == ["info", "info"]
+    assert severities(wb.doctor(one), "S07") == ["warn"]  # alone it may be a reset at 30
+
+
+def test_a_reset_whose_counters_happen_to_divide_the_step_stays_an_error(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.fresh()
+    two = run.train(5).save(tmp_path / "b.pt", step=25)
+    found = wb.doctor(one, two)
+    assert "error" in severities(found, "S07") and severities(found, "P01") == ["error"]
+    accumulating = Run().train(10)
+    one = accumulating.save(tmp_path / "c.pt", step=40)
+    accumulating.fresh()
+    two = accumulating.train(5).save(tmp_path / "d.pt", step=60)
+    assert "error" in severities(wb.doctor(one, two), "S07")
+
+
+def test_one_stray_counter_among_micro_batches_is_found(tmp_path):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=40)
+    run.train(5)
+    next(iter(run.optimizer.state.values()))["step"].fill_(7.0)
+    two = run.save(tmp_path / "b.pt", step=60)
+    assert severities(wb.doctor(one, two), "P01") == ["error"]
+
+
+@pytest.mark.parametrize("name", ["gradient_accumulation_steps", "accumulate_grad_batches"])
+def test_stated_accumulation_needs_no_second_file(tmp_path, name):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=42, args={name: 4})
+    two = run.train(5).save(tmp_path / "b.pt", step=62, args={name: 4})
+    assert severities(wb.doctor(one), "S07") == ["info"] and grave(wb.doctor(one, two)) == []
+    assert severities(wb.doctor(run.save(tmp_path / "c.pt", step=420, args={name: 4})), "S07") == ["error"]
+
+
+@pytest.mark.parametrize(("updates", "step"), [(2, 400), (7, 400), (3, 900)])
+def test_few_counted_updates_at_a_late_step_are_an_error(tmp_path, updates, step):
+    path = Run().train(updates).save(tmp_path / "a.pt", step=step)
+    assert severities(wb.doctor(path), "S07") == ["error"]
+
+
+def test_files_numbered_by_epochs(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "checkpoint_1.pt", epoch=1)
+    two = run.train(20).save(tmp_path / "checkpoint_2.pt", epoch=2)
+    assert gather(wb.open(one)).step is None
+    found = wb.doctor(one, two)
+    assert grave(found) == [] and found.exit_code == 0
+
+
+def test_a_step_that_only_a_name_tells_makes_no_error(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "checkpoint_5.pt")
+    two = run.train(20).save(tmp_path / "checkpoint_6.pt")
+    found = wb.doctor(one, two)
+    assert severities(found, "P01") == ["warn"] and "error" not in dict(map(reversed, grave(found)))
+    run.fresh()
+    three = run.train(3).save(tmp_path / "checkpoint_45.pt", step=43)  # its own state tells the step
+    two = run.save(tmp_path / "stated.pt", step=40)
+    assert "error" in severities(wb.doctor(two, three), "P01")
+
+
+def test_the_step_of_nanogpt(tmp_path):
+    run = Run().train(6)
+    path = run.save(tmp_path / "ckpt.pt", iter_num=6)
+    assert gather(wb.open(path)).step == 6 and grave(wb.doctor(path)) == []
+    assert severities(wb.doctor(run.save(tmp_path / "late.pt", iter_num=605)), "S07") == ["error"]
+
+
+# ---- numbers that are none -----------------------------------------------------------------------------------------
+
+
+def _groups(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    def put(held: dict[str, Any]) -> None:
+        for group in held["optimizer"]["param_groups"]:
+            group.update(fields)
+
+    return put
+
+
+def _counters(value: float) -> Callable[[dict[str, Any]], None]:
+    def put(held: dict[str, Any]) -> None:
+        for state in held["optimizer"]["state"].values():
+            state["step"] = torch.tensor(value)
+
+    return put
+
+
+ODD: dict[str, Callable[[dict[str, Any]], None]] = {
+    "eps nan": _groups(eps=NAN),
+    "eps tiny": _groups(eps=1e-300),
+    "eps negative": _groups(eps=-1.0),
+    "lr huge": _groups(lr=HUGE),
+    "lr nan": _groups(lr=NAN),
+    "betas huge": _groups(betas=(HUGE, 0.9)),
+    "betas 1": _groups(betas=(1.0, 1.0)),
+    "betas 0": _groups(betas=(0.0, 0.0)),
+    "betas negative": _groups(betas=(-0.5, 2.0)),
+    "counters nan": _counters(NAN),
+    "counters inf": _counters(float("inf")),
+    "counters huge": _counters(1e30),
+    "step": lambda held: held.update(step=HUGE),
+    "unprintable": lambda held: held.update(args={"lr": 10**5000, "betas": (10**5000, 1)}),
+    "scheduler": lambda held: held.update(scheduler={"last_epoch": HUGE, "base_lrs": [NAN], "_last_lr": [HUGE]}),
+    "megatron": lambda held: held.update(
+        opt_param_scheduler={"max_lr": HUGE, "num_steps": 10**30, "lr_warmup_steps": 0, "lr_decay_style": 7}
+    ),
+    "args": lambda held: held.update(
+        args={
+            "lr": HUGE, "clip_grad": 1e300, "global_batch_size": HUGE, "gradient_accumulation_steps": "auto",
+            "adam_beta1": 1.0, "adam_beta2": 1.0, "max_grad_norm": "x", "min_lr": HUGE,
+        }
+    ),
+    "batch auto": lambda held: held.update(consumed_samples=7, args={"global_batch_size": "auto"}),
+    "scaler": lambda held: held.update(scaler={"scale": HUGE, "_growth_tracker": HUGE}),
+    "scaler nan": lambda held: held.update(scaler={"scale": NAN}),
+    "samples": lambda held: held.update(consumed_samples=HUGE),
+    "epoch": lambda held: held.update(epoch=HUGE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_numbers_are_unknown_and_never_a_traceback(tmp_path, name):
+    run = Run().train(3)
+    earlier = run.save(tmp_path / "earlier.pt", step=3)
+    run.train(2).save(tmp_path / "b.pt", step=5)
+    held = torch.load(tmp_path / "b.pt")
+    ODD[name](held)
+    torch.save(held, tmp_path / "b.pt")
+    for given in ((tmp_path / "b.pt",), (earlier, tmp_path / "b.pt")):
+        try:
+            found = wb.doctor(*given)
+        except WorkbenchError:
+            continue
+        assert found.to_json() and str(found)
+
+
+def test_what_a_number_is():
+    odd = (NAN, float("inf"), HUGE, True, None, "1", [1])
+    assert [number(one) for one in odd] == [None] * len(odd) and number(3) == 3.0
+    assert [step_of(one) for one in (-1, 2**63, 5.0, True, HUGE)] == [None] * 5 and step_of(2**63 - 1) == 2**63 - 1
+    assert (
+        betas_of((0.0, 0.5)) == (0.0, 0.5) and betas_of((0.9, 0.0)) is betas_of((1.0, 0.9)) is betas_of((0.9,)) is None
+    )
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.9), (0.9, 0.0), (-0.1, 0.9), (0.9, NAN), (0.9, 1.0)])
+def test_betas_that_no_adam_has_are_refused(tmp_path, betas, capsys):
+    path = Run().train(2).save(tmp_path / "a.pt", step=2)
+    with pytest.raises(UsageError, match="betas"):
+        wb.doctor(path, betas=betas)
+    assert main(["doctor", str(path), f"--betas={betas[0]}", str(betas[1])]) == 64
+    assert "betas" in capsys.readouterr().err
+
+
+# ---- schedules of schedules ----------------------------------------------------------------------------------------
+
+
+def _chained(optimizer: Any) -> Any:
+    lrs = torch.optim.lr_scheduler
+    return lrs.ChainedScheduler([lrs.LinearLR(optimizer, 0.1, 1, 9), lrs.CosineAnnealingLR(optimizer, 20)])
+
+
+def _sequential(optimizer: Any) -> Any:
+    lrs = torch.optim.lr_scheduler
+    parts: Iterable[Any] = [lrs.LinearLR(optimizer, 0.01, 1, 9), lrs.CosineAnnealingLR(optimizer, 20)]
+    return lrs.SequentialLR(optimizer, list(parts), [9])
+
+
+@pytest.mark.parametrize("made", [_chained, _sequential])
+def test_the_outermost_schedule_is_the_one_that_counts(tmp_path, made):
+    run = Run()
+    run.schedule = made(run.optimizer)
+    one = run.train(8).save(tmp_path / "a.pt", step=8)
+    two = run.train(4).save(tmp_path / "b.pt", step=12)
+    assert grave(wb.doctor(one, two)) == [] and gather(wb.open(two)).schedule.count == 12
+    run.optimizer.param_groups[0]["lr"] = 3e-3  # by hand: what N6 is for
+    assert severities(wb.doctor(run.save(tmp_path / "c.pt", step=12)), "N6") == ["warn"]
+
+
+# ---- state that appears --------------------------------------------------------------------------------------------
+
+
+def test_state_of_the_first_update_is_no_rounding(tmp_path):
+    run = Run()
+    one = run.save(tmp_path / "a.pt", step=0)
+    two = run.train(1).save(tmp_path / "b.pt", step=1)
+    found = wb.doctor(one, two)
+    assert grave(found) == [] and severities(found, "N3") == ["info"]
+    assert not {"D4", "D7"} & {one.cause for one in found.causes}
+
+
+def test_a_parameter_that_is_unfrozen_between_two_saves(tmp_path):
+    run = Run(frozen=True)
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    run.freeze(False)
+    two = run.train(4).save(tmp_path / "b.pt", step=14)
+    found = wb.doctor(one, two)
+    assert grave(found) == [] and severities(found, "S07") == ["info"]
+    run.optimizer.state[run.model[0].bias]["step"].fill_(2.0)  # this one had state before
+    assert ("S07", "warn") in grave(wb.doctor(one, run.save(tmp_path / "c.pt", step=14)))
+
+
+@pytest.mark.parametrize(("what", "cause"), [("rounded", "D4"), ("gone", "B1")])
+def test_moments_of_fewer_bytes_are_told_apart(tmp_path, what, cause):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10)
+    run.train(2).save(tmp_path / "b.pt", step=12)
+    held = torch.load(tmp_path / "b.pt")
+    for state in held["optimizer"]["state"].values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name].bfloat16()
+    if what == "gone":
+        held["optimizer"]["state"] = {}
+    torch.save(held, tmp_path / "b.pt")
+    found = wb.doctor(one, tmp_path / "b.pt")
+    assert severities(found, "N3") == ["warn"] and cause in {one.cause for one in found.causes}
+
+
+def test_the_counters_tell_how_many_updates_lie_between_where_no_step_is_stored(tmp_path):
+    run = Run().train(10)
+    one, two = run.save(tmp_path / "a.pt"), run.train(3).save(tmp_path / "b.pt")
+    assert "healthy" in wb.doctor(one, two).verdict
+    assert "too many updates" in wb.doctor(one, run.train(120).save(tmp_path / "c.pt")).verdict

@@ -1,0 +1,65 @@
+"""Numbers out of files that anybody may have written: what no training can hold is unknown, never an exception.
+
+::
+
+    3e-4 ──▶ 3e-4     nan, inf, 10**400, true, "3e-4" ──▶ None
+    240  ──▶ 240      240.0, -1, 2**63                ──▶ None as a step
+    (0.9, 0.95) ──▶ the same                 (1.0, 1.0), (0.9, 0.0) ──▶ None: 1 − β and β2 are divided by
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.errors import UsageError
+
+__all__ = ["BITS", "betas_of", "number", "step_of", "usable", "whole"]
+
+BITS = 63  #: of a counter: more is no count
+
+
+def number(value: Any) -> float | None:
+    """A finite float of an int or float; ``None`` of all else, and of what no float can hold."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def whole(value: Any) -> int | None:
+    """An integer of less than 2⁶³ in size."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << BITS
+    return value if fits else None
+
+
+def step_of(value: Any) -> int | None:
+    """An integer from 0 to below 2⁶³."""
+    found = whole(value)
+    return found if found is not None and found >= 0 else None
+
+
+def betas_of(value: Any) -> tuple[float, float] | None:
+    """β1 and β2 where 0 <= β1 < 1 and 0 < β2 < 1."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return None
+    one, two = number(value[0]), number(value[1])
+    return (one, two) if one is not None and two is not None and 0 <= one < 1 and 0 < two < 1 else None
+
+
+def usable(betas: Sequence[float] | None, lr: float | None, weight_decay: float | None) -> None:
+    """Check what a user said.
+
+    Raises:
+        UsageError: betas outside [0, 1) and (0, 1); an lr or weight decay that is no finite number.
+    """
+    if betas is not None and betas_of(tuple(betas)) is None:
+        said = ", ".join(format(one, "g") if isinstance(one, float) else repr(one) for one in betas)
+        raise UsageError(f"betas {said}: give two, β1 from 0 to below 1 and β2 above 0 and below 1, as in 0.9 and 0.95")
+    for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+        if value is not None and number(value) is None:
+            raise UsageError(f"{name} {value!r} is no finite number")
