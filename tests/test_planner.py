@@ -253,7 +253,8 @@ def test_frozen_parameters_have_no_states() -> None:
 
 @pytest.mark.parametrize(("asked", "words"), [
     ({"gpus": 0}, "no number of GPUs"), ({"memory_gb": 0}, "leaves nothing"),
-    ({"memory_gb": float("inf")}, "is no GPU's"), ({"memory_gb": float("nan")}, "is no GPU's"), ({"reserve_gb": 2}, "leaves nothing"),
+    ({"memory_gb": float("inf")}, "is no GPU's"), ({"memory_gb": float("nan")}, "is no GPU's"),
+    ({"reserve_gb": 2}, "leaves nothing"),
     ({"stage": 4}, "none of 0, 1, 2, 3"), ({"tp": 3}, "makes up no layout"),
     ({"dp": 3, "gpus": 8}, "makes up no layout"),
 ])  # fmt: skip

@@ -92,12 +92,12 @@ def overlapping(group: Ints, offsets: Ints, sizes: Ints, *, limit: int | None = 
             found += _first_pairs(mine, group, offsets, sizes, limit)
             continue
         if count * count > room:
-            found.append(_capped(_pairs(*[np.concatenate(batch)] * 2, group, offsets, sizes), group, limit))
+            found.append(_capped(np.concatenate(batch), group, offsets, sizes, limit))
             batch, room = [], JOIN
         batch.append(mine)
         room -= count * count
     if batch:
-        found.append(_capped(_pairs(*[np.concatenate(batch)] * 2, group, offsets, sizes), group, limit))
+        found.append(_capped(np.concatenate(batch), group, offsets, sizes, limit))
     return np.concatenate([i for i, _ in found]), np.concatenate([j for _, j in found])
 
 
@@ -267,9 +267,9 @@ def _first_pairs(rows: Ints, group: Ints, offsets: Ints, sizes: Ints, limit: int
     return found
 
 
-def _capped(pairs: tuple[Ints, Ints], group: Ints, limit: int) -> tuple[Ints, Ints]:
-    """At most ``limit`` pairs of each group; the pairs lie group by group."""
-    i, j = pairs
+def _capped(rows: Ints, group: Ints, offsets: Ints, sizes: Ints, limit: int) -> tuple[Ints, Ints]:
+    """At most ``limit`` pairs of each group; the rows lie group by group."""
+    i, j = _pairs(rows, rows, group, offsets, sizes)
     mine = group[i]
     starts = np.flatnonzero(np.diff(mine, prepend=mine[:1] - 1)) if len(mine) else np.empty(0, np.int64)
     place = np.arange(len(mine)) - np.repeat(starts, np.diff(np.append(starts, len(mine))))

@@ -236,7 +236,7 @@ def _check_place(ckpt: Checkpoint, real: str, folder: bool, overwrite: bool) -> 
             )
         if other := _stranger(real):
             raise WriteError(
-                f"{real!r} holds the folder {other!r}, which the checkpoint there does not name and which would be lost; "
+                f"{real!r} holds the folder {other!r}, which the checkpoint there does not name: it would be lost; "
                 "move it, or choose another name"
             )
 
