@@ -98,6 +98,11 @@ def test_a_healthy_resume_shows_nothing(number, control):
         assert {one.what for one in found.cleared} >= {"files", "zero pages", "numbers"}
 
 
+def test_second_moments_of_16_bits_are_not_held_to_a_bound_of_exact_decay():
+    found = everything(lab.case("h12_pure_bf16", SMALL, "dcp", k=1).echo)
+    assert "rounded up" in found.not_checked["S19"]
+
+
 @pytest.mark.parametrize("format", lab.FORMATS)
 def test_most_rules_are_looked_at_in_every_layout(format):
     found = everything(lab.case("h0_exact", SMALL, format, k=1).echo)

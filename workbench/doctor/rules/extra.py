@@ -239,6 +239,9 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
     if not clip or not all(clips) or not held:
         return "no gradient clip is stated, or no second moments are stored"
+    kinds = {state.dtype(roles["exp_avg_sq"]) for roles in state.params.values() if "exp_avg_sq" in roles}
+    if kinds & {"bfloat16", "float16"}:
+        return "second moments of 16 bits are rounded up where they should decay: they have no such bound"
     if facts.decoupled is not True or facts.betas is None:
         return "decay in the gradient (Adam with L2) comes after the clip, or the betas are not known"
     total, step = sum(numbers.total for numbers in held), facts.steps.usual or facts.step or 0
