@@ -74,7 +74,7 @@ with timed():
 
 OPEN = """
 import gc, numpy, pandas, workbench
-from workbench.doctor.evidence import Evidence, State
+from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.rules.values import check_one, check_pair
 def state(folder):

@@ -34,7 +34,7 @@ VIEWS = {
     "diff": View({"ckpt": "titan_run/step-2", "b": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"},
                  "Values before and after"),
     "doctor": View({"ckpt": "loss_spike/step-240.pt", "b": "loss_spike/step-245.pt",
-                    "echo": "loss_spike/step-240-echo.pt"}, "The fp32 masters are not those of the weights"),
+                    "echo": "loss_spike/step-240-echo.pt"}, "The fp32 master weights do not match the weights"),
     "export": View({"ckpt": "dcp_fsdp2", "mesh": "tp=2,pp=2"}, "model-rank-00000-of-00004.safetensors"),
 }  # fmt: skip
 

@@ -18,16 +18,16 @@ from tests.test_lab import SMALL, layout_of
 from workbench.analysis import manifest
 from workbench.analysis.verify import boxes, commit, files, headers, pairs, siblings, stored, values
 from workbench.analysis.verify import state as verify_state
-from workbench.doctor.evidence import Evidence, State
+from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
-from workbench.doctor.facts.rules import check_facts
 from workbench.doctor.facts.state import Told
+from workbench.doctor.ledger.sign import RULES
 from workbench.doctor.passes.blocks import BLOCK, Slot, stream
 from workbench.doctor.passes.profiles import Independence, Profile, Sums
 from workbench.doctor.rules.alone import Alone, check_alone
+from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.files import MEANS, check_files
 from workbench.doctor.rules.shards import check_shards
-from workbench.doctor.sign import RULES
 from workbench.errors import OpenError
 
 #: Fault → a rule that shows it in the echo by itself, whatever the layout, and the cause that the sign names first.

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 
 import pytest
 
 import workbench as wb
 from tests import lab
-from workbench.doctor.causes.damage import expected, recovery, reset_extremes
+from workbench.doctor.causes.damage import recovery, reset_extremes
 from workbench.doctor.causes.table import CAUSES, CHAPTERS
-from workbench.doctor.diagnose.links import EVERYWHERE, EXPECTS, EXPLAINS, SPEAKS, explains
-from workbench.doctor.diagnose.places import block_of, expert, kinds_of, layer_of
-from workbench.doctor.diagnosis import CERTAINTIES, SCHEMA
+from workbench.doctor.facts.places import block_of, expert, kinds_of, layer_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.laws.bounds import bias_factor
-from workbench.doctor.sign import RULES, Inapplicable, Outcome
+from workbench.doctor.ledger.rows import Status
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome
+from workbench.doctor.reasoning.diagnosis import CERTAINTIES, SCHEMA
+from workbench.doctor.tables import all_rules
 from workbench.errors import MissingFileError, NotACheckpointError, UsageError
 
 SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)
@@ -28,8 +30,10 @@ FIRST = {
     "f05_master_from_bf16": ("dcp_sharded",), "f08_gate_up_swap": ("megatron",), "f12_rope_layout": ("dcp",),
     "f15_pg_perm_qo": ("torch_save",), "f17_missing_norm": ("deepspeed",), "f23_lr_rewarm": ("dcp",),
     "f26_wd_groups": ("dcp",), "c02_bitflip_low_exp_master": ("megatron",), "c07_stale_shard": ("megatron",),
-    "c10_zero_page_v": ("dcp",), "w06_expert_bias": ("dcp",),
+    "c10_zero_page_v": ("dcp",), "w06_expert_bias": ("dcp",), "w18_late_step": ("dcp", "megatron"),
 }  # fmt: skip
+#: Of these, what may be meant: a whole optimizer or schedule that began anew, weight decay of other parameters.
+ASKED = {"f01_drop_opt", "f23_lr_rewarm", "f26_wd_groups"}
 
 
 def told(case, **options):
@@ -42,8 +46,10 @@ def test_the_right_cause_is_first(fault, format):
     found = told(case)
     first = found.causes[0]
     assert first.cause in {case.cause, *case.fault.also}, [one.cause for one in found.causes]
-    assert found.exit_code > 0 and first.title[:-1] in found.verdict and first.signs and first.remedy and first.damage
+    assert found.exit_code == (1 if fault in ASKED else 2)
+    assert first.title[:-1] in found.verdict and first.signs and first.remedy and first.damage
     assert first.certainty in CERTAINTIES and all(cause in CAUSES and why for cause, why in first.excludes.items())
+    assert bool(first.question) == (fault in ASKED) and not (first.question and first.certainty == "certain")
     assert first.cause not in {cause for one in found.ruled_out for cause in one.causes}
     assert found.pictured["pair"].states and found.pictured["echo"] and set(found.pictured["one"]) >= {"echo"}
 
@@ -52,7 +58,12 @@ def test_the_right_cause_is_first(fault, format):
 def test_a_healthy_resume_is_called_healthy(control, format):
     found = told(lab.case(control, SMALL, format, k=20))
     assert not [one for one in found.found if one.severity == "error"]
-    assert found.exit_code == 0 and found.verdict.startswith("The files are healthy")
+    assert found.exit_code == 0 and not found.causes and found.verdict.startswith("No fault found in what was compared")
+    masters, moments = (
+        len(found.ledger.change("load").clean(names)) for names in (("master",), ("exp_avg", "exp_avg_sq"))
+    )
+    assert 2 * masters == 2 * moments == found.ledger.count("load", ("exp_avg", "exp_avg_sq"), Status.EQUAL)[0]
+    assert f"{2 * moments} of {2 * moments} moments" in found.coverage and found.coverage in found.verdict
     excluded = {cause for one in found.ruled_out for cause in one.causes}
     assert {"B1", "D1", "E2", "E5", "A2"} <= excluded
 
@@ -61,14 +72,16 @@ def test_a_healthy_resume_is_called_healthy(control, format):
 def test_a_declared_change_is_asked_after_not_judged(control):
     found = told(lab.case(control, SMALL, "dcp", k=20))
     assert {one.cause for one in found.causes} == {"H1"} and found.exit_code < 2
-    assert found.causes[0].certainty == "possible" and "purpose" in found.verdict
+    assert found.causes[0].certainty == "possible" and found.causes[0].severity != "error"
+    assert "intended" in found.causes[0].question or "on purpose" in found.causes[0].question
 
 
 def test_too_little_evidence_is_said():
     case = lab.case("h0_exact", SMALL, "dcp", k=20)
     assert "echo" in wb.doctor(case.before).verdict and wb.doctor(case.before).exit_code == 0
     late = lab.case("h0_exact", SMALL, "dcp", k=200)
-    assert "too many updates" in wb.doctor(late.before, late.after).verdict
+    found = wb.doctor(late.before, late.after)
+    assert found.exit_code == 0 and "200 updates lie in between, too many" in found.verdict
 
 
 @pytest.mark.parametrize("fault, after", [("f01_drop_opt", "megatron"), ("f08_gate_up_swap", "torch_save"),
@@ -77,7 +90,7 @@ def test_a_mixed_pair_gives_the_same_verdict(fault, after):
     plain, mixed = (lab.case(fault, SMALL, "dcp", k=5, after_format=other) for other in (None, after))
     one, two = told(plain), told(mixed)
     assert one.causes[0].cause == two.causes[0].cause == plain.cause
-    assert one.exit_code == two.exit_code == 2
+    assert one.exit_code == two.exit_code == (1 if fault in ASKED else 2)
 
 
 def test_two_faults_give_two_suspects(tmp_path):
@@ -89,7 +102,7 @@ def test_two_faults_give_two_suspects(tmp_path):
     assert all("norm" in name for name in next(one for one in found.causes if one.cause == "A3").tensors)
     echo = _both(tmp_path / "more", "f01_drop_opt", "f17_missing_norm")
     found = wb.doctor(case.before, echo=echo)
-    assert {one.cause for one in found.causes if one.severity == "error"} == {"B1", "A3"}
+    assert {one.cause: one.severity for one in found.causes} == {"B1": "warn", "A3": "error"}
 
 
 def _both(folder, *faults):
@@ -113,7 +126,6 @@ def test_a_folder_with_two_checkpoints_is_enough(tmp_path):
     shutil.copytree(case.after, tmp_path / "step-65")
     found = wb.doctor(tmp_path)
     assert found.causes[0].cause == "B1" and [one.which for one in found.subjects] == ["before", "after"]
-    assert "step-60" in found.verdict and "step-65" in found.verdict
 
 
 def test_names_without_steps_are_ordered_by_what_they_hold(tmp_path):
@@ -142,11 +154,13 @@ def test_the_wrong_order_is_put_right():
     assert found.causes[0].cause == "B1"
 
 
-def test_a_run_is_looked_at_where_its_facts_break():
+def test_a_run_is_looked_at_where_it_breaks():
     found = wb.doctor(lab.series("f01_drop_opt", SMALL, "dcp", every=10))
     assert [one.step for one in found.subjects] == [60, 70] and found.causes[0].cause == "B1"
+    assert re.search(r"step 60\b.*step 70\b", found.verdict) and "'step-60'" in found.verdict
     healthy = wb.doctor(lab.series("h0_exact", SMALL, "dcp", every=10), deep=False)
-    assert [one.step for one in healthy.subjects] == [80, 90] and "last two" in healthy.verdict
+    assert [one.step for one in healthy.subjects] == [80, 90] and healthy.exit_code == 0
+    assert re.search(r"\b5 pairs\b", healthy.verdict)  # of six checkpoints
 
 
 def test_an_echo_that_cannot_be_opened_is_told():
@@ -177,6 +191,7 @@ def test_what_is_said_of_the_optimizer_is_used(tmp_path):
     case = lab.case("f03_drop_v", SMALL, "torch_save", k=5)
     silent = wb.doctor(case.before, case.after, betas=(0.9, 0.95), lr=0.004, weight_decay=0.1)
     assert silent.facts["after"]["betas"] == ((0.9, 0.95), "given") and silent.exit_code == 2
+    assert silent.causes[0].cause == "B4"
 
 
 def test_shallow_reads_no_values():
@@ -195,8 +210,6 @@ def test_what_is_not_there_is_told_apart_from_what_could_not_be_checked():
     assert outcome.not_checked == {}
     found = told(lab.case("h0_exact", SMALL, "dcp", k=5))
     assert found.not_applicable["N22"] == "no adapters are stored" and "P12" in found.not_checked
-    text, page = repr(found), found._repr_html_()
-    assert "NOT NEEDED" in text and "not needed" in page
 
 
 def test_progress_goes_from_nought_to_one():
@@ -235,7 +248,11 @@ def test_json_is_plain_and_whole():
     assert there["facts"]["before"]["betas"]["value"] == [0.9, 0.95]
     assert len(there["findings"]) == len(found.found) == len(found.findings)
     assert {"cause", "title", "severity", "certainty", "signs", "excludes", "since", "tensors", "affected", "share",
-            "damage", "remedy", "settle"} == set(there["causes"][0])  # fmt: skip
+            "damage", "remedy", "settle", "question", "runner_up"} == set(there["causes"][0])  # fmt: skip
+    assert {"coverage", "ledger"} <= set(there) and there["coverage"] == found.coverage
+    assert {"leg", "quantity", "status", "form", "count", "names", "elements", "why", "exact"} == set(
+        there["ledger"][0]
+    )
 
 
 def test_the_package_can_be_called():
@@ -249,20 +266,23 @@ def test_the_package_can_be_called():
 
 
 def test_tables_name_causes_and_rules_that_there_are():
+    all_rules()
     assert {cause[0] for cause in CAUSES} == set(CHAPTERS)
     for cause in CAUSES.values():
         assert cause.remedy("dcp") and cause.title.endswith((".", "?")) and cause.mechanism and cause.symptom
     for rule in RULES.values():
         assert set(rule.causes) <= set(CAUSES), rule.id
-    assert set(EXPLAINS) | set(EXPECTS) | EVERYWHERE <= set(CAUSES)
-    assert {cause for pair in SPEAKS for cause in pair} <= set(CAUSES)
-    for rules in EXPECTS.values():
-        assert set(rules) <= set(RULES)
+    for cause in CAUSES.values():
+        assert cause.explains | set(cause.expects) <= set(RULES), cause.id
+    assert "P14" in CAUSES["B1"].explains and "S05" not in CAUSES["B2"].explains
+    assert CAUSES["B1"].everywhere and not CAUSES["A3"].everywhere
 
 
-def test_a_cause_explains_the_signs_that_name_it():
-    assert all(explains(cause, rule.id) for rule in RULES.values() for cause in rule.causes)
-    assert explains("B1", "P14") and not explains("B2", "S05") and not explains("G8", "no such rule")
+def test_every_cause_that_is_seen_in_files_has_a_pattern():
+    """What no file shows, or a rule names by itself, has none."""
+    assert {cause.id for cause in CAUSES.values() if cause.pattern is None} <= {
+        "B9", "B10", "C5", "D5", "D6", "D10", "F3", "F6", "G10", "H2", "H3", "H4",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.98), (0.9, 0.999), (0.8, 0.95)])
@@ -273,9 +293,9 @@ def test_damage_has_the_runs_numbers(betas):
     assert far == factors[at - 1] and all(0.95 <= f <= 1.05 for f in factors[settled - 1 :])
     assert settled == 1 or not 0.95 <= factors[settled - 2] <= 1.05
     assert recovery(betas) == round(3 / (1 - betas[1]))
-    said = expected("B2", TrainingState().given(betas=betas))
+    said = CAUSES["B2"].expected(TrainingState().given(betas=betas))
     assert f"×{first:.2f}" in said[0] and ("flat" in said[0]) == (far < 1)
-    assert not expected("B2", TrainingState())[:-1]  # without betas, no numbers
+    assert not CAUSES["B2"].expected(TrainingState())[:-1]  # without betas, no numbers
 
 
 @pytest.mark.parametrize("name, layer, block, kinds", [

@@ -11,12 +11,12 @@ import torch
 
 import workbench as wb
 from tests import lab
-from workbench.doctor.evidence import Evidence, State
+from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import FACTS, gather
-from workbench.doctor.facts.rules import check_facts
 from workbench.doctor.facts.schedule import Plan, plan_of
 from workbench.doctor.facts.state import GIVEN
-from workbench.doctor.sign import RULES, register
+from workbench.doctor.ledger.sign import RULES, register
+from workbench.doctor.rules.facts import check_facts
 
 SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)
 FORMATS = ("torch_save", "dcp", "dcp_sharded", "megatron", "deepspeed")
@@ -111,21 +111,21 @@ def test_a_plan_is_what_the_frameworks_compute():
 
 #: What must fire, as ``where rule severity``.
 FIRES = {
-    "f01_drop_opt": "echo S06 error; echo S07 error; before → echo R10 error; before → after P01 error",
-    "f02_step_reset": "echo S06 error; echo S07 error; before → echo R10 error; before → after P01 error",
-    "f18_untied_init": "echo S06 warn; before → echo R01 error; before → after P02 error; before → after N3 warn",
+    "f01_drop_opt": "echo S06 error; echo S07 warn; before → echo R10 error; before → after P01 error",
+    "f02_step_reset": "echo S06 error; echo S07 warn; before → echo R10 error; before → after P01 error",
+    "f18_untied_init": "echo S06 info; before → echo R01 error; before → after P02 error; before → after N3 warn",
     "f19_untied_copy": "before → echo R01 error; before → after P02 error",
     "f23_lr_rewarm": "echo S16 warn; echo S17 warn; after S17 warn; before → echo R11 warn; before → after P15 error",
     "f24_lr_peak": "before → echo R12 info; before → after P15 warn",
     "f25_lr_double_step": "echo S16 warn; echo S17 warn; before → echo R11 warn; before → after P15 error",
     "f26_wd_groups": "before → echo R12 warn; before → after R12 warn",
-    "f27_beta2": "before → echo P16 warn; before → after P16 warn; before → after R12 info",
+    "f27_beta2": "before → echo R14 info; before → after P16 warn; before → after R12 info",
     "f28_data_replay": "echo S18 warn; after S18 warn; before → echo R11 warn",
     "c14_step_mixed": "echo S07 warn; after S07 warn; before → echo R10 error; before → after P01 error",
-    "w11_opt_absent": "echo S06 error; after S07 error; before → echo R01 error; before → after P01 error",
-    "w12_dummy_step": "echo S06 error; after S07 error; before → echo R10 error; before → after P01 error",
-    "w13_stale_checkpoint": "echo S07 error; after S07 error; before → echo R10 error; before → after P01 error",
-    "w18_late_step": "echo S07 error; before → echo R11 error; before → after P01 error",
+    "w11_opt_absent": "echo S06 error; after S07 warn; before → echo R01 error; before → after P01 error",
+    "w12_dummy_step": "echo S06 error; after S07 warn; before → echo R10 error; before → after P01 error",
+    "w13_stale_checkpoint": "echo S07 warn; after S07 warn; before → echo R10 error; before → after P01 error",
+    "w18_late_step": "echo S07 info; after S07 warn; before → echo R11 error; before → after P01 info",
     "w19_orphan_groups": "after N6 warn",
 }
 
@@ -145,7 +145,10 @@ def test_faults_that_facts_tell(fault, format):
     k = 5 if fault == "w19_orphan_groups" else 1
     case = lab.case(fault, SMALL, format, k=k)
     found = outcome(case)
-    assert set(FIRES[fault].split("; ")) <= said(found)
+    wanted = set(FIRES[fault].split("; "))
+    if fault == "f18_untied_init" and format == "deepspeed":  # it names the head that the embedding shares
+        wanted = wanted - {"echo S06 info"} | {"echo S06 warn"}
+    assert wanted <= said(found)
     for sign in found.signs:
         json.dumps(sign.evidence)
         assert sign.hit <= sign.of or not sign.of
@@ -163,7 +166,7 @@ def test_a_shard_of_another_save_is_named():
 
 #: Warnings that are true of healthy resumes: what the operator changed.
 TRUE = {
-    "h4_lower_lr": {"P15"}, "h5_skip_data": {"S18", "R11"}, "h6_higher_lr": {"P15"},
+    "h4_lower_lr": {"P15"}, "h5_skip_data": {"S18", "R11", "P20"}, "h6_higher_lr": {"P15"},
 }  # fmt: skip
 
 
@@ -233,11 +236,13 @@ def test_a_plain_save_has_no_sign(tmp_path):
 
 def test_steps_that_a_scaler_skipped_are_a_remark(tmp_path):
     scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
-    a, b = (save(tmp_path / f"{n}.pt", step=n, count=c, scaler=scaler) for n, c in ((50, 47), (60, 55)))
+    a, b = (save(tmp_path / f"{n}.pt", step=n, count=c, scaler=scaler) for n, c in ((50, 30), (60, 38)))
     found, _ = signs(a, b)
     assert {sign.severity for sign in found.values()} == {"info"} and ("before", "S07") in found
-    without, _ = signs(save(tmp_path / "c.pt", step=50, count=47))
-    assert without["before", "S07"].severity == "error"
+    without, _ = signs(save(tmp_path / "c.pt", step=50, count=30))
+    assert without["before", "S07"].severity == "warn"  # or an optimizer that was made anew on purpose
+    few, _ = signs(save(tmp_path / "d.pt", step=50, count=47))  # as a guard against NaN skips
+    assert few["before", "S07"].severity == "info"
 
 
 def test_a_reset_that_an_argument_declares_is_a_remark(tmp_path):
@@ -281,8 +286,10 @@ def test_a_schedule_that_counts_ranks_is_a_remark(tmp_path):
 
 def test_weights_alone_are_not_accused(tmp_path):
     torch.save({"model": {"fc.weight": torch.ones(2, 2)}, "step": 100}, tmp_path / "a.pt")
-    found, whole = signs(tmp_path / "a.pt")
-    assert not found and "weights alone" in whole.not_checked["S06"]
+    found, _ = signs(tmp_path / "a.pt")
+    assert list(found) == [("before", "S06")]  # that a resume from here begins anew is a remark
+    assert found["before", "S06"].severity == "info" and found["before", "S06"].evidence["kind"] == "never"
+    assert wb.doctor(tmp_path / "a.pt").exit_code == 0
 
 
 def test_a_step_that_only_a_name_tells_proves_less(tmp_path):

@@ -22,7 +22,7 @@ from tests.test_lab import SMALL
 from tests.test_reading import any_stored, lazy
 from workbench.core.dtypes import by_name
 from workbench.core.read import read_boxes
-from workbench.doctor.evidence import Evidence
+from workbench.doctor.facts.evidence import Evidence
 from workbench.doctor.laws import bounds as laws
 from workbench.doctor.laws import exact as laws_exact
 from workbench.doctor.laws.bounds import PIECE

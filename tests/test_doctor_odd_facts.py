@@ -73,18 +73,27 @@ def test_micro_batches_counted_in_both_files_are_no_reset(tmp_path):
     assert severities(wb.doctor(one), "S07") == ["warn"]  # alone it may be a reset at 30
 
 
-def test_a_reset_whose_counters_happen_to_divide_the_step_stays_an_error(tmp_path):
+def anew(found: Any) -> bool:
+    """A whole optimizer that began anew may be meant: told as a warning with a question, and never certain."""
+    first = found.causes[0]
+    return (first.cause, first.severity, found.exit_code) == ("B1", "warn", 1) and bool(first.question)
+
+
+def test_a_reset_whose_counters_happen_to_divide_the_step_stays_a_reset(tmp_path):
     run = Run().train(20)
     one = run.save(tmp_path / "a.pt", step=20)
     run.fresh()
     two = run.train(5).save(tmp_path / "b.pt", step=25)
     found = wb.doctor(one, two)
-    assert "error" in severities(found, "S07") and severities(found, "P01") == ["error"]
+    assert severities(found, "S07") == ["warn"] and severities(found, "P01") == ["warn"] and anew(found)
+    assert found.ledger.change("train").hit(["step"], "reset") == {"0.weight", "0.bias", "2.weight", "2.bias"}
     accumulating = Run().train(10)
     one = accumulating.save(tmp_path / "c.pt", step=40)
     accumulating.fresh()
     two = accumulating.train(5).save(tmp_path / "d.pt", step=60)
-    assert "error" in severities(wb.doctor(one, two), "S07")
+    found = wb.doctor(one, two)
+    assert anew(found) and severities(found, "P01") == ["warn"]
+    assert {"warn", "error"} & set(severities(found, "S07"))  # 5 updates at step 60 are not as 10 at step 40
 
 
 def test_one_stray_counter_among_micro_batches_is_found(tmp_path):
@@ -102,13 +111,13 @@ def test_stated_accumulation_needs_no_second_file(tmp_path, name):
     one = run.save(tmp_path / "a.pt", step=42, args={name: 4})
     two = run.train(5).save(tmp_path / "b.pt", step=62, args={name: 4})
     assert severities(wb.doctor(one), "S07") == ["info"] and grave(wb.doctor(one, two)) == []
-    assert severities(wb.doctor(run.save(tmp_path / "c.pt", step=420, args={name: 4})), "S07") == ["error"]
+    assert severities(wb.doctor(run.save(tmp_path / "c.pt", step=420, args={name: 4})), "S07") == ["warn"]
 
 
 @pytest.mark.parametrize(("updates", "step"), [(2, 400), (7, 400), (3, 900)])
-def test_few_counted_updates_at_a_late_step_are_an_error(tmp_path, updates, step):
+def test_few_counted_updates_at_a_late_step_are_told(tmp_path, updates, step):
     path = Run().train(updates).save(tmp_path / "a.pt", step=step)
-    assert severities(wb.doctor(path), "S07") == ["error"]
+    assert severities(wb.doctor(path), "S07") == ["warn"]
 
 
 def test_files_numbered_by_epochs(tmp_path):
@@ -126,17 +135,18 @@ def test_a_step_that_only_a_name_tells_makes_no_error(tmp_path):
     two = run.train(20).save(tmp_path / "checkpoint_6.pt")
     found = wb.doctor(one, two)
     assert severities(found, "P01") == ["warn"] and "error" not in dict(map(reversed, grave(found)))
+    two = run.save(tmp_path / "stated.pt", step=40)
     run.fresh()
     three = run.train(3).save(tmp_path / "checkpoint_45.pt", step=43)  # its own state tells the step
-    two = run.save(tmp_path / "stated.pt", step=40)
-    assert "error" in severities(wb.doctor(two, three), "P01")
+    found = wb.doctor(two, three)
+    assert severities(found, "P01") == ["warn"] and anew(found)
 
 
 def test_the_step_of_nanogpt(tmp_path):
     run = Run().train(6)
     path = run.save(tmp_path / "ckpt.pt", iter_num=6)
     assert gather(wb.open(path)).step == 6 and grave(wb.doctor(path)) == []
-    assert severities(wb.doctor(run.save(tmp_path / "late.pt", iter_num=605)), "S07") == ["error"]
+    assert severities(wb.doctor(run.save(tmp_path / "late.pt", iter_num=605)), "S07") == ["warn"]
 
 
 # ---- numbers that are none -----------------------------------------------------------------------------------------
@@ -292,5 +302,8 @@ def test_moments_of_fewer_bytes_are_told_apart(tmp_path, what, cause):
 def test_the_counters_tell_how_many_updates_lie_between_where_no_step_is_stored(tmp_path):
     run = Run().train(10)
     one, two = run.save(tmp_path / "a.pt"), run.train(3).save(tmp_path / "b.pt")
-    assert "healthy" in wb.doctor(one, two).verdict
-    assert "too many updates" in wb.doctor(one, run.train(120).save(tmp_path / "c.pt")).verdict
+    found = wb.doctor(one, two)
+    assert found.exit_code == 0 and found.verdict.startswith("No fault found") and "too many" not in found.verdict
+    assert len(found.ledger.change("train").clean(("exp_avg", "exp_avg_sq"))) == 4  # by the laws of three updates
+    late = wb.doctor(one, run.train(120).save(tmp_path / "c.pt"))
+    assert late.exit_code == 0 and "123 updates lie in between, too many" in late.verdict

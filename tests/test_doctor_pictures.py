@@ -17,14 +17,14 @@ from tests import lab
 from tests.test_lab import SMALL
 from tests.test_views import _Strict
 from tests.test_views_doctor import EVIL, diagnosis, state, suspect
-from workbench.doctor.evidence import Evidence
+from workbench.doctor.facts.evidence import Evidence
 from workbench.doctor.laws.bounds import Hits
+from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.passes.pair import PairState
 from workbench.doctor.pictured.history import history
 from workbench.doctor.pictured.samples import RUNS, Cloud, boxes_of, low_bits, sample_pair
 from workbench.doctor.pictured.shards import DIFFERS, EQUAL, OLDER, ZEROS, match_rows, shard_map
 from workbench.doctor.rules.values import check_pair
-from workbench.doctor.sign import Sign
 from workbench.views.doctor_html import diagnosis_page
 from workbench.views.doctor_pictures import (
     doctor_pictures,

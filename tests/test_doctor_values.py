@@ -9,11 +9,11 @@ import torch
 import workbench as wb
 from tests import lab
 from tests.test_lab import SMALL
-from workbench.doctor.evidence import Evidence, State
+from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
+from workbench.doctor.ledger.sign import RULES
 from workbench.doctor.passes.blocks import BLOCK, Block, Slot, stream
 from workbench.doctor.rules.values import Values, check_one, check_pair
-from workbench.doctor.sign import RULES
 
 #: Fault → rules in its echo, one update later, 20 updates later.
 WAKES = {

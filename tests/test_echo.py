@@ -26,11 +26,11 @@ from tests.rank_jobs import cases_of, told_by
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.analysis.echo_file import open_echo, read_echo
-from workbench.doctor.echo.prints import paired
-from workbench.doctor.echo.prints_signs import check_prints
-from workbench.doctor.evidence import Evidence, State
+from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
-from workbench.doctor.facts.rules import check_facts
+from workbench.doctor.rules.facts import check_facts
+from workbench.doctor.rules.prints import paired
+from workbench.doctor.rules.prints_signs import check_prints
 from workbench.echoes.echo import compare_echo
 
 CASES = cases_of(echo_worker)

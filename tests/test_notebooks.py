@@ -24,7 +24,7 @@ PROMISES = {
         "fits 2 GPUs",
     ],
     "03_debug_a_loss_spike": [
-        "1.7411", "1.946", "D2", "certain", "The fp32 masters are not those of the weights", "0.118234",
+        "1.7411", "1.946", "D2", "certain", "The fp32 master weights do not match the weights", "0.118234",
         "0.4082", "0.4328", "the first loss is right, the second wrong", "Differs_colon_20", "20 of 20 master tensors",
     ],
     "04_diff_two_runs": [

@@ -79,7 +79,7 @@ def test_with_its_echo_the_cause_is_that_of_the_sample(root, page):
     panes = tab.body.select(pn.pane.HoloViews)
     assert len(panes) == len(tab.view.pictures) and not any(pane.linked_axes for pane in panes)
     words = shown(tab)
-    assert "The fp32 masters are not those of the weights" in words and str(root) not in words
+    assert "The fp32 master weights do not match the weights" in words and str(root) not in words
     # facts, with where they stand: the lab's betas, in the file's arguments
     assert re.search(r"beta.*0\.95.*args", words)
     assert query_of(state) == f"?ckpt={BEFORE}&tab=doctor&b={AFTER}&echo={ECHO}"

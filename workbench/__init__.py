@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
     from workbench.analysis.verify import verify
-    from workbench.doctor.diagnosis import Diagnosis
     from workbench.doctor.examine import doctor
+    from workbench.doctor.reasoning.diagnosis import Diagnosis
     from workbench.echoes.echo import echo
     from workbench.echoes.report import EchoReport
     from workbench.reshard.export import export
@@ -67,7 +67,7 @@ __version__ = "0.1.0"
 #: Analyses and exports are imported when they are first asked for: opening a checkpoint does not wait for them.
 _LATER = {
     "Budget": "workbench.reshard.planner",
-    "Diagnosis": "workbench.doctor.diagnosis",
+    "Diagnosis": "workbench.doctor.reasoning.diagnosis",
     "Diff": "workbench.analysis.diff",
     "EchoReport": "workbench.echoes.report",
     "ExportReport": "workbench.reshard.report",

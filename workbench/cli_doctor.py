@@ -18,7 +18,7 @@ from workbench.errors import CorruptError, IncompleteError, MissingFileError, Us
 from workbench.views.progress import progress
 
 if TYPE_CHECKING:
-    from workbench.doctor.diagnosis import Diagnosis
+    from workbench.doctor.reasoning.diagnosis import Diagnosis
 
 __all__ = ["doctor"]
 

@@ -14,17 +14,19 @@ import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from tests.lab.cache import made
-from tests.lab.catalogue import ALL
+from tests.lab.catalogue import EVERY
 from tests.lab.config import Config
 from tests.lab.fault import Fault, Lab
-from tests.lab.formats import FORMATS
+from tests.lab.formats import LAYOUTS
 from tests.lab.run import run
 from tests.lab.split import merged
-from tests.lab.state import State
+from tests.lab.state import STATES, State
 from tests.lab.train import train
 
-__all__ = ["Case", "Facts", "case", "checked", "opened", "restored", "write_echo"]
+__all__ = ["Case", "Facts", "case", "checked", "differs", "opened", "restored", "write_echo"]
 
 ELSEWHERE = {
     "torch_save": "dcp", "dcp": "dcp_sharded", "dcp_sharded": "torch_save", "megatron": "deepspeed",
@@ -86,7 +88,7 @@ def case(
 
     Args:
         fault: an id of the catalogue.
-        format: a layout of `FORMATS`; ``after_format``: the one in which the resumed run saves, if another.
+        format: a layout of `LAYOUTS`; ``after_format``: the one in which the resumed run saves, if another.
         k: updates between the load and ``after``.
         seed: of what the fault picks, such as the element whose bit flips.
 
@@ -94,7 +96,7 @@ def case(
         ValueError: the fault cannot happen in that layout, or the run is never stored in it.
     """
     found, config = checked(fault, config, format)
-    if after_format is not None and (reason := FORMATS[after_format].refuses(config)):
+    if after_format is not None and (reason := LAYOUTS[after_format].refuses(config)):
         raise ValueError(f"{fault} in {after_format}: {reason}")
     if found.elsewhere and after_format is None:
         after_format = _elsewhere(format, config)
@@ -110,9 +112,9 @@ def case(
 
 def checked(fault: str, config: Config | None, format: str) -> tuple[Fault, Config]:
     """The fault, and the run with what it needs; raises as `case` does."""
-    found = ALL[fault]
+    found = EVERY[fault]
     config = found.needs(config or Config())
-    reason = FORMATS[format].refuses(config)
+    reason = LAYOUTS[format].refuses(config)
     if found.formats is not None and format not in found.formats:
         reason = f"the fault is one of {', '.join(found.formats)}"
     if reason:
@@ -122,7 +124,7 @@ def checked(fault: str, config: Config | None, format: str) -> tuple[Fault, Conf
 
 def restored(found: Fault, config: Config, format: str, seed: int = 0) -> tuple[State, State | None]:
     """The state that a load brings back, and what rank 1 wrote where that is another; bytes not yet damaged."""
-    lab, layout = _lab(found, config, seed), FORMATS[format]
+    lab, layout = _lab(found, config, seed), LAYOUTS[format]
     state = lab.run.resumed
     if found.restore is not None:
         return found.restore(state, lab), None
@@ -137,10 +139,10 @@ def restored(found: Fault, config: Config, format: str, seed: int = 0) -> tuple[
 def write_echo(folder: Path, found: Fault, config: Config, format: str, seed: int) -> State | None:
     """Save what a load brings back; returns the state that the run goes on from, if the files can be loaded."""
     state, second = restored(found, config, format, seed)
-    path = FORMATS[format].save(folder, state, second)
+    path = LAYOUTS[format].save(folder, state, second)
     if found.damage is not None:
         return found.damage(path, state, _lab(found, config, seed))
-    return state if second is None else FORMATS[format].merged(state, second)
+    return state if second is None else LAYOUTS[format].merged(state, second)
 
 
 def _lab(found: Fault, config: Config, seed: int) -> Lab:
@@ -148,22 +150,38 @@ def _lab(found: Fault, config: Config, seed: int) -> Lab:
 
 
 def _elsewhere(format: str, config: Config) -> str:
-    other = ELSEWHERE[format]
-    return other if FORMATS[other].refuses(config) is None else "torch_save" if format != "torch_save" else "dcp"
+    other = ELSEWHERE.get(format, "torch_save")
+    return other if LAYOUTS[other].refuses(config) is None else "torch_save" if format != "torch_save" else "dcp"
 
 
 def _write_before(folder: Path, config: Config, format: str) -> None:
-    FORMATS[format].save(folder / "before", run(config).resumed, None)
+    LAYOUTS[format].save(folder / "before", run(config).resumed, None)
 
 
 def _write(folder: Path, found: Fault, config: Config, format: str, after_format: str, k: int, seed: int) -> None:
     loaded = write_echo(folder / "echo", found, config, format, seed)
     facts = Facts(config.resume, k, (), (), config.betas, config.weight_decay)
     if loaded is not None:
+        before = run(config).resumed
+        same = found.saver is None and found.formats != ("megatron",) and not differs(loaded, before)
+        assert found.kind != "fault" or not same, f"{found.id} changes nothing in a run like {config}"
         after, losses, rates = train(loaded, k, micro=found.micro)
-        FORMATS[after_format].save(folder / "after", after, None)
+        if found.saver is not None:
+            after = found.saver(loaded, after)
+        LAYOUTS[after_format].save(folder / "after", after, None)
         facts = Facts(config.resume, k, tuple(rates), tuple(losses), after.config.betas, after.config.weight_decay)
     (folder / "facts.json").write_text(json.dumps(asdict(facts)))
+
+
+def differs(state: State, other: State) -> bool:
+    """Whether anything that the lab holds is another one."""
+    if (state.config, state.trainer, state.step) != (other.config, other.trainer, other.step):
+        return True
+    for where in (*STATES.values(), "buffers"):
+        mine, theirs = getattr(state, where), getattr(other, where)
+        if mine.keys() != theirs.keys() or any(not torch.equal(mine[name], theirs[name]) for name in mine):
+            return True
+    return False
 
 
 def opened(folder: Path) -> Path:

@@ -34,6 +34,9 @@ class Config:
         clip: bound of the global gradient norm, 0 for none.
         ema, fp8: keep averaged weights; quantise `down_proj` by an amax history.
         lora: rank of adapters that are trained alone, 0 for none.
+        rope_theta: base of the rotary embedding.
+        scaler: keep a dynamic loss scale, which doubles now and then.
+        unstored: what this trainer's files never hold, such as ``scheduler`` or ``optimizer``.
         resume: the step whose checkpoint is resumed from.
     """
 
@@ -62,6 +65,9 @@ class Config:
     ema: bool = False
     fp8: bool = False
     lora: int = 0
+    rope_theta: float = 1e4
+    scaler: bool = False
+    unstored: tuple[str, ...] = ()
     resume: int = 240
 
     def __post_init__(self) -> None:

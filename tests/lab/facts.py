@@ -8,7 +8,11 @@ import torch
 
 from tests.lab.state import State
 
-__all__ = ["arguments", "group_facts", "loader", "model_config", "random_state", "scheduler"]
+__all__ = [
+    "GROWTH", "arguments", "group_facts", "kept", "loader", "model_config", "random_state", "scaler", "scheduler",
+]  # fmt: skip
+
+GROWTH = 10  #: updates after which the loss scale doubles; real ones wait for two thousand
 
 
 def arguments(state: State) -> dict[str, Any]:
@@ -28,13 +32,27 @@ def model_config(state: State) -> dict[str, Any]:
     return {
         "model_type": "llama", "hidden_size": c.hidden, "intermediate_size": c.ffn, "num_hidden_layers": c.layers,
         "num_attention_heads": c.heads, "num_key_value_heads": c.groups, "head_dim": c.head_dim, "vocab_size": c.vocab,
-        "tie_word_embeddings": c.tied, "num_experts": c.experts, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+        "tie_word_embeddings": c.tied, "num_experts": c.experts, "rms_norm_eps": 1e-6, "rope_theta": c.rope_theta,
     }  # fmt: skip
 
 
-def group_facts(state: State, decay: float) -> dict[str, Any]:
+def group_facts(state: State, decay: float, names: list[str]) -> dict[str, Any]:
     """What a param group holds beside its parameters."""
-    return {"lr": state.lr, "betas": state.config.betas, "eps": state.config.eps, "weight_decay": decay}
+    found = {"lr": state.rate(names), "betas": state.config.betas, "eps": state.config.eps, "weight_decay": decay}
+    return found | ({"maximize": True} if state.trainer.maximize else {})
+
+
+def kept(state: State, content: dict[str, Any]) -> dict[str, Any]:
+    """What this trainer stores of it."""
+    return {name: value for name, value in content.items() if name not in state.config.unstored}
+
+
+def scaler(state: State) -> dict[str, Any]:
+    """``GradScaler.state_dict()``."""
+    return {
+        "scale": state.trainer.scale, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": GROWTH,
+        "_growth_tracker": state.trainer.growth,
+    }  # fmt: skip
 
 
 def scheduler(state: State) -> dict[str, Any]:
@@ -54,4 +72,8 @@ def loader(state: State) -> dict[str, Any]:
 
 def random_state(state: State, rank: int = 0) -> torch.Tensor:
     """A generator's state that goes with step and rank."""
-    return torch.Generator().manual_seed(1000 * state.trainer.step + rank).get_state()
+    return (
+        torch.Generator()
+        .manual_seed(1000 * state.trainer.step + (0 if state.trainer.shared_random else rank))
+        .get_state()
+    )

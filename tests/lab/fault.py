@@ -76,6 +76,11 @@ class Fault:
         weights: ``second`` differs in the weights alone.
         blind: where it does not show in the echo by itself, though ``seen`` says so of the first lab's layout.
         micro: parts of a batch in the resumed run; elsewhere: it goes on in another layout.
+        saver: what the save after the updates writes, given the state that was resumed and the one to be saved.
+        live: makes the files by code of its own (`live`), instead of the above.
+        why: why the answers are what they are, in a line.
+        visible: whether any file shows it.
+        kind: ``fault``, ``healthy``, or ``deliberate``: a change on purpose that the files show.
     """
 
     id: str
@@ -92,10 +97,19 @@ class Fault:
     blind: Callable[[Config, str], bool] = never
     micro: int = 1
     elsewhere: bool = False
+    saver: Callable[[State, State], State] | None = None
+    live: Callable[[Path, random.Random, int], None] | None = None
+    why: str = ""
+    visible: bool = True
+    kind: str = "fault"
 
     def expected(self, config: Config, format: str) -> frozenset[str]:
         """Kinds of evidence that can show it in a run of that kind."""
         return self.seen - {"alone"} if self.blind(config, format) else self.seen
+
+    @property
+    def answers(self) -> frozenset[str]:
+        return frozenset({self.cause, *self.also})
 
     @property
     def healthy(self) -> bool:

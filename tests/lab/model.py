@@ -116,7 +116,7 @@ def _attention(config: Config, w: Tensors, layer: str, x: torch.Tensor) -> torch
     for name, heads in (("q_proj", config.heads), ("k_proj", config.groups), ("v_proj", config.groups)):
         side = x @ _adapted(config, w, f"{layer}self_attn.{name}").T
         sides.append(side.view(rows, length, heads, width).transpose(1, 2))
-    q, k, v = _rope(sides[0]), _rope(sides[1]), sides[2]
+    q, k, v = _rope(sides[0], config.rope_theta), _rope(sides[1], config.rope_theta), sides[2]
     each = config.heads // config.groups
     scores = q @ k.repeat_interleave(each, 1).transpose(-1, -2) / math.sqrt(width)
     seen = torch.ones(length, length, dtype=torch.bool).tril()
@@ -130,16 +130,16 @@ def _adapted(config: Config, w: Tensors, name: str) -> torch.Tensor:
     return w[f"{name}.weight"] + LORA_SCALE * w[f"{name}.lora_B.weight"] @ w[f"{name}.lora_A.weight"]
 
 
-def _rope(x: torch.Tensor) -> torch.Tensor:
+def _rope(x: torch.Tensor, theta: float) -> torch.Tensor:
     """Rotary embedding of pairs ``(i, i + width / 2)``, Hugging Face's order."""
-    cos, sin = _angles(x.shape[-2], x.shape[-1])
+    cos, sin = _angles(x.shape[-2], x.shape[-1], theta)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 @cache
-def _angles(length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    angle = torch.outer(torch.arange(length).float(), 1e4 ** -(torch.arange(0, width, 2) / width))
+def _angles(length: int, width: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    angle = torch.outer(torch.arange(length).float(), theta ** -(torch.arange(0, width, 2) / width))
     return angle.cos(), angle.sin()
 
 

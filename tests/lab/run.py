@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +23,8 @@ class Run:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._folder = made(f"run-{config.digest}", self._build)
+        self._bare = config.but(unstored=())  # what is stored changes nothing in the run
+        self._folder = made(f"run-{self._bare.digest}", self._build)
         self._states: dict[int, State] = {}
 
     @property
@@ -55,7 +57,7 @@ class Run:
             # the lab's own file, from _build
             self._states[step] = torch.load(self._folder / f"{step}.pt", weights_only=False)
         if step in self._states:
-            return self._states[step].clone()
+            return replace(self._states[step].clone(), config=self.config)
         start = max((kept for kept in self._kept if kept < step), default=0)
         state = self.at(start) if start else fresh(self.config)
         return train(state, step - start)[0]
@@ -66,7 +68,7 @@ class Run:
         return sorted({self.config.stale, resume - EARLIER, resume - 1, resume})
 
     def _build(self, folder: Path) -> None:
-        state = fresh(self.config)
+        state = fresh(self._bare)
         for step in self._kept:
             state, _, _ = train(state, step - state.trainer.step)
             torch.save(state, folder / f"{step}.pt")

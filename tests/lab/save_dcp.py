@@ -34,7 +34,7 @@ def save(folder: Path, state: State, second: State | None = None) -> Path:
     model, optimizer = _live(state)
     weights, moments = get_state_dict(model, optimizer) if state.exp_avg else (model.state_dict(), _bare(state))
     content = {"model": weights, "optimizer": moments, **_rest(state)}
-    dcp.save(content, storage_writer=_Writer(folder), no_dist=True)
+    dcp.save(facts.kept(state, content), storage_writer=_Writer(folder), no_dist=True)
     return folder
 
 
@@ -49,7 +49,7 @@ def save_sharded(folder: Path, state: State, second: State | None = None) -> Pat
                 at[axis] = rank * part.shape[axis]
             saver.chunk(key, tuple(tensor.shape), tuple(at), part, rank)
     for number, (decay, names) in enumerate(state.groups()):
-        for what, value in (facts.group_facts(state, decay) | {"params": names}).items():
+        for what, value in (facts.group_facts(state, decay, names) | {"params": names}).items():
             saver.objects[f"optimizer.param_groups.{number}.{what}"] = value, 0
     for name, value in _rest(state).items():
         if isinstance(value, dict):
@@ -81,7 +81,7 @@ def _live(state: State) -> tuple[nn.Module, torch.optim.Optimizer]:
             module.register_parameter(leaf, nn.Parameter(tensor, requires_grad=name in state.trained()))
     params = dict(model.named_parameters())
     groups = [
-        {"params": [params[name] for name in names], **facts.group_facts(state, decay)}
+        {"params": [params[name] for name in names], **facts.group_facts(state, decay, names)}
         for decay, names in state.groups()
     ]
     kind = torch.optim.AdamW if state.config.optimizer == "adamw" else torch.optim.Adam
@@ -95,7 +95,7 @@ def _live(state: State) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def _bare(state: State) -> dict[str, Any]:
     """An optimizer that was saved before it had any moments: ``get_state_dict`` would make them up."""
-    groups = [{"params": names, **facts.group_facts(state, decay)} for decay, names in state.groups()]
+    groups = [{"params": names, **facts.group_facts(state, decay, names)} for decay, names in state.groups()]
     return {"state": {n: {"master_param": t} for n, t in state.masters.items()}, "param_groups": groups}
 
 
@@ -108,7 +108,8 @@ def _rest(state: State) -> dict[str, Any]:
         "config": facts.model_config(state),
         "rng_state": facts.random_state(state),
     }
-    return found | ({"ema": state.ema} if state.ema else {})
+    found |= {"ema": state.ema} if state.ema else {}
+    return facts.kept(state, found | ({"scaler": facts.scaler(state)} if state.config.scaler else {}))
 
 
 def _keyed(state: State) -> list[tuple[str, int | None, torch.Tensor]]:

@@ -38,7 +38,8 @@ def save(folder: Path, state: State, second: State | None = None) -> Path:
     content = like.model_states(
         names, shapes, OrderedDict(state.params | state.buffers), DP,
         buffer_names=list(state.buffers), global_steps=state.trainer.step, global_samples=state.trainer.samples,
-        lr_scheduler={"last_batch_iteration": state.trainer.scheduler - 1}, ds_config=_config(state), **client,
+        lr_scheduler=None if "scheduler" in state.config.unstored else _scheduler(state), ds_config=_config(state),
+        **client,
     )  # fmt: skip
     folder = folder / f"global_step{state.trainer.step}"
     like.save(content, folder / "mp_rank_00_model_states.pt")
@@ -78,7 +79,8 @@ def _partition(state: State, names: list[list[str]], rank: int) -> dict[str, Any
         else:
             base["state"][number]["step"] = torch.tensor(_step(state, group, need, rank))
     base["param_groups"] = [
-        facts.group_facts(state, decay) | {"params": [number]} for number, (decay, _) in enumerate(state.groups())
+        facts.group_facts(state, decay, group) | {"params": [number]}
+        for number, (decay, group) in enumerate(state.groups())
     ]
     return content
 
@@ -91,6 +93,10 @@ def _step(state: State, names: list[str], need: int, rank: int) -> float:
             found.append(state.step[name])
         at += state.params[name].numel()
     return min(found or [state.step[names[-1]]])
+
+
+def _scheduler(state: State) -> dict[str, Any]:
+    return {"last_batch_iteration": state.trainer.scheduler - 1}
 
 
 def _config(state: State) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def save(folder: Path, state: State, second: State | None = None) -> Path:
             "opt_param_scheduler": _scheduler(state),
             "rng_state": [{"torch_rng_state": facts.random_state(state, rank)}],
         }
+        if "scheduler" in state.config.unstored:
+            del content["opt_param_scheduler"]
         path = folder / f"mp_rank_{rank:02d}"
         path.mkdir(parents=True)
         torch.save(content, path / "model_optim_rng.pt")
@@ -113,7 +115,7 @@ def _optimizer(state: State, rank: int) -> dict[str, Any]:
     for mult, decay, names in zip((1.0, 0.0), decays, (matrices, vectors), strict=True):
         ids = list(range(number, number + len(names)))
         more = {"wd_mult": mult, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
-        groups.append(facts.group_facts(state, decay) | more | {"params": ids})
+        groups.append(facts.group_facts(state, decay, names) | more | {"params": ids})
         for k, name in zip(ids, names, strict=True):
             if name in steps:
                 moments = {what: cut(name, whole[what][name], rank, TP) for what in ("exp_avg", "exp_avg_sq")}

@@ -13,14 +13,19 @@ import torch
 from tests.lab import facts
 from tests.lab.state import State
 
-__all__ = ["optimizer_state", "save"]
+__all__ = ["content", "optimizer_state", "save"]
 
 
 def save(folder: Path, state: State, second: State | None = None) -> Path:
     """Write ``checkpoint.pt``; one process wrote it, so that there is no second rank's."""
     assert second is None
     folder.mkdir(parents=True)
-    content: dict[str, Any] = {
+    torch.save(content(state), folder / "checkpoint.pt")
+    return folder / "checkpoint.pt"
+
+
+def content(state: State) -> dict[str, Any]:
+    found: dict[str, Any] = {
         "model": {**state.params, **state.buffers},
         "optimizer": optimizer_state(state),
         "scheduler": facts.scheduler(state),
@@ -32,9 +37,10 @@ def save(folder: Path, state: State, second: State | None = None) -> Path:
         "rng_state": facts.random_state(state),
     }
     if state.ema:
-        content["ema"] = state.ema
-    torch.save(content, folder / "checkpoint.pt")
-    return folder / "checkpoint.pt"
+        found["ema"] = state.ema
+    if state.config.scaler:
+        found["scaler"] = facts.scaler(state)
+    return facts.kept(state, found)
 
 
 def optimizer_state(state: State) -> dict[str, Any]:
@@ -43,7 +49,7 @@ def optimizer_state(state: State) -> dict[str, Any]:
     for decay, names in state.groups():
         numbers = {"params": list(range(number, number + len(names)))}
         named = {"param_names": names} if state.config.lora else {}  # peft's optimizers are given named parameters
-        groups.append(facts.group_facts(state, decay) | numbers | named)
+        groups.append(facts.group_facts(state, decay, names) | numbers | named)
         for name in names:
             if name in state.step:
                 held[number] = {

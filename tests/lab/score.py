@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import workbench as wb
 from tests import lab
-from workbench.doctor.diagnosis import Diagnosis
+from workbench.doctor.reasoning.diagnosis import Diagnosis
 
 __all__ = ["Score", "chosen", "score"]
 

@@ -29,7 +29,12 @@ class Trainer:
         samples: rows of batches consumed, as the trainer logs them.
         loader: batches that the data loader's own state says it has given.
         swapped: weight decay goes to the norms and not to the matrices.
-        held_lr: the optimizer's lr where no schedule reaches it any more.
+        held_lr: the optimizer's lr where no schedule reaches it any more; vector_lr: that of the vectors' group alone.
+        vector_decay, maximize: of the vectors' param group, and of all of them.
+        frozen: parts of names whose parameters get no gradient.
+        scale, growth: the dynamic loss scale, and updates since it last doubled.
+        shared_random: every rank has rank 0's random state.
+        silent: what the trainer does and no file says: `train.SILENT`.
     """
 
     step: int = 0
@@ -40,6 +45,14 @@ class Trainer:
     loader: int = 0
     swapped: bool = False
     held_lr: float | None = None
+    vector_lr: float | None = None
+    vector_decay: float = 0.0
+    maximize: bool = False
+    frozen: tuple[str, ...] = ()
+    scale: float = 65536.0
+    growth: int = 0
+    shared_random: bool = False
+    silent: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass
@@ -84,6 +97,11 @@ class State:
         held = self.trainer.held_lr
         return self.config.lr_at(self.trainer.scheduler + 1) if held is None else held
 
+    def rate(self, names: list[str]) -> float:
+        """Of the next update of a param group with these parameters."""
+        own = self.trainer.vector_lr
+        return self.lr if own is None or not is_norm(names[0]) else own
+
     def trained(self) -> list[str]:
         """Names that the optimizer holds, in the model's order."""
         names = list(self.params)
@@ -93,7 +111,8 @@ class State:
         """Param groups ``(weight decay, names)``: matrices decay, vectors do not."""
         matrices = [name for name in self.trained() if not is_norm(name)]
         vectors = [name for name in self.trained() if is_norm(name)]
-        decays = (0.0, self.config.weight_decay) if self.trainer.swapped else (self.config.weight_decay, 0.0)
+        decays = (self.config.weight_decay, self.trainer.vector_decay)
+        decays = decays[::-1] if self.trainer.swapped else decays
         return [(decay, names) for decay, names in zip(decays, (matrices, vectors), strict=True) if names]
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:

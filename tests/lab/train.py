@@ -9,13 +9,19 @@ from dataclasses import replace
 import torch
 
 from tests.lab.data import batch
-from tests.lab.model import E4M3_MAX, loss_and_load
+from tests.lab.facts import GROWTH
+from tests.lab.model import E4M3_MAX, is_norm, loss_and_load
 from tests.lab.state import Named, State
 
-__all__ = ["step_optimizer", "train"]
+__all__ = ["SILENT", "step_optimizer", "train"]
 
 EMA_DECAY = 0.99
 BIAS_RATE = 1e-3  #: of the experts' balance, as in DeepSeek-V3
+#: What a trainer may do and say nothing of: factors of the learning rate and of the gradient; decay of the vectors;
+#: how far an update moves the schedule, the data and what the loader says of itself; decay of the average.
+SILENT = {
+    "lr": 1.0, "gradient": 1.0, "vector_decay": 0.0, "schedule": 1, "data": 1, "loader": 1, "ema": EMA_DECAY,
+}  # fmt: skip
 
 
 def train(state: State, steps: int, *, micro: int = 1) -> tuple[State, list[float], list[float]]:
@@ -42,7 +48,9 @@ def step_optimizer(state: State) -> tuple[torch.optim.Optimizer, Named]:
     updated = {name: tensor.clone() for name, tensor in state.updated.items()}
     groups = [{"params": [updated[name] for name in names], "weight_decay": decay} for decay, names in state.groups()]
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    optimizer = kind(groups, lr=state.lr, betas=config.betas, eps=config.eps, foreach=False)
+    optimizer = kind(
+        groups, lr=state.lr, betas=config.betas, eps=config.eps, foreach=False, maximize=state.trainer.maximize
+    )
     for name in state.exp_avg:
         optimizer.state[updated[name]] = {
             "step": torch.tensor(state.step[name]),
@@ -54,7 +62,8 @@ def step_optimizer(state: State) -> tuple[torch.optim.Optimizer, Named]:
 
 def _step(state: State, optimizer: torch.optim.Optimizer, updated: Named, micro: int) -> float:
     config, trainer = state.config, state.trainer
-    names = state.trained()
+    quiet = SILENT | dict(trainer.silent)
+    names = [name for name in state.trained() if not any(part in name for part in trainer.frozen)]
     weights = {name: tensor.float() for name, tensor in state.params.items()}
     for name in names:
         weights[name] = weights[name].detach().requires_grad_(True)
@@ -70,19 +79,22 @@ def _step(state: State, optimizer: torch.optim.Optimizer, updated: Named, micro:
     for name in names:
         gradient = weights[name].grad
         assert gradient is not None
-        updated[name].grad = gradient.to(updated[name].dtype)
-    for group in optimizer.param_groups:
-        group["lr"] = state.lr
+        updated[name].grad = gradient.to(updated[name].dtype) * quiet["gradient"]
+    for group, (decay, members) in zip(optimizer.param_groups, state.groups(), strict=True):
+        group["lr"] = state.rate(members) * quiet["lr"]
+        group["weight_decay"] = quiet["vector_decay"] or decay if is_norm(members[0]) else decay
     optimizer.step()
     for name in names:
         state.params[name] = updated[name].detach().to(state.params[name].dtype)
     _balance(state, load)
     _observe(state)
     for name, average in state.ema.items():
-        average.lerp_(updated[name].detach().float(), 1 - EMA_DECAY)
+        average.lerp_(updated[name].detach().float(), 1 - quiet["ema"])
     state.trainer = replace(
-        trainer, step=trainer.step + 1, scheduler=trainer.scheduler + 1, data_index=trainer.data_index + 1,
-        samples=trainer.samples + config.batch, loader=trainer.loader + 1,
+        trainer, step=trainer.step + 1, scheduler=trainer.scheduler + int(quiet["schedule"]),
+        data_index=trainer.data_index + int(quiet["data"]), samples=trainer.samples + config.batch,
+        loader=trainer.loader + int(quiet["loader"]), growth=(trainer.growth + 1) % GROWTH,
+        scale=min(2.0**30, trainer.scale * (2 if trainer.growth + 1 == GROWTH else 1)),
     )  # fmt: skip
     return total
 

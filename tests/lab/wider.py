@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from tests.lab.config import Config
 from tests.lab.fault import Fault, Lab, seen
 from tests.lab.loader_faults import drop_moments, every
 from tests.lab.model import ADAPTED, LORA_SCALE, is_norm
@@ -178,6 +179,10 @@ def _cut_anew(
         found[name] = part.reshape(shape).clone()
 
 
+def _without_copies(config: Config, format: str) -> bool:
+    return config.precision != "mixed" and format != "deepspeed"
+
+
 _SINGLE = ("torch_save", "dcp")
 
 WIDER_FAULTS = [
@@ -186,11 +191,14 @@ WIDER_FAULTS = [
     Fault("w02_expert_permutation", "E10", "experts of a layer moved by one, router as it was",
           seen("echo next early"), permuted_experts, needs=lambda c: c.but(experts=c.experts or 4)),
     Fault("w03_zero_shift", "E7", "flat optimizer state shifted from one parameter on",
-          seen("alone echo next early"), shifted_line, also=("E13", "D2", "B5")),
+          seen("alone echo next early"), shifted_line, also=("E13", "D2", "B5"),
+          why="a flat line read wrongly: state and masters land elsewhere", blind=_without_copies),
     Fault("w04_round_robin", "E13", "flat optimizer state cut in another order of parameters",
-          seen("alone echo next early"), round_robin, also=("E7", "D2", "B5")),
+          seen("alone echo next early"), round_robin, also=("E7", "D2", "B5"),
+          why="as w03, by whole parameters", blind=_without_copies),
     Fault("w05_padded_vocab", "E11", "vocabulary padded rank by rank: trained rows among the padding",
-          seen("alone echo next early"), padding_by_rank, also=("F7",), needs=lambda c: c.but(padded=c.padded + 16)),
+          seen("alone echo next early"), padding_by_rank, also=("F7",), needs=lambda c: c.but(padded=c.padded + 16),
+          why="rows of the vocabulary moved"),
     Fault("w06_expert_bias", "A5", "expert_bias missing: zeros", seen("alone echo"), lost_expert_bias,
           needs=lambda c: c.but(experts=c.experts or 4)),
     Fault("w07_lora_twice", "F5", "adapters merged into the base and still active",
@@ -198,23 +206,27 @@ WIDER_FAULTS = [
     Fault("w08_ema_as_weights", "F4", "the averaged weights loaded as the raw ones",
           seen("alone echo next early"), average_as_weights, needs=lambda c: c.but(ema=True), formats=_SINGLE),
     Fault("w09_loader_reset", "C6", "the data loader's state is new, consumed samples are kept",
-          seen("alone echo"), reset_loader),
+          seen("alone echo"), reset_loader,
+          formats=("torch_save", "dcp", "dcp_sharded", "deepspeed")),
     Fault("w10_async_mixed", "G6", "every other parameter of one step earlier",
-          seen("echo next"), mixed_snapshot, also=("D2",)),
+          seen("echo next"), mixed_snapshot, also=("D2",),
+          why="masters of an update before"),
     Fault("w11_opt_absent", "B1", "no optimizer state at all in the save after the load",
           seen("alone echo next early late"), absent_optimizer),
     Fault("w12_dummy_step", "B1", "optimizer state made by a dummy step: moments 0, step 1",
           seen("alone echo next early late"), dummy_step),
     Fault("w13_stale_checkpoint", "G7", "an older save's tensors under the new step",
-          seen("alone echo next early"), stale_checkpoint, also=("G6", "C9")),
+          seen("alone echo next early"), stale_checkpoint, also=("G6", "C9"),
+          why="older tensors under a newer step"),
     Fault("w14_nothing_matched", "A1", "no weight loaded: all at random initial values",
-          seen("echo next early"), nothing_matched, also=("A2",)),
+          seen("echo next early"), nothing_matched, also=("A2", "D2"),
+          why="every tensor was missing; after an update, masters at random values look the same"),
     Fault("w15_head_permutation", "E6", "query heads permuted without their key groups",
           seen("echo next early"), permuted_heads, needs=lambda c: c.but(heads=4, groups=2, hidden=48)),
     Fault("w16_norms_halved", "E12", "replicated norms halved", seen("echo next early"), halved_norms),
     Fault("w17_truncated", "G4", "the largest file ends early", seen("alone echo manifest"), damage=truncate),
     Fault("w18_late_step", "C9", "the trainer's step counts three more than the optimizer's",
-          seen("alone echo next early late"), late_counter),
+          seen("echo next early"), late_counter),  # alone it looks like updates that a guard left out
     Fault("w19_orphan_groups", "B8", "the schedule steps param groups that the optimizer does not use",
           seen("early late"), orphan_groups),
     Fault("w20_mixed_moments", "B6", "exp_avg_sq of an older step beside right exp_avg",

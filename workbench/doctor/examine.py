@@ -12,32 +12,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding
 from workbench.core.scan import Tick
-from workbench.doctor.diagnose.scene import LOADED, PAIRED, TRAINED, Scene
-from workbench.doctor.diagnose.suspects import diagnose
-from workbench.doctor.diagnose.values import OF_PAIRS
-from workbench.doctor.diagnosis import Diagnosis, Subject
-from workbench.doctor.echo.check import check_echo
-from workbench.doctor.echo.prints import paired
-from workbench.doctor.echo.prints_signs import check_prints
-from workbench.doctor.evidence import Evidence, Pair
-from workbench.doctor.facts.rules import check_facts
+from workbench.doctor.causes.case import Case
+from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.given import Given, Source, choose
-from workbench.doctor.ran import ran_alone, ran_pair
-from workbench.doctor.rows.pair import check_rows
+from workbench.doctor.ledger.rows import Ledger
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Sign, looked_at
+from workbench.doctor.passes.updates import passed
+from workbench.doctor.reasoning.diagnose import diagnose
+from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject
+from workbench.doctor.reasoning.verdict import coverage
 from workbench.doctor.rules.alone import check_alone
+from workbench.doctor.rules.elsewhere import check_rows
+from workbench.doctor.rules.facts import check_facts
+from workbench.doctor.rules.files import check_files
+from workbench.doctor.rules.load import check_echo
+from workbench.doctor.rules.measured import counter_rows, load_rows, print_rows, state_rows, train_rows
+from workbench.doctor.rules.prints import paired
+from workbench.doctor.rules.prints_signs import check_prints
+from workbench.doctor.rules.settings import setting_rows
 from workbench.doctor.rules.shards import check_shards
 from workbench.doctor.rules.values import Values, check_pair
-from workbench.doctor.sign import RULES, Inapplicable, Outcome, Sign
+from workbench.errors import WorkbenchError
 
 __all__ = ["doctor", "examine"]
 
+LOADED, PAIRED, TRAINED = "before → echo", "before → after", "echo → after"
+#: Rules on the values of a pair, whose parameters are worth a look at where they came from.
+OF_PAIRS = frozenset({"P03", "P04", "P05", "P06", "P08", "P12"})
 #: A pass's name of a law → the rule that is on it.
 LAWS = {"floor": "P03", "transition": "P04", "reach": "P05", "replay": "P12", "ruler": "P11"}
 
@@ -76,98 +84,148 @@ def doctor(
             that are not 0 <= β1 < 1 and 0 < β2 < 1.
     """
     given = {"betas": betas, "lr": lr, "weight_decay": weight_decay}
-    chosen = choose(before, after, echo, format, given)
+    chosen = choose(before, after, echo, format, given, lambda a, b: _glance(a, b, deep, threads))
     return examine(chosen, deep=deep, threads=threads, tick=tick)
 
 
 def examine(given: Given, *, deep: bool = True, threads: int | None = None, tick: Tick | None = None) -> Diagnosis:
     """A diagnosis of what was opened."""
     evidence = given.evidence
-    alone: dict[str, Mapping[str, Any]] = {}
-    pairs: dict[str, Mapping[str, Any]] = {}
-    scene = Scene(evidence, check_facts(evidence), alone, pairs)
+    work = _Passes(evidence, check_facts(evidence), threads, tick, given.prints)
+    outcome = work.outcome
     for which, why in given.broken.items():
-        sign = RULES["V01"].sign(f"it cannot be opened: {why}", {"in": which}, causes=("G4", "G8"))
-        scene.outcome.signs.append(sign)
-        scene.outcome.not_checked[which] = why
+        outcome.signs.append(
+            RULES["V01"].sign(f"it cannot be opened: {why}", {"in": which}, causes=("G4", "G8"))
+        )  # fmt: skip
+        outcome.not_checked[which] = why
+    for which, why in given.strange.items():
+        outcome.not_checked[which] = why
     pictured: dict[str, Any] = {"evidence": evidence}  # pictures sample it
     if deep:
-        _Passes(scene, alone, pairs, threads, tick, given.prints).run(pictured)
+        work.run(pictured)
     else:
-        scene.outcome.not_checked["values"] = "weights and moments were not read: deep=False"
-    causes, verdict = diagnose(scene)
-    found = sorted(map(_finding, scene.signs), key=lambda one: ("error", "warn", "info").index(one.severity))
-    absent = {rule: str(why) for rule, why in scene.outcome.not_checked.items() if isinstance(why, Inapplicable)}
-    missed = {rule: why for rule, why in scene.outcome.not_checked.items() if rule not in absent}
+        outcome.not_checked["values"] = "weights and moments were not read: deep=False"
+    work.settings()
+    case = Case(evidence, outcome, work.ledger, work.alone, work.pairs, work.traits)
+    causes, said = diagnose(case)
+    if given.strange:  # one line, and no cause
+        said = " ".join(f"{why[0].upper()}{why[1:]}." for why in given.strange.values())
+        causes = ()
+        case.signs.append(RULES["N30"].sign(said, {"in": next(iter(given.strange))}))
+    found = sorted(map(_finding, case.signs), key=lambda one: ("error", "warn", "info").index(one.severity))
+    absent = {rule: str(why) for rule, why in outcome.not_checked.items() if isinstance(why, Inapplicable)}
+    missed = {rule: why for rule, why in outcome.not_checked.items() if rule not in absent}
     notes = "".join(f" ({note})" for note in given.notes)
     return Diagnosis(
-        given.paths.get("before", evidence.before.ckpt.path), tuple(found), dict(scene.outcome.checked),
-        missed, _subjects(evidence), verdict + notes, causes, tuple(scene.outcome.cleared),
+        given.paths.get("before", evidence.before.ckpt.path), tuple(found), dict(outcome.checked),
+        missed, _subjects(evidence), said + notes, causes, tuple(outcome.cleared),
         {which: _facts(evidence.state(which).facts) for which in _given(evidence)}, pictured, absent,
+        coverage(case), work.ledger, given.notes,
     )  # fmt: skip
 
 
-@dataclass
-class _Passes:
-    """The passes over bytes, one after the other under one progress."""
+def _glance(a: State, b: State, deep: bool, threads: int | None) -> int:
+    """How grave what is wrong between two neighbours of a run is, by facts and the laws of updates alone."""
+    try:
+        evidence = Evidence(a, b)
+        signs = list(check_facts(evidence).signs)
+        if deep:
+            signs += check_pair(evidence.pair("before", "after"), threads=threads).signs
+    except WorkbenchError:
+        return 0  # the diagnosis of that pair says what cannot be read
+    grave = [sign.severity for sign in signs if str(sign.evidence.get("in", "→")).find("→") >= 0]
+    return 2 if "error" in grave else 1 if "warn" in grave else 0
 
-    scene: Scene
-    alone: dict[str, Mapping[str, Any]]
-    pairs: dict[str, Mapping[str, Any]]
-    threads: int | None
-    tick: Tick | None
-    prints: Echo | None = None
-    done: float = 0.0
-    total: float = 1.0
+
+class _Passes:
+    """The passes over bytes, one after the other under one progress; what they measure goes into the ledger."""
+
+    def __init__(
+        self, evidence: Evidence, outcome: Outcome, threads: int | None, tick: Tick | None, prints: Echo | None
+    ) -> None:
+        self.evidence, self.outcome, self.threads, self.tick, self.prints = evidence, outcome, threads, tick, prints
+        self.ledger = Ledger()
+        self.alone: dict[str, Mapping[str, Any]] = {}
+        self.pairs: dict[str, Mapping[str, Any]] = {}
+        self.traits: dict[str, Any] = {}
+        self.start = "before"  #: where the updates begin
+        self.done, self.total = 0.0, 1.0
 
     def run(self, pictured: dict[str, Any]) -> None:
-        evidence = self.scene.evidence
+        evidence = self.evidence
         size = {which: _bytes(evidence, which) for which in _given(evidence)}
         before, echo, after = (size.get(which) for which in ("before", "echo", "after"))
         assert before is not None
         self.total = 2.0 * sum(size.values()) + (before + echo if echo is not None else 0)
-        if after is not None:
-            self.total += 2 * (before + after) + (echo + after if echo is not None else 0)
-        for which in size:
-            if which != "echo" or self.prints is None:
-                self._alone(which, 2 * size[which])
-        pictured["one"] = self.alone
-        same = self.prints is not None  # no bytes to look at
+        self.total += 2 * (before + after) if after is not None else 0
+        self._alone("before", 2 * before)
         if self.prints is not None:
             assert echo is not None
             pair = paired(evidence.before, self.prints)
-            self._take(self._part(before + echo, check_prints, pair, self.prints), LOADED)
-        elif echo is not None:
-            found = self._part(before + echo, check_echo, evidence.pair("before", "echo"))
+            found = self._part(before + echo, check_prints, pair, self.prints)
             self._take(found, LOADED)
-            pictured["echo"] = found.status
-            same = bool(found.status) and all(one.status == "equal" for one in found.status.values())
+            self.ledger.add(*print_rows(found.compared))
+        elif echo is not None:
+            self._load(before, echo, pictured)
         if after is not None:
-            pair = evidence.pair("before", "after")
-            values = self._pair(before + after, pair, PAIRED)
-            pictured["pair"] = values
-            if echo is None and (suspects := _suspects(values.signs)):
-                self._take(check_rows(pair, suspects), PAIRED)
-            self._take(self._part(before + after, check_shards, pair), PAIRED)
-        if after is not None and echo is not None and not same:  # equal states have the same later ones
-            self._pair(echo + after, evidence.pair("echo", "after"), TRAINED)
+            self._alone("after", 2 * after)
+            self._train(self.start, size[self.start] + after, pictured)
+        pictured["one"] = self.alone
         if self.tick is not None:
             self.tick(1.0)
 
+    def _load(self, before: int, echo: int, pictured: dict[str, Any]) -> None:
+        pair = self.evidence.pair("before", "echo")
+        found = self._part(before + echo, check_echo, pair)
+        self._take(found, LOADED)
+        self.ledger.add(*load_rows(pair, found.status, found.geometry))
+        self.traits |= found.traits
+        pictured["echo"] = found.status
+        if found.status and all(one.status == "equal" for one in found.status.values()) and not pair.mapped:
+            self.alone["echo"] = self.alone["before"]  # the same numbers; its files may still be others
+            numbers = [sign for sign in self.outcome.signs if sign.evidence.get("in") == "before" and sign.tensors]
+            self._take(Outcome([replace(sign, evidence={**sign.evidence, "in": "echo"}) for sign in numbers]), "echo")
+            self._take(self._part(2 * echo, check_files, self.evidence.state("echo")), "echo")
+            return
+        self._alone("echo", 2 * echo)
+        self.start = "echo"
+
+    def _train(self, start: str, size: int, pictured: dict[str, Any]) -> None:
+        pair, where = self.evidence.pair(start, "after"), TRAINED if start == "echo" else PAIRED
+        values: Values = self._part(size, check_pair, pair)
+        self._take(_outcome(values, where), where)
+        self.pairs[where] = values.states
+        pictured["pair"] = values
+        signs = list(values.signs)
+        if suspects := _suspects(values.signs):
+            rows = check_rows(pair, suspects)
+            self._take(rows, where)
+            signs += rows.signs
+        self.ledger.add(*train_rows(pair, values.updates, values.states, signs))
+        if start == "before":
+            self._take(self._part(size, check_shards, pair), where)
+
+    def settings(self) -> None:
+        """What the facts say of counters and settings, on either leg."""
+        evidence = self.evidence
+        if evidence.echo is not None:
+            pair = evidence.pair("before", "echo")
+            self.ledger.add(*counter_rows(pair, "load", 0), *setting_rows(pair, "load"))
+        if evidence.after is not None:
+            pair = evidence.pair(self.start, "after")
+            self.ledger.add(
+                *counter_rows(pair, "train", passed(pair.a.facts, pair.b.facts)), *setting_rows(pair, "train")
+            )
+
     def _alone(self, which: str, size: float) -> None:
-        earlier = () if which == "before" else (self.scene.evidence.before,)
-        made = self._part(size, check_alone, self.scene.evidence.state(which), *earlier)
-        made.checked |= ran_alone(made.states, which)
+        earlier = () if which == "before" else (self.evidence.before,)
+        made = self._part(size, check_alone, self.evidence.state(which), *earlier)
+        made.checked |= looked_at("one", made.states, which)
         self._take(made, which)
         for sums in made.states.values():
             sums.profile = None  # judged; those of three checkpoints of a large model are many megabytes
         self.alone[which] = made.states
-
-    def _pair(self, size: float, pair: Pair, where: str) -> Values:
-        values: Values = self._part(size, check_pair, pair)
-        self._take(_outcome(values, where), where)
-        self.pairs[where] = values.states
-        return values
+        self.ledger.add(*state_rows(self.evidence.state(which), which, made.states))
 
     def _part(self, size: float, check: Callable[..., Any], *given: Any) -> Any:
         start, share = self.done / max(self.total, 1), size / max(self.total, 1)
@@ -183,18 +241,19 @@ class _Passes:
 
     def _take(self, outcome: Outcome, where: str) -> None:
         """Put an outcome in, with where it was found in every sign."""
+        resumed = "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"
         signs = [replace(sign, evidence={"in": where, **sign.evidence}) for sign in outcome.signs]
         cleared = outcome.cleared
-        if where == "after" or (where == "before" and self.scene.resumed != "before"):
+        if where == "after" or (where == "before" and resumed != "before"):
             # healthy files before the load, or healthy numbers some updates after it, exclude nothing
             cleared = [replace(one, what=f"{one.what} ({where})", causes=()) for one in cleared]
-        self.scene.outcome.add(Outcome(signs, dict(outcome.checked), dict(outcome.not_checked), cleared))
+        self.outcome.add(Outcome(signs, dict(outcome.checked), dict(outcome.not_checked), cleared))
 
 
 def _outcome(values: Values, where: str) -> Outcome:
     """What was not looked at under the rules' ids instead of the laws' names."""
     missed = {LAWS.get(name, name): why for name, why in values.not_checked.items()}
-    return Outcome(list(values.signs), {**values.checked, **ran_pair(values.states, where)}, missed)
+    return Outcome(list(values.signs), {**values.checked, **looked_at("pair", values.states, where)}, missed)
 
 
 def _suspects(signs: Sequence[Sign]) -> list[str]:

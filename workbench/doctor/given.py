@@ -3,33 +3,37 @@
 ::
 
     doctor(before, after, echo=…)   as said; two of one step: a checkpoint and its echo; an older second comes first
-    doctor(run)                     the last two steps, or the first neighbours whose facts do not fit; of two
-                                    checkpoints of one step the later is the echo
+    doctor(run)                     all neighbours; the first between which something is wrong, else the last two;
+                                    of two checkpoints of one step the later is the echo
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import workbench.formats as formats
 from workbench.analysis.echo_file import Echo, is_echo, read_echo
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.place import Place
-from workbench.doctor.echo.prints import echo_state
-from workbench.doctor.evidence import Evidence, State
+from workbench.doctor.facts.evidence import Evidence, State, stripped
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import usable
-from workbench.doctor.facts.rules import check_facts
-from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError, WorkbenchError
+from workbench.doctor.ledger.sign import many
+from workbench.doctor.rules.prints import echo_state
+from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
 from workbench.runs import TRACKERS, Found, discover
 
 __all__ = ["Given", "Source", "choose"]
 
 Source = str | os.PathLike[str] | Checkpoint
-SCANNED = 64  #: last steps of a run whose facts are looked at
+Look = Callable[[State, State], int]
+FOREIGN = 0.1  #: share of parameters in common below which two checkpoints are of different models
+SMALLEST = 4  #: tensors that tell whether an update was made
+SCANNED = 64  #: last steps of a run that are looked at
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Given:
         notes: what was chosen or exchanged, a sentence each.
         broken: ``echo`` or ``after`` → why it cannot be opened; path: of each that was given.
         prints: the echo, where it holds fingerprints and no payload.
+        strange: ``echo`` or ``after`` → why it is of another model; such a one is not looked at.
     """
 
     evidence: Evidence
@@ -48,15 +53,17 @@ class Given:
     broken: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
     prints: Echo | None = None
+    strange: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(
-    before: Source, after: Source | None, echo: Source | None, format: str | None, given: Mapping[str, Any]
+    before: Source, after: Source | None, echo: Source | None, format: str | None, given: Mapping[str, Any], look: Look
 ) -> Given:  # fmt: skip
     """Open what is meant.
 
     Args:
         given: betas, lr and weight_decay that the user said, for every state.
+        look: how grave what is wrong between two neighbours of a run is: 0 nothing, 1 a warning, 2 an error.
 
     Raises:
         OpenError: ``before`` cannot be opened. UsageError: a folder of several checkpoints without steps; betas, lr or
@@ -65,7 +72,7 @@ def choose(
     usable(given.get("betas"), given.get("lr"), given.get("weight_decay"))
     notes: list[str] = []
     if after is None and isinstance(before, (str, os.PathLike)) and (run := _run(os.fspath(before), format)):
-        return _of_run(os.fspath(before), run, echo, format, given)
+        return _of_run(os.fspath(before), run, echo, format, given, look)
     opened: dict[str, State] = {}
     broken: dict[str, str] = {}
     paths: dict[str, str] = {}
@@ -96,7 +103,56 @@ def choose(
             first, last = last, first
             paths["before"], paths["after"] = paths["after"], paths["before"]
             notes.append(f"the second is older (step {first.facts.step:,}): it was taken for the one before")
-    return Given(Evidence(first, last, middle), tuple(notes), broken, paths, prints)
+    if middle is not None and prints is None and (why := _no_echo(first, middle)):
+        notes.append(f"{why}: it was {'left out' if last is not None else 'taken as a later checkpoint'}")
+        last, middle = last if last is not None else middle, None
+        paths.setdefault("after", paths.pop("echo"))
+    strange = {}
+    for which, other in (("echo", middle), ("after", last)):
+        if other is not None and (shared := _shared(first, other)) is not None:
+            strange[which] = (
+                f"the {'echo' if which == 'echo' else 'later checkpoint'} is of another model: it shares {shared:,} of "
+                f"{many(len(first.params), 'parameter')}, and was not compared"
+            )
+    middle, last = None if "echo" in strange else middle, None if "after" in strange else last
+    prints = None if "echo" in strange else prints
+    return Given(Evidence(first, last, middle), tuple(notes), broken, paths, prints, strange)
+
+
+def _no_echo(first: State, echo: State) -> str:
+    """Why a checkpoint is not the first saved again: it was trained on. Empty if it may be."""
+    steps, counts = (first.facts.step, echo.facts.step), (first.facts.steps.usual, echo.facts.steps.usual)
+    if None in steps or None in counts or steps[0] == steps[1] or _alike(first, echo):
+        return ""
+    one, two = (pair[1] - pair[0] for pair in (steps, counts))  # type: ignore[operator]
+    return f"the echo is at step {steps[1]:,}, the checkpoint at step {steps[0]:,}" if one == two else ""
+
+
+def _alike(a: State, b: State) -> bool:
+    """Whether some small weights are equal bit for bit: then no update lies between."""
+    pair = Evidence(a, b).pair("before", "after")
+    small = sorted(
+        ((pair.a.ckpt.catalog.numel[one], one, two) for _, roles in pair.shared() for role, (one, two) in roles.items()
+         if role == "exp_avg_sq"), key=lambda each: int(each[0]),
+    )[:SMALLEST]  # fmt: skip
+    if not small:
+        return True
+    sides = [[state.ckpt[state.ckpt.catalog.keys[at]].numpy().tobytes() for at in positions] for state, positions in
+             ((pair.a, [one for _, one, _ in small]), (pair.b, [two for _, _, two in small]))]  # fmt: skip
+    return sides[0] == sides[1]
+
+
+def _shared(first: State, other: State) -> int | None:
+    """How many parameters another model has in common; ``None`` where it is the same model."""
+    mine = {fqn for fqn, roles in first.params.items() if "param" in roles or "master" in roles}
+    theirs = {fqn for fqn, roles in other.params.items() if "param" in roles or "master" in roles}
+    if not mine or not theirs:
+        return None
+    bare = [{stripped(fqn) for fqn in names} for names in (mine, theirs)]
+    if 2 * len(bare[0] & bare[1]) >= min(map(len, bare)):
+        return None
+    shared = sum(1 for _ in Evidence(first, other).pair("before", "after").shared())
+    return shared if shared < FOREIGN * min(len(mine), len(theirs)) else None
 
 
 def _prints(echo: Source | None) -> Echo | None:
@@ -136,16 +192,18 @@ def _run(root: str, format: str | None) -> list[Found]:
 
 
 def _of_run(
-    root: str, listed: Sequence[Found], echo: Source | None, format: str | None, given: Mapping[str, Any]
+    root: str, listed: Sequence[Found], echo: Source | None, format: str | None, given: Mapping[str, Any], look: Look
 ) -> Given:  # fmt: skip
     whole = [one for one in listed if one.complete]
     if len(whole) < 2:
-        return choose(os.path.join(root, (whole or list(listed))[-1].path), None, echo, "", given)
+        return choose(os.path.join(root, (whole or list(listed))[-1].path), None, echo, "", given, look)
     states = [(one, _state(os.path.join(root, one.path), None, given)) for one in _latest(root, whole)]
     steps = [state.facts.step if state.facts.step is not None else one.step for one, state in states]
     if None in steps and len(states) != 2:
         names = ", ".join(repr(one.path) for one, _ in states[:4])
-        raise UsageError(f"{root!r} holds {len(states)} checkpoints, and no telling their order: {names}; name two")
+        raise UsageError(
+            f"{root!r} holds {len(states)} checkpoints without steps, so their order is unknown: {names}; name two"
+        )  # fmt: skip
     order = sorted(
         range(len(states)),
         key=lambda n: (steps[n] or 0, "echo" in states[n][0].path, states[n][0].mtime, states[n][0].path),
@@ -158,10 +216,10 @@ def _of_run(
             twins.setdefault(distinct[-1][0].path, (one, state))
         else:
             distinct.append((one, state))
-    at, why = _suspicious(distinct) if len(distinct) > 1 else (0, "the only one")
+    at, said = _first_bad(distinct, twins, look) if len(distinct) > 1 else (0, "")
     one, first = distinct[at]
-    looked, paths = [repr(one.path)], {"before": os.path.join(root, one.path)}
-    prints, middle, last, said = _prints(echo), None, None, ""
+    paths = {"before": os.path.join(root, one.path)}
+    prints, middle, last = _prints(echo), None, None
     if prints is not None:
         middle = echo_state(prints)
     elif echo is not None:
@@ -169,28 +227,41 @@ def _of_run(
     elif one.path in twins:
         (twin, middle) = twins[one.path]
         paths["echo"] = os.path.join(root, twin.path)
-        said = f"; {twin.path!r} is of its step, and was taken for its echo"
+        said += f"; {twin.path!r} is of the same step and was taken as its echo"
     if at + 1 < len(distinct):
         two, last = distinct[at + 1]
         paths["after"] = os.path.join(root, two.path)
-        looked.append(repr(two.path))
-    note = f"of the {len(listed):,} checkpoints in {root!r}, {' and '.join(looked)}: {why}{said}"
-    return Given(Evidence(first, last, middle), (note,), {}, paths, prints)
+    skipped = len(whole) - len(states)
+    note = f"{said}; the {skipped:,} oldest checkpoints were not read" if skipped else said
+    return Given(Evidence(first, last, middle), (note.removeprefix("; "),), {}, paths, prints)
+
+
+def _first_bad(
+    states: Sequence[tuple[Found, State]], twins: Mapping[str, tuple[Found, State]], look: Look
+) -> tuple[int, str]:
+    """The first neighbours between which something is wrong, in words; the last two where nothing is."""
+    worst: tuple[int, int] | None = None
+    for at, ((one, a), (_, b)) in enumerate(pairwise(states)):
+        grave = 2 if one.path in twins and look(a, twins[one.path][1]) == 2 else look(a, b)
+        if grave and (worst is None or grave > worst[1]):
+            worst = at, grave
+        if grave == 2:
+            break
+    many = len(states)
+    if worst is None:
+        if many == 2:
+            return 0, "the folder holds two checkpoints"
+        return many - 2, f"all {many - 1:,} pairs of neighbouring checkpoints were compared, the last pair in full"
+    good, bad = (_name(one) for one in states[worst[0] : worst[0] + 2])
+    until = f"healthy up to {good}" if worst[0] else f"{good} is the earliest checkpoint"
+    return worst[0], f"{until}; {bad} is the first faulty one. Last good checkpoint: {states[worst[0]][0].path!r}"
+
+
+def _name(one: tuple[Found, State]) -> str:
+    found, state = one
+    step = state.facts.step if state.facts.step is not None else found.step
+    return repr(found.path) if step is None else f"step {step:,}"
 
 
 def _latest(root: str, whole: Sequence[Found]) -> list[Found]:
     return sorted(whole, key=lambda one: (one.step is None, one.step or 0, one.mtime))[-SCANNED:]
-
-
-def _suspicious(states: Sequence[tuple[Found, State]]) -> tuple[int, str]:
-    """The first neighbours whose facts do not fit, or the last two."""
-    if len(states) == 2:
-        return 0, "the only two"
-    for at in range(len(states) - 1):
-        try:
-            found = check_facts(Evidence(states[at][1], states[at + 1][1]))
-        except WorkbenchError:
-            continue
-        if any(sign.severity == "error" and "→" in str(sign.evidence.get("in")) for sign in found.signs):
-            return at, "the first neighbours whose counters, names or schedules do not fit"
-    return len(states) - 2, "the last two; name others to look at them"

@@ -14,7 +14,7 @@ from importlib import import_module
 
 from workbench.doctor.causes.cause import Cause
 from workbench.doctor.causes.table import CAUSES, CHAPTERS
-from workbench.doctor.sign import NEEDS, RULES, Rule
+from workbench.doctor.ledger.sign import NEEDS, RULES, Rule
 
 __all__ = ["all_rules", "rendered"]
 

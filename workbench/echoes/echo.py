@@ -20,9 +20,9 @@ from typing import Any
 from workbench import naming
 from workbench.analysis.echo_file import SMALL, Echo, EchoTensor, is_echo, read_echo, write_echo
 from workbench.checkpoint import Checkpoint, open
-from workbench.doctor.echo.prints import compare_prints, echo_state
-from workbench.doctor.evidence import State, align
+from workbench.doctor.facts.evidence import State, align
 from workbench.doctor.facts.gather import gather
+from workbench.doctor.rules.prints import compare_prints, echo_state
 from workbench.echoes.hashing import fingerprints
 from workbench.echoes.listing import Listing, gather_alike, list_all
 from workbench.echoes.live import Live, collect, leaves

@@ -9,10 +9,10 @@ from typing import Any
 
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding, Report
-from workbench.doctor.echo.prints import Compared
-from workbench.doctor.evidence import Evidence, Pair, State
-from workbench.doctor.facts.rules import check_facts
-from workbench.doctor.sign import RULES
+from workbench.doctor.facts.evidence import Evidence, Pair, State
+from workbench.doctor.ledger.sign import RULES
+from workbench.doctor.rules.facts import check_facts
+from workbench.doctor.rules.prints import Compared
 from workbench.errors import EchoError
 
 __all__ = ["EchoReport", "differences", "facts", "own"]

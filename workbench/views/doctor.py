@@ -1,32 +1,28 @@
-"""A diagnosis in text: verdict, causes with their proof, what is ruled out, what was not checked; one screen.
+"""A diagnosis in text: what happened, what proves it, what to do, how sure; then what was compared and what was not.
 
 ::
 
-    RESUME DOCTOR
-      before  dcp, step 240  runs/step-240
-      echo    dcp, step 240  echo/step-240
-    VERDICT  The optimizer state did not survive the load.
-      1 ERROR  B1  optimizer state not loaded (certain, since step 240)
-          proof     S06  291 of 291 parameters have fresh moments
-          excludes  B2: the moments are gone, too
-          damage    β2 = 0.95: about 60 updates too large
-          remedy    …
-    RULED OUT    weights: 291 of 291 equal bit for bit (no A1, A2, E1, …)
-    NOT CHECKED  S18: no data position is stored
+    RESUME DOCTOR  dcp, step 240 → echo → step 260
+      before  runs/step-240
+    ERROR  The optimizer's counters were reset, the moments were kept.
+      since     step 240
+      proof     in the load, 291 of 291 of the optimizer's counters went from 240 to 0
+      do        restore step with exp_avg and exp_avg_sq
+      sure      certain: the moments of 291 of 291 parameters are equal bit for bit
+    COMPARED   291 of 291 weights, 582 of 582 moments; data position not compared
 
-What does not fit is counted, never dropped in silence: further causes share a line,
-further rules are their ids.
+The first screen has no ids of rules; everything, with the ids, is in :func:`diagnosis_lines`. What does not fit is
+counted, never dropped in silence.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
-from workbench.analysis.report import SEVERITIES
-from workbench.doctor.diagnosis import Diagnosis, Subject, Suspect
-from workbench.doctor.sign import Cleared, Sign
+from workbench.analysis.report import SEVERITIES, Finding
+from workbench.doctor.ledger.sign import Cleared, Sign
+from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject, Suspect
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
@@ -36,43 +32,32 @@ __all__ = [
 ]  # fmt: skip
 
 WIDTH = 100  #: columns
-SCREEN = 40  #: lines of a typical diagnosis
+SCREEN = 40  #: lines of the first screen
 MARK = {"error": "ERROR", "warn": "WARN", "info": "info"}
-HEAD = 13  #: columns of a section's name
+HEAD = 15  #: columns of a section's name
+MANY = 10_000  #: lines: all of them
 
 
-class Room(NamedTuple):
-    """How much is shown: signs and lines of a row of the first cause, of further ones; causes; rows of a section."""
-
-    first: int
-    others: int
-    long: int
-    causes: int
-    section: int
-
-
-#: From generous to terse: the first that fits the screen is taken, else the last.
-ROOMS = (
-    Room(6, 4, 4, 5, 8), Room(6, 3, 3, 5, 4), Room(5, 2, 3, 4, 3), Room(5, 1, 2, 4, 3), Room(4, 1, 2, 3, 2),
-    Room(4, 0, 2, 3, 2), Room(3, 0, 1, 3, 2),
-)  # fmt: skip
-BRIEF = ("proof", "remedy")  #: rows of a cause that has no room
-ALL = Room(10_000, 10_000, 10_000, 10_000, 10_000)
+PROOFS, FURTHER, SECTION = 3, 3, 4  #: lines of proof; further causes; lines of a section, on the first screen
+#: Where a sign was seen → how a sentence about it begins.
+PLACES = {
+    "before → echo": "in the load", "before → after": "since the resume", "echo → after": "after the load",
+    "before": "in the checkpoint", "echo": "in the echo", "after": "in the later checkpoint",
+}  # fmt: skip
+SURE = {
+    "certain": "certain", "likely": "likely: it fits the measurements best",
+    "possible": "possible: it rests on a statistic, or the change may be intended",
+}  # fmt: skip
 
 
 def diagnosis_text(d: Diagnosis) -> str:
-    """At most a screen for a typical case, 100 columns wide."""
-    found: list[str] = []
-    for room in ROOMS:
-        found = list(_lines(d, room))
-        if len(found) <= SCREEN:
-            break
-    return "\n".join(found)
+    """The first screen: at most 40 lines of 100 columns, no ids."""
+    return "\n".join(_screen(d))
 
 
 def diagnosis_lines(d: Diagnosis) -> list[str]:
     """Everything, however long."""
-    return list(_lines(d, ALL))
+    return list(_lines(d))
 
 
 def suspect_title(one: Suspect) -> str:
@@ -81,30 +66,19 @@ def suspect_title(one: Suspect) -> str:
     return f"{safe(one.title).rstrip('.')} ({safe(one.certainty)}{since})"
 
 
-def suspect_rows(one: Suspect, signs: int | None = None) -> Iterator[tuple[str, str]]:
+def suspect_rows(one: Suspect) -> Iterator[tuple[str, str]]:
     """What is said of a cause as ``(row, sentence)``; rows of one name follow one another."""
-    # every rule once before any twice: many kinds of proof say more than many places
-    first = {sign.rule: sign for sign in reversed(one.signs)}
-    first = {sign.rule: sign for sign in one.signs if first[sign.rule] is sign}
-    ordered = [sign for sign in one.signs if first[sign.rule] is sign]
-    ordered += [sign for sign in one.signs if first[sign.rule] is not sign]
-    for sign in ordered[:signs]:
+    for sign in one.signs:
         yield "proof", _proof(sign)
-    shown = {sign.rule for sign in ordered[:signs]}
-    if rest := [safe(rule) for rule in first if rule not in shown]:
-        yield "proof", f"{'also ' if signs else ''}{', '.join(rest)}"
-    excluded = list(reasons(one.excludes))
-    kept = excluded if signs is None else excluded[: max(signs // 2, 1)]
-    for words in kept:
+    for words in reasons(one.excludes):
         yield "excludes", words
-    if len(excluded) > len(kept):
-        yield "excludes", f"… {units.plural(len(excluded) - len(kept), 'more reason')}"
+    yield "sure", _sure(one)
     if one.affected or one.tensors:
         yield "affected", _affected(one)
     for sentence in one.damage:
-        yield "damage", safe(sentence)
+        yield "expect", safe(sentence)
     if one.remedy:
-        yield "remedy", safe(one.remedy)
+        yield "do", safe(one.remedy)
     if one.settle:
         yield "settle", safe(one.settle)
 
@@ -136,23 +110,106 @@ def reasons(told: Mapping[str, str]) -> Iterator[str]:
         yield f"{', '.join(safe(rule) for rule in rules)}: {safe(why)}"
 
 
-def _lines(d: Diagnosis, room: Room) -> Iterator[str]:
-    yield "RESUME DOCTOR"
+# ---- the first screen ------------------------------------------------------------------------------------------------
+
+
+def _screen(d: Diagnosis) -> Iterator[str]:
+    yield _heading(d)
+    for one in d.subjects:
+        yield f"  {pad(safe(one.which), 6)}  {shorten(safe(one.path), WIDTH - 10)}"
+    real = [one for one in d.causes if one.severity != "info"]
+    if not real:
+        yield from _wrapped(pad("VERDICT", HEAD), safe(d.verdict), 6)
+    for number, cause in enumerate(real[: 1 + FURTHER]):
+        yield from _wrapped(pad(MARK[cause.severity], 7), safe(cause.title), 3)
+        if number == 0:
+            yield from _first(cause)
+    if len(real) > 1 + FURTHER:
+        yield f"       and {units.plural(len(real) - 1 - FURTHER, 'further cause')}"
+    if real:
+        for note in _notes(d):
+            yield from _wrapped(pad("NOTE", HEAD), note, 3)
+        yield from _wrapped(pad("COMPARED", HEAD), safe(d.coverage), 3)
+    rest = [one for one in d.found if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
+    yield from _section("ALSO SEEN", (safe(one.message) for one in rest), SECTION)
+    kept = [one for one in d.ruled_out if not one.what.endswith((" (before)", " (after)"))]
+    yield from _section("FOUND CORRECT", map(_cleared, kept), SECTION)
+    if d.not_checked:
+        yield from _wrapped(
+            pad("", HEAD), f"{units.plural(len(d.not_checked), 'check')} could not be made; list them with --all", 2
+        )
+
+
+def _heading(d: Diagnosis) -> str:
+    """``RESUME DOCTOR  dcp, step 240 → echo → step 260``."""
+    parts: list[str] = []
+    for one in d.subjects:
+        step = "no step stored" if one.step is None else f"step {one.step:,}"
+        kind = f"{safe(one.format)}, " if not parts or one.format != d.subjects[0].format else ""
+        parts.append("echo" if one.which == "echo" and d.subjects[0].step == one.step else f"{kind}{step}")
+    return f"RESUME DOCTOR  {' → '.join(parts)}"
+
+
+def _first(one: Suspect) -> Iterator[str]:
+    rows = []
+    if one.since is not None:
+        rows.append(("since", f"step {one.since:,}"))
+    proof = [sign for sign in one.signs if sign.severity != "info"] or list(one.signs)
+    rows += [("proof", _plain(sign)) for sign in proof[:PROOFS]]
+    if len(proof) > PROOFS:
+        rows.append(("proof", f"… and {units.plural(len(proof) - PROOFS, 'further measurement')}"))
+    rows += [("expect", safe(sentence)) for sentence in one.damage[:1]]
+    rows.append(("do", safe(one.remedy)))
+    rows.append(("sure", _sure(one)))
+    before = ""
+    for name, words in rows:
+        yield from _wrapped(f"  {pad('' if name == before else name, 9)} ", words, 4 if name == "do" else 3)
+        before = name
+
+
+def _sure(one: Suspect) -> str:
+    """``certain: the moments of 14 of 14 parameters are equal bit for bit``."""
+    words = SURE[one.certainty]
+    if one.certainty == "certain" and one.excludes:
+        words += f": {safe(next(iter(one.excludes.values())))}"
+    if one.question:
+        return f"{words}. {safe(one.question[0].upper() + one.question[1:])} If so, nothing is wrong"
+    return f"{words}. It could also be: {safe(one.runner_up)}" if one.runner_up else words
+
+
+def _plain(sign: Sign) -> str:
+    where = PLACES.get(str(sign.evidence.get("in", "")), "")
+    return f"{where}: {safe(sign.message)}" if where else safe(sign.message)
+
+
+def _explained(finding: Finding, causes: Sequence[Suspect]) -> bool:
+    return any(sign.rule == finding.rule and sign.message == finding.message for one in causes for sign in one.signs)
+
+
+def _notes(d: Diagnosis) -> list[str]:
+    """What was chosen or exchanged: a run's folder, an echo of another step."""
+    return [safe(note) for note in d.notes]
+
+
+def _cleared(one: Cleared) -> str:
+    return f"{safe(one.what)}: {safe(one.message)}"
+
+
+# ---- everything ------------------------------------------------------------------------------------------------------
+
+
+def _lines(d: Diagnosis) -> Iterator[str]:
+    yield _heading(d)
     for one in d.subjects:
         yield _subject(one)
-    yield from _wrapped(pad("VERDICT", HEAD), safe(d.verdict), max(room.long, 4))
-    for number, suspect in enumerate(d.causes[: room.causes], 1):
-        yield from _suspect(number, suspect, room)
-    if len(d.causes) > room.causes:
-        rest = d.causes[room.causes :]
-        titled = "; ".join(f"{safe(one.cause)} {safe(one.title).rstrip('.')} ({one.certainty})" for one in rest)
-        words = titled if len(titled) < 2 * (WIDTH - HEAD) else _ids(one.cause for one in rest)
-        yield from _wrapped("  further    ", words, 3)
-    yield from _section("ALSO SEEN", also_seen(d), room, f"further {'findings' if d.causes else 'ones'}")
-    yield from _section("RULED OUT", map(cleared_sentence, most_excluding(d.ruled_out)), room, "more")
-    yield from _section("NOT CHECKED", reasons(d.not_checked), room, "more")
-    if d.not_applicable:
-        yield from _section("NOT NEEDED", reasons(d.not_applicable), room, "more")
+    yield from _wrapped(pad("VERDICT", HEAD), safe(d.verdict), MANY)
+    yield from _wrapped(pad("COMPARED", HEAD), safe(d.coverage), MANY)
+    for number, suspect in enumerate(d.causes, 1):
+        yield from _suspect(number, suspect)
+    yield from _section("ALSO SEEN", also_seen(d), MANY)
+    yield from _section("FOUND CORRECT", map(cleared_sentence, most_excluding(d.ruled_out)), MANY)
+    yield from _section("NOT LOOKED AT", reasons(d.not_checked), MANY)
+    yield from _section("NOT NEEDED", reasons(d.not_applicable), MANY)
 
 
 def _subject(one: Subject) -> str:
@@ -161,17 +218,11 @@ def _subject(one: Subject) -> str:
     return head + shorten(safe(one.path), max(WIDTH - len(head), 20))
 
 
-def _suspect(number: int, one: Suspect, room: Room) -> Iterator[str]:
+def _suspect(number: int, one: Suspect) -> Iterator[str]:
     yield from _wrapped(f"  {number} {pad(MARK[one.severity], 5)}  {pad(safe(one.cause), 4)}", suspect_title(one), 2)
     before = ""
-    signs = None if room is ALL else room.first if number == 1 else room.others
-    for name, words in suspect_rows(one, signs):
-        if signs == 0 and name not in BRIEF:
-            continue
-        head = f"      {pad('' if name == before else name, 9)} "
-        # what to do is never cut, but where nothing else helps
-        most = 8 if name == "remedy" and room.long > 1 else min(room.long, 3)
-        yield from _wrapped(head, words, room.long if room is ALL else most, 5 * (name == "proof"))
+    for name, words in suspect_rows(one):
+        yield from _wrapped(f"      {pad('' if name == before else name, 9)} ", words, MANY, 5 * (name == "proof"))
         before = name
 
 
@@ -206,12 +257,12 @@ def _follows(one: str, other: str) -> bool:
     return digits and one[:1] == other[:1] and int(other[1:]) == int(one[1:]) + 1
 
 
-def _section(name: str, sentences: Iterable[str], room: Room, more: str) -> Iterator[str]:
+def _section(name: str, sentences: Iterable[str], most: int) -> Iterator[str]:
     listed = list(sentences)
-    for at, words in enumerate(listed[: room.section]):
-        yield from _wrapped(pad("" if at else name, HEAD), words, min(room.long, 2) if room is not ALL else room.long)
-    if len(listed) > room.section:
-        yield f"{' ' * HEAD}… {len(listed) - room.section:,} {more}"
+    for at, words in enumerate(listed[:most]):
+        yield from _wrapped(pad("" if at else name, HEAD), words, 2 if most < MANY else MANY)
+    if len(listed) > most:
+        yield f"{' ' * HEAD}… {len(listed) - most:,} more (--all)"
 
 
 def _wrapped(head: str, words: str, most: int, deeper: int = 0) -> Sequence[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-from workbench.doctor.diagnosis import Diagnosis, Suspect
+from workbench.doctor.reasoning.diagnosis import Diagnosis, Suspect
 from workbench.views import units
 from workbench.views.doctor import (
     MARK,
@@ -54,10 +54,13 @@ def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
     )
     parts = [f"<div><b>{escape(safe(d.verdict))}</b></div>"] if not brief else []
     parts.append(f"<table>{subjects}</table>")
+    parts += [f"<div>{escape(safe(note))}</div>" for note in d.notes]
+    if d.coverage:
+        parts.append(f"<div>Compared: {escape(safe(d.coverage))}</div>")
     parts += [_suspect(number, one) for number, one in enumerate(d.causes, 1)]
     parts.append(_fold("also seen", also_seen(d), not brief))
-    parts.append(_fold("ruled out", map(cleared_sentence, most_excluding(d.ruled_out)), not brief))
-    parts.append(_fold("not checked", reasons(d.not_checked), not brief))
+    parts.append(_fold("found correct", map(cleared_sentence, most_excluding(d.ruled_out)), not brief))
+    parts.append(_fold("not looked at", reasons(d.not_checked), not brief))
     parts.append(_fold("not needed", reasons(d.not_applicable), not brief))
     parts.append(_fold("checked", reasons(d.checked), False))
     parts.append(_facts(d.facts))

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import holoviews as hv
 import numpy as np
 
-from workbench.doctor.diagnosis import Diagnosis
 from workbench.doctor.passes.pair import PairState
 from workbench.doctor.pictured.samples import ENDS, Cloud, low_bits, sample_pair
 from workbench.doctor.pictured.shards import STATES, Rows, Shards, match_rows, shard_map
+from workbench.doctor.reasoning.diagnosis import Diagnosis
 from workbench.views.names import safe, shorten, shorten_all
 from workbench.views.picture import GREY, OKABE_ITO, boxes, curves, legend, ticks
 

@@ -27,7 +27,7 @@ from workbench.app.work import Work
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
 
 if TYPE_CHECKING:
-    from workbench.doctor.diagnosis import Diagnosis
+    from workbench.doctor.reasoning.diagnosis import Diagnosis
 
 __all__ = ["Doctor", "parse_given"]
 

@@ -20,7 +20,7 @@ from workbench.app.jobs import Schedule, Tick
 from workbench.app.save import csv_button, json_button, text_button
 from workbench.app.tabs.report_view import Findings, finding_frame
 from workbench.app.work import Work
-from workbench.doctor.diagnosis import Diagnosis
+from workbench.doctor.reasoning.diagnosis import Diagnosis
 from workbench.views.doctor_html import diagnosis_html, diagnosis_page
 from workbench.views.doctor_pictures import doctor_drawers
 

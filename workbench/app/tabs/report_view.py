@@ -37,7 +37,7 @@ PAGE = 12
 
 def view_of(report: Report) -> pn.viewable.Viewer:
     """The viewer of that kind of report, for a notebook's cell."""
-    from workbench.doctor.diagnosis import Diagnosis
+    from workbench.doctor.reasoning.diagnosis import Diagnosis
 
     if isinstance(report, Diagnosis):
         from workbench.app.tabs.doctor_view import DiagnosisView

@@ -12,50 +12,18 @@ The factors follow from Adam's bias correction (Kingma & Ba 2014, Algorithm 1), 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.laws.bounds import bias_factor
 
-__all__ = ["FIRST_LOSSES", "expected", "lost_updates", "recovery", "reset_extremes"]
+__all__ = [
+    "counters_restarted", "fresh", "lost_updates", "moments_lost", "recovery", "reset_extremes", "second_lost",
+    "updates_lost", "wrong_steps",
+]  # fmt: skip
 
 Betas = tuple[float, float]
 HALF_LAST_BIT = 2.0**-9  #: of a bf16 number, relative: smaller updates of it round away
 LONG = 200_000  #: updates looked at at most; β2 = .9999 has settled by then
-
-#: Chapter or cause → which loss jumps first after the resume (catalogue, 5: decision table).
-FIRST_LOSSES = {
-    "B": "the first loss is right, then a slow bump", "C": "the first loss is right; what follows goes with the lr",
-    "B2": "the first loss is right; what follows goes with the size of the updates",
-    "B4": "the first loss is right, the second wrong", "D2": "the first loss is right, the second wrong",
-    "D1": "no loss shows it", "D4": "no loss shows it", "D3": "the first loss is wrong, the second right",
-    "A": "the first losses are wrong, and heal over 10² to 10³ updates",
-    "E": "the first losses are wrong, and heal over 10² to 10³ updates",
-    "E13": "the first loss is right, then a slow bump", "E7": "the first loss is right where only the state is shifted",
-    "F4": "the first loss is better than before, then worse", "F7": "the first losses are wrong",
-    "F2": "a fresh head: the first losses are wrong; a copy: none is",
-    "G": "damaged weights show in the first loss, damaged masters and moments from the second on",
-    "H": "the loss goes with the setting",
-    "C6": "the loss drops where the data was seen before",
-}  # fmt: skip
-
-
-def expected(cause: str, facts: TrainingState, share: float | None = None) -> tuple[str, ...]:
-    """What to expect, a sentence each.
-
-    Args:
-        facts: of the run: its betas and lr put numbers in.
-        share: of the weights' elements that are affected.
-    """
-    said = []
-    if cause in _OF and facts.betas is not None:
-        said += _OF[cause](facts.betas)
-    if cause == "D1" and facts.lr:
-        said.append(lost_updates(facts.lr))
-    if share is not None and 0 < share < 1 and cause[0] in "ADEFG":
-        said.append(f"{_percent(share)} of the weights are affected")
-    words = FIRST_LOSSES.get(cause) or FIRST_LOSSES.get(cause[0])
-    return (*said, words) if words else tuple(said)
 
 
 def recovery(betas: Betas) -> int:
@@ -77,19 +45,26 @@ def reset_extremes(betas: Betas) -> tuple[float, float, int, int]:
 def lost_updates(lr: float, share: float = 0.3) -> str:
     """From which size of a weight usual updates (``share`` of the lr) are below half a last bit of bf16."""
     size = share * lr / HALF_LAST_BIT
-    return f"at lr {lr:.2g} updates of weights above about {size:.1g} were below half a last bit of bf16, and are lost"
+    return f"at lr {lr:.2g}, typical updates of weights above about {size:.1g} are too small for bf16 and were lost"
 
 
-def _counters(betas: Betas) -> list[str]:
-    first, far, at, settled = reset_extremes(betas)
-    words = f"the first update is ×{first:.2f} its size"
+def counters_restarted(facts: TrainingState) -> list[str]:
+    """Of counters that began anew under moments that were kept."""
+    if facts.betas is None:
+        return []
+    first, far, at, settled = reset_extremes(facts.betas)
+    words = f"the first update is ×{first:.2f} its usual size"
     if at > 1:
         words += f", update {at:,} ×{far:.2f}"
-    kind = "too small: a flat stretch" if far < 1 else "too large: a bump"
-    return [f"{words}; {kind}, until about update {settled:,}"]
+    kind = "updates are too small: expect a flat stretch" if far < 1 else "updates are too large: expect a bump"
+    return [f"{words}; {kind} until about update {settled:,}"]
 
 
-def _moments(betas: Betas) -> list[str]:
+def moments_lost(facts: TrainingState) -> list[str]:
+    """Of moments that are gone under counters that went on."""
+    if facts.betas is None:
+        return []
+    betas = facts.betas
     steps = range(1, min(LONG, recovery(betas) + 50))
     worst = min(steps, key=lambda s: bias_factor(betas, s))
     most = 1 / bias_factor(betas, worst)
@@ -101,24 +76,30 @@ def _moments(betas: Betas) -> list[str]:
     ]
 
 
-def _fresh(betas: Betas) -> list[str]:
+def fresh(facts: TrainingState) -> list[str]:
+    """Of an optimizer that began anew."""
+    if facts.betas is None:
+        return []
     return [
         "the first update moves every weight by the lr itself, some 3 to 5 times the usual",
-        f"oversized updates for about 3/(1−β2) = {recovery(betas):,} updates",
+        f"oversized updates for about 3/(1−β2) = {recovery(facts.betas):,} updates",
     ]
 
 
-def _variance(betas: Betas) -> list[str]:
-    most = betas[0] / math.sqrt(1 - betas[1])
+def second_lost(facts: TrainingState) -> list[str]:
+    """Of second moments that are gone."""
+    if facts.betas is None:
+        return []
+    most = facts.betas[0] / math.sqrt(1 - facts.betas[1])
     return [f"the first update is up to {most:.0f} times m/|g| · lr, without bound where the new gradient is small"]
 
 
-_OF: Mapping[str, Callable[[Betas], list[str]]] = {
-    "B1": _fresh, "B2": _counters, "B3": _moments, "B4": _variance,
-    "B5": lambda betas: [f"steps of wrong size for about 3/(1−β2) = {recovery(betas):,} updates"],
-    "E13": lambda betas: [f"steps of wrong size for about 3/(1−β2) = {recovery(betas):,} updates"],
-}  # fmt: skip
+def wrong_steps(facts: TrainingState) -> list[str]:
+    """Of moments that belong to other parameters."""
+    betas = facts.betas
+    return [] if betas is None else [f"steps of wrong size for about 3/(1−β2) = {recovery(betas):,} updates"]
 
 
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 else f"{share:.1e}"
+def updates_lost(facts: TrainingState) -> list[str]:
+    """Of masters that were rounded."""
+    return [lost_updates(facts.lr)] if facts.lr else []

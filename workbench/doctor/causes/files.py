@@ -2,50 +2,299 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workbench.doctor.causes.case import Case, Match
 from workbench.doctor.causes.cause import made
+from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.places import kinds
+from workbench.doctor.ledger.rows import BUFFERS, MASTERS, MOMENTS, WEIGHTS, Change
+from workbench.doctor.ledger.sign import many
 
 __all__ = ["CHANGES", "CORRUPTION"]
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the checkpoint before"
+VALUES = ("near", "other", "part", "slight", "fill", "zero")
+BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments from which numbers explode
+TOP = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}  #: highest exponent bit
+
+
+def _all(change: Change) -> tuple[str, ...]:
+    return (*change.weights, *MASTERS, *MOMENTS)
+
+
+def _flips(case: Case, change: Change) -> Iterator[tuple[bool, bool, frozenset[str]]]:
+    """Flipped bits as ``(of a moment, of the top exponent bit, names)``."""
+    for moment, quantities in ((False, (*change.weights, *MASTERS)), (True, MOMENTS)):
+        names = frozenset(change.hit(quantities, "flip"))
+        if names:
+            found = [change.detail(quantities, name) for name in names]
+            top = any(one.get("top") or float(one.get("worst") or 0) > 1e4 for one in found)
+            yield moment, top, names
+
+
+def damaged(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        nan = frozenset(change.hit((*_all(change), *BUFFERS), "nan"))
+        if change.leg != "load" and any(one.hit(MOMENTS, *BEGINNINGS) for one in case.changes):
+            nan = frozenset()  # what began as other moments is not finite some updates later
+        if nan and not case.fired("S03"):
+            law = (
+                f"elements of {many(len(nan), 'parameter')} were finite before and are not in the echo"
+                if change.exact
+                else ""
+            )
+            yield Match(change.leg, 1.0, nan, change.exact, reasons=case.against(("G9 C2", law)))
+        for moment, top, names in _flips(case, change):
+            if not moment:
+                yield Match(change.leg, 1.0 if top else 0.6, names, change.exact and top)
+    if signs := case.fired("S01", "P09"):
+        old = [one for one in signs if one.evidence.get("in") == "before"]
+        reasons = case.against(("B1 C1 C2", "it is so in the checkpoint that was resumed from" if old else ""))
+        # what began as other moments is NaN some updates later
+        began = any(change.hit(MOMENTS, *BEGINNINGS) for change in case.changes)
+        yield Match("before" if old else case.resumed, 0.3 if began and not old else 0.9,
+                    frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), reasons=reasons)  # fmt: skip
+    if signs := case.fired("S02"):
+        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def flipped(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        for moment, top, names in _flips(case, change):
+            if not moment:
+                yield Match(change.leg, 0.6 if top else 1.0, names, change.exact and not top)
+            else:
+                yield Match(change.leg, 0.6, names, False)
+    few = [one for one in case.fired("S08") if int(one.evidence.get("elements", 9)) <= 8]
+    if few and not case.change("load").hit((*WEIGHTS, *MASTERS)):
+        yield Match(case.resumed, 0.8, frozenset(n for s in few for n in s.tensors), signs=tuple(few))
+
+
+def moment_flipped(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        for moment, _, names in _flips(case, change):
+            if moment:
+                yield Match(change.leg, 1.0, names, change.exact)
+    if signs := case.fired("S03"):
+        nan = case.fired("S01", "P09")
+        yield Match(case.resumed, 0.97, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *nan))
+    few = [one for one in case.fired("S04") if int(one.evidence.get("elements", 9)) <= 8]
+    if few or case.fired("N28"):
+        signs = [*few, *case.fired("N28")]
+        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def zeroed(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = frozenset(change.hit(_all(change), "zeros"))
+        if names:
+            yield Match(change.leg, 0.98, names, False)
+        patch = frozenset(change.hit(_all(change), "patch"))
+        if patch:
+            yield Match(change.leg, 0.97, patch, False, title="A small part of one tensor is damaged.")
+        whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
+        if whole and not kinds(whole) <= {"norm"}:
+            yield Match(change.leg, 0.85, whole, False, title="Weights became zero.")
+    if signs := case.fired("S11"):
+        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def truncated(case: Case) -> Iterator[Match]:
+    signs = [one for one in case.fired("V01") if "G8" not in one.causes[:1]]
+    if signs:
+        yield Match(case.resumed, 0.9, signs=tuple(signs))
+
+
+def mixed(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        weights = change.hit((*change.weights, *MASTERS), *VALUES)
+        moments = change.hit(MOMENTS, *VALUES, "fallen")
+        place = case.traits.get("place") if change.leg == "load" else None
+        confined = place is not None and place.confined
+        part = frozenset(change.hit(_all(change), "part"))
+        numbered = {name for name in moments if is_numbered(name)} if weights else set()
+        both = frozenset(weights & moments or (weights | numbered if numbered else ()))
+        odd = case.counters(change.leg)
+        few = frozenset((odd.ahead | odd.behind) - (set() if not change.whole(("step",), odd.ahead | odd.behind) else
+                                                     odd.ahead | odd.behind))  # fmt: skip
+        if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
+            continue  # the load made updates of its own
+        if confined and (weights or moments):
+            yield Match(change.leg, 0.97, frozenset(weights | moments), False)
+        elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
+            yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
+        elif both and not change.whole(change.weights, both):
+            words = f"the others of {many(len(change.seen(*change.weights)), 'weight')} are as they were"
+            yield Match(change.leg, 0.95, both, False, reasons=case.against(("G7", words)))
+        elif moments and not weights and case.still(change, moments):
+            lagging = bool(odd.behind)
+            yield Match(change.leg, 0.9 if lagging else 0.8, frozenset(moments), False)
+        if few and not change.hit(MOMENTS) & few:
+            yield Match(change.leg, 0.6, few, False)
+    files = [one for one in case.fired("S07") if one.evidence.get("files")]
+    signs = [*case.fired("N24", "V04"), *files]
+    if signs:
+        yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def repeated(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        weights = frozenset(change.hit((*change.weights, *MASTERS), "near", "slight"))
+        moments = change.hit(MOMENTS, *VALUES, "fallen")
+        counters = case.counters(change.leg)
+        update = change.leg == "load" and 0 < counters.by <= 3 and bool(counters.ahead)
+        if (
+            weights & moments
+            and change.whole(change.weights, weights)
+            and change.whole(MOMENTS, moments)
+            and not update
+        ):
+            yield Match(change.leg, 0.9, weights, False)
+    if signs := case.fired("N25"):
+        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def incomplete(case: Case) -> Iterator[Match]:
+    signs = [one for one in case.fired("V01") if "G8" in one.causes[:1]]
+    if signs:
+        yield Match(case.resumed, 0.9, signs=tuple(signs))
+
+
+def computation(case: Case) -> Iterator[Match]:
+    """Only where the load is known to be right in all that is stored, and what follows is not."""
+    load, train = case.change("load"), case.change("train")
+    groups = [quantity for quantity in (*WEIGHTS, *MASTERS, *MOMENTS) if load.seen(quantity)]
+    clean = bool(groups) and not load.hit(groups) and not case.fired("S01", "S03", where="before")
+    whole = not any(case.ledger.reasons("load", (quantity,)) for quantity in (*WEIGHTS, *MASTERS, *MOMENTS))
+    broken = frozenset(train.hit(_all(train), "nan", "other", "flip"))
+    if clean and whole and broken and set(groups) & set(MOMENTS):
+        words = case.equal(load, groups, "weights and moments")
+        yield Match("train", 0.8, broken, False, reasons=case.against(("G1 G3 A2 B1 B6", words)))
+
+
+# ---- H: on purpose ---------------------------------------------------------------------------------------------------
+
+
+def settings(case: Case) -> Iterator[Match]:
+    signs = [*case.fired("R12", info=True), *case.fired("P16", "R14", "P19", "N12", info=True)]
+    signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
+    if signs:
+        yield Match("train" if case.evidence.after is not None else case.resumed, 0.8, signs=tuple(signs),
+                    question="were the settings changed on purpose?")  # fmt: skip
+    train = case.change("train")
+    idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
+    still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
+    if still:
+        question = "these parameters did not train: were they frozen on purpose?"
+        title = "Parameters stand still: no update reached them."
+        yield Match("train", 1.0, still, signs=tuple(idle), question=question, title=title)
+    rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
+    if rates and (case.declared or any(one.evidence.get("declared") for one in rates)):
+        yield Match(case.resumed, 0.9, signs=tuple(rates), question="the learning rate was changed: was that intended?")
+    kinds_of_data = ("samples", "loader", "consumed_samples")
+    moved = [one for one in case.fired("S18", "R11", "P20") if one.evidence.get("kind") in kinds_of_data]
+    ahead = [one for one in moved if _later(one.evidence)]
+    if ahead:
+        yield Match(case.resumed, 0.9, signs=tuple(ahead), question="data was skipped: was that intended?",
+                    title="Data was skipped.")  # fmt: skip
+    clip = case.fired("S19")
+    if clip:
+        yield Match(
+            case.resumed, 0.4, signs=tuple(clip), title="The second moments are larger than the stated clip allows."
+        )
+
+
+def _later(found: Mapping[str, Any]) -> bool:
+    now = found.get("echo", found.get("consumed", found.get("loader")))
+    due = found.get("before", found.get("step", 0) * found.get("batch", 1))
+    return now is not None and now > due
+
+
+# ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 CORRUPTION = (
     made("G1", "A number is damaged: a flipped exponent bit, NaN or infinity.", "memory, network or storage",
-         "NaN, or an explosion", RESTORE, HASHES, "catalogue G1"),
+         "NaN, or an explosion", RESTORE, HASHES, "catalogue G1",
+         explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=damaged),
     made("G2", "A bit is flipped.", "memory, network or storage", "mostly none", RESTORE + "; or set the element right",
-         HASHES, "catalogue G2"),
+         HASHES, "catalogue G2",
+         explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=flipped),
     made("G3", "A bit of a second moment is flipped.", "memory, network or storage",
-         "negative: NaN; smaller: a huge step; larger: a frozen weight", RESTORE, HASHES, "catalogue G3"),
+         "negative: NaN; smaller: a huge step; larger: a frozen weight", RESTORE, HASHES, "catalogue G3",
+         explains="S01 S02 S03 S04 R03 R06 R09 P03 P04 P09 N16 S19 P05 P06 P08 P11 P12 P13 P17 P18",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=moment_flipped),
     made("G4", "A file is truncated or unreadable.", "an interrupted or failed write", "the load fails, or zeros",
-         RESTORE, "the file's size at the save", "catalogue G4"),
+         RESTORE, "the file's size at the save", "catalogue G4",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S11 R01 R03 R08 P02 V01 "
+                  "V02 V03 N18",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=truncated),
     made("G5", "Pages of a file are zeros.", "a crash before the write, sparse holes, a map of an overwritten file",
-         "a small jump", RESTORE + "; fsync before the save is called done", HASHES, "SimpleTuner 2714"),
-    made("G6", "Parts are from different saves.",
+         "a small jump", RESTORE + "; fsync before the save is called done", HASHES, "SimpleTuner 2714",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
+                  "S08 S11 S12 S15 S03 R03 R08 N29 P09 N8",
+         expects="S11 R08",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=zeroed),
+    made("G6", "Parts of the checkpoint come from different saves.",
          "one rank's file is older, or an asynchronous save was not consistent",
          "often invisible", "take all files from one save; copy tensors before an asynchronous save returns",
          "the checkpoint before: which files equal it?", "pytorch 144657, Lightning 20953",
          dcp="dcp.async_save must stage CPU tensors too; compare .metadata's time with the files'",
          deepspeed="all *_optim_states.pt must be of one save: compare their times",
-         megatron="all mp_rank_* must be of one save: compare their times and iterations"),
+         megatron="all mp_rank_* must be of one save: compare their times and iterations",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 S04 S06 S07 "
+                  "S08 S12 N24 R10 P01 ",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=mixed),
     made("G7", "A whole save repeats an older one.", "cached structures were written again", "the resume goes back",
-         "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312"),
+         "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
+                  "S06 S07 S16 S17 S18",
+         expects="S07 N25 R09",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         everywhere=True,
+         pattern=repeated),
     made("G8", "The pointer to the latest checkpoint leads to an incomplete one.", "written before the save was done",
          "an old or partial resume", "write the pointer last; resume from the last complete save",
-         "the files on disk", "speculators 739"),
+         "the files on disk", "speculators 739",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S07 R01 P02 V01 V04 N18",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=incomplete),
     made("G9", "The computation itself made wrong numbers.", "a defective device", "bursts, or steady drift",
-         "run the step again on another device; test the device", "the same step from another run", "catalogue G9"),
+         "run the step again on another device; test the device", "the same step from another run", "catalogue G9",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 S01 P09 S12",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         pattern=computation),
     made("G10", "What was read is not what is stored.", "a damaged read was broadcast", "as for flipped bits",
-         "read again; compare with hashes made before the upload", HASHES, "catalogue G10"),
+         "read again; compare with hashes made before the upload", HASHES, "catalogue G10",
+         explains="R06 R08 R09 V02 V03 S08 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18",
+         losses="damaged weights show in the first loss, damaged masters and moments from the second on"),
 )  # fmt: skip
 
 CHANGES = (
-    made("H1", "Settings changed: on purpose?", "arguments of the new launch, or new defaults", "as the setting goes",
+    made("H1", "Settings of the run changed.", "arguments of the new launch, or new defaults", "as the setting goes",
          "compare the arguments with what was meant; if they were not, resume again with those of before",
-         "the arguments of both launches", "catalogue H1"),
+         "the arguments of both launches", "catalogue H1",
+         explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14",
+         losses="the loss depends on the setting",
+         everywhere=True,
+         pattern=settings),
     made("H2", "The model's config changed where no tensor shows it.", "rope base, attention scale, ε of norms",
-         "a jump from the first loss on", "compare the model's config files", "config.json of both", "catalogue H2"),
+         "a jump from the first loss on", "compare the model's config files", "config.json of both", "catalogue H2",
+         losses="the loss depends on the setting"),
     made("H3", "A pocket of bad data.", "few tokens with large gradients", "a spike that a resume does not cause",
-         "look at the batches of those steps", "the data's position and log", "catalogue H3"),
+         "look at the batches of those steps", "the data's position and log", "catalogue H3",
+         losses="the loss depends on the setting"),
     made("H4", "The model itself becomes unstable.", "attention or output logits grow", "spikes that come back",
-         "q/k norms, z-loss, a lower lr", "older checkpoints", "catalogue H4"),
+         "q/k norms, z-loss, a lower lr", "older checkpoints", "catalogue H4",
+         losses="the loss depends on the setting"),
 )  # fmt: skip

@@ -2,80 +2,368 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from workbench.doctor.causes.case import Case, Match
 from workbench.doctor.causes.cause import made
+from workbench.doctor.causes.damage import wrong_steps
+from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.places import kinds
+from workbench.doctor.ledger.rows import AVERAGES, MASTERS, MOMENTS, WEIGHTS, Change
+from workbench.doctor.ledger.sign import many
 
 __all__ = ["COPIES", "LAYOUTS"]
 
+OF_AVERAGES = ("ema", "average", "swa")  #: words in keys of averaged weights
+FAR = 0.1  #: distance from 1 of a factor of norms that their updates do not make
+OUTER = {"embed", "head"}  #: kinds that have a row a token
 ECHO = "an echo: save again right after the load, before any update"
+#: Tag of where rows went → how well each cause fits it.
+TAGS = {
+    "layer": {"E9": 1.0}, "expert": {"E10": 1.0}, "gate_up": {"E3": 1.0, "E2": 0.5}, "gate_up_mixed": {"E2": 1.0},
+    "qkv": {"E4": 1.0, "E1": 0.5}, "heads": {"E6": 1.0, "E1": 0.6}, "rope": {"E5": 1.0, "E6": 0.6},
+    "vocab": {"F7": 1.0, "E1": 0.5}, "uneven": {"E8": 1.0, "F7": 0.5}, "padding": {"E11": 0.9, "F7": 0.8},
+    "ranks": {"E1": 1.0},
+    "name": {"E9": 0.8, "A1": 0.7}, "mixed": {"E1": 0.9, "E13": 0.5}, "flat": {"E13": 0.9, "E7": 0.8},
+    "shift": {"E7": 1.0, "E13": 0.6}, "axis": {"E1": 1.0},
+}  # fmt: skip
+
+
+def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
+    """A pattern: rows, columns or elements of weights are all there, at other places."""
+
+    def pattern(case: Case) -> Iterator[Match]:
+        for change in case.changes:
+            by_tag: dict[str, set[str]] = {}
+            for form, names in change.forms((*change.weights, *MASTERS)).items():
+                if form.startswith("moved."):
+                    by_tag.setdefault(form.removeprefix("moved."), set()).update(names)
+            for tag, names in by_tag.items():
+                strength = TAGS.get(tag, {}).get(cause, 0.0)
+                if not strength:
+                    continue
+                moments = change.hit(MOMENTS, "moved.", "moved") & names
+                names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # whose they are is not known
+                words = f"the moments of {len(moments):,} of {len(names):,} moved with them" if moments else ""
+                reasons = case.against(
+                    ("A1 A2 F4 D2 G6", _placed(change, names)), ("B5 E13", words),
+                )  # fmt: skip
+                exact = change.exact or bool(case.fired("P17"))
+                yield Match(change.leg, strength, frozenset(names), exact and strength == 1.0, reasons=reasons)
+
+    return pattern
+
+
+def _placed(change: Change, names: set[str]) -> str:
+    law = "bit for bit" if change.exact else "by their angle"
+    return f"the rows of {many(len(names), 'weight')} were found elsewhere in before, {law}"
+
+
+def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
+    """A pattern: the flat line of the optimizer (or of all) is cut at other places."""
+
+    def pattern(case: Case) -> Iterator[Match]:
+        for change in case.changes:
+            for form, strength in (("moved.flat", TAGS["flat"]), ("moved.shift", TAGS["shift"])):
+                quantities = (*change.weights, *MASTERS, *MOMENTS)
+                names = frozenset(change.hit(quantities, form))
+                if not names or cause not in strength:
+                    continue
+                words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
+                yield Match(change.leg, strength[cause], names, change.exact and strength[cause] == 1.0,
+                            reasons=case.against(("E1 E4 E9", words)))  # fmt: skip
+            if cause == "E13":
+                masters = frozenset(change.hit(MASTERS, "moved.") & change.hit(MOMENTS, "moved.", "moved"))
+                if masters and change.leg == "load" and not change.hit(change.weights):
+                    yield Match(change.leg, 0.95, masters, False)
+
+    return pattern
+
+
+def uneven(case: Case) -> Iterator[Match]:
+    yield from _moved("E8")(case)
+    for change in case.changes:
+        names = frozenset(
+            name for name in change.hit(change.weights, "part", "zeros", "other")
+            if change.detail(change.weights, name).get("tail")
+        )  # fmt: skip
+        if names:
+            yield Match(change.leg, 0.97, names, False)
+    if signs := case.fired("N18"):
+        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def scaled(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        norms = {name for name in change.hit(change.weights, "near") if kinds([name]) == {"norm"}}
+        scales = [float(change.detail(change.weights, name).get("scale", 1)) for name in norms]
+        if norms and norms == change.hit(change.weights) and all(abs(one - 1) > FAR for one in scales):
+            yield Match(change.leg, 0.93, frozenset(norms), False)
+        names = frozenset(change.hit((*change.weights, *MASTERS), "ratio"))
+        if names:
+            factors = sorted({float(change.detail((*change.weights, *MASTERS), n).get("ratio", 0)) for n in names})
+            words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old ones"
+            yield Match(change.leg, 0.95, names, False, reasons=case.against(("A2 G6 F4", words)))
+
+
+# ---- F: copies, averages, adapters, vocabulary -----------------------------------------------------------------------
+
+
+def replicas(case: Case) -> Iterator[Match]:
+    if signs := case.fired("S12"):
+        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def untied(case: Case) -> Iterator[Match]:
+    new = [
+        one for one in case.fired("R01", "P02", "N3", "S13", "R15")
+        if one.rule in ("S13", "R15")
+        or (one.evidence.get("kind") in ("are new", "appeared") and one.tensors and kinds(one.tensors) <= OUTER)
+    ]  # fmt: skip
+    gone = [
+        one for one in case.fired("R01", "P02")
+        if one.evidence.get("kind") in ("are gone", "vanished") and one.tensors and kinds(one.tensors) <= {"head"}
+        and "param" in str(one.evidence.get("roles", "param"))
+    ]  # fmt: skip
+    if new or gone:
+        names = frozenset(n for s in (*new, *gone) for n in s.tensors)
+        yield Match("load" if case.change("load").rows else "train", 1.0, names, signs=(*new, *gone),
+                    exact=any(one.rule == "R15" for one in new) and bool(case.change("load").rows))  # fmt: skip
+
+
+def averaged(case: Case) -> Iterator[Match]:
+    stored = [
+        one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in ("ema", "average", "swa"))
+    ]
+    if stored:
+        yield Match("load", 0.95, frozenset(n for s in stored for n in s.tensors), signs=tuple(stored),
+                    title="The averaged weights are not those that were stored.")  # fmt: skip
+    for change in case.changes:
+        count = case.traits.get("averaged") if change.leg == "load" else None
+        if count:
+            names = frozenset(change.hit((*change.weights, *MASTERS)))
+            words = f"{count:,} weights equal the stored average bit for bit"
+            yield Match("load", 1.0, names, True, reasons=case.against(("A2 G6 G7 D2", words)))
+            continue
+        ema = frozenset(change.hit(AVERAGES))
+        if ema and not change.hit((*change.weights, *MASTERS)) & ema:
+            yield Match(change.leg, 0.95, ema, False, title="The averaged weights are not those that were stored.")
+        near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
+        if not near or change.hit(change.weights, "moved.") or change.moments(near):
+            continue
+        whole = change.whole(change.weights, near)
+        kept = case.equal(change, MOMENTS, "moments", near)
+        low = min((c for n in near if (c := change.detail(change.weights, n).get("cosine")) is not None), default=0)
+        masters = change.leg == "load" and bool(change.seen(*MASTERS) & near) and not change.hit(MASTERS) & near
+        if masters or (change.leg == "train" and case.mastered):
+            continue
+        if low > 0.5:
+            reasons = case.against(("A1 A2", f"their cosine with before is {low:.3f} at least"), ("G7 B1", kept))
+            yield Match(change.leg, 0.9 if whole else 0.4, near, False, reasons=reasons,
+                        title="Averaged weights, or those of another step, were loaded.")  # fmt: skip
+    rows = [one for one in case.fired("P11") if one.evidence.get("even")]
+    rows = [one for one in rows if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0]]
+    if rows and not case.mastered:
+        yield Match("train", 0.75, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows),
+                    title="Averaged weights, or those of another step, were loaded.")  # fmt: skip
+    if signs := case.fired("N21"):
+        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _stem(fqn: str) -> str:
+    return fqn.removesuffix(".weight").removesuffix(".base_layer")
+
+
+def merged(case: Case) -> Iterator[Match]:
+    gone = [
+        one for one in case.fired("R01", "P02")
+        if one.evidence.get("kind") in ("are gone", "vanished")
+        and "lora_" in f"{one.evidence.get('roles', '')} {' '.join(one.tensors)}"
+    ]  # fmt: skip
+    if gone:
+        leg = "load" if case.change("load").rows else "train"
+        all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | {n for s in gone for n in s.tensors}
+        yield Match(leg, 1.0, frozenset(all_names), signs=tuple(gone), title="The adapters are gone.",
+                    question="were they merged into the weights on purpose?")  # fmt: skip
+        return
+    for change in case.changes:
+        names = frozenset(change.hit((*change.weights, *MASTERS)))
+        adapters = frozenset(name for name in names if "lora" in name.lower() or "adapter" in name.lower())
+        rank = case.traits.get("rank") if change.leg == "load" else None
+        held = case.evidence.before.params
+        stems = {fqn.partition(".lora_A")[0] for fqn, roles in held.items() if ".lora_A" in fqn or "lora_A" in roles}
+        stems = {_stem(fqn) for fqn in stems}
+        bases = {_stem(fqn) for fqn in names - adapters}
+        adapted = bool(bases) and bases <= stems and not change.hit(MOMENTS) & (names - adapters)
+        if rank is not None or adapted:
+            words = (
+                f"the change has rank {rank}"
+                if rank is not None
+                else f"only weights that have adapters changed: {len(bases):,}"
+            )
+            yield Match(change.leg, 1.0, names - adapters, rank is not None, reasons=case.against(("A2 F4 G6", words)))
+        elif adapters and adapters == names:
+            yield Match(change.leg, 0.97, adapters, False, title="The adapters were not loaded.")
+    if signs := case.fired("N22"):
+        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def vocabulary(case: Case) -> Iterator[Match]:
+    yield from _moved("F7")(case)
+    for change in case.changes:
+        patch = frozenset(change.hit((*change.weights, *MOMENTS), "patch"))
+        if len(patch) > 1 and kinds(patch) <= OUTER:
+            yield Match(change.leg, 0.99, patch, False)
+        part = frozenset(change.hit(change.weights, "part", "zeros"))
+        if part and kinds(part) <= {"embed", "head"} and not case.traits.get("confined"):
+            rows = change.detail(change.weights, min(part))
+            words = f"only some rows changed ({rows['rows']:,} of {rows['of']:,})" if "rows" in rows else ""
+            yield Match(change.leg, 0.96, part, False, reasons=case.against(("A2 G6 F4", words)))
+    shaped = [
+        one for one in case.fired("R01", "P02")
+        if one.evidence.get("kind") in ("have another shape", "changed shape") and kinds(one.tensors) <= OUTER
+    ]  # fmt: skip
+    if shaped:
+        yield Match("train", 0.95, frozenset(n for s in shaped for n in s.tensors), signs=tuple(shaped),
+                    question="the vocabulary has another size: was it extended on purpose?",
+                    title="The vocabulary has another size.")  # fmt: skip
+
+
+# ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 LAYOUTS = (
     made("E1", "Tensor-parallel ranks were put together in the wrong order or along the wrong axis.",
          "shards are joined by file order, or by another axis than they were cut", "up to the loss of a new model",
          "join by the offsets that the checkpoint states; check rank order and the axis of each tensor", ECHO,
          "catalogue E1", megatron="convert with the tool of the version that saved; mp_rank_TT is the tensor rank",
-         deepspeed="universal checkpoint: check the patterns for row- and column-parallel tensors"),
+         deepspeed="universal checkpoint: check the patterns for row- and column-parallel tensors",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         expects="P17 R02 R04 R05 R13 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E1")),
     made("E2", "[gate; up] of several ranks were joined as if they were one.",
          "each rank holds its own [gate; up]; a plain concatenation interleaves them", "a jump of 1 to 4 nats",
          "split every rank's part into gate and up first, then join each", ECHO,
          "ROCm Megatron 63, Megatron-LM 2769, bigscience 338",
-         megatron="with --swiglu resharding must use the chunk order [0, 2, 4, …, 1, 3, 5, …]"),
+         megatron="with --swiglu resharding must use the chunk order [0, 2, 4, …, 1, 3, 5, …]",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         expects="P17 R02 R04 R05 R13 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E2")),
     made("E3", "gate and up were exchanged.", "another order of the two in a fused tensor", "a jump of 1.5 to 3 nats",
          "exchange them in the conversion: which comes first in [gate; up] differs between codes", ECHO,
-         "catalogue E3"),
+         "catalogue E3",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         expects="P17 R02 R04 R05 R13 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E3")),
     made("E4", "Fused QKV was read in another layout.", "grouped (q q k v a group) read as contiguous [Q; K; V]",
          "a jump of about 3 nats", "convert with the number of query groups and the head size of the model", ECHO,
-         "catalogue E4", megatron="linear_qkv is by query group: pass --num-query-groups as in training"),
+         "catalogue E4", megatron="linear_qkv is by query group: pass --num-query-groups as in training",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         expects="P17 R02 R04 R05 R13 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E4")),
     made("E5", "Rows of q and k are in the order of another rotary embedding.",
          "half-split rows read as interleaved ones, or the reverse", "fluent garbage; the loss jumps by 1 to 3 nats",
          "permute the rows of q and k within each head, in weights and states alike, or switch the rope's style", ECHO,
          "TinyLlama 24, transformers 25199",
-         megatron="--rotary-interleaved must be as in training"),
+         megatron="--rotary-interleaved must be as in training",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         expects="P17 R02 R04 R05 R13 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E5")),
     made("E6", "Query heads do not belong to their key groups.", "heads were permuted without their groups",
          "a jump of 1 to 3 nats", "permute q, k, v and the output projection by one order of heads", ECHO,
-         "catalogue E6"),
+         "catalogue E6",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         expects="P17 R02 R04 R05 R13 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E6")),
     made("E7", "Flat partitions are shifted against the parameters.",
          "alignment padding or another wrap policy was not taken into account", "garbage from one tensor on",
          "re-partition with the padding of the run that saved", ECHO, "catalogue E7",
-         deepspeed="resume with the same world size, or convert with ds_to_universal.py"),
+         deepspeed="resume with the same world size, or convert with ds_to_universal.py",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N28 N20 S01 S02 S03 "
+                  "S04 S05 S08 S14 S15 R03 R08 N29",
+         losses="the first loss is right where only the state is shifted",
+         pattern=partition("E7")),
     made("E8", "An uneven shard was read wrongly.", "vocabulary or rows do not divide by the ranks", "a small gap",
-         "check sizes of the last rank's shard; save and load with the same padding", ECHO, "torchtitan 1136"),
+         "check sizes of the last rank's shard; save and load with the same padding", ECHO, "torchtitan 1136",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=uneven),
     made("E9", "Layers are duplicated, exchanged or shifted.", "pipeline stages map to other layers",
          "a jump of 1 to 3 nats", "check the offset of each pipeline (and virtual) stage", ECHO,
          "Megatron-LM 1584, transformers 24381",
-         megatron="resume with the --num-layers-per-virtual-pipeline-stage of the save, or from a dist checkpoint"),
+         megatron="resume with the --num-layers-per-virtual-pipeline-stage of the save, or from a dist checkpoint",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S14 N19 S08 S19 N29 N28",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E9")),
     made("E10", "Experts were permuted without their router.", "another placement of experts on ranks",
-         "a moderate jump", "move router rows, expert biases and states with the experts", ECHO, "catalogue E10"),
+         "a moderate jump", "move router rows, expert biases and states with the experts", ECHO, "catalogue E10",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
+         expects="P17 R02 R04 R05 R13 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E10")),
     made("E11", "Trained rows lie among the padding of the vocabulary.", "padded rank by rank, or at another end",
          "loss at rare tokens, NaN in the logits", "cut the padding off before resharding, and pad again", ECHO,
-         "catalogue E11", megatron="--make-vocab-size-divisible-by as in training"),
+         "catalogue E11", megatron="--make-vocab-size-divisible-by as in training",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 N20",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=_moved("E11")),
     made("E12", "Copies were averaged or added instead of taken.", "a replicated tensor was merged like a sharded one",
          "weights scaled by 1/n", "mark the tensor as replicated in the conversion", ECHO, "catalogue E12",
-         deepspeed="universal checkpoint: list the tensor in the patterns for replicated or averaged parameters"),
+         deepspeed="universal checkpoint: list the tensor in the patterns for replicated or averaged parameters",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 R09 S15",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=scaled),
     made("E13", "The optimizer's state was resharded by another map than the weights.",
          "flat partitions in another order of parameters", "right at first, slow damage",
          "reshard weights and states with one map", ECHO, "catalogue E13",
-         deepspeed="partition order must be that of the save (round_robin_gradients); or convert to universal"),
+         deepspeed="partition order must be that of the save (round_robin_gradients); or convert to universal",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 N28 S19 S04 S05 S08 S14 "
+                  "S15 R03 N29",
+         expects="P17 R02 R04 R09 R13",
+         losses="the first loss is right, then a slow bump",
+         pattern=partition("E13"), damage=wrong_steps),
 )  # fmt: skip
 
 COPIES = (
     made("F1", "Copies of one tensor drifted apart.", "gradients of replicated parameters are not reduced over ranks",
          "slow; a spike when a reshard chooses one copy", "reduce their gradients; copy rank 0's to all",
-         "the checkpoints before: has the gap grown?", "TransformerEngine 441, Megatron-LM 474, apex 1686"),
+         "the checkpoints before: has the gap grown?", "TransformerEngine 441, Megatron-LM 474, apex 1686",
+         explains="S08 S12",
+         expects="S12",
+         pattern=replicas),
     made("F2", "Embedding and head are no longer one tensor.", "the head was untied, copied or made anew",
          "fresh: a spike; a copy: invisible, drifts", "tie the weights before the optimizer is made", ECHO,
          "catalogue F2", hf="call model.tie_weights() after the load and before the optimizer is made",
-         megatron="do not pass --untie-embeddings-and-output-weights"),
+         megatron="do not pass --untie-embeddings-and-output-weights",
+         explains="R01 S19 V05 R12 P01 P02 P05 P12 R10 S06 S07 S13 S14 N29 N3",
+         expects="R01 P02 S13",
+         losses="a fresh head: the first losses are wrong; a copy: none is",
+         pattern=untied),
     made("F3", "Embedding and head of first and last stage diverge.", "their gradients are not reduced together",
-         "slow", "reduce the gradients of both stages", "both stages' files", "catalogue F3"),
+         "slow", "reduce the gradients of both stages", "both stages' files", "catalogue F3",
+         explains="S13"),
     made("F4", "Averaged weights were loaded as the weights.", "the average was saved or loaded in their place",
          "better at first, then a bump", "load the raw weights; keep the average apart with its counter", ECHO,
-         "schnetpack 785, YOLOX 1318, lightly 892"),
+         "schnetpack 785, YOLOX 1318, lightly 892",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 N21 R09 R02",
+         losses="the first loss is better than before, then worse",
+         pattern=averaged),
     made("F5", "An adapter was not loaded, or was merged twice.", "wrapped twice, merged and active, other scaling",
          "the loss of the start, or a jump", "load base and adapter each once; merge at most once", ECHO,
-         "lerobot 3459, alpaca-lora 322, peft 859"),
+         "lerobot 3459, alpaca-lora 322, peft 859",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 N22 R01 R09 P02",
+         pattern=merged),
     made("F6", "The base model is another revision.", "adapters were trained on other weights", "a small jump",
          "pin the base model's revision", "the base model's hash at training", "catalogue F6"),
     made("F7", "Rows of the vocabulary are shifted or were added.", "the tokenizer changed",
          "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
-         "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469"),
+         "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 N20",
+         losses="the first losses are wrong",
+         pattern=vocabulary),
 )  # fmt: skip

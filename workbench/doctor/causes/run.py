@@ -2,56 +2,389 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from workbench.doctor.causes.case import Case, Match
 from workbench.doctor.causes.cause import made
+from workbench.doctor.causes.damage import updates_lost
+from workbench.doctor.ledger.rows import MASTERS, MOMENTS, WEIGHTS, Change
+from workbench.doctor.ledger.sign import Sign
 
 __all__ = ["PRECISION", "SCHEDULES"]
 
 ECHO = "an echo: save again right after the load, before any update"
 ARGS = "the arguments of both launches"
+EARLY, LATE = 0.6, 1.5  #: of where a schedule should be: it began anew; it was stepped twice
+VALUES = ("near", "other", "part", "ratio")  #: changes of values without another form
+OF_SCALES = ("amax_history", "scale", "scale_inv", "extra_state")
+
+
+# ---- C: schedules, counters, data ------------------------------------------------------------------------------------
+
+
+def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
+    """Signs of a schedule's position, each with it over where the schedule should be."""
+    for sign in case.fired("S17", "R11", "P15"):
+        found = sign.evidence
+        if _step_is_off(case) and sign.rule != "R11":
+            continue  # the schedule is where the optimizer is
+        if sign.rule == "R11" and found.get("kind") != "schedule":
+            continue
+        if sign.rule == "P15" and found.get("kind") != "jump":
+            continue
+        ratio = found.get("ratio")
+        if "before" in found:
+            now = found.get("echo", found.get("after"))
+            due = found["before"] + found.get("k", 0) * _unit(case)
+            ratio = now / due if due else None
+        yield sign, ratio
+
+
+def _step_is_off(case: Case) -> bool:
+    """Whether schedule and optimizer agree, and the trainer's step with neither."""
+    facts = case.later.facts
+    usual, step, count = facts.steps.usual, facts.step, facts.schedule.count if facts.schedule else None
+    if None in (usual, step, count) or usual == step:
+        return False
+    if any(case.counters(leg).reset for leg in ("load", "train", case.resumed)):
+        return False  # both began anew
+    assert usual is not None and count is not None
+    unit = _unit(case) or 1.0
+    return abs(count / unit - usual) < 1
+
+
+def _unit(case: Case) -> float:
+    """What the schedule counts for an update."""
+    facts = case.evidence.before.facts
+    count = facts.schedule.count if facts.schedule else None
+    return count / facts.step if count and facts.step else 1.0
+
+
+def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
+    """Signs of a learning rate, each with it over the one that is due."""
+    for sign in case.fired("S16", "P15", "P13", "R14", "P19"):
+        found = sign.evidence
+        if (sign.rule == "P15" and found.get("kind") == "jump") or (sign.rule == "S16" and _step_is_off(case)):
+            continue
+        if sign.rule in ("R14", "P19") and found.get("kind") != "lr":
+            continue
+        ratio = found.get("ratio")
+        if sign.rule == "P13":
+            low, high = found["stated"]
+            ratio = found["lr"] / (high if found["lr"] > high else low) if low and high else None
+        yield sign, ratio
+
+
+def _declared(case: Case, signs: list[Sign]) -> bool:
+    """Whether a changed argument may be the reason."""
+    return bool(case.declared) or any(one.evidence.get("declared") for one in signs)
+
+
+def schedule_restarted(case: Case) -> Iterator[Match]:
+    behind = [sign for sign, ratio in _positions(case) if ratio is None or ratio < EARLY]
+    slow = [sign for sign, ratio in _rates(case) if ratio is not None and ratio < 1]
+    question = "the learning-rate schedule restarted: was that intended?"
+    leg = "load" if any(one.rule in ("R11", "R14") for one in (*behind, *slow)) else case.resumed
+    if behind:
+        more = [sign for sign, _ in _rates(case)]
+        yield Match(leg, 1.0, question=question, signs=(*behind, *more))
+    elif slow and not case.fired("N6"):
+        declared = _declared(case, slow)
+        yield Match(leg, 0.5 if declared else 0.85, signs=tuple(slow),
+                    question="the learning rate is lower than before: was that intended?",
+                    title="The learning rate fell: its schedule was not restored, or another one was set.")  # fmt: skip
+
+
+def schedule_lost(case: Case) -> Iterator[Match]:
+    fast = [sign for sign, ratio in _rates(case) if ratio is not None and ratio > 1]
+    behind = [sign for sign, ratio in _positions(case) if ratio is None or ratio < EARLY]
+    if fast:
+        declared = _declared(case, fast)
+        leg = "load" if any(one.rule == "R14" for one in fast) else case.resumed
+        doubt = declared or behind or case.fired("N6")
+        yield Match(leg, 0.4 if doubt else 0.85, signs=tuple(fast),
+                    question="the learning rate is higher than before: was that intended?")  # fmt: skip
+    train = case.change("train")
+    far = train.hit(train.weights, "near", "slight")
+    if far and train.whole(train.weights, far) and not train.hit(MOMENTS) and case.start == "echo":
+        title = "The updates were larger than any learning rate that is stated allows."
+        question = "was the learning rate raised without the files saying so?"
+        yield Match("train", 0.7, frozenset(far), question=question, title=title)
+
+
+def stepped_twice(case: Case) -> Iterator[Match]:
+    ahead = [(sign, ratio) for sign, ratio in _positions(case) if ratio is not None and ratio >= EARLY]
+    if ahead:
+        strength = 1.0 if any(ratio >= LATE for _, ratio in ahead) else 0.8
+        leg = "load" if any(sign.rule == "R11" for sign, _ in ahead) else case.resumed
+        more = [sign for sign, ratio in _rates(case)]
+        yield Match(leg, strength, question="the schedule is not where the updates put it: was it moved on purpose?",
+                    signs=(*(sign for sign, _ in ahead), *more))  # fmt: skip
+
+
+def another_length(case: Case) -> Iterator[Match]:
+    signs = [sign for sign, _ in (*_rates(case), *_positions(case)) if sign.evidence.get("declared")]
+    if signs:
+        yield Match(
+            case.resumed, 0.5, signs=tuple(signs), question="the schedule's length was changed: was that intended?"
+        )
+
+
+def _data(case: Case) -> Iterator[tuple[Sign, bool]]:
+    """Signs of the data's position, each with whether it is behind."""
+    for sign in case.fired("S18", "R11", "P20"):
+        found, kind = sign.evidence, sign.evidence.get("kind")
+        if kind not in ("loader", "samples", "consumed_samples", "epoch"):
+            continue
+        if kind == "loader" and "before" not in found:
+            yield sign, True
+            continue
+        now = found.get("echo", found.get("consumed", found.get("loader")))
+        due = found.get("before", found.get("step", 0) * found.get("batch", 1))
+        yield sign, not (now is not None and now > due)
+
+
+def data_again(case: Case) -> Iterator[Match]:
+    signs = [sign for sign, behind in _data(case) if behind and not _step_is_off(case)]
+    if signs:
+        yield Match(case.resumed, 0.95, signs=tuple(signs),
+                    question="the data begins again: was a new epoch or a restart intended?")  # fmt: skip
+
+
+def another_order(case: Case) -> Iterator[Match]:
+    if signs := case.fired("N10"):
+        yield Match(case.resumed, 0.9, signs=tuple(signs), question="the data's seed changed: was that intended?")
+
+
+def random_states(case: Case) -> Iterator[Match]:
+    signs = [*case.fired("N11"), *(one for one in case.fired("R11") if one.evidence.get("kind") == "generators")]
+    if signs:
+        yield Match(case.resumed, 0.9, signs=tuple(signs))
+
+
+def another_step(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        counters = case.counters(change.leg)
+        names = counters.ahead | counters.behind
+        if not names or not change.whole(("step",), names):
+            continue
+        moved = change.hit(change.weights) if change.moments(change.hit(change.weights)) else set()
+        if change.leg == "load" and moved and change.whole(change.weights, moved) and 0 < counters.by <= 3:
+            title = f"The load made {counters.by:,.0f} update{'s' if counters.by > 1 else ''} of its own."
+            yield Match("load", 1.0, frozenset(names | moved), True, title=title)
+            continue
+        words = case.equal(change, MOMENTS, "moments")
+        reasons = case.against(("B1 B3", words), ("G7 G6", case.equal(change, change.weights, "weights")))
+        yield Match(change.leg, 0.95 if words else 0.6, frozenset(names), bool(words) and change.exact, reasons=reasons)
+    if _step_is_off(case) and not case.counters("train").reset:
+        off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "R11")
+        exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
+        words = "the schedule and the optimizer's counters agree with each other"
+        yield Match("load" if exact else case.resumed, 1.0, exact=exact, signs=tuple(off),
+                    reasons=case.against(("C1 C3 B2", words)))  # fmt: skip
+        return
+    kinds = ("trainer", "stated", "folder", "step")
+    signs = [one for one in case.fired("S07", "R11") if one.evidence.get("kind") in kinds]
+    if signs and not any(case.counters(leg).reset for leg in ("load", "train", case.resumed)):
+        yield Match(case.resumed, 0.7, signs=tuple(signs))
+
+
+def another_batch(case: Case) -> Iterator[Match]:
+    if signs := case.fired("N12"):
+        yield Match(case.resumed, 0.5, signs=tuple(signs), question="the batch changed: was that intended?")
+
+
+# ---- D: precision and masters ----------------------------------------------------------------------------------------
+
+
+def masters_rebuilt(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = frozenset(change.hit(MASTERS, "rounded"))
+        if names:
+            words = f"they are the old masters rounded to {_through(change, names)}"
+            yield Match(change.leg, 1.0, names, change.exact, reasons=case.against(("D2", words)))
+    slight = frozenset(case.change("train").hit(MASTERS, "slight"))
+    uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
+    if case.mastered and (slight or uneven):
+        yield Match("train", 0.85, slight, signs=tuple(uneven))
+    if signs := case.fired("S09"):
+        strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
+        yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _stale_rows(case: Case) -> list[Sign]:
+    """Rows that no gradient reached, and that are not the old ones after their decay: they are another step's."""
+    rows = case.fired("P11")
+    return [one for one in rows if not one.evidence.get("even") or
+            float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0]]  # fmt: skip
+
+
+def _through(change: Change, names: frozenset[str]) -> str:
+    return str(change.detail(MASTERS, min(names)).get("through", "16 bits"))
+
+
+def other_masters(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = frozenset(change.hit(MASTERS, *VALUES, "fill", "zero", "moved."))
+        if not names:
+            continue
+        if change.leg == "load":
+            if change.hit(WEIGHTS) & names:
+                continue
+            words = case.equal(change, WEIGHTS, "weights", names)
+            yield Match("load", 0.95, names, bool(words), reasons=case.against(("D3 E1 A2", words)))
+        elif change.leg == "train" and not change.hit(MASTERS, "moved."):
+            kept = case.equal(change, MOMENTS, "moments", names)
+            whole = change.whole(MASTERS, names) and not change.hit(MASTERS, "part")
+            yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
+    if rows := _stale_rows(case):
+        yield Match("train", 0.8 if case.mastered else 0.4, frozenset(n for s in rows for n in s.tensors),
+                    signs=tuple(rows))  # fmt: skip
+    signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
+    if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)):
+        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def other_weights(case: Case) -> Iterator[Match]:
+    change = case.change("load")
+    names = frozenset(change.hit(WEIGHTS, *VALUES, "fill", "zero"))
+    held = names & change.seen(*MASTERS)
+    if names and held and not change.hit(MASTERS) & names:
+        words = case.equal(change, MASTERS, "masters", held)
+        part = bool(case.traits.get("place")) and case.traits["place"].confined
+        yield Match(
+            "load", 0.8 if part else 1.0, names, bool(words) and not part, reasons=case.against(("D2 A2 F4", words))
+        )
+
+
+def _narrower(case: Case, moments: bool) -> list[Sign]:
+    """Tensors of as many elements and a smaller type."""
+    roles = [(one, one.evidence.get("rounded") or ()) for one in case.fired("N3")]
+    return [one for one, some in roles if some and any(role.startswith("exp_avg") for role in some) == moments]
+
+
+def moments_rounded(case: Case) -> Iterator[Match]:
+    if signs := _narrower(case, True):
+        yield Match("train", 0.9, signs=tuple(signs))
+    for change in case.changes:
+        names = frozenset(change.hit(MOMENTS, "rounded"))
+        if names:
+            yield Match(change.leg, 1.0, names, change.exact)
+    if signs := case.fired("S10"):
+        yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def weights_cast(case: Case) -> Iterator[Match]:
+    if signs := _narrower(case, False):
+        yield Match("train", 0.9, signs=tuple(signs))
+    for change in case.changes:
+        names = frozenset(change.hit(change.weights, "rounded"))
+        if names and not change.hit(MASTERS) & names:
+            yield Match(change.leg, 0.95, names, change.exact)
+
+
+def loss_scale(case: Case) -> Iterator[Match]:
+    signs = [*case.fired("N14"), *(one for one in case.fired("R11") if one.evidence.get("kind") == "loss_scale")]
+    if signs:
+        yield Match(case.resumed, 0.95, signs=tuple(signs))
+
+
+def fp8_scales(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = frozenset(change.hit(OF_SCALES))
+        if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
+            yield Match(change.leg, 0.95, names, change.exact)
+    if signs := case.fired("N15"):
+        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+# ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 SCHEDULES = (
-    made("C1", "The learning-rate schedule started again: warm-up is repeated.",
+    made("C1", "The learning-rate schedule restarted.",
          "the scheduler's state was not saved or not loaded", "a flat stretch, no spike",
          "save and load scheduler.state_dict()", ECHO, "verl 7953; transformers 27749",
          megatron="resume without --finetune and --no-load-optim: both pass over the scheduler",
          deepspeed="load_checkpoint(load_lr_scheduler_states=True)",
          hf="resume_from_checkpoint with scheduler.pt in the folder", dcp="put the scheduler into the state that "
-         "dcp saves; torchtitan: 'lr_scheduler' among the loaded states"),
+         "dcp saves; torchtitan: 'lr_scheduler' among the loaded states",
+         explains="S16 S17 N6 N9 R11 P11 P13 P15 P05 P10",
+         expects="S17 R11 P15 N6",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=schedule_restarted),
     made("C2", "The schedule was lost: the learning rate is back at its peak or on another curve.",
          "another decay length or none, from a new default", "a spike or divergence",
          "restore the schedule's length and position; go back to the checkpoint before", ARGS, "catalogue C2",
-         megatron="pass the same --lr-decay-iters and --train-iters, or --use-checkpoint-opt_param-scheduler"),
+         megatron="pass the same --lr-decay-iters and --train-iters, or --use-checkpoint-opt_param-scheduler",
+         explains="S16 S17 N6 R11 R12 P05 P06 P08 P11 P13 P15",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=schedule_lost),
     made("C3", "The schedule was stepped more often than the optimizer.",
          "stepped once more on load, once a rank, or a count taken for an increment",
          "the learning rate is too low (or decays too soon)", "set the schedule to the trainer's step after the load",
          ECHO, "slime 1547, miles 1627",
          megatron="opt_param_scheduler.step(increment=…) takes samples: once per update",
-         deepspeed="let the engine step the scheduler: not once more by hand"),
-    made("C4", "The schedule's length changed: its curve is another one.", "total steps or epochs changed",
-         "a kink", "meant? then nothing; else restore the number of steps", ARGS, "catalogue C4"),
+         deepspeed="let the engine step the scheduler: not once more by hand",
+         explains="S16 S17 N6 N9 R11 P11 P13 P15",
+         expects="S17 R11 P15",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=stepped_twice),
+    made("C4", "The length of the schedule changed, and with it the curve.", "total steps or epochs changed",
+         "a kink", "meant? then nothing; else restore the number of steps", ARGS, "catalogue C4",
+         explains="S16 S17 R11 R12 P11 P13 P15",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=another_length),
     made("C5", "Weight decay was stale in the first update.", "the groups' value is set by the first scheduler step",
          "not visible", "step the scheduler (or set the decay) before the first update",
-         "a checkpoint one update after the resume", "Megatron-LM 7468, 5213; Automodel 3882"),
-    made("C6", "The data started again from the beginning.", "the data loader's position was not restored",
+         "a checkpoint one update after the resume", "Megatron-LM 7468, 5213; Automodel 3882",
+         explains="P11 P12",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True),
+    made("C6", "The data restarted from the beginning.", "the data loader's position was not restored",
          "the loss drops (seen data), then returns", "restore the loader's state, or skip consumed samples",
          "the data loader's state in the checkpoint", "catalogue C6",
          dcp="put a StatefulDataLoader's state into the save; torchtitan: 'dataloader' among the loaded states",
          megatron="args.consumed_train_samples must be restored: resume without --finetune",
          hf="ignore_data_skip=False", deepspeed="pass the loader's position through client_state",
-         lightning="save the loader's position with a StatefulDataLoader"),
+         lightning="save the loader's position with a StatefulDataLoader",
+         explains="S18 R11 N10",
+         losses="the loss drops where the data was seen before",
+         everywhere=True,
+         pattern=data_again),
     made("C7", "The data's order changed.", "the sampler's seed or epoch, or the world size in it, was not restored",
          "repeated or missing samples; the loss moves by its noise", "restore the sampler's seed and epoch",
-         "the sampler's state in the checkpoint", "catalogue C7"),
+         "the sampler's state in the checkpoint", "catalogue C7",
+         explains="N10 R11",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=another_order),
     made("C8", "Random states are missing, or equal on all ranks.", "one rank's state was loaded everywhere",
          "not visible: correlated dropout", "save and restore a generator's state a rank",
-         "one generator's state a rank", "catalogue C8", megatron="resume without --no-load-rng"),
-    made("C9", "The trainer's step is another than the one the state is of.",
+         "one generator's state a rank", "catalogue C8", megatron="resume without --no-load-rng",
+         explains="N11 R11",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=random_states),
+    made("C9", "The trainer's step is not the step of the stored state.",
          "the step is read late in an asynchronous save, or a name and a file disagree", "resumes at a wrong point",
          "set the trainer's step to the optimizer's count; read it before the save begins",
-         "the trainer's log of the last saves", "Megatron-Bridge 3267, 5738"),
-    made("C10", "The batch changed.", "global batch or gradient accumulation is another one",
+         "the trainer's log of the last saves", "Megatron-Bridge 3267, 5738",
+         explains="S06 S07 S16 S17 S18 R10 R11 P01 P15 P05 P12",
+         expects="S07",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=another_step),
+    made("C10", "The batch size changed.", "global batch or gradient accumulation is another one",
          "the noise of the gradients is another one", "meant? then scale the lr as well, else restore it", ARGS,
-         "catalogue C10"),
+         "catalogue C10",
+         explains="N12 R12 S18 R11 S17",
+         losses="the first loss is right; after that, the loss follows the learning rate",
+         everywhere=True,
+         pattern=another_batch),
 )  # fmt: skip
 
 PRECISION = (
@@ -62,32 +395,59 @@ PRECISION = (
          deepspeed="zero_optimization: load_from_fp32_weights=true, and the optim_states files present",
          megatron="resume without --no-load-optim: the masters lie in the distributed optimizer's 'param'",
          dcp="keep parameters in fp32 (FSDP2 MixedPrecisionPolicy) so that what is saved is the master",
-         paddle="load master_weights with the optimizer (.pdopt, or unified checkpoint's master_weights)"),
-    made("D2", "The fp32 masters are not those of the weights.",
+         paddle="load master_weights with the optimizer (.pdopt, or unified checkpoint's master_weights)",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 R09",
+         expects="S09 R07",
+         losses="no loss shows it",
+         pattern=masters_rebuilt, damage=updates_lost),
+    made("D2", "The fp32 master weights do not match the weights.",
          "masters are stale, random or of another tensor while the 16-bit weights are right",
-         "the first loss is right, the second is wrong", "rebuild the masters from their save, or from the weights",
+         "the first loss is right, the second is wrong",
+         "load the masters of the save that the weights are of; "
+         "rebuilt from the weights they lose their low bits",
          ECHO, "DeepSpeed 762, 3742; apex 180",
          deepspeed="engine.optimizer.refresh_fp32_params() after a load of weights alone; load_from_fp32_weights else",
-         megatron="call optimizer.reload_model_params() when weights alone were loaded"),
-    made("D3", "The 16-bit weights are not those of the masters.",
+         megatron="call optimizer.reload_model_params() when weights alone were loaded",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 S08 S15 S13 N29 R02 R04 R05 R09 R13",
+         expects="S08",
+         losses="the first loss is right, the second wrong",
+         pattern=other_masters),
+    made("D3", "The 16-bit weights do not match their fp32 masters.",
          "weights are stale or damaged while masters are right", "the first loss is wrong, right from the second step",
-         "copy the masters into the weights before the first forward pass", ECHO, "DeepSpeed 4141; catalogue D3"),
+         "copy the masters into the weights before the first forward pass", ECHO, "DeepSpeed 4141; catalogue D3",
+         explains="S08 S12 R06 R08 R09",
+         expects="S08",
+         losses="the first loss is wrong, the second right",
+         pattern=other_weights),
     made("D4", "The moments were rounded to 16 bits.", "saved or loaded through bf16", "hardly any",
-         "save and load the moments in float32", ECHO, "catalogue D4"),
+         "save and load the moments in float32", ECHO, "catalogue D4",
+         explains="S10 R07 P03 P04 N3",
+         expects="S10 R07",
+         losses="no loss shows it",
+         pattern=moments_rounded),
     made("D5", "bf16 second moments cannot decay.", "(1−β2) is below half a last bit of bf16",
-         "frozen step sizes", "keep exp_avg_sq in float32, or β2 ≤ .995", "an earlier checkpoint", "catalogue D5"),
+         "frozen step sizes", "keep exp_avg_sq in float32, or β2 ≤ .995", "an earlier checkpoint", "catalogue D5",
+         explains="N13 S10"),
     made("D6", "16-bit weights without masters stand still.", "updates are below half a last bit",
          "the loss stops falling", "keep fp32 masters, or round stochastically",
-         "an earlier checkpoint", "catalogue D6"),
+         "an earlier checkpoint", "catalogue D6",
+         explains="P10"),
     made("D7", "The weights were cast when they were saved.", "fp32 through bf16, as in an export used to resume",
          "as for masters: small updates so far are lost", "resume from the training checkpoint, not from an export",
-         ECHO, "catalogue D7"),
+         ECHO, "catalogue D7",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 N3",
+         pattern=weights_cast),
     made("D8", "The loss scale was reset.", "the scaler's state was not restored", "skipped steps, then normal",
-         "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766"),
+         "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766",
+         explains="N14 R11 P01",
+         pattern=loss_scale),
     made("D9", "fp8 scales or amax histories were lost.", "_extra_state is missing, empty or of another layout",
          "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",
          ECHO, "TransformerEngine 982, Megatron-Bridge 1730, NeMo 6929",
-         megatron="--dist-ckpt-strictness raise_all, so that missing _extra_state is not passed over"),
+         megatron="--dist-ckpt-strictness raise_all, so that missing _extra_state is not passed over",
+         explains="N15 R03 R07 R09 N4 R01",
+         pattern=fp8_scales),
     made("D10", "ε rules the update.", "√v is below ε", "updates vanish", "lower ε, or scale the loss",
-         "an earlier checkpoint", "catalogue D10"),
+         "an earlier checkpoint", "catalogue D10",
+         explains="N16"),
 )  # fmt: skip

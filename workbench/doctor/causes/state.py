@@ -2,12 +2,287 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from workbench.doctor.causes.case import GONE, Case, Match
 from workbench.doctor.causes.cause import made
+from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
+from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.places import kinds
+from workbench.doctor.ledger.rows import FIRST, MASTERS, MOMENTS, SECOND, Change
+from workbench.doctor.ledger.sign import Sign, many
+from workbench.doctor.passes.updates import passed
 
 __all__ = ["NAMES", "OPTIMIZER"]
 
 ECHO = "an echo: save again right after the load, before any update"
 NEXT = "a checkpoint one update after the resume: it can be replayed exactly"
+FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
+WILD = 5.0  #: times what updates can do: steps that are divided by far too small second moments
+RELATED = 0.5  #: cosine from which a weight has much of the old one
+UNLIKE = ("other", "fill", "zero")  #: forms of weights in which nothing of the old ones is left
+
+
+# ---- A: names --------------------------------------------------------------------------------------------------------
+
+
+def _unlike(case: Case, change: Change) -> frozenset[str]:
+    """Weights in which nothing of the old ones is left, while what is stored of their moments is right."""
+    names = change.hit(change.weights, *UNLIKE)
+    if _related(change) and change.whole(change.weights, change.hit(change.weights)):
+        names -= change.hit(change.weights, "other")  # all weights changed: an average, or another step's
+    return frozenset(names - change.hit(MOMENTS))
+
+
+def _related(change: Change) -> set[str]:
+    """Weights that are unlike the old ones, and still have much of them."""
+    names = change.hit(change.weights, "other")
+    return {name for name in names if float(change.detail(change.weights, name).get("cosine", 0)) > RELATED}
+
+
+def renamed(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = _unlike(case, change)
+        if names and change.hit(change.weights, "other") and change.whole(change.weights, names):
+            prefix = bool(case.fired("N1", info=True))
+            reasons = case.against(
+                ("A3", "they are not all norms"), ("G7 G6 B1", case.equal(change, MOMENTS, "moments"))
+            )
+            yield Match(change.leg, 1.0 if prefix else 0.8, names, prefix, reasons=reasons)
+
+
+def not_loaded(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = _unlike(case, change)
+        if not names and not case.mastered:
+            names = _changed_some(change)
+        whole = change.whole(change.weights, names)
+        if not names or (kinds(names) == {"norm"} and _ones(change, names)):
+            continue
+        if change.leg == "train" and case.mastered and whole:
+            continue  # where weights are made from masters, masters of another run look the same: D2
+        reasons = case.against(
+            ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
+        )
+        strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
+        yield Match(change.leg, strength, names, False, reasons=reasons)  # a new head, on purpose, leaves the same
+
+
+def _changed_some(change: Change) -> frozenset[str]:
+    """Some weights of other values, while the rest and all moments are right: an average or an older save has all."""
+    near = change.hit(change.weights, "near")
+    alone = near and not change.hit(MOMENTS) and not change.hit(change.weights, "moved.", "part", "ratio", "zeros")
+    return frozenset(near) if alone and not change.whole(change.weights, near) else frozenset()
+
+
+def norms_at_one(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = frozenset(name for name in change.hit(change.weights, "fill") if kinds([name]) == {"norm"})
+        if names and _ones(change, names) and not change.hit(change.weights, "other"):
+            reasons = case.against(("E12", f"all of their elements are 1 in {many(len(names), 'vector')}"))
+            yield Match(change.leg, 0.95, names, change.exact, reasons=reasons)
+
+
+def _ones(change: Change, names: frozenset[str]) -> bool:
+    found = [change.detail(change.weights, name).get("value") for name in names]
+    return all(str(value) in ("1", "1.0") for value in found)
+
+
+def _cosines(change: Change, names: frozenset[str]) -> str:
+    found = [c for name in names if (c := change.detail(change.weights, name).get("cosine")) is not None]
+    return f"their cosine with before is {max(found):.2f} at most" if found and max(found) < 0.5 else ""
+
+
+def added(case: Case) -> Iterator[Match]:
+    new = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in ("are new", "appeared")]
+    heads = [one for one in new if kinds(one.tensors) <= {"head"}]
+    if new and not heads:
+        question = "tensors were added to the model: was that intended?"
+        yield Match("load" if case.change("load").rows else "train", 0.8, question=question, signs=tuple(new))
+
+
+def buffers_lost(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = frozenset(change.hit(("buffer",)))
+        if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
+            yield Match(change.leg, 0.9, names, change.exact)
+    if signs := case.fired("N4", "N26"):
+        yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+# ---- B: the optimizer's state ----------------------------------------------------------------------------------------
+
+
+def fresh_optimizer(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        counters = case.counters(change.leg)
+        first, second = case.lost(change)
+        broken = change.hit(MOMENTS) & counters.reset
+        names = frozenset((first & second) | (first - change.seen(*SECOND)))  # SGD has one
+        if change.leg == "train" and broken:
+            names |= counters.reset  # of others the laws hold by chance
+        quantised = change.hit(("state1", "state2"), *GONE)
+        names |= quantised
+        kept = names & counters.kept
+        advanced = bool(case.traits.get("advanced"))
+        if names and len(kept) < len(names):
+            whole = change.whole(MOMENTS, names) and not advanced
+            told = f"the counters of {len(names & counters.reset):,} of {len(names):,} restarted"
+            reasons = case.against(
+                ("B3", told if names <= counters.reset else ""),
+                ("B2", f"the moments of {len(names):,} are gone too"),
+                ("E13 B5 E1", case.equal(change, change.weights, "weights")),
+            )
+            question = "the optimizer started fresh: was that intended?" if whole else ""
+            yield Match(change.leg, 1.0, names, not whole, question, reasons)
+        elif counters.reset and (not change.seen(*MOMENTS) & counters.reset or _forgotten(case, change)):
+            question = "the optimizer's counters restarted: was that intended?"
+            yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
+    absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
+    absent += [one for one in case.fired("R03", "R01", "N3", "V05") if one.evidence.get("gone")]
+    if absent:
+        never = any(one.evidence.get("kind") == "never" for one in absent)
+        question = "" if any(one.severity == "error" for one in absent) else "was the optimizer left out on purpose?"
+        title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else ""
+        yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
+
+
+def _forgotten(case: Case, change: Change) -> bool:
+    """Whether so many updates lie between that moments tell nothing of where they began."""
+    before, facts = case.evidence.before.facts, case.later.facts
+    betas, count = facts.betas or before.betas, passed(before, facts)
+    return change.leg == "train" and betas is not None and count is not None and betas[1] ** count < FORGOTTEN
+
+
+def counters_reset(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        counters = case.counters(change.leg)
+        seen = change.seen(*MOMENTS)
+        broken = change.hit(MOMENTS) & counters.reset
+        names = frozenset(counters.reset - change.hit(MOMENTS, *GONE, "fallen"))
+        if not names or (broken and change.leg == "train"):
+            continue
+        measured = set() if _forgotten(case, change) else names & seen
+        words = case.equal(change, MOMENTS, "moments", measured) if measured else ""
+        reasons = case.against(("B1 B3 B4", words), ("G6", case.equal(change, change.weights, "weights", names)))
+        question = (
+            "the optimizer's counters restarted: was that intended?" if not measured and _whole(case, change) else ""
+        )
+        exact = bool(words) and change.exact
+        yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons)
+
+
+def _whole(case: Case, change: Change) -> bool:
+    """Whether all counters began anew, as they do where the optimizer is made anew on purpose."""
+    counters = case.counters(change.leg)
+    return bool(counters.reset) and len(counters.reset) >= 0.9 * len(counters.known)
+
+
+def moments_zero(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        counters = case.counters(change.leg)
+        first, second = case.lost(change)
+        both, alone = first & second, (first - second) & change.seen(*SECOND)
+        kept = both & (counters.kept | (set() if change.leg in ("load", "train") else both - counters.reset))
+        absent = change.hit(MOMENTS, "absent")
+        names = frozenset((kept | alone) - absent)
+        fell = change.hit(MOMENTS, "fallen") & counters.kept
+        if not names and change.leg == "train" and 2 * len(fell) > len(change.hit(MOMENTS)):
+            words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
+            reasons = case.against(("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} went on"))
+            yield Match("train", 0.9, frozenset(change.hit(MOMENTS)), False, reasons=reasons)
+        if names:
+            words = f"the counters of {len(names & counters.kept):,} of {many(len(names), 'parameter')} went on"
+            reasons = case.against(
+                ("B1", words if names <= counters.kept else ""),
+                ("B4", f"exp_avg of {many(len(names), 'parameter')} is gone"),
+            )  # fmt: skip
+            yield Match(change.leg, 1.0, names, True, reasons=reasons)
+
+
+def second_gone(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        first, second = case.lost(change)
+        names = frozenset(second - first)
+        held = names & change.seen(*FIRST)
+        if names and held:
+            reasons = case.against(
+                ("B1 B3", f"exp_avg of {len(held):,} of {many(len(names), 'parameter')} is not zero")
+            )
+            yield Match(change.leg, 1.0, names, True, reasons=reasons)
+    wild = case.fired("S04", where="after")
+    train = case.change("train")
+    fallen = train.hit(SECOND, "fallen", "other")
+    if wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
+        worst = [float(train.detail(train.weights, name).get("worst") or 0) for name in train.hit(train.weights)]
+        wild_steps = sorted(worst)[len(worst) // 2] > WILD
+        yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
+
+
+def other_binding(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = frozenset(change.hit(MOMENTS, "moved.", "moved"))
+        if any(map(is_numbered, names)) and change.hit(change.weights, "moved."):
+            continue  # whose they are is not known: they moved with the weights
+        if names and not change.hit((*change.weights, *MASTERS)) & names:
+            still = change.seen(*change.weights) & names
+            words = case.equal(change, change.weights, "weights", names) if still else ""
+            reasons = case.against(
+                ("E1 E3 E4 E9", words), ("B6", f"those of {len(names):,} are other parameters' moments")
+            )
+            yield Match(change.leg, 1.0, names, change.exact or bool(case.fired("P17")), reasons=reasons)
+    if signs := case.fired("N5"):
+        yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def mixed_moments(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        swapped = frozenset(change.hit(MOMENTS, "swapped"))
+        if swapped:
+            yield Match(change.leg, 1.0, swapped, change.exact,
+                        title="exp_avg and exp_avg_sq were exchanged.")  # fmt: skip
+        values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "part", "ratio"))
+        if any(map(is_numbered, values)) and change.hit(change.weights):
+            continue
+        if values and not change.hit((*change.weights, *MASTERS)) & values and not case.counters(change.leg).reset:
+            words = case.equal(change, change.weights, "weights", values)
+            yield Match(change.leg, 0.85, values, reasons=case.against(("E1 E9 A2 F4", words)))
+    if signs := [one for one in case.fired("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
+        yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def other_groups(case: Case) -> Iterator[Match]:
+    stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
+    played = [one for one in case.fired("P12") if "old" in one.evidence]
+    signs = [*stated, *played, *case.fired("N27")]
+    if signs and not any("weight_decay" in name for name in case.declared):
+        names = frozenset(n for s in signs for n in s.tensors)
+        yield Match("train", 1.0, names, question="weight decay of these parameters changed: was that intended?",
+                    signs=(*signs, *_untouched(case)))  # fmt: skip
+    elif rows := _untouched(case):
+        yield Match("train", 0.5, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
+
+
+def _untouched(case: Case) -> list[Sign]:
+    """Rows that no gradient reached and that did not shrink as weight decay makes them."""
+    return [one for one in case.fired("P11") if one.evidence.get("even") and float(one.evidence.get("shrink", 0)) >= 0]
+
+
+def orphan_groups(case: Case) -> Iterator[Match]:
+    if signs := case.fired("N6"):
+        follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
+        yield Match(case.resumed, 0.95, signs=(*signs, *follows))
+
+
+def compressed(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        names = change.hit(("state1", "state2", "absmax1", "absmax2", "codes", "qmap1", "qmap2"))
+        names -= change.hit(("state1", "state2"), *GONE)
+        if names:
+            yield Match(change.leg, 0.9, frozenset(names), change.exact)
+
+
+# ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 NAMES = (
     made("A1", "The weights were renamed, so that none of them was loaded.",
@@ -17,30 +292,47 @@ NAMES = (
          "torchgeo 4036, lerobot 3459",
          hf="call from_pretrained with output_loading_info=True and map the prefix; no missing_keys may be left",
          deepspeed="load_checkpoint(load_module_strict=True); save the module inside any compile wrapper",
-         lightning="load_from_checkpoint(strict=True); save what is inside torch.compile"),
-    made("A2", "A tensor was not in what was loaded and stayed at its initial value.",
+         lightning="load_from_checkpoint(strict=True); save what is inside torch.compile",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         everywhere=True,
+         pattern=renamed),
+    made("A2", "A tensor was not loaded and kept its initial value.",
          "a key is missing and the load was not strict", "a jump that goes with the tensor's importance",
          "list the keys that the load did not read, restore them from the older checkpoint, load with strict=True",
          ECHO, "catalogue A2",
          dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
-         megatron="--dist-ckpt-strictness raise_all", hf="check missing_keys of from_pretrained's loading info"),
-    made("A3", "Norm weights were not loaded and stayed at their initial value of 1.",
+         megatron="--dist-ckpt-strictness raise_all", hf="check missing_keys of from_pretrained's loading info",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=not_loaded),
+    made("A3", "Norm weights were not loaded and kept their initial value of 1.",
          "their keys are named otherwise, or are not in the file", "a small jump that heals in hundreds of steps",
          "restore the norms from the older checkpoint; the keys that were not read say which", ECHO,
-         "catalogue A3; Model-Optimizer 2322"),
+         "catalogue A3; Model-Optimizer 2322",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R09 N29 R08",
+         expects="S15",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=norms_at_one),
     made("A4", "Tensors were added that do not belong to the model.",
          "a second adapter, an average or a copied head is written too", "none; the file grows",
          "see which keys are new and leave them out of the save", "the trainer's arguments of both saves",
-         "diffusers 6366"),
+         "diffusers 6366",
+         explains="R01 P02 N3 S14 S06 R10 P01",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=added),
     made("A5", "Buffers were not saved or not restored.",
          "persistent=False, or a list of keys without buffers (expert_bias, running statistics, fp8 extra state)",
          "routing out of balance, slow drift", "register the buffers as persistent and restore them", ECHO,
          "FlagScale 411",
-         megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all"),
+         megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
+         explains="N4 R01 R09 R03",
+         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         pattern=buffers_lost),
 )  # fmt: skip
 
 OPTIMIZER = (
-    made("B1", "The optimizer's state did not survive the load.",
+    made("B1", "The optimizer state was not restored.",
          "it was not saved, not asked for, or loaded into an optimizer that had no state yet",
          "the first loss is right, then a bump: the first updates have full size",
          "load the optimizer too; if its state is gone, warm the lr up again over 1/(1−β2) updates", ECHO,
@@ -54,46 +346,85 @@ OPTIMIZER = (
          accelerate="accelerator.load_state after accelerator.prepare(model, optimizer)",
          lightning="trainer.fit(ckpt_path=…), and save_weights_only=False",
          paddle="optimizer.set_state_dict of the .pdopt; PaddleNLP: ignore_load_lr_and_optim=False",
-         bytecheckpoint="pass 'optimizer' in the states given to bytecheckpoint.load"),
-    made("B2", "The optimizer's counters were reset, the moments were kept.",
+         bytecheckpoint="pass 'optimizer' in the states given to bytecheckpoint.load",
+         explains="P03 P04 P05 P06 P08 P12 P13 S05 S06 S07 S17 P01 P14 R01 R03 R10 N3 N13 S19 N16",
+         expects="S05 S06 R10 P01",
+         losses="the first loss is right, then a slow bump",
+         everywhere=True,
+         pattern=fresh_optimizer, damage=fresh),
+    made("B2", "The optimizer's step counters were reset; the moments were kept.",
          "step is not part of what was restored", "at β2 = .95 a bump, at β2 = .999 a flat stretch of a thousand steps",
          "restore step with exp_avg and exp_avg_sq", ECHO, "catalogue B2",
          dcp="save and load state.*.step; optimizers with capturable or fused keep it as a tensor",
          megatron="keep 'step' of every param group when the optimizer's state is loaded",
-         deepspeed="let load_checkpoint restore the base optimizer's state: 'step' lies in state and param_groups"),
+         deepspeed="let load_checkpoint restore the base optimizer's state: 'step' lies in state and param_groups",
+         explains="S06 S07 P01 P05 P12 P13 P14 R10 R09 S19",
+         expects="S07 S06 R10 P01",
+         losses="the first loss is right; what follows goes with the size of the updates",
+         everywhere=True,
+         pattern=counters_reset, damage=counters_restarted),
     made("B3", "The moments were lost, the counters were kept.",
          "zeros were loaded under counters that say that no bias correction is needed",
          "at β2 = .999 updates of several times their size after some ten steps, at .95 mild",
          "load exp_avg and exp_avg_sq; never restore the counters alone", ECHO, "catalogue B3",
          dcp="make the state before dcp.load, or missing moments are skipped while 'step' is found",
          megatron="resume without --no-load-optim; if the moments are gone, reset the step of the groups as well",
-         deepspeed="load_checkpoint(load_optimizer_states=True); reset the step too if the moments are gone"),
+         deepspeed="load_checkpoint(load_optimizer_states=True); reset the step too if the moments are gone",
+         explains="P03 P04 P05 P06 P08 P12 P13 S05 R03 P14 S19 S04 N16",
+         losses="the first loss is right, then a slow bump",
+         everywhere=True,
+         pattern=moments_zero, damage=moments_lost),
     made("B4", "exp_avg_sq was lost, exp_avg was kept.",
          "one of the two moments was not loaded or was zeroed", "a catastrophe at the second step",
-         "restore both moments from one save and go back to the checkpoint before", ECHO, "catalogue B4"),
+         "restore both moments from one save and go back to the checkpoint before", ECHO, "catalogue B4",
+         explains="P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 N16",
+         expects="S04 S05",
+         losses="the first loss is right, the second wrong",
+         everywhere=True,
+         pattern=second_gone, damage=second_lost),
     made("B5", "The optimizer's state is bound to other parameters.",
          "torch's optimizers know parameters by position, and the order changed", "a small bump, slow damage",
          "save and load the state by name", ECHO, "threads of hiyouga and mli0603; catalogue B5",
          dcp="use get/set_optimizer_state_dict (by name), not optimizer.state_dict() (by position)",
          torch="build the param groups in the order of the save, or save state by parameter name",
          hf="build the groups in the order of the save: a changed decay rule reorders optimizer.pt",
-         deepspeed="keep the param groups' order: ZeRO's flat buffers follow it"),
+         deepspeed="keep the param groups' order: ZeRO's flat buffers follow it",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
+         expects="P17 R02 N5",
+         losses="the first loss is right, then a slow bump",
+         pattern=other_binding, damage=wrong_steps),
     made("B6", "exp_avg and exp_avg_sq are from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
-         "the checkpoint before the one that was resumed from", "catalogue B6"),
+         "the checkpoint before the one that was resumed from", "catalogue B6",
+         explains="S04 S19 N5 P03 P04 P05 P12 R09 R02",
+         losses="the first loss is right, then a slow bump",
+         pattern=mixed_moments),
     made("B7", "Parameters changed their param group: weight decay is on the wrong ones.",
          "groups were rebuilt by another rule or in another order", "slow drift of the norms, matrices that grow",
          "build the groups by name, and restore each group's weight_decay to its own", NEXT, "catalogue B7",
-         megatron="check the rule that sets no-decay parameters (biases and 1-D ones) in both versions"),
+         megatron="check the rule that sets no-decay parameters (biases and 1-D ones) in both versions",
+         explains="P05 P11 P12 P13 R12",
+         expects="R12 P11 P12",
+         losses="the first loss is right, then a slow bump",
+         pattern=other_groups),
     made("B8", "The schedule moves param groups that the optimizer does not use.",
          "load_state_dict replaced the groups after the scheduler was made", "the learning rate stands still",
-         "make the scheduler after the optimizer was loaded", NEXT, "rat-sql 45, apex LARC 766"),
+         "make the scheduler after the optimizer was loaded", NEXT, "rat-sql 45, apex LARC 766",
+         explains="N6 S16 P13 P15 P11 P12",
+         losses="the first loss is right, then a slow bump",
+         everywhere=True,
+         pattern=orphan_groups),
     made("B9", "Two optimizers share storage.", "a state dict was loaded without a copy",
-         "two runs influence each other", "deepcopy the state dict before it is loaded", ECHO, "pytorch 35047"),
+         "two runs influence each other", "deepcopy the state dict before it is loaded", ECHO, "pytorch 35047",
+         losses="the first loss is right, then a slow bump"),
     made("B10", "The second moments lag behind the gradients.", "β2 is too high for a shift of the data",
          "a spike some steps after the gradients grew", "lower β2 (.95), clip updates",
-         "checkpoints closer to the spike", "catalogue B10"),
+         "checkpoints closer to the spike", "catalogue B10",
+         losses="the first loss is right, then a slow bump"),
     made("B11", "The optimizer's compressed state is inconsistent.",
          "codes, scales or factors of 8-bit, factored or AMSGrad states are of different saves", "a bump or NaN",
-         "restore all parts of the state from one save", ECHO, "catalogue B11"),
+         "restore all parts of the state from one save", ECHO, "catalogue B11",
+         explains="N8 S04",
+         losses="the first loss is right, then a slow bump",
+         pattern=compressed),
 )  # fmt: skip

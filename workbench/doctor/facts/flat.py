@@ -26,8 +26,8 @@ NODES = 1_000_000  #: values that are looked at, over all objects
 DEPTH = 10
 BITS = 1000  #: of an integer; a float holds 1023
 ENTRIES = 4096  #: of a container that is looked into
-#: Switches of torch's optimizers that say nothing of the training; DCP stores each as an object a parameter.
-_SWITCHES = re.compile(r"param_groups\..*\.(?:foreach|capturable|differentiable|fused|maximize)$")
+#: Switches of torch's optimizers that say how, not what, they compute; DCP stores each as an object a parameter.
+_SWITCHES = re.compile(r"param_groups\..*\.(?:foreach|capturable|differentiable|fused)$")
 _SCALARS = (bool, int, float, str, type(None))
 _SKIPPED = re.compile(
     r"(?:^|[._])(?:rng|random|generator|log_history|losses|token_buffer|save_log)(?:$|[._])|rng_state"

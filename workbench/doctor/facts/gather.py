@@ -19,8 +19,9 @@ from typing import Any
 
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import Leaf, leaves
-from workbench.doctor.facts.groups import read_groups
+from workbench.doctor.facts.groups import Names, read_groups
 from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
+from workbench.doctor.facts.optimizer import Optimizer, recognise, together
 from workbench.doctor.facts.schedule import read_schedule
 from workbench.doctor.facts.state import NAME, Group, Told, TrainingState
 from workbench.doctor.facts.steps import read_steps
@@ -108,14 +109,15 @@ def gather(
 ) -> TrainingState:
     """What a checkpoint states; what the caller says is trusted more. Of payloads, counters and generators are read."""
     found, unreadable = leaves(ckpt.objects)
-    groups = read_groups(found, ckpt)
+    names, args = Names(ckpt, found), _arguments(found)
+    called = _called(args)
+    groups = read_groups(found, names, called)
     told: dict[str, list[Told]] = {}
-    args = _arguments(found)
     _steps(told, found, ckpt)
     _optimizer(told, groups, args)
     _data(told, found)
-    for fact, names in _FROM_ARGS.items():
-        for name in names:
+    for fact, words in _FROM_ARGS.items():
+        for name in words:
             value = _READ.get(fact, _flag)(args[name].value) if name in args else None
             if value is not None:
                 _say(told, fact, value, args[name].source)
@@ -128,7 +130,8 @@ def gather(
     _scaler(told, found)
     state = TrainingState(
         {fact: tuple(statements) for fact, statements in told.items()}, groups, read_schedule(found),
-        read_steps(ckpt, groups), args, {n: args[n] for n in args if n in _MODEL}, _generators(ckpt), unreadable,
+        read_steps(ckpt, groups, names, found), args, {n: args[n] for n in args if n in _MODEL}, _generators(ckpt),
+        unreadable, _wrote(groups, names, called), {name: frozenset(words) for name, words in names.state.items()},
     )  # fmt: skip
     return state.given(betas=betas, lr=lr, weight_decay=weight_decay)
 
@@ -144,6 +147,20 @@ def _arguments(found: Iterable[Leaf]) -> dict[str, Told]:
         if leaf.path[0] in _ARGS and len(leaf.path) > 1:
             args.setdefault(".".join(leaf.path[1:]), Told(leaf.value, leaf.source))
     return args
+
+
+def _called(args: Mapping[str, Told]) -> str:
+    """What the arguments call the optimizer."""
+    told = (args[name].value for name in ("optimizer", "optim", "optimizer.type", "optimizer_type") if name in args)
+    return next((value[:40] for value in told if isinstance(value, str)), "")
+
+
+def _wrote(groups: Sequence[Group], names: Names, called: str) -> Optimizer:
+    filled = [group.optimizer for group in groups if group.count != 0]
+    if filled:
+        return together(filled)
+    fields = groups[0].settings if groups else {}
+    return recognise(fields, {word for words in names.state.values() for word in words}, called)
 
 
 def _steps(told: dict[str, list[Told]], found: Iterable[Leaf], ckpt: Checkpoint) -> None:

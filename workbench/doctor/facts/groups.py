@@ -1,4 +1,4 @@
-"""Param groups of the optimizer, from the ways in which formats store them, with the names of their parameters.
+"""Param groups of the optimizer, from the ways in which formats store them, and names for what is only numbered.
 
 ::
 
@@ -6,13 +6,20 @@
     optim.param_groups.0.params = [fqn, …]                         get_state_dict
     optim.param_groups.layers.0.wq.weight.lr                       flattened by DCP: a group each; equal ones are joined
 
-Numbers become names where the reader joined the state to them; or where the parameters fall into matrices and vectors,
-and the groups have just these two counts. Nothing else is certain.
+    optimizer.state.3.exp_avg       "optimizer state 3"            a pseudo-name, where nothing certain joins the number
+    optimizer_1.state.3.exp_avg     "optimizer_1 state 3"
+    fp32_from_fp16_params.0.3       "optimizer master 0.3"
+    master_weights.layers.0.wq      "layers.0.wq", role master     masters by name, outside of the optimizer
+
+Numbers become names where the reader joined the state to them; weights get their group where the parameters fall into
+matrices and vectors and the groups have just these two counts, or where a shape occurs in one group alone. Nothing else
+is certain.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +27,11 @@ from typing import Any
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import Leaf
 from workbench.doctor.facts.numbers import BITS, betas_of, number
+from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
+from workbench.naming import STATES
 
-__all__ = ["read_groups"]
+__all__ = ["Names", "is_numbered", "number_of", "read_groups"]
 
 _FIELDS = {
     "lr", "betas", "eps", "weight_decay", "amsgrad", "decoupled_weight_decay", "initial_lr", "step", "params",
@@ -30,73 +39,219 @@ _FIELDS = {
     "is_expert_parallel", "is_decoupled_lr", "default_config", "max_lr", "min_lr", "bias_correction", "beta1", "beta2",
     "momentum",
 }  # fmt: skip
-_NUMBERED = re.compile(r"(?:^|\.)state\.(\d+)\.\w+")
+_NUMBERED = re.compile(r"(?:(.*?)\.)?state\.([0-9]{1,18})\.(.+)", re.S)
+_PSEUDO = re.compile(r"\S+ (state|master) ([0-9.]+)")
+#: Paths of a run's only or first optimizer: they are left out of pseudo-names, so that two formats name alike.
+_MAIN = re.compile(
+    r"(?:(?:app|app_state|checkpoint|trainer)\.)?(?:optim(?:izer)?(?:_state(?:_dict)?)?|opt|optimi[sz]er(?:s|_states)\.0)"
+)
+#: Containers of masters, as trainers call them; apex and Megatron keep a list of lists, the others a mapping of names.
+_MASTERS = re.compile(
+    r"(?:(?:\w*optim\w*|opt)\.)*"
+    r"(?:masters?|master_(?:weight|param|copy|copie)s?|fp32_(?:master_)?(?:weight|param|master)s?"
+    r"|fp32_from_(?:fp16|float16|bf16)(?:_params|_groups)?|main_params?)\.(.+)",
+    re.S,
+)
+_OUTER = ("module.", "model.", "_orig_mod.")
+LONGEST = 4096  #: characters of a name
+_CONTAINERS = {"__bnb_optimizer_quant_state__"}  #: of bitsandbytes, around its state
+_ROLES = {*STATES.values()}
+_MOMENTS = {"exp_avg", "exp_avg_sq", "momentum", "square_avg", "sum", "exp_inf", "master", "state1"}
 
 
-def read_groups(found: Iterable[Leaf], ckpt: Checkpoint) -> tuple[Group, ...]:
-    """The groups of all optimizers; those that several ranks state alike once."""
+def is_numbered(name: str) -> bool:
+    """Whether a parameter's name is made from a number: ``optimizer state 3``."""
+    return _PSEUDO.fullmatch(name) is not None
+
+
+def number_of(name: str) -> int | None:
+    """The optimizer's number in a pseudo-name of its state."""
+    match = _PSEUDO.fullmatch(name)
+    return int(match[2]) if match and match[1] == "state" and match[2].isdigit() else None
+
+
+class Names:
+    """What each tensor of a checkpoint belongs to, numbered state and masters included.
+
+    Attributes:
+        fqns, roles: as the checkpoint's, but pseudo-names for numbers that nothing joins, names for masters, and for
+            optimizer state that has no role the name of its own: ``state1``, ``exp_avg.codes``, ``row_var``.
+        owner: pseudo-name of each number → the name that its tensors are listed under, joined or not.
+        numbers: positions of the tensors that are stored under a number.
+        state: name → words of its optimizer state.
+    """
+
+    def __init__(self, ckpt: Checkpoint, found: Iterable[Leaf] = ()) -> None:
+        self.fqns, self.roles = list(ckpt.fqns), list(ckpt.roles)
+        self.owner: dict[str, str] = {}
+        self.state: dict[str, set[str]] = defaultdict(set)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        tied = {key for group in ckpt.catalog.meta.get("aliases", []) for key in group[1:]}
+        self.weights = {
+            fqn: ckpt.catalog.shape_of(at)
+            for at, (fqn, role, key) in enumerate(zip(self.fqns, self.roles, ckpt.catalog.keys, strict=True))
+            if role == "param" and fqn is not None and key not in tied
+        }
+        numbered = self._numbered(ckpt)
+        self.numbers = numbered.keys()
+        leaves = self._leaves(found)
+        paths = sorted({path for path, _, _ in (*numbered.values(), *leaves)})
+        self._main = [path for path in paths if _is_main(path)]
+        for at, (path, count, _) in numbered.items():  # one tensor that the reader joined names the others
+            if (fqn := self.fqns[at]) is not None:
+                self.owner.setdefault(self._pseudo(path, count), fqn)
+        for at, (path, count, word) in numbered.items():
+            pseudo = self._pseudo(path, count)
+            self.fqns[at] = self.owner.setdefault(pseudo, pseudo)
+            if self.roles[at] == "other":
+                self.roles[at] = word
+        for path, count, word in leaves:
+            pseudo = self._pseudo(path, count)
+            self.state[self.owner.setdefault(pseudo, pseudo)].add(word)
+        own = {*numbered, *self._rest(ckpt)}
+        self.known_names = {fqn for fqn in self.fqns if fqn is not None}
+        for at, (fqn, role) in enumerate(zip(self.fqns, self.roles, strict=True)):
+            if fqn is not None and (role in _ROLES or at in own):
+                self.state[fqn].add(role)
+                if role in _MOMENTS:
+                    self.shapes.setdefault(fqn, ckpt.catalog.shape_of(at))
+
+    def of(self, path: str, count: int) -> str | None:
+        """The name of an optimizer's number, if any state of it is stored."""
+        return self.owner.get(self._pseudo(path, count))
+
+    def named(self, params: Sequence[Any], path: str = "") -> tuple[str, ...] | None:
+        """Stored parameters as names; ``None`` if one of them cannot be told."""
+        found = []
+        some = any(isinstance(one, int) and self.of(path, one) is not None for one in params)
+        for one in params:
+            if isinstance(one, bool) or not isinstance(one, (int, str)):
+                return None
+            if isinstance(one, str):
+                name = self.known(one)
+            else:  # one that never saw a gradient has no state, but a number beside the others
+                name = self.of(path, one) or (self._pseudo(path, one) if some and 0 <= one < 1 << BITS else None)
+            if name is None:
+                return None
+            found.append(name)
+        return tuple(found) if len(set(found)) == len(found) else None
+
+    def known(self, name: str) -> str | None:
+        """A stored name without the containers before it, if a parameter is called so."""
+        if len(name) > LONGEST:
+            return None
+        while name not in self.known_names:
+            _, dot, name = name.partition(".")
+            if not dot:
+                return None
+        return name
+
+    def _numbered(self, ckpt: Checkpoint) -> dict[int, tuple[str, int, str]]:
+        """Position → path of the optimizer, number, word of the state."""
+        found = {}
+        for at, key in enumerate(ckpt.catalog.keys):
+            if "state." not in key or self.roles[at] == "param" or len(key) > LONGEST:
+                continue
+            match = _NUMBERED.fullmatch(key)
+            fqn = self.fqns[at]
+            # state by name, of modules whose names begin with a number: state.1.bias.exp_avg
+            if match is None or (fqn is not None and f"state.{fqn}." in key):
+                continue
+            words = [word for word in match[3].split(".") if word not in _CONTAINERS] or [match[3]]
+            if not match[1] or "opt" in match[1].lower() or words[0] in STATES:
+                word = words[0] if len(words) == 1 else f"{words[0]}.{words[-1]}"
+                found[at] = match[1] or "", int(match[2]), word
+        return found
+
+    def _leaves(self, found: Iterable[Leaf]) -> list[tuple[str, int, str]]:
+        """Numbers whose state is plain values: steps of transformers' and bitsandbytes' optimizers."""
+        told = []
+        for leaf in found:
+            if len(leaf.path) > 2 and leaf.path[-3] == "state" and leaf.value is not None:
+                path, count = ".".join(leaf.path[:-3]), leaf.path[-2]
+                if count.isdecimal() and count.isascii() and len(count) < 19 and (not path or "opt" in path.lower()):
+                    told.append((path, int(count), leaf.name))
+        return told
+
+    def words(self, group: Group) -> set[str]:
+        """What the state of a group's parameters is called; of its kind, where its parameters are not known."""
+        kinds = {frozenset(words) for words in self.state.values()}
+        if group.params is not None:
+            found = {word for name in group.params for word in self.state.get(name, ())}
+            # bitsandbytes keeps the state of small parameters in 32 bits: one optimizer, two kinds of state
+            return found.union(*(kind for kind in kinds if "state1" in kind)) if "state1" in found else found
+        for field, marks in (("betas", {"exp_avg", "state1"}), ("momentum", {"momentum"})):
+            if field in group.settings and any(kind & marks for kind in kinds):
+                kinds = {kind for kind in kinds if kind & marks}
+                break
+        return {word for kind in kinds for word in kind}
+
+    def _rest(self, ckpt: Checkpoint) -> list[int]:
+        """Positions of named state that has no role; and masters outside of the optimizer get their names."""
+        found = []
+        params = {fqn for fqn, role in zip(self.fqns, self.roles, strict=True) if role == "param"}
+        for at, key in enumerate(ckpt.catalog.keys):
+            fqn, role = self.fqns[at], self.roles[at]
+            if role == "other" and fqn is not None and f"state.{fqn}." in key:
+                words = key.rpartition(f"state.{fqn}.")[2].split(".")
+                self.roles[at] = words[0] if len(words) == 1 else f"{words[0]}.{words[-1]}"
+                found.append(at)
+            elif ((fqn is None and role == "other") or role == "param") and len(key) <= LONGEST:
+                match = _MASTERS.fullmatch(key) if "master" in key or "fp32" in key or "main_param" in key else None
+                if match is None:
+                    continue
+                name = match[1]
+                while name not in params and name.startswith(_OUTER):
+                    name = name.partition(".")[2]
+                if name in params and name != fqn:
+                    self.fqns[at], self.roles[at] = name, "master"
+                elif fqn is None and re.fullmatch(r"[0-9.]{1,40}", name):
+                    self.fqns[at], self.roles[at] = f"optimizer master {name}", "master"
+        return found
+
+    def _pseudo(self, path: str, count: int) -> str:
+        alone = _is_main(path) and self._main[:1] in ([], [path])
+        return f"{'optimizer' if alone else path.replace(' ', '_') or 'optimizer'} state {count}"
+
+
+def read_groups(found: Iterable[Leaf], names: Names, called: str = "") -> tuple[Group, ...]:
+    """The groups of all optimizers; those that several ranks state alike once.
+
+    Args:
+        called: what the trainer's arguments call the optimizer.
+    """
     raw: dict[tuple[str, str, str], dict[str, Any]] = {}
     for leaf in found:
         if "param_groups" not in leaf.path:
             continue
         at = leaf.path.index("param_groups")
         key, field = leaf.path[at + 1 : -1], leaf.name
-        if key and (field in _FIELDS or key[0].isdigit()):
-            raw.setdefault((leaf.rank, ".".join(leaf.path[: at + 1]), ".".join(key)), {})[field] = leaf.value
-    names = _Names(ckpt)
+        if not key:
+            continue
+        inner = ".".join(key)
+        flattened = inner in names.known_names or (field in _FIELDS and not key[0].isdigit())
+        if not flattened and key[0].isdigit():  # a field that is a dict itself
+            inner, field = key[0], ".".join((*key[1:], field))
+            flattened = True
+        if flattened:
+            raw.setdefault((leaf.rank, ".".join(leaf.path[: at + 1]), inner), {})[field] = leaf.value
     groups = [_group(key, fields, names) for key, fields in raw.items()]
-    return tuple(_split(_joined(groups), names))
+    return tuple(_told(group, names, called) for group in _by_shape(_split(_joined(groups), names), names))
 
 
-class _Names:
-    """Which names the checkpoint's parameters have."""
-
-    def __init__(self, ckpt: Checkpoint) -> None:
-        self.fqns = {fqn for fqn, role in zip(ckpt.fqns, ckpt.roles, strict=True) if fqn is not None}
-        self.by_number: dict[int, str] = {}
-        self.shapes: dict[str, int] = {}
-        doubtful: set[int] = set()
-        for position, (key, fqn, role) in enumerate(zip(ckpt.catalog.keys, ckpt.fqns, ckpt.roles, strict=True)):
-            if fqn is None:
-                continue
-            if role == "exp_avg":
-                self.shapes[fqn] = len(ckpt.catalog.shape_of(position))
-            if match := _NUMBERED.search(key):
-                number = int(match[1])
-                if self.by_number.setdefault(number, fqn) != fqn:  # two optimizers
-                    doubtful.add(number)
-        for number in doubtful:
-            del self.by_number[number]
-
-    def named(self, params: Sequence[Any]) -> tuple[str, ...] | None:
-        """Stored parameters as fqns; ``None`` if one of them cannot be told."""
-        found = []
-        for one in params:
-            name = self.by_number.get(one) if isinstance(one, int) else self.known(str(one))
-            if name is None:
-                return None
-            found.append(name)
-        return tuple(found)
-
-    def known(self, name: str) -> str | None:
-        while name not in self.fqns:
-            _, dot, name = name.partition(".")
-            if not dot:
-                return None
-        return name
-
-
-def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: _Names) -> Group:
+def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -> Group:
     rank, path, inner = key
     source = f"{rank}/{path}" if rank else path
     params: tuple[str, ...] | None = None
     count: int | None = None
     stored = fields.get("params")
     if isinstance(stored, tuple):
-        count, params = len(stored), names.named(stored)
+        outer = path.removesuffix("param_groups").rstrip(".")
+        count = len(stored)
+        params = names.named(stored, f"{rank}/{outer}" if rank else outer) or names.named(stored, outer)
         told = fields.get("param_names")
-        if params is None and isinstance(told, tuple) and len(told) == count:
-            params = names.named(told)
+        if isinstance(told, tuple) and len(told) == count and (params is None or any(map(is_numbered, params))):
+            params = names.named(told) or params
         source += f"[{inner}]"
     elif not inner.isdigit():
         name = names.known(inner)
@@ -106,10 +261,11 @@ def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: _Names) 
     betas = fields.get("betas")
     pair = betas_of((fields.get("beta1"), fields.get("beta2")) if betas is None else betas)
     eps, step = (_least(number(fields.get(name))) for name in ("eps", "step"))
+    settings = {name: value for name, value in fields.items() if name not in ("params", "param_names")}
     return Group(
         params, count, number(fields.get("lr")), pair, eps, number(fields.get("weight_decay")),
         number(fields.get("initial_lr")), step, _flag(fields.get("amsgrad")),
-        _flag(fields.get("decoupled_weight_decay")), source,
+        _flag(fields.get("decoupled_weight_decay")), source, settings,
     )  # fmt: skip
 
 
@@ -117,7 +273,7 @@ def _joined(groups: Iterable[Group]) -> list[Group]:
     """Groups that several ranks, or DCP's flattening, state one by one, as one."""
     found: dict[Any, Group] = {}
     for group in groups:
-        alike = replace(group, params=None, count=None, source="")
+        alike = repr(sorted(group.settings.items()))  # as text: NaN is no other setting than NaN
         single = group.params is not None and len(group.params) == 1 and "[" not in group.source
         key = (alike, single, None if single else group.params, None if single else group.count)
         if key not in found:
@@ -129,17 +285,43 @@ def _joined(groups: Iterable[Group]) -> list[Group]:
     return list(found.values())
 
 
-def _split(groups: list[Group], names: _Names) -> list[Group]:
+def _split(groups: list[Group], names: Names) -> list[Group]:
     """Matrices and vectors by the counts of two groups, where neither numbers nor names tell."""
     if len(groups) != 2 or any(group.params is not None or group.count is None for group in groups):
         return groups
-    matrices = tuple(name for name, dims in names.shapes.items() if dims > 1)
-    vectors = tuple(name for name, dims in names.shapes.items() if dims <= 1)
+    shapes = {name: shape for name, shape in names.shapes.items() if "exp_avg" in names.state[name]}
+    matrices = tuple(name for name, shape in shapes.items() if len(shape) > 1)
+    vectors = tuple(name for name, shape in shapes.items() if len(shape) <= 1)
     by_count = {len(matrices): matrices, len(vectors): vectors}
     counts = [group.count or 0 for group in groups]
     if len(by_count) != 2 or set(counts) != set(by_count) or len(set(counts)) != 2:
         return groups
     return [replace(group, params=by_count[count]) for group, count in zip(groups, counts, strict=True)]
+
+
+def _by_shape(groups: list[Group], names: Names) -> list[Group]:
+    """Groups with the weights whose shape only they have, where numbers and weights are the same shapes in all."""
+    taken = {name for group in groups for name in group.params or ()}
+    left = {name: shape for name, shape in names.weights.items() if name not in taken}
+    numbered = [[name for name in group.params or () if is_numbered(name)] for group in groups]
+    shapes = [Counter(names.shapes.get(name) for name in of) for of in numbered]
+    every = Counter(names.shapes.get(name) for of in numbered for name in of)
+    if not every or None in every or every != Counter(left.values()):
+        return groups
+    owners = {shape: [at for at, own in enumerate(shapes) if shape in own] for shape in every}
+    return [
+        replace(group, weights=tuple(name for name, shape in left.items() if owners[shape] == [at]))
+        for at, group in enumerate(groups)
+    ]
+
+
+def _told(group: Group, names: Names, called: str) -> Group:
+    """With the optimizer that its fields and its parameters' state tell."""
+    return replace(group, optimizer=recognise(group.settings, names.words(group), called))
+
+
+def _is_main(path: str) -> bool:
+    return not path or _MAIN.fullmatch(path) is not None
 
 
 def _least(value: float | None) -> float | None:

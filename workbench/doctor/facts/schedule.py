@@ -85,7 +85,7 @@ def read_schedule(found: Iterable[Leaf]) -> Schedule | None:
             outer = by_parent.get((rank, path[: path.index(_NESTED)]), {}) if _NESTED in path else {}
             # torch's ChainedScheduler counts in its children alone; the lr is what all of them make together
             lrs = _numbers(outer["_last_lr"]) if "_last_lr" in outer else made.lrs
-            return replace(made, lrs=lrs)
+            return replace(made, lrs=lrs, settings=dict(fields))
     return None
 
 

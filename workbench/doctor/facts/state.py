@@ -20,6 +20,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from workbench.doctor.facts.numbers import number
+from workbench.doctor.facts.optimizer import Optimizer, claimed
+
 __all__ = ["GIVEN", "NAME", "Group", "Schedule", "Steps", "Told", "TrainingState"]
 
 GIVEN = "given"  #: provenance of what the user said
@@ -43,11 +46,14 @@ class Group:
     """A param group of the optimizer.
 
     Attributes:
-        params: fqns of its parameters; ``None`` where only numbers are stored and nothing certain joins them.
+        params: names of its parameters (pseudo-names of numbered ones); ``None`` where nothing tells them.
         count: parameters in it, as stored; ``None`` where not even that is.
         step: of optimizers that keep one counter a group.
         decoupled: AdamW (``True``) or Adam with L2 in the gradient (``False``).
         source: object that states it.
+        settings: every field as stored, but for its parameters; an integer that no float holds is ``None``.
+        weights: weights that are in it because only its numbered state has their shape.
+        optimizer: whose group it is.
     """
 
     params: tuple[str, ...] | None = None
@@ -61,6 +67,9 @@ class Group:
     amsgrad: bool | None = None
     decoupled: bool | None = None
     source: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    weights: tuple[str, ...] = ()
+    optimizer: Optimizer = field(default_factory=Optimizer)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Schedule:
         base_lrs: those it scales.
         warmup, total: lengths in its units; style: of the decay.
         weight_decay: of a schedule that moves it (Megatron): start, end.
+        settings: every field as stored.
     """
 
     kind: str
@@ -89,6 +99,7 @@ class Schedule:
     style: str | None = None
     weight_decay: tuple[float, float] | None = None
     source: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -96,11 +107,12 @@ class Steps:
     """What the optimizer's own counters say.
 
     Attributes:
-        by_name: step of each parameter whose name is known.
+        by_name: step of each parameter, numbered ones under their pseudo-names.
         counts: step → how many counters say so, named or not.
         by_file: file → step → how many of its counters say so.
         split: parameters whose copies say different steps.
         unread: why counters were not read, if any were not.
+        source: where they stand, in words.
     """
 
     by_name: Mapping[str, float] = field(default_factory=dict)
@@ -108,6 +120,7 @@ class Steps:
     by_file: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
     split: tuple[str, ...] = ()
     unread: str = ""
+    source: str = ""
 
     @property
     def usual(self) -> float | None:
@@ -128,6 +141,8 @@ class TrainingState:
         model: the model's config, flat.
         generators: rank or object → digest of its generators' states.
         unreadable: objects that cannot be decoded, with the reason.
+        optimizer: who wrote the optimizer's state; of several what holds for all.
+        states: name → what its optimizer state is called: ``exp_avg``, ``state1`` …
     """
 
     told: Mapping[str, tuple[Told, ...]] = field(default_factory=dict)
@@ -138,6 +153,8 @@ class TrainingState:
     model: Mapping[str, Told] = field(default_factory=dict)
     generators: Mapping[str, str] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    states: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def value(self, fact: str) -> Any:
         """The most trusted statement's value, or ``None``."""
@@ -192,6 +209,52 @@ class TrainingState:
         found = self._by_param.get(fqn)
         return None if found is None else self.groups[found]
 
+    def optimizer_of(self, fqn: str) -> Optimizer:
+        """The optimizer of a parameter: its group's, or what holds for all groups where its own is not known."""
+        group = self.group_of(fqn)
+        return self.optimizer if group is None else group.optimizer
+
+    @property
+    def counters(self) -> Mapping[str, tuple[float, str]]:
+        """Who counts → count, where it stands; in units of their own. Of ``trainer``, ``optimizer``, ``schedule``,
+        ``folder`` and ``tracker`` those that are known."""
+        found: dict[str, tuple[float, str]] = {}
+        for name, fact in (("trainer", "step"), ("folder", "folder_step"), ("tracker", "tracker_step")):
+            if (value := self.value(fact)) is not None:
+                found[name] = value, self.source(fact)
+        if (usual := self.steps.usual) is not None:
+            found["optimizer"] = usual, self.steps.source
+        if self.schedule is not None and self.schedule.count is not None:
+            found["schedule"] = self.schedule.count, self.schedule.source
+        return found
+
+    @property
+    def cycled(self) -> bool:
+        """Whether a schedule moves β1 at every update (``OneCycleLR``, ``CyclicLR``)."""
+        settings = self.schedule.settings if self.schedule is not None else {}
+        told = settings.get("cycle_momentum") is True and settings.get("use_beta1") is not False
+        return told or bool(self.beta_ends)
+
+    @property
+    def beta_ends(self) -> tuple[float, ...]:
+        """Least and greatest β1 between which a schedule moves it, where the groups say so."""
+        told = {group.settings.get(end) for group in self.groups for end in ("base_momentum", "max_momentum")}
+        numbers = {number(one) for one in told} - {None}
+        return tuple(sorted(one for one in numbers if one is not None and 0 <= one < 1))
+
+    def renamed(self, names: Mapping[str, str]) -> TrainingState:
+        """The same with parameters under other names."""
+        if not names:
+            return self
+        groups = [
+            group if group.params is None else replace(group, params=tuple(names.get(p, p) for p in group.params))
+            for group in self.groups
+        ]
+        by_name = {names.get(name, name): step for name, step in self.steps.by_name.items()}
+        steps = replace(self.steps, by_name=by_name, split=tuple(names.get(one, one) for one in self.steps.split))
+        states = {names.get(name, name): words for name, words in self.states.items()}
+        return replace(self, groups=tuple(groups), steps=steps, states=states)
+
     def given(
         self, *, betas: Sequence[float] | None = None, lr: float | None = None, weight_decay: float | None = None
     ) -> TrainingState:
@@ -205,7 +268,10 @@ class TrainingState:
         for fact, value in said.items():
             if value is not None:
                 told[fact] = (Told(value, GIVEN), *told.get(fact, ()))
-        return replace(self, told=told)
+        if betas is None:
+            return replace(self, told=told)
+        groups = tuple(replace(group, optimizer=claimed(group.optimizer)) for group in self.groups)
+        return replace(self, told=told, groups=groups, optimizer=claimed(self.optimizer))
 
     def disagreeing(self, fact: str, tolerance: float = 0.0) -> tuple[Told, ...]:
         """The statements of a fact, if they are not all the same up to ``tolerance``; else none."""
@@ -218,7 +284,7 @@ class TrainingState:
     @cached_property
     def _by_param(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for number, group in enumerate(self.groups):
-            for name in group.params or ():
-                found.setdefault(name, number)
+        for at, group in enumerate(self.groups):
+            for name in (*(group.params or ()), *group.weights):
+                found.setdefault(name, at)
         return found

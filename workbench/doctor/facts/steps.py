@@ -3,6 +3,7 @@
 ::
 
     optimizer.state.layers.0.wq.weight.step   240.0     every replica and every rank's
+    optimizer.state.3.step                    240       as a plain number: bitsandbytes, transformers' Adafactor
     optimizer.param_groups[0].step            240       Megatron's and Apex' optimizers keep one a group
     beta_pow                                  240       Paddle stores powers of its betas; the reader turns them back
 """
@@ -10,15 +11,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts.numbers import BITS
+from workbench.doctor.facts.flat import Leaf
+from workbench.doctor.facts.groups import Names
+from workbench.doctor.facts.numbers import BITS, number
 from workbench.doctor.facts.state import Group, Steps
+from workbench.doctor.ledger.sign import many
 from workbench.errors import WorkbenchError
 
 __all__ = ["read_steps"]
@@ -26,16 +30,16 @@ __all__ = ["read_steps"]
 MAX_SCALARS = 200_000  #: counters read
 
 
-def read_steps(ckpt: Checkpoint, groups: Sequence[Group]) -> Steps:
-    """Counters from scalars; from groups or powers of beta where there are none."""
-    catalog = ckpt.catalog
+def read_steps(ckpt: Checkpoint, groups: Sequence[Group], names: Names, found: Iterable[Leaf]) -> Steps:
+    """Counters from scalars; from plain numbers, groups or powers of beta where there are none."""
+    catalog, source = ckpt.catalog, ""
     wanted = np.array([role == "step" for role in ckpt.roles], bool) & (catalog.numel == 1)
     rows = np.flatnonzero(wanted[catalog.tensor]) if catalog.chunks else np.empty(0, np.int64)
     counts: dict[float, int] = defaultdict(int)
     by_file: dict[str, dict[float, int]] = defaultdict(lambda: defaultdict(int))
     split: dict[str, None] = {}
     by_name: dict[str, float] = {}
-    unread = f"{len(rows) - MAX_SCALARS:,} of {len(rows):,} counters: too many" if len(rows) > MAX_SCALARS else ""
+    unread = f"{len(rows) - MAX_SCALARS:,} of {many(len(rows), 'counter')}: too many" if len(rows) > MAX_SCALARS else ""
     for row in rows[:MAX_SCALARS].tolist():
         position = int(catalog.tensor[row])
         try:
@@ -50,18 +54,36 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group]) -> Steps:
             continue
         counts[value] += 1
         by_file[catalog.files[int(catalog.file[row])]][value] += 1
-        fqn = ckpt.fqns[position]
+        source = source or catalog.keys[position]
+        fqn = names.fqns[position]
         if fqn is not None and by_name.setdefault(fqn, value) != value:
             split[fqn] = None
             by_name[fqn] = min(value, by_name[fqn])  # the one that lags
+    for leaf, name in () if counts else _plain(found, names):
+        value = number(leaf.value)
+        if value is not None and 0 <= value < 1 << BITS:
+            counts[value] += 1
+            by_name.setdefault(name, value)
+            source = source or leaf.source
     if not counts:
         for group in groups:
             if group.step is not None:
                 counts[group.step] += group.count or 1
                 by_name |= dict.fromkeys(group.params or (), group.step)
+                source = source or f"{group.source}.step"
     if not counts:
-        counts = _powers(ckpt)
-    return Steps(by_name, dict(counts), {file: dict(told) for file, told in by_file.items()}, tuple(split), unread)
+        counts, source = _powers(ckpt), "beta_pow"
+    by_files = {file: dict(told) for file, told in by_file.items()}
+    return Steps(by_name, dict(counts), by_files, tuple(split), unread, source if counts else "")
+
+
+def _plain(found: Iterable[Leaf], names: Names) -> Iterable[tuple[Leaf, str]]:
+    """Counters that are no tensors, each with its parameter."""
+    for leaf in found:
+        if leaf.name == "step" and len(leaf.path) > 2 and leaf.path[-3] == "state" and leaf.path[-2].isdecimal():
+            name = names.of(".".join(leaf.path[:-3]), int(leaf.path[-2][:19]))
+            if name is not None:
+                yield leaf, name
 
 
 def _number(ckpt: Checkpoint, row: int, position: int) -> float | None:

@@ -126,8 +126,15 @@ def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
 
 
 def state_bound(
-    m: Array, v: Array, limit: float, betas: Betas, dtype: str = "float32", *, fast: bool = False
-) -> Hits:  # fmt: skip
+    m: Array,
+    v: Array,
+    limit: float,
+    betas: Betas,
+    dtype: str = "float32",
+    *,
+    fast: bool = False,
+    known: float = 0.0,
+) -> Hits:
     """m² ≤ K·v.
 
     Args:
@@ -135,12 +142,13 @@ def state_bound(
         limit: K; the larger one after a change of β.
         dtype: type that they are stored in.
         fast: use the compiled code if they are float32.
+        known: the worst ratio of earlier elements; the compiled code tells only of one that is larger.
     """
     _, room, under = terms = state_bound_terms(limit, betas, dtype)
     if fast and m.dtype == v.dtype == np.float32:
         from workbench.doctor.passes import fast_one
 
-        broken, worst, at = fast_one.state_bound(m, v, terms)
+        broken, worst, at = fast_one.state_bound(m, v, terms, known)
         return Hits(broken, len(m), worst, at)
     found = Hits()
     with np.errstate(over="ignore", invalid="ignore"):

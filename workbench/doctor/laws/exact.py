@@ -20,7 +20,7 @@ import numpy as np
 from workbench.analysis.verify.pairs import Rounding
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 
-__all__ = ["Line", "Replay", "low_bits", "replay", "rounding", "ruler", "same_step"]
+__all__ = ["LOW", "Line", "Replay", "low_bits", "replay", "rounding", "ruler", "same_step"]
 
 Array = np.ndarray[Any, Any]
 Betas = tuple[float, float]

@@ -5,7 +5,7 @@
     A  param      ▒▒│▒▒│▒▒│▒▒        block 1 of every tensor of a parameter, in memory together
     A  exp_avg    ▒▒│▒▒│▒▒│▒▒   ──►  fold(state, {(0, "param"): …, (0, "exp_avg"): …, (1, "param"): …})
     B  param      ▒▒│▒▒│▒▒│▒▒
-                  └ at most BLOCK elements: leading axes cut, so that a block is a run of the row-major order
+                  └ at most BLOCK (or WIDE) elements: leading axes cut, so that a block is a run of the row-major order
 
 Threads take runs of blocks, whose reads are planned together; their states are merged in the order of the blocks, so
 that results do not depend on the number of threads. Memory is one block of each tensor and what a fold makes of it:
@@ -33,13 +33,15 @@ from workbench.core.scan import Tick, cores, in_order
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["BLOCK", "Block", "Fold", "Slot", "Stored", "compiled", "stream"]
+__all__ = ["BLOCK", "WIDE", "Block", "Fold", "Slot", "Stored", "compiled", "stream"]
 
 Array = np.ndarray[Any, Any]
 Name = tuple[int, str]  #: side (0: A, 1: B) and role
 S = TypeVar("S")
 BLOCK = 1 << 16  #: elements of a block: half a megabyte as float64
-RUN = 16  #: blocks that a thread takes at a time
+WIDE = 1 << 18  #: of a block that compiled code folds, which makes nothing of it: calls cost more than caches win
+READ = 1 << 19  #: elements that are read at a time: what a read costs
+RUN = 1 << 22  #: elements that a thread takes at a time: what a plan of reads costs
 
 
 class Stored(Mapping[Name, LazyTensor]):
@@ -68,6 +70,19 @@ class Stored(Mapping[Name, LazyTensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    @classmethod
+    def beside(cls, a: Mapping[Name, LazyTensor], b: Mapping[Name, LazyTensor]) -> Mapping[Name, LazyTensor]:
+        """Tensors of two checkpoints, of side 0 each, as those of two sides."""
+        if isinstance(a, Stored) and isinstance(b, Stored):
+            positions = {(0, role): at for (_, role), at in zip(a, a._positions, strict=True)}
+            positions |= {(1, role): at for (_, role), at in zip(b, b._positions, strict=True)}
+            return cls([a._sides[0], b._sides[0]], positions)
+        if isinstance(b, Stored) and not a:
+            return cls(
+                [b._sides[0], b._sides[0]], {(1, role): at for (_, role), at in zip(b, b._positions, strict=True)}
+            )
+        return {(0, role): a[_, role] for _, role in a} | {(1, role): b[_, role] for _, role in b}
 
     def shape(self) -> tuple[int, ...]:
         catalog, position = self._where(self._names[0])
@@ -123,7 +138,10 @@ class Block(NamedTuple):
 
 
 class Fold(Protocol[S]):
-    """What a pass computes for a parameter; states merge associatively."""
+    """What a pass computes for a parameter; states merge associatively.
+
+    It may have an attribute ``block``: how many elements it wants at a time, :data:`BLOCK` where there is none.
+    """
 
     def begin(self, slot: Slot) -> S:
         """A state that has seen nothing."""
@@ -159,7 +177,7 @@ def stream(
     failed = False
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-doctor") as pool:
         try:
-            for run, state, error in in_order(pool, work, _runs(slots)):
+            for run, state, error in in_order(pool, work, _runs(slots, getattr(fold, "block", BLOCK))):
                 if run.first:
                     whole, failed = None, False
                 if error is not None:
@@ -197,20 +215,22 @@ class _Work(Generic[S]):
         self._fold = fold
 
     def __call__(self, run: _Run) -> tuple[_Run, S, WorkbenchError | None]:
-        slot = run.slot
+        names = dict(run.slot.tensors)
+        slot = Slot(run.slot.fqn, names)  # tensors that are made once
         state = self._fold.begin(slot)
-        names = dict(slot.tensors)
         tensors = {id(tensor): tensor for tensor in names.values()}  # one that two names share is read once
         decoders = {which: Decoder(tensor.element) for which, tensor in tensors.items()}
         offsets = np.array([box.offsets for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
         sizes = np.array([box.sizes for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
+        known = {name: (id(tensor), decoders[id(tensor)]) for name, tensor in names.items()}
         readers = {which: tensor.boxes(offsets, sizes) for which, tensor in tensors.items()}
         try:
             for box in run.boxes:
                 read = {which: next(reader).reshape(-1) for which, reader in readers.items()}
-                bits = {name: read[id(tensor)] for name, tensor in names.items()}
-                known = _Numbers({name: (id(tensor), decoders[id(tensor)]) for name, tensor in names.items()}, read)
-                self._fold.fold(state, slot, Block(box.start, bits, known))
+                for first in range(0, box.stop - box.start, box.step):
+                    part = {which: flat[first : first + box.step] for which, flat in read.items()}
+                    bits = {name: part[id(tensor)] for name, tensor in names.items()}
+                    self._fold.fold(state, slot, Block(box.start + first, bits, _Numbers(known, part)))
         except WorkbenchError as error:
             return run, state, error
         return run, state, None
@@ -237,10 +257,11 @@ class _Numbers(Mapping[Name, Array]):
 
 
 class _Box(NamedTuple):
-    """A block's place: flat positions ``[start, stop)``, and the same as a box."""
+    """Blocks that are read together: flat positions ``[start, stop)``, ``step`` of each, and the same as a box."""
 
     start: int
     stop: int
+    step: int
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
@@ -254,31 +275,32 @@ class _Run(NamedTuple):
     last: bool
 
 
-def _runs(slots: Iterable[Slot]) -> Iterator[_Run]:
+def _runs(slots: Iterable[Slot], block: int) -> Iterator[_Run]:
     """One after the other as they are wanted: a large model has a million."""
     for slot in slots:
-        boxes = _boxes(slot.shape)
-        here, first = list(islice(boxes, RUN)), True
+        boxes = _boxes(slot.shape, block)
+        here, first = list(islice(boxes, RUN // READ)), True
         while here:
-            after = list(islice(boxes, RUN))
+            after = list(islice(boxes, RUN // READ))
             yield _Run(slot, here, first, not after)
             here, first = after, False
 
 
-def _boxes(shape: tuple[int, ...]) -> Iterator[_Box]:
+def _boxes(shape: tuple[int, ...], block: int) -> Iterator[_Box]:
     if not prod(shape):
         return
     if not shape:
-        yield _Box(0, 1, (), ())
+        yield _Box(0, 1, 1, (), ())
         return
     axis = 0
-    while axis < len(shape) - 1 and prod(shape[axis + 1 :]) > BLOCK:
+    while axis < len(shape) - 1 and prod(shape[axis + 1 :]) > block:
         axis += 1
     inner, rest = prod(shape[axis + 1 :]), shape[axis + 1 :]
-    step = max(BLOCK // inner, 1)
+    step = max(block // inner, 1)
+    several = step * max(READ // block, 1)
     for number, lead in enumerate(np.ndindex(*shape[:axis])):
-        for first in range(0, shape[axis], step):
-            stop = min(first + step, shape[axis])
+        for first in range(0, shape[axis], several):
+            stop = min(first + several, shape[axis])
             base = number * shape[axis]
             offsets, sizes = (*lead, first, *[0] * len(rest)), (*[1] * axis, stop - first, *rest)
-            yield _Box((base + first) * inner, (base + stop) * inner, offsets, sizes)
+            yield _Box((base + first) * inner, (base + stop) * inner, step * inner, offsets, sizes)

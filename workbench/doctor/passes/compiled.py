@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-__all__ = ["RUN", "clean", "exact", "ready", "reordered"]
+__all__ = ["NEARLY", "RUN", "exact", "ready", "reordered"]
 
 Array = np.ndarray[Any, Any]
 
-RUN = 4096  #: elements of a run: some tensors' runs stay in a core's cache
+NEARLY = 1 - 1e-12  #: times a bound: what rounds to it exceeds that
+RUN = 2048  #: elements of a run: some tensors' runs stay in a core's cache
 
 
 def _compiler(fastmath: bool | set[str]) -> Any:
@@ -31,11 +32,11 @@ def _compiler(fastmath: bool | set[str]) -> Any:
 
 exact = _compiler(False)
 reordered = _compiler({"reassoc", "contract"})  # of sums alone; NaN and infinities are what they are
-clean = _compiler({"nnan", "nsz", "reassoc"})  # of numbers alone
 
 
 def ready(array: Array, kind: Any = np.float32) -> Array:
     """One type of array, one compilation: aligned, read-only, its bits taken as ``kind``."""
-    array = array.view(kind) if array.flags.aligned and array.flags.c_contiguous else array.copy().view(kind)
-    array.flags.writeable = False
+    flags = array.flags
+    array = array.view(kind) if flags.aligned and flags.c_contiguous else array.copy().view(kind)
+    array.setflags(write=False)
     return array

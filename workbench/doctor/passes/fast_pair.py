@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.passes.compiled import RUN, clean, exact, ready, reordered
+from workbench.doctor.passes.compiled import NEARLY, RUN, exact, ready, reordered
 
 __all__ = ["COUNTS", "LAWS", "SUMS", "fold"]
 
@@ -34,10 +34,11 @@ SUMS = ("aa", "bb", "ab", "dd", "replay_dd", "replay_du", "replay_dw", "replay_u
 (_FLOOR, _TRANSITION, _REACH, _STILL, _NAN, _COUNT, _UNCHANGED, _SAME, _REPLAY, _RULER) = range(len(COUNTS))
 _MOMENTS, _WITH_FLOOR, _WITH_TRANSITION, _WEIGHTS, _WITH_REACH, _WITH_REPLAY, _WITH_SAME, _WITH_RULER = LAWS.values()
 _NONE = np.zeros(0, np.float32)
+HUGE = 1e300  #: a ratio that is above all others, and 0 times it is 0
 
 
 def fold(
-    tensors: tuple[Array | None, ...], what: int, terms: Array
+    tensors: tuple[Array | None, ...], what: int, terms: Array, known: tuple[float, float, float, float]
 ) -> tuple[list[int], list[float], list[float], list[int], float]:
     """Look at one block.
 
@@ -46,41 +47,79 @@ def fold(
         what: bits of :data:`LAWS`; each needs the tensors that it speaks of.
         terms: ``(20,) float64``: of floor (3), transition (7), reach (4), replay (3: 1−β1^t, 1−β2^t, ε) and same
             (3: 1−lr·λ, least, most).
+        known: the worst ratios of floor, transition and reach so far, and the least v_B/v_A.
 
     Returns:
         counts, in the order of :data:`COUNTS`; sums, of :data:`SUMS`; of floor, transition and reach the worst ratios
-        and where they are (-1: nowhere); and the least v_B/v_A.
+        and where they are (-1: not in this block); and the least v_B/v_A.
     """
     size = next(len(one) for one in tensors if one is not None)
     sides = [ready(_NONE if one is None else one) for one in tensors]
     counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(len(SUMS))
-    worst, at, least = np.zeros(3), np.full(3, -1, np.int64), np.full(1, np.inf)
+    worst, at, least = np.array(known[:3]), np.full(3, -1, np.int64), np.array(known[3:])
     _fold(*sides, size, what, terms, counts, sums, worst, at, least)
     return counts.tolist(), sums.tolist(), worst.tolist(), at.tolist(), float(least[0])
 
 
-# ---- laws: what lies beyond the slack, and how much of the bound each element uses -----------------------------------
+# ---- laws: is there anything in a run that counts? -------------------------------------------------------------------
+#
+# A comparison that is false for NaN too: such a run is looked at element by element. `scale` is 1 and `with_room` is 1
+# when only what breaks the law can still count, for all else is at most 1; before that it is what the worst ratio says.
 
 
 @exact
-def _floor(v_a, v_b, fade, lost, under, out):
+def _fallen(v_a, v_b, least):
+    """How many second moments are less than ``least`` times what they were."""
+    found = 0
+    for i in range(len(v_a)):
+        found += not np.float64(v_b[i]) >= least * abs(np.float64(v_a[i]))
+    return found
+
+
+@exact
+def _moments_above(m_a, v_a, m_b, v_b, least, fade_m, fade_v, limit, per_v, under, scale, with_room):
+    """:func:`_fallen`, and how many may count for the transition: what is above √(x + y) + z is above √(x + y)."""
+    fallen, found = 0, 0
+    limit, per_v, under = limit * scale, with_room * per_v, with_room * under
+    for i in range(len(m_a)):
+        a, b = np.float64(v_a[i]), np.float64(v_b[i])
+        left = np.float64(m_b[i]) - fade_m * np.float64(m_a[i])
+        gained = b - fade_v * a
+        gained = 0.0 if gained < 0.0 else gained
+        fallen += not b >= least * abs(a)
+        found += not left * left <= limit * (gained + (per_v * abs(b) + under))
+    return fallen, found
+
+
+@exact
+def _reach_above(w_a, w_b, middle, half, most):
+    found = 0
+    for i in range(len(w_a)):
+        a = np.float64(w_a[i])
+        left = abs(np.float64(w_b[i]) - middle * a) - half * abs(a)
+        found += not left <= most
+    return found
+
+
+# ---- laws: what lies beyond the slack, and how much of the bound the worst element uses ------------------------------
+
+
+@exact
+def _floor(v_a, v_b, fade, lost, under, start, worst, at):
     broken = 0
-    for i in range(len(out)):
+    for i in range(len(v_a)):
         right = np.float64(v_b[i])
         left = fade * np.float64(v_a[i])
         hit = left > right + lost * left + under
-        plain = left / right
-        capped = 1.0 if plain > 1.0 and not hit else plain
-        ratio = capped if right > 0.0 else (np.inf if hit else 0.0)
-        out[i] = ratio if ratio == ratio else 0.0
         broken += hit
+        _note(left / right, right > 0.0, hit, start + i, 0, worst, at)
     return broken
 
 
 @exact
-def _transition(m_a, v_a, m_b, v_b, fade_m, fade_v, limit, per_v, under, all_limit, per_m, out):
+def _transition(m_a, v_a, m_b, v_b, fade_m, fade_v, limit, per_v, under, all_limit, per_m, start, worst, at):
     broken = 0
-    for i in range(len(out)):
+    for i in range(len(m_a)):
         b = np.float64(v_b[i])
         first = np.float64(m_a[i])
         left = abs(np.float64(m_b[i]) - fade_m * first)
@@ -90,70 +129,60 @@ def _transition(m_a, v_a, m_b, v_b, fade_m, fade_v, limit, per_v, under, all_lim
         room_m = per_m * (abs(first) + np.sqrt(all_limit * (abs(b) + under)))
         right = np.sqrt(limit * gained)
         hit = left > np.sqrt(limit * (gained + room_v)) + room_m
-        plain = left / right
-        capped = 1.0 if plain > 1.0 and not hit else plain
-        ratio = capped if right > 0.0 else (np.inf if hit else 0.0)
-        out[i] = ratio if ratio == ratio else 0.0
         broken += hit
+        _note(left / right, right > 0.0, hit, start + i, 1, worst, at)
     return broken
 
 
 @exact
-def _reach(w_a, w_b, middle, half, most, per_w, out):
+def _reach(w_a, w_b, middle, half, most, per_w, start, worst, at):
     broken = 0
-    for i in range(len(out)):
+    for i in range(len(w_a)):
         a = np.float64(w_a[i])
         size = abs(a)
         left = abs(np.float64(w_b[i]) - middle * a) - half * size
         hit = left > most + per_w * (size + most)
-        plain = left / most
-        capped = 1.0 if plain > 1.0 and not hit else plain
-        ratio = capped if most > 0.0 else (np.inf if hit else 0.0)
-        out[i] = ratio if ratio == ratio else 0.0
         broken += hit
+        _note(left / most, most > 0.0, hit, start + i, 2, worst, at)
     return broken
 
 
-@clean
-def _highest(x):
-    found = 0.0
-    for i in range(len(x)):
-        found = x[i] if x[i] > found else found
-    return found
-
-
-@clean
-def _lowest(x):
-    found = np.inf
-    for i in range(len(x)):
-        found = x[i] if x[i] < found else found
-    return found
+@exact
+def _note(plain, positive, hit, place, law, worst, at):
+    """Where a ratio is larger than all before: at most 1 unless it is a hit."""
+    ratio = (1.0 if plain > 1.0 and not hit else plain) if positive else (np.inf if hit else 0.0)
+    if ratio > worst[law]:
+        worst[law] = ratio
+        at[law] = place
 
 
 @exact
-def _note(out, start, law, worst, at):
-    """The first of the largest, where it is larger than all before."""
-    high = _highest(out)
-    if high > worst[law]:
-        worst[law] = high
-        for i in range(len(out)):
-            if out[i] == high:
-                at[law] = start + i
-                break
+def _ratio(v_a, v_b, least):
+    for i in range(len(v_a)):
+        ratio = np.float64(v_b[i]) / np.float64(v_a[i])
+        if v_a[i] > np.float32(0) and ratio < least:
+            least = ratio
+    return least
 
 
 # ---- counts and sums -------------------------------------------------------------------------------------------------
 
 
 @exact
-def _still(v_a, v_b, out):
-    """How many are equal and not 0; ``out``: v_B/v_A, infinite where there is none."""
-    found = 0
-    for i in range(len(out)):
-        a, b = v_a[i], v_b[i]
-        found += (a == b) & (a != np.float32(0))
-        ratio = np.float64(b) / np.float64(a)
-        out[i] = ratio if (a > np.float32(0)) & (ratio == ratio) else np.inf
+def _equal(a, b):
+    """How many are equal, and how many of those are 0."""
+    found, zeros = np.int32(0), np.int32(0)
+    for i in range(len(a)):
+        found = np.int32(found + np.int32(a[i] == b[i]))
+        zeros = np.int32(zeros + np.int32((a[i] == b[i]) & (a[i] == np.float32(0))))
+    return found, zeros
+
+
+@exact
+def _odd(b):
+    found = np.int32(0)
+    for i in range(len(b)):
+        found = np.int32(found + np.int32(not abs(b[i]) < np.float32(np.inf)))
     return found
 
 
@@ -161,52 +190,58 @@ def _still(v_a, v_b, out):
 def _lost(a, b):
     """How many are finite in A and not in B."""
     found = 0
-    for i in range(len(a)):
-        found += (abs(a[i]) < np.float32(np.inf)) & (not abs(b[i]) < np.float32(np.inf))
-    return found
-
-
-@exact
-def _equal(a, b):
-    found = 0
-    for i in range(len(a)):
-        found += a[i] == b[i]
+    if _odd(b):
+        for i in range(len(a)):
+            found += (abs(a[i]) < np.float32(np.inf)) & (not abs(b[i]) < np.float32(np.inf))
     return found
 
 
 @reordered
 def _weights(w_a, w_b):
-    count, aa, bb, ab, dd = np.int64(0), 0.0, 0.0, 0.0, 0.0
+    aa, bb, ab, dd = 0.0, 0.0, 0.0, 0.0
     for i in range(len(w_a)):
         a, b = np.float64(w_a[i]), np.float64(w_b[i])
-        fine = (abs(a) < np.inf) & (abs(b) < np.inf)
-        x, y = a if fine else 0.0, b if fine else 0.0
-        d = y - x
-        count += np.int64(fine)
-        aa += x * x
-        bb += y * y
-        ab += x * y
+        d = b - a
+        aa += a * a
+        bb += b * b
+        ab += a * b
         dd += d * d
-    return count, aa, bb, ab, dd
+    return aa, bb, ab, dd
 
 
 @reordered
 def _replay(w_a, w_b, m, v, first, second, eps):
-    count, dd, du, dw, uu, uw, ww = np.int64(0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    dd, du, dw, uu, uw, ww = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(len(w_a)):
-        before = np.float64(w_a[i])
-        moved = before - np.float64(w_b[i])
-        step = np.float64(m[i]) / first / (np.sqrt(np.float64(v[i]) / second) + eps)
-        fine = (abs(step) < np.inf) & (abs(moved) < np.inf)
-        w, d, u = before if fine else 0.0, moved if fine else 0.0, step if fine else 0.0
-        count += np.int64(fine)
+        w = np.float64(w_a[i])
+        d = w - np.float64(w_b[i])
+        u = np.float64(m[i]) * first / (np.sqrt(np.float64(v[i]) * second) + eps)
         dd += d * d
         du += d * u
         dw += d * w
         uu += u * u
         uw += u * w
         ww += w * w
-    return count, dd, du, dw, uu, uw, ww
+    return dd, du, dw, uu, uw, ww
+
+
+@exact
+def _finite(w_a, w_b, m, v, first, second, eps, kept):
+    """Move what has finite weights and steps to the front of ``kept``'s rows, and say how many they are."""
+    count = 0
+    for i in range(len(w_a)):
+        moved = np.float64(w_a[i]) - np.float64(w_b[i])
+        step = 0.0
+        if len(m):
+            step = np.float64(m[i]) * first / (np.sqrt(np.float64(v[i]) * second) + eps)
+        if abs(moved) < np.inf and abs(step) < np.inf:
+            kept[0, count] = w_a[i]
+            kept[1, count] = w_b[i]
+            if len(m):
+                kept[2, count] = m[i]
+                kept[3, count] = v[i]
+            count += 1
+    return count
 
 
 @exact
@@ -218,67 +253,93 @@ def _same(w_a, w_b, keep, least, most):
     return found
 
 
-@exact
-def _silent(m_a, v_a, m_b, v_b, w_a):
-    found = 0
-    zero = np.float32(0)
-    for i in range(len(w_a)):
-        found += (m_a[i] == zero) & (v_a[i] == zero) & (m_b[i] == zero) & (v_b[i] == zero) & (w_a[i] != zero)
-    return found
-
-
 @reordered
 def _ruler(m_a, v_a, m_b, v_b, w_a, w_b):
-    xx, xy, yy = 0.0, 0.0, 0.0
+    count, xx, xy, yy = np.int64(0), 0.0, 0.0, 0.0
     zero = np.float32(0)
     for i in range(len(w_a)):
         silent = (m_a[i] == zero) & (v_a[i] == zero) & (m_b[i] == zero) & (v_b[i] == zero) & (w_a[i] != zero)
         x, y = np.float64(w_a[i]) if silent else 0.0, np.float64(w_b[i]) if silent else 0.0
+        count += np.int64(silent)
         xx += x * x
         xy += x * y
         yy += y * y
-    return xx, xy, yy
+    return count, xx, xy, yy
 
 
 # ---- kernel ----------------------------------------------------------------------------------------------------------
 
 
 @exact
+def _scale(worst):
+    """How a bound is scaled so that what exceeds it may count, and whether rounding has its room."""
+    return (NEARLY, 1.0) if worst >= 1.0 else (worst * NEARLY, 0.0)
+
+
+@exact
+def _lowest(least, worst, fade, lost):
+    """The ratio v_B/v_A below which an element may be the least, or count for the floor."""
+    scale, room = _scale(worst)
+    floor = fade * (1.0 - room * lost) / scale if scale > 0.0 else HUGE
+    return min(max(least, floor) * (2.0 - NEARLY), HUGE)
+
+
+@exact
 def _fold(m_a, v_a, m_b, v_b, w_a, w_b, size, what, c, counts, sums, worst, at, least):
-    buffer = np.empty(RUN, np.float64)
+    kept = np.empty((4, RUN), np.float32)
+    none = kept[0, :0]
     for start in range(0, size, RUN):
         stop = min(start + RUN, size)
-        out = buffer[: stop - start]
         ma, va, mb, vb = m_a[start:stop], v_a[start:stop], m_b[start:stop], v_b[start:stop]
         wa, wb = w_a[start:stop], w_b[start:stop]
+        silent = 1
         if what & _MOMENTS:
-            counts[_STILL] += _still(va, vb, out)
-            least[0] = min(least[0], _lowest(out))
-        if what & _WITH_FLOOR:
-            counts[_FLOOR] += _floor(va, vb, c[0], c[1], c[2], out)
-            _note(out, start, 0, worst, at)
-        if what & _WITH_TRANSITION:
-            counts[_TRANSITION] += _transition(ma, va, mb, vb, c[3], c[4], c[5], c[6], c[7], c[8], c[9], out)
-            _note(out, start, 1, worst, at)
+            still, silent = _equal(va, vb)
+            counts[_STILL] += still - silent
+            low = _lowest(least[0], worst[0], c[0], c[1])
+            if what & _WITH_TRANSITION:
+                scale, room = _scale(worst[1])
+                fallen, above = _moments_above(
+                    ma, va, mb, vb, low, c[3], c[4], c[5], c[6], c[7], scale * scale, room
+                )  # fmt: skip
+                if above:
+                    counts[_TRANSITION] += _transition(
+                        ma, va, mb, vb, c[3], c[4], c[5], c[6], c[7], c[8], c[9], start, worst, at
+                    )
+            else:
+                fallen = _fallen(va, vb, low)
+            if fallen:
+                least[0] = _ratio(va, vb, least[0])
+                if what & _WITH_FLOOR:
+                    counts[_FLOOR] += _floor(va, vb, c[0], c[1], c[2], start, worst, at)
         if len(ma) and len(mb):
             counts[_NAN] += _lost(ma, mb)
         if len(va) and len(vb):
             counts[_NAN] += _lost(va, vb)
         if not what & _WEIGHTS:
             continue
-        counts[_NAN] += _lost(wa, wb)
-        counts[_UNCHANGED] += _equal(wa, wb)
-        count, aa, bb, ab, dd = _weights(wa, wb)
+        counts[_UNCHANGED] += _equal(wa, wb)[0]
+        count = stop - start
+        aa, bb, ab, dd = _weights(wa, wb)
+        if not aa + bb < np.inf:
+            counts[_NAN] += _lost(wa, wb)
+            count = _finite(wa, wb, none, none, 0.0, 0.0, 0.0, kept)
+            aa, bb, ab, dd = _weights(kept[0, :count], kept[1, :count])
         counts[_COUNT] += count
         sums[0] += aa
         sums[1] += bb
         sums[2] += ab
         sums[3] += dd
-        if what & _WITH_REACH:
-            counts[_REACH] += _reach(wa, wb, c[10], c[11], c[12], c[13], out)
-            _note(out, start, 2, worst, at)
+        if what & _WITH_REACH and _reach_above(wa, wb, c[10], c[11], c[12] * _scale(worst[2])[0]):
+            counts[_REACH] += _reach(wa, wb, c[10], c[11], c[12], c[13], start, worst, at)
         if what & _WITH_REPLAY:
-            count, dd, du, dw, uu, uw, ww = _replay(wa, wb, mb, vb, c[14], c[15], c[16])
+            first, second, count = 1.0 / c[14], 1.0 / c[15], stop - start
+            dd, du, dw, uu, uw, ww = _replay(wa, wb, mb, vb, first, second, c[16])
+            if not dd + uu < np.inf:
+                count = _finite(wa, wb, mb, vb, first, second, c[16], kept)
+                dd, du, dw, uu, uw, ww = _replay(
+                    kept[0, :count], kept[1, :count], kept[2, :count], kept[3, :count], first, second, c[16]
+                )
             counts[_REPLAY] += count
             sums[4] += dd
             sums[5] += du
@@ -288,11 +349,9 @@ def _fold(m_a, v_a, m_b, v_b, w_a, w_b, size, what, c, counts, sums, worst, at, 
             sums[9] += ww
         if what & _WITH_SAME:
             counts[_SAME] += _same(wa, wb, c[17], c[18], c[19])
-        if what & _WITH_RULER:
-            found = _silent(ma, va, mb, vb, wa)
-            counts[_RULER] += found
-            if found:
-                xx, xy, yy = _ruler(ma, va, mb, vb, wa, wb)
-                sums[10] += xx
-                sums[11] += xy
-                sums[12] += yy
+        if what & _WITH_RULER and silent:
+            count, xx, xy, yy = _ruler(ma, va, mb, vb, wa, wb)
+            counts[_RULER] += count
+            sums[10] += xx
+            sums[11] += xy
+            sums[12] += yy

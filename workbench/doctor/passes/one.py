@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from workbench.doctor.laws.bounds import PIECE, Hits, has_slack, state_bound
-from workbench.doctor.laws.exact import low_bits, rounding
-from workbench.doctor.passes.blocks import Block, Slot
+from workbench.doctor.laws.bounds import PIECE, Hits, has_slack, state_bound, state_bound_terms
+from workbench.doctor.laws.exact import LOW, low_bits, rounding
+from workbench.doctor.passes.blocks import BLOCK, WIDE, Block, Slot
 from workbench.doctor.passes.profiles import Profile, Sums
 
 __all__ = ["Numbers", "OneFold", "OneState"]
@@ -51,10 +52,7 @@ class Numbers:
         if fast:
             from workbench.doctor.passes import fast_one
 
-            nan, inf, zeros, ones, negative, high = fast_one.numbers(values, self.counts)
-            self.count, self.nan, self.inf = self.count + len(values), self.nan + nan, self.inf + inf
-            self.zeros, self.ones, self.negative = self.zeros + zeros, self.ones + ones, self.negative + negative
-            self.max = max(self.max, high)
+            self.note(len(values), *fast_one.numbers(values))
             return
         magnitude = np.abs(values)
         self.count += len(values)
@@ -66,6 +64,13 @@ class Numbers:
         finite = magnitude if not nan + inf else magnitude[np.isfinite(magnitude)]
         self.max = max(self.max, float(finite.max(initial=0.0)))
         self.counts += np.bincount(magnitude.view(np.uint32) >> np.uint32(23), minlength=256)[:256]
+
+    def note(self, count: int, found: Sequence[int], octaves: Array) -> None:
+        """Take in what the compiled code counted: NaN, infinite, 0, 1, below 0, and the bits of the largest."""
+        self.count, self.nan, self.inf = self.count + count, self.nan + found[0], self.inf + found[1]
+        self.zeros, self.ones, self.negative = self.zeros + found[2], self.ones + found[3], self.negative + found[4]
+        self.max = max(self.max, float(np.int32(found[5]).view(np.float32)))
+        self.counts += octaves
 
     def add(self, later: Numbers) -> None:
         for name in ("count", "nan", "inf", "zeros", "ones", "negative", "total"):
@@ -151,6 +156,7 @@ class OneFold:
 
     def __init__(self, betas: Betas | None, limit: float | None, side: int = 0, *, fast: bool = False) -> None:
         self.betas, self.limit, self.side, self.fast = betas, limit, side, fast
+        self.block = WIDE if fast else BLOCK
 
     def begin(self, slot: Slot) -> OneState:
         state = OneState(sums=Sums.of(slot))
@@ -165,34 +171,77 @@ class OneFold:
 
     def fold(self, state: OneState, slot: Slot, block: Block) -> None:
         side = self.side
-        for (at, role), numbers in block.values.items():
-            if at == side:
-                state.numbers.setdefault(role, Numbers()).take(numbers, fast=self.fast)
-        values = block.values
-        m, v = values.get((side, "exp_avg")), values.get((side, "exp_avg_sq"))
+        values = {role: block.values[at, role] for at, role in block.values if at == side}
+        if not values:
+            return
+        kinds = {role: slot.dtype((side, role)) for role in values}
+        if self.fast and all(one.dtype == np.float32 for one in values.values()):
+            self._compiled(state, values, kinds, block)
+        else:
+            self._plain(state, values, kinds, block)
+        v, largest = values.get("exp_avg_sq"), values.get("max_exp_avg_sq")
+        if v is not None and largest is not None:
+            state.shrunk += int(np.count_nonzero(largest < v))
+        if state.sums is not None:
+            state.sums.take(block, values.get("master", values.get("param")), v, fast=self.fast)
+        self._masters(state, kinds, block)
+        self._average(state, kinds, block)
+
+    def _plain(
+        self, state: OneState, values: Mapping[str, Array], kinds: Mapping[str, str | None], block: Block
+    ) -> None:  # fmt: skip
+        for role, numbers in values.items():
+            state.numbers.setdefault(role, Numbers()).take(numbers)
+        m, v = values.get("exp_avg"), values.get("exp_avg_sq")
         if m is not None and v is not None and not state.unbound:
             assert self.betas is not None and self.limit is not None
-            kind = slot.dtype((side, "exp_avg_sq")) or "float32"
-            found = state_bound(m, v, self.limit, self.betas, kind, fast=self.fast)
-            state.bound.add(found, block.start)
+            kind = kinds["exp_avg_sq"] or "float32"
+            state.bound.add(state_bound(m, v, self.limit, self.betas, kind), block.start)
         if v is not None:
             with np.errstate(invalid="ignore", over="ignore"):
                 state.numbers["exp_avg_sq"].total += float(v.sum(dtype=np.float64))
-            largest = values.get((side, "max_exp_avg_sq"))
-            if largest is not None:
-                state.shrunk += int(np.count_nonzero(largest < v))
-        if state.sums is not None:
-            main = values.get((side, "master"))
-            state.sums.take(block, values.get((side, "param")) if main is None else main, v, fast=self.fast)
-        self._masters(state, slot, block)
-        self._average(state, slot, block)
-        for role in ("exp_avg", "exp_avg_sq"):
-            if slot.dtype((side, role)) == "float32":
-                _low(state, role, block.bits[side, role], "bfloat16", self.fast)
-        name = (side, "master") if (side, "master") in block.bits else (side, "param")
-        if name in block.bits:
-            state.digest = (state.digest + _digest(block.bits[name], block.start, self.fast)) % (1 << 64)
-            state.count += len(block.bits[name])
+        for role, kind in _low_of(kinds).items():
+            _low(state, role, *low_bits(block.bits[self.side, role].view(np.uint32), kind))
+        if (bits := self._main(block)) is not None:
+            state.digest = (state.digest + _digest(bits, block.start)) % (1 << 64)
+            state.count += len(bits)
+
+    def _compiled(
+        self, state: OneState, values: Mapping[str, Array], kinds: Mapping[str, str | None], block: Block
+    ) -> None:  # fmt: skip
+        from workbench.doctor.passes import fast_one
+
+        roles = list(values)
+        low, terms = _low_of(kinds), None
+        places = tuple(roles.index(role) if role in values else -1 for role in ("exp_avg", "exp_avg_sq"))
+        if -1 not in places and not state.unbound:
+            assert self.betas is not None and self.limit is not None
+            terms = state_bound_terms(self.limit, self.betas, kinds["exp_avg_sq"] or "float32")
+        main = self._main(block)
+        masks = [LOW[low[role]] if role in low else 0 for role in roles]
+        found, bound, total, digest = fast_one.fold(
+            list(values.values()), masks, main, block.start, (places[0], places[1]), terms, state.bound.worst
+        )
+        size = len(next(iter(values.values())))
+        for role, row in zip(roles, found, strict=True):
+            state.numbers.setdefault(role, Numbers()).note(size, row[:6].tolist(), row[8:])
+            if role in low:
+                _low(state, role, int(row[6]), int(row[7]))
+        if terms is not None:
+            broken, worst, at = bound
+            state.bound.add(Hits(broken, size, worst, at), block.start)
+        if "exp_avg_sq" in values:
+            state.numbers["exp_avg_sq"].total += total
+        if main is not None:
+            state.digest = (state.digest + digest) % (1 << 64)
+            state.count += size
+
+    def _main(self, block: Block) -> Array | None:
+        """The bits that the digest is of: the masters', else the weights'."""
+        for role in ("master", "param"):
+            if (self.side, role) in block.bits:
+                return block.bits[self.side, role]
+        return None
 
     def merge(self, state: OneState, later: OneState) -> None:
         for role, numbers in later.numbers.items():
@@ -210,32 +259,28 @@ class OneFold:
         if state.sums is not None and later.sums is not None:
             state.sums.merge(later.sums)
 
-    def _masters(self, state: OneState, slot: Slot, block: Block) -> None:
-        master, weight = (self.side, "master"), (self.side, "param")
-        kind = slot.dtype(weight) or "bfloat16"
-        if slot.dtype(master) != "float32" or kind not in (*_HALF, "float32"):
+    def _masters(self, state: OneState, kinds: Mapping[str, str | None], block: Block) -> None:
+        """Weights against masters: what the optimizer updates and what the model holds are one number."""
+        kind = kinds.get("param")
+        if kinds.get("master") != "float32" or kind not in (*_HALF, "float32"):
             return
-        if kind == "float32":  # both are kept: what the optimizer updates and what the model holds are one number
-            a, b = block.bits[master].view(np.int32), block.bits[weight].view(np.int32)
+        master, weight = (self.side, "master"), (self.side, "param")
+        bits = block.bits[master].view(np.uint32)
+        if kind == "float32":
+            a, b = bits.view(np.int32), block.bits[weight].view(np.int32)
             x, y = block.values[master], block.values[weight]  # -0 is 0
             odd = np.flatnonzero((x != y) & ~np.isnan(x))
-            if len(odd):
-                ulps = int(np.abs(a[odd].astype(np.int64) - b[odd]).max())
-                state.unrounded, state.ulps = state.unrounded + len(odd), max(state.ulps, ulps)
-            state.compared += len(a)
-            return
-        bits = block.bits[master].view(np.uint32)
-        _low(state, "master", bits, kind, self.fast)
-        if weight in block.bits:
+            count, ulps = len(odd), int(np.abs(a[odd].astype(np.int64) - b[odd]).max(initial=0))
+        else:
             count, ulps = rounding(bits, block.bits[weight].view(np.uint16), _HALF[kind], fast=self.fast)
-            state.unrounded, state.ulps = state.unrounded + count, max(state.ulps, ulps)
-            state.compared += len(bits)
+        state.unrounded, state.ulps = state.unrounded + count, max(state.ulps, ulps)
+        state.compared += len(bits)
 
-    def _average(self, state: OneState, slot: Slot, block: Block) -> None:
+    def _average(self, state: OneState, kinds: Mapping[str, str | None], block: Block) -> None:
         """How many weights are not the average of them that is stored beside, in the coarser of the two types."""
-        kind = slot.dtype((self.side, "ema"))
+        kind = kinds.get("ema")
         for role in ("master", "param"):
-            mine = slot.dtype((self.side, role))
+            mine = kinds.get(role)
             if kind is None or mine is None or (mine != kind and not (kind == "float32" and mine in _HALF)):
                 continue
             average, weight = block.bits[self.side, "ema"], block.bits[self.side, role]
@@ -247,8 +292,14 @@ class OneFold:
             return
 
 
-def _low(state: OneState, role: str, bits: Array, kind: str, fast: bool) -> None:
-    low, full = low_bits(bits.view(np.uint32), kind, fast=fast)
+def _low_of(kinds: Mapping[str, str | None]) -> dict[str, str]:
+    """Whose low bits are counted, and the type that would lack them: the weights' for masters, bf16 for moments."""
+    found = {role: "bfloat16" for role in ("exp_avg", "exp_avg_sq") if kinds.get(role) == "float32"}
+    kind = kinds.get("param") or "bfloat16"
+    return found | ({"master": kind} if kinds.get("master") == "float32" and kind in _HALF else {})
+
+
+def _low(state: OneState, role: str, low: int, full: int) -> None:
     old = state.low.get(role, (0, 0))
     state.low[role] = old[0] + low, old[1] + full
 

@@ -32,7 +32,7 @@ from workbench.doctor.laws.bounds import (
     transition_terms,
 )  # fmt: skip
 from workbench.doctor.laws.exact import Line, Replay, replay, ruler, same_step
-from workbench.doctor.passes.blocks import Block, Slot
+from workbench.doctor.passes.blocks import BLOCK, WIDE, Block, Slot
 
 __all__ = ["PairFold", "PairState", "Update", "weight_role"]
 
@@ -55,6 +55,7 @@ class Update:
         decoupled: AdamW. amsgrad: the denominator is another tensor. older: betas of the updates before A.
         between: other betas that some of the updates may have been made with: a schedule moved them.
         barred: laws that do not hold for these updates whatever is stored, each with the reason.
+        lag: updates that the trainer counts more than the parameter; ``None``: one of them is not known.
     """
 
     k: int
@@ -71,6 +72,7 @@ class Update:
     older: Betas | None = None
     between: tuple[Betas, ...] = ()
     barred: tuple[tuple[str, str], ...] = ()
+    lag: int | None = None
 
     def bars(self, law: str) -> bool:
         """Whether a law does not hold for these updates."""
@@ -166,6 +168,11 @@ class PairFold:
 
     def __init__(self, updates: Mapping[str, Update], fast: bool = False) -> None:
         self._updates, self._fast = updates, fast
+        self.block = WIDE if fast else BLOCK
+
+    def knows(self, fqn: str) -> bool:
+        """Whether anything is known of the updates of a parameter."""
+        return fqn in self._updates
 
     def begin(self, slot: Slot) -> PairState:
         """Settles which laws can be looked at."""
@@ -177,7 +184,8 @@ class PairFold:
         skip = state.skipped
         skip.update(update.barred)
         if update.betas is None:
-            skip.update(dict.fromkeys(("floor", "transition", "reach", "replay"), "the betas are not known"))
+            for law in ("floor", "transition", "reach", "replay"):
+                skip.setdefault(law, "the betas are not known")
         if update.k < 1:
             skip.update(dict.fromkeys(("floor", "transition", "reach", "replay", "ruler"), "no update lies between"))
         if None in kinds:
@@ -323,7 +331,8 @@ def _compiled(
         "ruler": w_a and w_b and "ruler" not in state.skipped and kinds[1] == "float32",
     }
     what = frozenset(law for law, wanted in seen.items() if wanted)
-    found = fast_pair.fold(tensors, sum(fast_pair.LAWS[law] for law in what), _terms(update, kinds, what))
+    known = (state.floor.worst, state.transition.worst, state.reach.worst, state.ratio)
+    found = fast_pair.fold(tensors, sum(fast_pair.LAWS[law] for law in what), _terms(update, kinds, what), known)
     size = len(next(tensor for tensor in tensors if tensor is not None))
     counts = dict(zip(fast_pair.COUNTS, found[0], strict=True))
     sums = dict(zip(fast_pair.SUMS, found[1], strict=True))

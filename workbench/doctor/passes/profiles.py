@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.passes.blocks import Block, Slot
+from workbench.doctor.passes.blocks import BLOCK, Block, Slot
 
 __all__ = ["DRAWN", "Independence", "Profile", "Sums"]
 
@@ -112,7 +112,10 @@ class Sums:
         if weights is not None:
             self._weights(weights.reshape(-1, width), fast)
         if v is not None:
-            self._squares(v.reshape(-1, width), block.start, fast)
+            step = max(BLOCK // width, 1)  # rows that are each other's background, whatever a block is
+            for first in range(0, len(v) // width, step):
+                rows = v[first * width : (first + step) * width].reshape(-1, width)
+                self._squares(rows, block.start + first * width, fast)
 
     def merge(self, later: Sums) -> None:
         self.count, self.fourth = self.count + later.count, self.fourth + later.fourth
@@ -159,28 +162,18 @@ class Sums:
     def _squares(self, v: Array, start: int, fast: bool) -> None:
         first = start // self.shape[1]
         cut = min(max(self.shape[0] // 2 - first, 0), len(v))
-        fast = fast and v.dtype == np.float32
-        if fast:
+        if fast and v.dtype == np.float32:
             from workbench.doctor.passes import fast_rows
 
-            rows, sums = fast_rows.log_sums(v, cut)
+            rows, sums, rest = fast_rows.logs(v, cut, BACKGROUND)
         else:
-            logs = (v.view(np.int32).astype(np.float32) if v.dtype == np.float32 else np.log2(v + 1e-45)) / (1 << 23)
-            rows = logs.mean(axis=1)
-            sums = np.stack([half.sum(axis=0, dtype=np.float64) for half in (logs[:cut], logs[cut:])])
+            rows, sums, rest = _logs(v, cut)
         self.log_columns = _plus(self.log_columns, sums)
-        alive = rows > 0
         self.logs.append(rows)
-        self.alive.append(alive)
-        if len(v) < BACKGROUND or not alive.all():
+        self.alive.append(rows > 0)
+        if rest is None:
             return
-        columns = (sums.sum(axis=0) / len(v) - rows.mean()).astype(np.float32)
-        if fast:
-            high, after, at, spread = fast_rows.log_residuals(v, rows, columns)
-        else:
-            logs -= rows[:, None]
-            logs -= columns
-            high, after, at, spread = _largest(logs.reshape(-1))
+        high, after, at, spread = rest
         self.spread += spread
         self.seen += v.size
         if high > self.above:
@@ -210,6 +203,18 @@ class Sums:
 def _excess(means: Array, mean: float, variance: float) -> float:
     """Of the spread of means over what chance gives them, in standard deviations of χ²."""
     return float((np.square(means - mean).sum() / variance - (len(means) - 1)) / math.sqrt(2 * len(means)))
+
+
+def _logs(v: Array, cut: int) -> tuple[Array, Array, tuple[float, float, int, float] | None]:
+    """Means by row, sums by column before and after ``cut``, and what is left without both if that is a background."""
+    logs = (v.view(np.int32).astype(np.float32) if v.dtype == np.float32 else np.log2(v + 1e-45)) / (1 << 23)
+    rows = logs.mean(axis=1)
+    sums = np.stack([half.sum(axis=0, dtype=np.float64) for half in (logs[:cut], logs[cut:])])
+    if len(v) < BACKGROUND or not (rows > 0).all():
+        return rows, sums, None
+    logs -= rows[:, None]
+    logs -= (sums.sum(axis=0) / len(v) - rows.mean()).astype(np.float32)
+    return rows, sums, _largest(logs.reshape(-1))
 
 
 def _largest(flat: Array) -> tuple[float, float, int, float]:

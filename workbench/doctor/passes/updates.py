@@ -2,40 +2,53 @@
 
 ::
 
-    A  step 240   optimizer 240   lr 2.4e-3   ┐ k = 20 updates of the optimizer (the trainer's, where its counter fell)
+    A  step 240   optimizer 240   lr 2.4e-3   ┐ k = 20 updates of the optimizer, lag 0
     B  step 260   optimizer 260   lr 2.1e-3   ┘ lr: the plan's over those 20 where B states plan and position,
                                                     else anything up to the stated peak, which proves less
+
+Each parameter counts for itself: one that saw no gradient, or whose update a scaler skipped, was updated less often
+than the trainer counts. Where its counter fell, or rose by more than the trainer's, it is no count of updates, and the
+trainer's holds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from workbench.doctor.evidence import Pair, State
+from workbench.doctor.facts.counted import per_step
+from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
-from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.laws.bounds import LONGEST, bound, sound
-from workbench.doctor.passes.kinds import Kind, kind_of
 from workbench.doctor.passes.pair import Update
 
-__all__ = ["between", "limit_of", "lr_range"]
+__all__ = ["between", "limit_of", "lr_range", "passed"]
 
 Betas = tuple[float, float]
+#: What an optimizer keeps → the laws of a pair that stand on it.
+_LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
+EXTRA = 3  #: updates that a load makes by itself, to have the optimizer's state
 MOST = 1e300  #: updates: a float holds no more
 
 
 def between(pair: Pair) -> dict[str, Update]:
     """fqn → what is known of the updates from A to B; parameters of which not even their number is known are absent."""
     a, b = pair.a.facts, pair.b.facts
-    trainer = None if a.step is None or b.step is None else b.step - a.step
-    kinds = kind_of(pair.stored), kind_of(pair.b)
+    trainer = passed(a, b)
+    ends = sorted({*a.beta_ends, *b.beta_ends})
+    cycled = a.cycled or b.cycled
     found = {}
     for fqn in pair.b.params:
         first, second = _counter(a, fqn), _counter(b, fqn)
         own = None if first is None or second is None else second - first
-        k = own if own is not None and own > 0 else trainer
+        most = math.inf if trainer is None else trainer + EXTRA
+        advanced = own is not None and 0 <= own <= most and (second != trainer or own == trainer)
+        k = own if advanced else trainer  # a counter of as many updates as lie between began anew
         if k is None or not 0 <= k <= MOST:
             continue
+        lag = None if trainer is None or own is None else trainer - own
         lr, certain = lr_range(a, b, fqn, k)
         group, old = b.group_of(fqn), a.group_of(fqn)
         older, later = betas_of(pair.a, fqn), betas_of(pair.b, fqn)
@@ -44,7 +57,7 @@ def between(pair: Pair) -> dict[str, Update]:
             k,
             later or older,
             (group.eps if group is not None else None) or b.eps or a.eps,
-            None if first is None or first < 0 else first,
+            _before(a, fqn, first),
             second,
             lr,
             certain,
@@ -53,35 +66,64 @@ def between(pair: Pair) -> dict[str, Update]:
             told[0] if told else b.decoupled,
             bool(b.amsgrad),
             older,
-            _between(later or older, kinds),
-            _barred(older, later, kinds),
+            () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
+            _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled),
+            lag,
         )
     return found
 
 
-def _between(betas: Betas | None, kinds: Iterable[Kind]) -> tuple[Betas, ...]:
-    """The ends between which a schedule moved β1."""
-    if betas is None:
-        return ()
-    return tuple((end, betas[1]) for end in sorted({end for kind in kinds for end in kind.ends}))
+def passed(a: TrainingState, b: TrainingState) -> int | None:
+    """Updates between two states as the trainer counts, else as most counters do; ``None`` where neither is stored."""
+    if a.step is None or b.step is None:
+        first, second = a.steps.usual, b.steps.usual
+        return None if first is None or second is None or second < first else int(second - first)
+    steps = b.step - a.step
+    ratio = per_step(a, b)
+    if ratio is not None:
+        return int(steps * ratio)
+    # a name can number epochs, or saves; and a trainer that went back counts nothing between them
+    named = NAME in (a.source("step"), b.source("step"))
+    return None if steps < 0 or (named and _more(a, b, steps)) else steps
 
 
-def _barred(older: Betas | None, later: Betas | None, kinds: Iterable[Kind]) -> tuple[tuple[str, str], ...]:
+def _more(a: TrainingState, b: TrainingState, steps: int) -> bool:
+    """Whether the optimizer counted more updates than that."""
+    first, second = a.steps.usual, b.steps.usual
+    return first is not None and second is not None and second - first > steps
+
+
+def _before(state: TrainingState, fqn: str, count: int | None) -> int | None:
+    """Updates that a parameter had seen; not known where others have counters that differ, and it has none."""
+    sure = fqn in state.steps.by_name or not state.steps.by_name or len(state.steps.counts) == 1
+    return count if sure and count is not None and count >= 0 else None
+
+
+def _barred(
+    older: Betas | None, later: Betas | None, optimizers: Iterable[Optimizer], cycled: bool
+) -> tuple[tuple[str, str], ...]:
     """Laws that say nothing: Adam's of another optimizer, those of one β where there were several."""
     barred: dict[str, str] = {}
     for betas in (older, later):
         if betas is not None and not sound(betas):
             why = f"betas {betas} are none: 0 ≤ beta1 < 1 and 0 < beta2 < 1"
             barred |= dict.fromkeys(("floor", "transition", "reach", "replay"), why)
-    if name := next((kind.other for kind in kinds if kind.other), ""):
-        barred |= dict.fromkeys(("reach", "replay"), f"{name} moves weights in another way than Adam")
+    for one in optimizers:
+        lost = [law for law, parts in _LAWS.items() if one.stored and law not in one.laws for law in parts]
+        barred = dict.fromkeys(lost, _why(one)) | barred
     if None not in (older, later) and older != later:
         why = f"the two files state different betas: {older} and {later}"
         laws = ("transition", "replay") if older[1] == later[1] else ("transition", "replay", "floor")  # type: ignore[index]
         barred |= dict.fromkeys(laws, why)
-    elif any(kind.cycled for kind in kinds):
+    elif cycled:
         barred |= dict.fromkeys(("transition", "replay"), "a schedule moves beta1 at every update")
     return tuple(barred.items())
+
+
+def _why(one: Optimizer) -> str:
+    if one.family == UNKNOWN:
+        return f"the optimizer is unknown: {one.why}"
+    return f"this law is not known to hold for {one.family}: {one.why}"
 
 
 def betas_of(state: State, fqn: str) -> Betas | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
-from workbench.doctor.evidence import Pair, State
+from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, bound, has_slack
 from workbench.doctor.passes.pair import Update
 from workbench.errors import WorkbenchError

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.evidence import Pair, State
+from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.origins.index import Origins, RowIndex, row_keys, row_shape
 from workbench.doctor.pictured.samples import boxes_of
-from workbench.doctor.rows.index import Origins, RowIndex, row_keys, row_shape
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 

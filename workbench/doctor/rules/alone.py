@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.scan import Tick
-from workbench.doctor.evidence import State
+from workbench.doctor.facts.evidence import State
+from workbench.doctor.ledger.sign import Cleared, Outcome
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.rules.extra import check_extra
 from workbench.doctor.rules.files import check_files
 from workbench.doctor.rules.layout import check_layout
 from workbench.doctor.rules.values import Values, check_one
-from workbench.doctor.sign import Cleared, Outcome
 
 __all__ = ["Alone", "check_alone"]
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
-from workbench.doctor.evidence import State
+from workbench.doctor.facts.evidence import State
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.passes.one import OneState
-from workbench.doctor.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_extra"]
@@ -97,7 +97,7 @@ def _largest(state: State, found: Mapping[str, OneState]) -> Said:
         count = sum(found[fqn].shrunk for fqn in bad)
         words = f"{count:,} elements of exp_avg_sq are above their largest so far, in {_some(bad)}"
         signs.append(RULES["N8"].sign(words, {"elements": count}, bad[:LIST], hit=len(bad), of=len(held)))
-    return f"{len(held):,} parameters", signs
+    return f"{many(len(held), 'parameter')}", signs
 
 
 def _loss_scale(state: State, earlier: State | None) -> Said:
@@ -159,9 +159,9 @@ def _balance(state: State, step: float) -> Said:
         return "no step is known" if values else "the balance of the routers cannot be read"
     signs = []
     if len(values) == len(rows) and not any(one.any() for one in values):
-        words = f"the balance of all {len(rows):,} routers is 0 at step {step:,.0f}"
+        words = f"the balance of all {many(len(rows), 'router')} is 0 at step {step:,.0f}"
         signs.append(RULES["N26"].sign(words, {"step": step}, _fqns(state, rows), hit=len(rows), of=len(rows)))
-    return f"{len(rows):,} routers", signs
+    return f"{many(len(rows), 'router')}", signs
 
 
 def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
@@ -174,16 +174,16 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
     for value in _read(state, rows, SMALL * 16):
         read += 1
         if value.any():
-            return f"{read:,} of {len(rows):,} adapters, until one was not 0", []
+            return f"{read:,} of {many(len(rows), 'adapter')}, until one was not 0", []
     if read < len(rows):
         return "adapters are too large, or cannot be read"
     moved = [fqn for fqn, sums in found.items() if "lora_B" in fqn and _nonzero(sums, "exp_avg_sq")]
-    words = f"lora_B of all {len(rows):,} adapters is 0 at step {step:,.0f}"
+    words = f"lora_B of all {many(len(rows), 'adapter')} is 0 at step {step:,.0f}"
     words += f", though gradients reached {len(moved):,} of them" if moved else ""
     grave = "error" if moved else "warn"
     evidence = {"step": step, "moved": len(moved)}
     sign = RULES["N22"].sign(words, evidence, _fqns(state, rows), severity=grave, hit=len(rows), of=len(rows))
-    return f"{len(rows):,} adapters", [sign]
+    return f"{many(len(rows), 'adapter')}", [sign]
 
 
 def _read(state: State, rows: Sequence[int], most: int = SMALL) -> Iterator[Array]:
@@ -227,9 +227,11 @@ def _average(found: Mapping[str, OneState], step: float) -> Said:
     signs = []
     if not any(differ for differ, _ in held.values()):
         of = sum(count for _, count in held.values())
-        words = f"all {of:,} weights of {len(held):,} parameters equal their average bit for bit at step {step:,.0f}"
+        words = (
+            f"all {of:,} weights of {many(len(held), 'parameter')} equal their average bit for bit at step {step:,.0f}"
+        )
         signs.append(RULES["N21"].sign(words, {"step": step}, list(held)[:LIST], hit=len(held), of=len(held)))
-    return f"{len(held):,} parameters beside their averages", signs
+    return f"{many(len(held), 'parameter')} beside their averages", signs
 
 
 def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) -> Said:
@@ -265,7 +267,9 @@ def _groups(state: State) -> Said:
     signs = []
     bare, decayed = sum(not one for one in matrices), sum(one > 0 for one in vectors)
     if 10 * bare >= 9 * len(matrices) and 10 * decayed >= 9 * len(vectors):
-        words = f"{decayed:,} of {len(vectors):,} vectors decay, and {bare:,} of {len(matrices):,} matrices do not"
+        words = (
+            f"{decayed:,} of {many(len(vectors), 'vector')} decay, and {bare:,} of {len(matrices):,} matrices do not"
+        )
         evidence = {"vectors": decayed, "matrices": bare}
         signs.append(RULES["N27"].sign(words, evidence, hit=bare + decayed, of=len(matrices) + len(vectors)))
     return f"{len(matrices) + len(vectors):,} parameters' decay", signs

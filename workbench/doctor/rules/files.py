@@ -31,8 +31,8 @@ from workbench.analysis.verify.stored import check_manifest, check_stored
 from workbench.analysis.verify.values import check_values
 from workbench.core.place import Place
 from workbench.core.scan import Tick
-from workbench.doctor.evidence import State
-from workbench.doctor.sign import RULES, Cleared, Inapplicable, Outcome, Rule, Sign, register
+from workbench.doctor.facts.evidence import State
+from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, Sign, register
 
 __all__ = ["check_files"]
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.evidence import State
+from workbench.doctor.facts.evidence import State
 from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.profiles import Profile
-from workbench.doctor.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 
 __all__ = ["check_layout"]
 
@@ -165,7 +165,7 @@ def _gates(profiles: Mapping[str, Profile]) -> Said:
         tensors = list(dict.fromkeys(name for pair in hits for name in pair))
         evidence = {"own": worst[0], "other": worst[1], "layers": len(hits)}
         signs.append(RULES["N5"].sign(words, evidence, tensors[:LIST], hit=len(hits), of=len(names)))
-    return f"{len(names):,} layers' gate and up against each other", signs
+    return f"{many(len(names), 'layer')}' gate and up against each other", signs
 
 
 def _queries(profiles: Mapping[str, Profile], facts: TrainingState) -> Said:
@@ -325,7 +325,7 @@ def _alone(profiles: Mapping[str, Profile]) -> Said:
         words = f"an exp_avg_sq of {_some(hits)} is 2^{most:.1f} times what its row and column let expect, alone"
         evidence = {"octaves": most, "at": places}
         signs.append(RULES["N28"].sign(words, evidence, hits[:LIST], hit=len(hits), of=len(looked)))
-    return f"{len(looked):,} matrices", signs
+    return f"{many(len(looked), 'matrice')}", signs
 
 
 def _number(facts: TrainingState, *names: str) -> int | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from workbench.doctor.evidence import State
+from workbench.doctor.facts.evidence import State
+from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import Block, Slot, stream
 from workbench.doctor.passes.one import Numbers, OneState
-from workbench.doctor.sign import RULES, Rule, Sign, register
 from workbench.errors import WorkbenchError
 
 __all__ = ["judge_one"]
@@ -19,50 +19,67 @@ __all__ = ["judge_one"]
 OUTLIER = 300.0  #: times the median magnitude (catalogue, S02)
 GAP = 4  #: empty octaves below it: outliers that were trained form a tail, a flipped exponent bit stands alone
 LOW_SHARE = 0.01  #: of numbers whose low bits are zero; by chance 2⁻¹⁶ (catalogue, D1)
+HALF = 0.5  #: the same of moments
 LOW_LEAST = 5  #: such numbers at least: of 500 by chance (2⁻¹³ each, for fp16) that happens once in 10⁸ tensors
+OTHER_BETAS = 8.0  #: |m| over √(K·v) that a change of betas alone leaves
 SAMPLE = 64  #: elements from which a tensor's outliers and copies are looked at
 LIST = 100
 LAWS = "workbench.doctor.laws"
 #: What optimizers keep for a parameter that they train.
 STATES = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "momentum", "square_avg", "sum"})
 
+
+def _count(one: OneState) -> int:
+    return one.count
+
+
+def _second(one: OneState) -> int:
+    return int(one.numbers["exp_avg_sq"].count) if "exp_avg_sq" in one.numbers else 0
+
+
+def _seen(one: OneState) -> int:
+    """Elements of a parameter that gradients reached."""
+    v = one.numbers.get("exp_avg_sq")
+    return int(v.count - v.zeros) if v is not None else 0
+
+
 register(
     Rule("S01", "not a number", ("G1", "G9"), "one", "every stored number is finite", "exact", "IEEE 754",
-         "error", "none in weights, masters and moments", "go back to a checkpoint without them"),
+         "error", "none in weights, masters and moments", "go back to a checkpoint without them", looked=_count),
     Rule("S02", "an outlier", ("G1",), "one", "a flipped exponent bit scales a number by a power of 2 up to 2^128",
          f"largest over median > {OUTLIER:g}, {GAP} empty octaves below it", "catalogue, G1", "warn",
          "trained models have outlier weights of 100 to 1000 times the median: compare with an older checkpoint",
-         "compare the tensor with an older checkpoint"),
+         "compare the tensor with an older checkpoint", looked=_count),
     Rule("S03", "a negative second moment", ("G3",), "one", "v is a mean of squares", "exact", LAWS, "error", "none",
-         "restore the file: a bit was flipped, or these are another tensor's bytes"),
+         "restore the file: a bit was flipped, or these are another tensor's bytes", looked=_second),
     Rule("S04", "moments that do not belong together", ("B6", "B4", "G3", "G5"), "one", "m² ≤ K·v elementwise",
          "exact, with rounding", LAWS, "error", "beta1 or beta2 was another one and no file says so",
-         "load both moments from one save"),
+         "load both moments from one save", looked=lambda one: one.bound.of),
     Rule("S05", "second moments are zero", ("B3", "B4"), "one", "v = 0 only where no gradient ever was",
          "all of a parameter's, at step > 0", LAWS, "error", "parameters that never saw a gradient: those say nothing",
-         "load the optimizer's state"),
+         "load the optimizer's state", looked=_second),
     Rule("S08", "weights that are not their masters", ("D2", "D3", "G6"), "one", "weight = round(master)",
          "bit for bit; up to one last bit is a warning", "catalogue, 3.4", "error",
          "stochastic rounding and split masters differ by at most one last bit",
-         "rebuild the weights from the masters"),
+         "rebuild the weights from the masters", looked=lambda one: one.compared),
     Rule("S09", "masters of 16 bits", ("D1",), "one", "an update leaves low bits",
          f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
          "catalogue, 3.4", "error", "the first update after a start from 16-bit weights is still to come",
-         "load the masters, do not rebuild them from the weights"),
+         "load the masters, do not rebuild them from the weights", looked=lambda one: one.low.get("master", (0, 0))[1]),
     Rule("S10", "moments of 16 bits", ("D4",), "one", "an update leaves low bits",
          f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
          "catalogue, D4", "warn", "an optimizer that keeps its moments in 16 bits on purpose",
-         "save moments in float32"),
+         "save moments in float32", looked=lambda one: one.low.get("exp_avg_sq", (0, 0))[1]),
     Rule("S13", "a tied head of its own", ("F2",), "one", "tied tensors are one tensor",
          "both are stored, and states too",
          "catalogue, F2", "error", "models whose config says that they are tied while they are not",
          "tie the weights before the optimizer is made"),
     Rule("S14", "a layer twice", ("E9",), "one", "no two trained matrices are equal", "bit for bit", "catalogue, E9",
          "error", "shared layers of which a copy each is stored, moments too; without moments it is a warning",
-         "check the mapping of pipeline stages to layers"),
+         "check the mapping of pipeline stages to layers", looked=_count),
     Rule("S15", "norms that were never trained", ("A3", "A2"), "one", "a weight that saw a gradient moved",
          "all of a vector exactly 1", "catalogue, A3", "error", "weights of 16 bits whose updates round away",
-         "load the norms: the keys that were not read say which"),
+         "load the norms: the keys that were not read say which", looked=_seen),
 )  # fmt: skip
 HEADS = (("embed_tokens.weight", "lm_head.weight"), ("wte.weight", "lm_head.weight"),
          ("word_embeddings.weight", "output_layer.weight"), ("tok_embeddings.weight", "output.weight"))  # fmt: skip
@@ -155,7 +172,9 @@ def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
         text = (
             f"m² > K·v in {count:,} of {of:,} elements: exp_avg and exp_avg_sq of {_names(broken)} are not of one run"
         )
-        yield _sign("S04", broken, text, elements=count, looked_at=of, first=where)
+        # moments that other betas gathered exceed the bound of these by the ratio of their K, at most
+        gross = max(found[fqn].bound.worst for fqn, *_ in broken) > OTHER_BETAS
+        yield _sign("S04", broken, text, "error" if gross else "warn", elements=count, looked_at=of, first=where)
     held = {fqn: sums for fqn, sums in found.items() if "exp_avg_sq" in sums.numbers}
     zero = [fqn for fqn, sums in held.items() if sums.numbers["exp_avg_sq"].zeros == sums.numbers["exp_avg_sq"].count]
     moving = [
@@ -164,7 +183,7 @@ def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
     ]  # fmt: skip
     if step > 0 and held and (len(zero) == len(held) or moving):
         hit = moving if len(zero) < len(held) else [(fqn, "", 1) for fqn in zero]
-        text = f"every second moment is 0 in {len(hit):,} of {len(held):,} parameters at step {step:,.0f}"
+        text = f"every second moment is 0 in {len(hit):,} of {many(len(held), 'parameter')} at step {step:,.0f}"
         yield _sign("S05", hit, text, of=len(held), step=step)
 
 
@@ -174,19 +193,21 @@ def _masters(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
         count, of = sum(one[2] for one in odd), sum(sums.compared for sums in found.values())
         ulps = max(found[fqn].ulps for fqn, *_ in odd)
         text = (
-            f"{count:,} of {of:,} weights are not their master rounded, by up to {ulps:,} last bits, in {_names(odd)}"
+            f"{count:,} of {of:,} weights differ from their rounded master, by up to {ulps:,} units in the last "
+            f"place: {_names(odd)}"
         )
         severity = "error" if ulps > 1 else "warn"
         yield _sign("S08", odd, text, severity, elements=count, looked_at=of, ulps=ulps)
+    share_of = {"S09": LOW_SHARE, "S10": HALF}  # early moments have few bits in use
     for rule, roles in (("S09", ("master",)), ("S10", ("exp_avg", "exp_avg_sq"))):
         low = [
             (fqn, role, sums.low[role][0]) for fqn, sums in found.items() for role in roles
-            if sums.low.get(role, (0, 0))[0] >= LOW_LEAST and sums.low[role][0] > LOW_SHARE * sums.low[role][1]
+            if sums.low.get(role, (0, 0))[0] >= LOW_LEAST and sums.low[role][0] > share_of[rule] * sums.low[role][1]
         ]  # fmt: skip
         if low and step > 0:
             of = sum(found[fqn].low[role][1] for fqn, role, _ in low)
             share = sum(one[2] for one in low) / of
-            text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (by chance 0.002 %)"
+            text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (0.002% by chance)"
             yield _sign(rule, low, text, share=share)
 
 
@@ -250,9 +271,9 @@ def _ones(
     if still and step > 0:
         sharp = all(kind == "float32" for _, kind, _ in still)
         text = (
-            f"{len(still):,} vectors are exactly 1 at step {step:,.0f} although gradients reached them: {_names(still)}"
+            f"{many(len(still), 'vector')} of ones at step {step:,.0f} although gradients reached them: {_names(still)}"
         )
-        yield _sign("S15", still, text, "error" if sharp else "warn", step=step)
+        yield _sign("S15", still, text, "error" if sharp else "info", step=step)
 
 
 def _sign(rule: str, hits: Sequence[tuple[str, str, float]], text: str, severity: str = "", **evidence: object) -> Sign:

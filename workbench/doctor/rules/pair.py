@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from workbench.doctor.evidence import Pair
+from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
+from workbench.doctor.ledger.sign import RULES, Rule, Sign, register
 from workbench.doctor.passes.blocks import Slot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
-from workbench.doctor.sign import RULES, Rule, Sign, register
 
 __all__ = ["adams", "judge_pair"]
 
@@ -19,6 +19,7 @@ REST = 1e-3  #: of a replayed update's norm: 15 times the worst that was seen in
 BLUNT = 0.1  #: rounding from which a replay proves nothing
 RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between a weight now and then, within 50 updates (catalogue, 3.2)
+TURNED_FAR = 0.5  #: the same where the optimizer's laws are not known
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
@@ -27,13 +28,16 @@ LIST = 100
 register(
     Rule("P03", "second moments fell too fast", ("B1", "B5", "B3", "G6"), "pair", "v_B ≥ β2^k·v_A",
          "exact, with rounding", LAWS, "error", "beta2 was lower and no file says so",
-         "load exp_avg_sq of the checkpoint that was resumed from"),
+         "load exp_avg_sq of the checkpoint that was resumed from",
+         looked=lambda one: one.floor.of),
     Rule("P04", "moments that did not evolve from the older ones", ("B1", "B5", "B6", "E13", "G6"), "pair",
          "(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)", "exact, with rounding", LAWS, "error",
-         "other betas between, or a wrong number of updates", "load the optimizer's state of the same parameter"),
+         "other betas between, or a wrong number of updates", "load the optimizer's state of the same parameter",
+         looked=lambda one: one.transition.of),
     Rule("P05", "weights the optimizer cannot have reached", ("D2", "A2", "E1", "E9", "F4", "G1"), "pair",
          "|W_B − W_A·Π(1−lr·λ)| ≤ √K·Σ lr·f", "exact, with rounding", LAWS, "error",
-         "a larger learning rate between than any that is stated", "load the weights (and masters) of the same save"),
+         "a larger learning rate between than any that is stated", "load the weights (and masters) of the same save",
+         looked=lambda one: one.reach.of),
     Rule("P06", "one parameter changed much more", ("A2", "E3", "G1"), "pair", "Adam moves all parameters alike",
          f"RMS change > {APART:g}·max(1, √(k/{STEADY})) times the median parameter's, k ≤ {SOON}",
          "catalogue, 3.2", "warn",
@@ -42,32 +46,39 @@ register(
     Rule("P08", "weights of another direction", ("E1", "E2", "E4", "A2", "C2"), "pair",
          "few updates turn a weight little",
          f"cosine < {TURNED} within {SOON} updates", "catalogue, 3.2", "warn", "very early in a training",
-         "compare the rows of both: a permutation has a cosine near 1 row by row"),
+         "compare the rows of both: a permutation has a cosine near 1 row by row",
+         looked=lambda one: one.count),
     Rule("P09", "numbers were lost", ("G1", "G3", "G9"), "pair", "what was finite stays finite", "exact", "IEEE 754",
-         "error", "none", "go back to the older checkpoint and look at its moments"),
+         "error", "none", "go back to the older checkpoint and look at its moments",
+         looked=lambda one: one.count),
     Rule("P10", "weights that stand still", ("D6",), "pair",
          "an update changes a weight by more than half its last bit",
          "more than half of the weights unchanged, in 16 bits", "catalogue, 3.4", "warn", "frozen parameters",
          "keep fp32 masters, or round stochastically"),
     Rule("P11", "untouched rows disagree", ("B7", "C1", "D2", "G5"), "pair",
          "without a gradient W_B = W_A·Π(1−lr·λ), one factor for all", "exact, with rounding", LAWS, "error",
-         "rows that other code writes", "compare weight decay and its groups with the older checkpoint's"),
+         "rows that other code writes", "compare weight decay and its groups with the older checkpoint's",
+         looked=lambda one: one.ruler.count),
     Rule("P12", "the update cannot be replayed", ("B7", "D2", "A2", "C5", "E1"), "pair",
          "k = 1: W_A − W_B = lr·(m̂/(√v̂+ε) + λ·W_A)", f"rest > max({REST:g}, 4u·‖W‖/‖ΔW‖)", LAWS, "error",
-         "another optimizer, or code that changes weights after its step", "load weights and masters of the same save"),
+         "another optimizer, or code that changes weights after its step", "load weights and masters of the same save",
+         looked=lambda one: one.replay.count),
     Rule("P13", "another learning rate than stated", ("C1", "C2", "B8", "H1"), "pair",
          "k = 1: the replayed lr is the stated one",
          f"outside the stated range by more than {REST:g}", LAWS, "error", "parameters with a scale of their own",
-         "rebuild the schedule after the optimizer is loaded"),
+         "rebuild the schedule after the optimizer is loaded",
+         looked=lambda one: one.replay.count),
     Rule("P14", "a fresh optimizer's first update", ("B1",), "pair",
          "only Adam's first update moves weights by lr itself",
          "more than half of the weights moved by lr, give or take 5 %", "catalogue, B1", "error",
-         "sign-based optimizers", "load the optimizer's state"),
+         "sign-based optimizers", "load the optimizer's state",
+         looked=lambda one: one.moved_of),
     Rule("N13", "second moments that stand still", ("D5",), "pair", "v decays by (1−β2) of itself an update",
          "more than half bit-equal in 16 bits", "catalogue, D5", "warn", "no update between",
          "keep exp_avg_sq in float32"),
     Rule("N25", "an older save under a new step", ("G7", "C9"), "pair", "updates change weights", "every weight equal",
-         "catalogue, G7", "warn", "a learning rate of 0, or every update skipped", "check what the saver wrote"),
+         "catalogue, G7", "warn", "a learning rate of 0, or every update skipped", "check what the saver wrote",
+         looked=lambda one: one.count),
 )  # fmt: skip
 
 
@@ -96,12 +107,15 @@ def adams(updates: Mapping[str, Update], slots: Sequence[Slot]) -> set[str]:
 
 def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
     texts = {
-        "P03": ("floor", "v fell below β2^k of what it was in {0:,} of {1:,} elements, in {2}"),
+        "P03": (
+            "floor",
+            "in {0:,} of {1:,} elements exp_avg_sq fell below β2^k times its old value, which no gradient causes: {2}",
+        ),
         "P04": (
             "transition",
-            "exp_avg and exp_avg_sq of {2} cannot have come from the older ones: {0:,} of {1:,} elements",
+            "exp_avg and exp_avg_sq cannot have evolved from the old ones in {0:,} of {1:,} elements: {2}",
         ),
-        "P05": ("reach", "{0:,} of {1:,} weights are farther than the optimizer can have moved them, in {2}"),
+        "P05": ("reach", "{0:,} of {1:,} weights moved farther than the optimizer can move them: {2}"),
     }
     for rule, (law, text) in texts.items():
         hits = {fqn: getattr(sums, law) for fqn, sums in found.items() if getattr(sums, law).broken}
@@ -117,7 +131,7 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iter
         sure = rule != "P05" or any(updates[fqn].certain for fqn in hits)
         message = text.format(count, of, _names(list(hits)))
         if not sure:
-            message += "; the learning rate between is not stated, only its two ends"
+            message += "; only the learning rates at both ends are stored"
         looked = sum(getattr(sums, law).of > 0 for sums in found.values())
         yield RULES[rule].sign(
             message, evidence, list(hits)[:LIST], severity=None if sure else "warn", hit=len(hits), of=looked
@@ -132,7 +146,8 @@ def _counts(
         text = f"{sum(lost.values()):,} elements of {_names(list(lost))} were finite and are not any more"
         yield _sign("P09", list(lost), text, len(found), count=sum(lost.values()))
     # a vector's worth of norms says little: shares are over all
-    going = {fqn: sums for fqn, sums in found.items() if updates[fqn].k > 0 and sums.count}
+    due = {fqn: updates[fqn].k + max(updates[fqn].lag or 0, 0) for fqn in found}  # as the trainer counts
+    going = {fqn: sums for fqn, sums in found.items() if due[fqn] > 0 and sums.count}
     # what the optimizer never held (frozen weights) is no evidence
     half = {
         fqn: sums for fqn, sums in going.items() if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio)
@@ -154,12 +169,15 @@ def _counts(
 
 def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str]) -> Iterator[Sign]:
     soon = {fqn: sums for fqn, sums in found.items() if 0 < updates[fqn].k <= SOON and sums.count >= 8}
-    turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < TURNED}
+    # what another optimizer does in an update is not known
+    known = {fqn for fqn in soon if not updates[fqn].bars("reach") and updates[fqn].most is not None}
+    least = {fqn: TURNED if fqn in known else TURNED_FAR for fqn in soon}
+    turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < least[fqn]}
     turned = {fqn: c for fqn, c in turned.items() if not _may_turn(updates[fqn], found[fqn])}
     if turned:
-        least = min(turned.values())
-        text = f"{_names(list(turned))} point elsewhere: cosine {least:.3f} or more with what they were"
-        yield _sign("P08", list(turned), text, len(soon), cosine=least)
+        lowest = min(turned.values())
+        text = f"{_names(list(turned))} point elsewhere: cosine {lowest:.3f} or more with what they were"
+        yield _sign("P08", list(turned), text, len(soon), cosine=lowest)
     # a parameter that stayed within its reach changed lawfully, however much more than others
     moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0 and fqn in alike}
     lawful = {fqn for fqn in moved if found[fqn].reach.of and not found[fqn].reach.broken}
@@ -225,6 +243,10 @@ def _replays(
         of += 1
         best = min(fits, key=lambda decay: fits[decay][2])
         lr, _, rest = fits[best]
+        free = sums.replay.fit(None) if update.decoupled is not False else None
+        if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and 0 <= free[1] < 1:
+            changed[fqn] = (decays[0] or 0.0, float(f"{free[1]:.3g}"))  # by another decay than is stated
+            continue
         if rest > max(REST, noise):
             failed[fqn] = rest
             continue

@@ -19,8 +19,8 @@ import numpy as np
 from workbench.core.dtypes import DType
 from workbench.core.scan import Piece, Tick, scan
 from workbench.core.work import pair_work
-from workbench.doctor.evidence import Pair
-from workbench.doctor.sign import RULES, Cleared, Inapplicable, Outcome, Rule, register
+from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, many, register
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_shards"]
@@ -116,7 +116,7 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
     share = {f: (same - zero) / (of - zero) for f, (same, of, zero) in totals.items() if of - zero >= LEAST}
     stale = [file for file, part in share.items() if part > SAME]
     fresh = [file for file, part in share.items() if part < OTHER]
-    found.checked["N24"] = f"{len(share):,} files against the earlier checkpoint"
+    found.checked["N24"] = f"{many(len(share), 'file')} against the earlier checkpoint"
     for file in stale if fresh else []:
         same, of = moving[file]
         proved = of > 0 and same == of
@@ -133,9 +133,9 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
         )
     if share and not stale and len(fresh) == len(share):
         words = (
-            f"in none of {len(share):,} files do more than {max(share.values()):.1%} of the elements equal the earlier"
+            f"{many(len(share), 'file')}: none repeats the earlier checkpoint (at most {max(share.values()):.1%} equal)"
         )
-        found.cleared.append(Cleared("shards of the earlier step", f"{words} checkpoint's"))
+        found.cleared.append(Cleared("shards of the earlier step", words))
 
 
 def _names(pair: Pair, file: int) -> list[str]:

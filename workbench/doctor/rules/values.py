@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.scan import Tick
-from workbench.doctor.evidence import Pair, State
+from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.laws.bounds import Hits
+from workbench.doctor.ledger.sign import Inapplicable, Sign, many
 from workbench.doctor.passes.blocks import Slot, Stored, compiled, stream
-from workbench.doctor.passes.kinds import kind_of
 from workbench.doctor.passes.one import OneFold, OneState
 from workbench.doctor.passes.pair import PairFold, PairState, Update, weight_role
 from workbench.doctor.passes.updates import between, limit_of
 from workbench.doctor.rules.one import judge_one
 from workbench.doctor.rules.pair import adams, judge_pair
-from workbench.doctor.sign import Inapplicable, Sign
 from workbench.errors import WorkbenchError
 
 __all__ = ["Values", "check_one", "check_pair"]
@@ -69,7 +69,7 @@ def check_one(
     known = [one.facts.betas for one in every if one.facts.betas is not None]
     known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
     # moments saw every beta1 that a schedule made
-    moved = [(end, one[1]) for told in every for end in kind_of(told).ends for one in known[:1]]
+    moved = [(end, one[1]) for told in every for end in told.facts.beta_ends for one in known[:1]]
     slots = [
         _slot(fqn, [state], [roles], ALONE)
         for fqn, roles in state.params.items()
@@ -80,11 +80,14 @@ def check_one(
     unread: dict[str, str] = {}
     for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
         sums.close(slot.fqn)
+        optimizer = state.facts.optimizer_of(slot.fqn)
+        if "moments" not in optimizer.laws and sums.bound.of:
+            sums.bound, sums.unbound = Hits(), f"m² ≤ K·v is no law of this optimizer: {optimizer.why}"
         found[slot.fqn] = sums
     why = Counter(sums.unbound for sums in found.values() if sums.unbound)
     return Values(
         tuple(judge_one(state, slots, found, earlier)),
-        {"values": f"{len(found):,} parameters of {state.ckpt.path!r} were read"},
+        {"values": f"{many(len(found), 'parameter')} of {state.ckpt.path!r} were read"},
         _reasons({"S04": why}, unread),
         found,
     )
@@ -128,7 +131,7 @@ def check_pair(
         missed["P06"] = Inapplicable("no parameter has exp_avg, exp_avg_sq and known betas: only Adam moves all alike")
     return Values(
         tuple(judge_pair(pair, updates, slots, found)),
-        {"updates": f"{len(found):,} parameters of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r}, side by side"},
+        {"updates": f"{many(len(found), 'parameter')} of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r}, side by side"},
         missed,
         found,
         updates,
@@ -161,5 +164,5 @@ def _reasons(skipped: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> 
             told[law] = "; ".join(f"{reason} ({count:,} parameters)" for reason, count in why.most_common(3))
     if unread:
         fqn, reason = next(iter(unread.items()))
-        told["values"] = f"{len(unread):,} parameters could not be read, {fqn!r} first: {reason}"
+        told["values"] = f"{many(len(unread), 'parameter')} could not be read, {fqn!r} first: {reason}"
     return told

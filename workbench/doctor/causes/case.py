@@ -1,0 +1,241 @@
+"""What patterns of causes ask: which quantities are beyond their law, in which parameters, and what was measured equal.
+
+::
+
+    Case ── change("load") ──► Change      forms by quantity: exp_avg {"zero": 52 parameters}
+         ── counters(leg)  ──► Counters    kept, reset, ahead of the load, behind
+         ── fired("S17")   ──► signs
+    pattern(case)          ──► Match(names, strength, exact, reasons against other causes)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from workbench.doctor.facts.evidence import Evidence, State
+from workbench.doctor.ledger.rows import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS, Change, Ledger
+from workbench.doctor.ledger.sign import Outcome, Sign, many
+
+__all__ = ["ALONE", "Case", "Match", "where_of"]
+
+ALONE = ("before", "echo", "after")
+#: A sign's ``evidence["in"]`` → leg of the ledger.
+LEG_OF = {
+    "before → echo": "load", "before → after": "train", "echo → after": "train",
+    **{which: which for which in ALONE},
+}  # fmt: skip
+GONE = ("zero", "absent")  #: forms of a state that is lost
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where the ledger holds what a cause would leave.
+
+    Attributes:
+        leg: on which it was seen.
+        strength: from 0 to 1: 1 where this is what the cause, and no other that is known, leaves.
+        names: parameters that are affected; empty: the run as a whole.
+        exact: it rests on equality or an exact law that no deliberate change breaks.
+        question: another reading under which nothing is wrong, as a question; then no error is told.
+        reasons: cause → a measured sentence that speaks against it.
+        signs: of which it consists, where these are no part of the ledger.
+        title: in place of the cause's own.
+    """
+
+    leg: str
+    strength: float
+    names: frozenset[str] = frozenset()
+    exact: bool = False
+    question: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    signs: tuple[Sign, ...] = ()
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Of the optimizer, on a leg: names of parameters each.
+
+    Attributes:
+        kept: advanced as the trainer did (in a load: equal). reset: began anew.
+        ahead: advanced farther. behind: less far, or fell without beginning anew. known: any of these.
+        by: how far those that are ahead or behind are off, the commonest.
+    """
+
+    kept: frozenset[str] = frozenset()
+    reset: frozenset[str] = frozenset()
+    ahead: frozenset[str] = frozenset()
+    behind: frozenset[str] = frozenset()
+    by: float = 0.0
+
+    @property
+    def known(self) -> frozenset[str]:
+        return self.kept | self.reset | self.ahead | self.behind
+
+
+class Case:
+    """Everything that was measured, for patterns.
+
+    Attributes:
+        evidence, outcome, ledger: the checkpoints, the signs, the rows.
+        alone: which → fqn → sums of one state. pairs: ``before → after`` … → fqn → sums of a pair.
+        traits: what was found of the load as a whole: ``place averaged rank adapted``.
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        outcome: Outcome,
+        ledger: Ledger,
+        alone: Mapping[str, Mapping[str, Any]],
+        pairs: Mapping[str, Mapping[str, Any]],
+        traits: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.evidence, self.outcome, self.ledger = evidence, outcome, ledger
+        self.alone, self.pairs, self.traits = alone, pairs, dict(traits or {})
+        self._changes: dict[str, Change] = {}
+
+    # ---- legs --------------------------------------------------------------------------------------------------------
+
+    def change(self, leg: str) -> Change:
+        if leg not in self._changes:
+            self._changes[leg] = self.ledger.change(leg)
+        return self._changes[leg]
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        """The legs on which the resume may have gone wrong: the load, the updates after it, what it left."""
+        legs = [leg for leg in ("load", "train") if self.change(leg).rows]
+        return [self.change(leg) for leg in [*legs, self.resumed]]
+
+    @property
+    def resumed(self) -> str:
+        """The first checkpoint that the load can have spoilt."""
+        return "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"
+
+    @property
+    def start(self) -> str:
+        """Where the updates on the leg ``train`` begin."""
+        return "echo" if "echo → after" in self.pairs else "before"
+
+    def state(self, where: str) -> State:
+        """The later checkpoint of a place: of ``before → after`` it is ``after``."""
+        return self.evidence.state(where.rpartition(" → ")[2] or self.resumed)
+
+    @property
+    def later(self) -> State:
+        return self.evidence.state(self.resumed)
+
+    # ---- signs -------------------------------------------------------------------------------------------------------
+
+    @property
+    def signs(self) -> list[Sign]:
+        return self.outcome.signs
+
+    @cached_property
+    def _by_rule(self) -> dict[str, list[Sign]]:
+        found: dict[str, list[Sign]] = {}
+        for sign in self.signs:
+            found.setdefault(sign.rule, []).append(sign)
+        return found
+
+    def fired(self, *rules: str, where: str | None = None, info: bool = False) -> list[Sign]:
+        """Signs of those rules that say more than a remark."""
+        signs = [sign for rule in rules for sign in self._by_rule.get(rule, ())]
+        return [
+            one for one in signs if (info or one.severity != "info") and (where is None or where_of(one) == where)
+        ]  # fmt: skip
+
+    # ---- the optimizer -----------------------------------------------------------------------------------------------
+
+    def counters(self, leg: str) -> Counters:
+        """What the counters did on a leg."""
+        rows = [row for row in self.change(leg).rows if row.quantity == "step"]
+        sets: dict[str, set[str]] = {}
+        for row in rows:
+            sets.setdefault(row.form or str(row.status), set()).update(row.names)
+        seen = self.change(leg).seen(*MOMENTS)
+        sets = {form: seen if names == {""} and seen else names for form, names in sets.items()}
+        kept = sets.get("equal", set()) | sets.get("within", set())
+        by = next((float(row.detail["by"]) for row in rows if row.form in ("ahead", "behind")), 0.0)
+        return Counters(
+            frozenset(kept), frozenset(sets.get("reset", ())), frozenset(sets.get("ahead", ())),
+            frozenset(sets.get("behind", ())), by,
+        )  # fmt: skip
+
+    # ---- what was measured, in words ---------------------------------------------------------------------------------
+
+    def equal(self, change: Change, quantities: Iterable[str], what: str, names: Iterable[str] | None = None) -> str:
+        """``the moments of 52 of 52 parameters are equal bit for bit``; empty unless all that were asked for are."""
+        quantities = tuple(quantities)
+        asked = set(names) if names is not None else change.seen(*quantities)
+        good = change.clean(quantities, asked)
+        if not good or good != asked & change.seen(*quantities):
+            return ""
+        law = "are equal bit for bit" if change.exact else "moved as the optimizer's law allows"
+        return f"the {what} of {len(good):,} of {many(len(asked), 'parameter')} {law}"
+
+    def against(self, *pairs: tuple[str, str]) -> dict[str, str]:
+        """``(causes, sentence)`` as a mapping; what has no sentence was not measured, and excludes nothing."""
+        return {cause: words for causes, words in pairs if words for cause in causes.split()}
+
+    def affected(self, names: Iterable[str], quantities: Iterable[str], change: Change) -> str:
+        """``52 of 52 parameters``."""
+        return f"{len(set(names)):,} of {many(len(change.seen(*quantities)), 'parameter')}"
+
+    @cached_property
+    def adam(self) -> bool:
+        """Whether any file holds Adam's moments."""
+        return any({"exp_avg", "exp_avg_sq"} <= self.roles(which) for which in ALONE)
+
+    @cached_property
+    def mastered(self) -> bool:
+        """Whether any file holds masters."""
+        return any("master" in self.roles(which) for which in ALONE)
+
+    def roles(self, which: str) -> set[str]:
+        state = getattr(self.evidence, which)
+        return set() if state is None else {role for roles in state.params.values() for role in roles}
+
+    @cached_property
+    def declared(self) -> frozenset[str]:
+        """Arguments that both launches state, and differently."""
+        found = [sign for sign in self.signs if sign.rule == "R12" and sign.evidence.get("kind") == "declared"]
+        return frozenset(name for sign in found for name in sign.evidence.get("changed", {}))
+
+    def lost(self, change: Change) -> tuple[set[str], set[str]]:
+        """Parameters whose first, and whose second, moments are gone."""
+        return change.hit(FIRST, *GONE), change.hit(SECOND, *GONE)
+
+    def still(self, change: Change, names: Iterable[str]) -> bool:
+        """Whether the weights and masters of those were compared, and are within their law."""
+        names = set(names)
+        seen = names & change.seen(*WEIGHTS, *MASTERS)
+        return bool(seen) and not seen & change.hit((*WEIGHTS, *MASTERS))
+
+    def kept(self, change: Change, names: Iterable[str]) -> bool:
+        """Whether the moments of those were compared, and are within their law."""
+        names = set(names)
+        seen = names & change.seen(*MOMENTS)
+        return bool(seen) and not seen & change.hit(MOMENTS)
+
+
+def where_of(sign: Sign) -> str:
+    """The checkpoint or pair that a sign is about."""
+    return str(sign.evidence.get("in", ""))
+
+
+def leg_of(sign: Sign) -> str:
+    """The leg of the ledger that a sign is about."""
+    return LEG_OF.get(where_of(sign), "")
+
+
+def matches(case: Case, causes: Mapping[str, Any]) -> Iterator[tuple[str, Match]]:
+    """What every cause's pattern finds."""
+    for cause in causes.values():
+        if cause.pattern is not None:
+            for match in cause.pattern(case):
+                yield cause.id, match

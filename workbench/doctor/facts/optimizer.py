@@ -1,0 +1,199 @@
+"""Which optimizer wrote a state, told by the names in it, and which of Adam's laws hold for what it stored.
+
+::
+
+    param_groups[0]  betas eps weight_decay amsgrad decoupled_weight_decay …   state  exp_avg exp_avg_sq  ──▶  AdamW
+    param_groups[0]  betas eps weight_decay kahan_sum weight_decouple          state  exp_avg exp_avg_sq  ──▶  unknown
+    param_groups[0]  momentum nesterov ns_steps …                              state  momentum_buffer     ──▶  Muon
+                                                                               state  state1 state2 …     ──▶  8-bit
+
+Many optimizers call their state ``exp_avg`` and ``exp_avg_sq`` and are no Adam. What tells them apart are the fields of
+their param groups: those that a known Adam has not are foreign, and then no law is claimed.
+
+Sources: torch 2.6 to 2.13 ``torch/optim``; apex and TransformerEngine ``fused_adam.py``; deepspeed 0.19.8
+``ops/adam``; transformers 4.49 ``optimization.py`` (``AdamW``, ``Adafactor``); bitsandbytes 0.49; torchao 0.14;
+schedulefree 1.4; github.com/KellerJordan/Muon; torch_optimizer 0.3 (``Lamb`` has the fields of a plain Adam).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["ALL_LAWS", "UNKNOWN", "Optimizer", "claimed", "recognise", "together"]
+
+#: ``moments``: m² ≤ K·v, v_B ≥ β2^k·v_A and the transition; ``reach``: |ΔW| is bounded by the lr; ``replay``: an
+#: update follows from the moments after it; ``ruler``: what saw no gradient decays by one factor; ``counter``: each
+#: update of a parameter is one count.
+ALL_LAWS = frozenset({"moments", "reach", "replay", "ruler", "counter"})
+UNKNOWN = "unknown"
+
+_LIKE = "Adam or like it"
+_PLAIN = {"lr", "betas", "eps", "weight_decay"}
+_TORCH = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
+#: Written by schedules, by Megatron's group builder, or by people to remember what a group is: they change no update.
+_NOTES = {
+    "step", "params", "param_names", "initial_lr", "max_lr", "min_lr", "base_lr", "base_momentum", "max_momentum",
+    "swa_lr", "wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "start_wd", "end_wd", "is_expert_parallel",
+    "is_decoupled_lr", "default_config", "lr_scale", "wd_scale", "name", "names", "group_name", "group_names",
+    "param_group_name", "layer", "layer_id", "tag", "kind", "use_muon",
+}  # fmt: skip
+_ADAM_STATE = {"exp_avg", "exp_avg_sq"}
+#: State beside the moments that no law depends on.
+_BESIDE = {"step", "master", "master_param", "max_exp_avg_sq", "beta1_pow", "beta2_pow"}
+_ADAMS = re.compile(r"(?:torch\.optim\.)?(?:fused|cpu|deepspeedcpu)?adamw?(?:_torch|_torch_fused|_apex_fused)?")
+
+#: A word of the state → family, laws. The first that is there decides.
+_BY_STATE: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = tuple(
+    (frozenset(words), family, frozenset(laws))
+    for words, family, laws in (
+        ({"state1", "state2", "qmap1"}, "8-bit Adam", {"counter"}),
+        ({"state1", "state2"}, "bitsandbytes Adam", {"counter"}),
+        ({"exp_avg.codes"}, "8-bit Adam", {"counter"}),
+        ({"state1"}, "8-bit optimizer of one state", {"counter"}),
+        ({"mu_product", "exp_avg_sq"}, "NAdam", {"moments", "ruler", "counter"}),
+        ({"exp_inf"}, "Adamax", {"counter"}),
+        ({"row_var"}, "Adafactor", {"counter"}),
+        ({"exp_avg_sq_row"}, "Adafactor", {"counter"}),
+        ({"exp_avg_slow"}, "AdEMAMix", ()),
+        ({"exp_avg_diff"}, "Adan", ()),
+        ({"exp_avg_var"}, "AdaBelief", ()),
+        ({"hessian"}, "Sophia", ()),
+        ({"acc_delta"}, "Adadelta", {"counter"}),
+        ({"square_avg"}, "RMSprop", {"counter"}),
+        ({"sum"}, "Adagrad", {"counter"}),
+        ({"ax", "eta"}, "ASGD", {"counter"}),
+        ({"prev", "step_size"}, "Rprop", {"counter"}),
+    )
+)
+#: A field of the param groups → family. These have no law that is proved here.
+_BY_FIELD = {
+    "weight_lr_power": "schedule-free", "train_mode": "schedule-free", "d_coef": "Prodigy", "d0": "D-Adaptation",
+    "ns_steps": "Muon", "ns_coefficients": "Muon", "momentum_decay": "NAdam", "lr_decay": "Adagrad", "rho": "Adadelta",
+    "lambd": "ASGD", "step_sizes": "Rprop", "beta2_decay": "Adafactor", "decay_rate": "Adafactor", "nus": "QHAdam",
+    "update_proj_gap": "GaLore", "shampoo_beta": "SOAP", "final_lr": "AdaBound", "grad_averaging": "LAMB",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What is known of an optimizer.
+
+    Attributes:
+        family: ``AdamW``, ``SGD`` …; ``unknown``; of several in one file their names joined by ``" + "``.
+        stored: whether any of its state or its param groups are in the files.
+        why: one sentence on what decided.
+        laws: those of :data:`ALL_LAWS` that hold for it.
+    """
+
+    family: str = UNKNOWN
+    stored: bool = False
+    why: str = "no optimizer state and no param groups are stored"
+    laws: frozenset[str] = frozenset()
+
+
+def recognise(fields: Mapping[str, Any], state: AbstractSet[str], name: str = "") -> Optimizer:
+    """The optimizer of a param group.
+
+    Args:
+        fields: the group's fields as stored; empty where no groups are.
+        state: what its parameters' state is called.
+        name: what the trainer's arguments call the optimizer; empty: nothing.
+    """
+    if not fields and not state:
+        return Optimizer()
+    if fields.get("use_muon") is True:
+        return _made("Muon", {"counter"} if "step" in state else (), "its param group carries 'use_muon'")
+    for words, family, laws in _BY_STATE:
+        if words <= state:
+            return _made(family, laws, f"its state holds {_quoted(words)}")
+    for field, family in _BY_FIELD.items():
+        if field in fields:
+            return _made(family, (), f"its param groups carry {field!r}")
+    if state >= _ADAM_STATE or (not state - _BESIDE and "betas" in fields and "eps" in fields):
+        return _adam(fields, state, name)
+    if "dampening" in fields and "nesterov" in fields and not state - {"momentum", "momentum_buffer", *_BESIDE}:
+        return _made("SGD", (), "its param groups carry 'dampening' and 'nesterov'")
+    if "alpha" in fields and "centered" in fields:
+        return _made("RMSprop", {"counter"}, "its param groups carry 'alpha' and 'centered'")
+    if "initial_accumulator_value" in fields:
+        return _made("Adagrad", {"counter"}, "its param groups carry 'initial_accumulator_value'")
+    if not state - {"exp_avg", *_BESIDE} and "betas" in fields and "eps" not in fields:
+        return _made("Lion", (), "its param groups carry 'betas' and lack 'eps'")
+    held = f"its state holds {_quoted(state)}" if state else "it has no state"
+    return _made(UNKNOWN, (), f"{held}, and its param groups do not tell whose it is")
+
+
+def together(found: Iterable[Optimizer]) -> Optimizer:
+    """Several param groups as one; of two optimizers in a file only the laws that hold for both."""
+    every = list(dict.fromkeys(found))
+    if len(every) <= 1:
+        return every[0] if every else Optimizer()
+    families = list(dict.fromkeys(one.family for one in every))
+    laws = frozenset.intersection(*(one.laws for one in every))
+    why = every[0].why if len(families) == 1 else "; ".join(f"{one.family}: {one.why}" for one in every)
+    return Optimizer(" + ".join(families), True, why, laws)
+
+
+def claimed(found: Optimizer) -> Optimizer:
+    """What looks like Adam, where somebody gave Adam's betas for it."""
+    if found.family != _LIKE:
+        return found
+    return replace(found, family="Adam", why=f"{found.why}; but betas were given for it", laws=ALL_LAWS)
+
+
+def _adam(fields: Mapping[str, Any], state: AbstractSet[str], name: str) -> Optimizer:
+    """Of optimizers with Adam's two moments, or without state yet: only known fields make it one."""
+    if other := sorted(state - _ADAM_STATE - _BESIDE):
+        return _made(UNKNOWN, (), f"its state holds {_quoted(other)}, which no known Adam has")
+    own = {*_PLAIN, *_TORCH, *_NOTES, "bias_correction", "correct_bias", "beta1", "beta2"}
+    if foreign := sorted(field for field in fields if field not in own and not isinstance(fields[field], str)):
+        lack = " and lack 'amsgrad'" if "amsgrad" not in fields else ""
+        return _made(UNKNOWN, (), f"its param groups carry {_quoted(foreign)}{lack}")
+    betas = fields.get("betas")
+    if isinstance(betas, tuple) and len(betas) != 2:
+        return _made(UNKNOWN, (), f"its param groups state {len(betas)} betas, not two")
+    decoupled = fields.get("decoupled_weight_decay")
+    word = name.lower()
+    family = "AdamW" if decoupled is True or "adamw" in word else "Adam"
+    if "correct_bias" in fields:  # adds eps before it corrects, and decays after: like Adam's, but not bit for bit
+        laws = {"moments", "ruler", "counter"} | ({"reach"} if fields["correct_bias"] is True else set())
+        return _made("AdamW", laws, "its param groups carry 'correct_bias', as transformers' own AdamW has them")
+    if "bias_correction" in fields:
+        laws = set(ALL_LAWS) if fields["bias_correction"] in (True, 1) else {"moments", "ruler", "counter"}
+        return _made(family, laws, "its param groups carry 'bias_correction', as the fused Adams have them")
+    if fields.get("amsgrad") is True:
+        return _made("AMSGrad", ALL_LAWS - {"replay"}, "its param groups say amsgrad")
+    if "amsgrad" in fields:
+        said = "and none that torch's Adams have not"
+        if isinstance(decoupled, bool):
+            family, said = "AdamW" if decoupled else "Adam", f"and say decoupled_weight_decay {decoupled}"
+        return _made(family, ALL_LAWS, f"its param groups carry 'amsgrad' {said}")
+    if fields.get("use_muon") is False:  # beside Muon's groups; its step is AdamW's
+        return _made("AdamW", ALL_LAWS, "its param groups carry 'use_muon' False, as Muon's auxiliary AdamW has them")
+    if "decoupled_weight_decay" in fields:
+        # torch's RAdam has this field without amsgrad; it moves by m alone at first, beyond Adam's reach
+        laws = {"moments", "ruler", "counter"}
+        return _made("RAdam", laws, "its param groups carry 'decoupled_weight_decay' and lack 'amsgrad'")
+    if _TORCH & fields.keys():
+        said = f"carry {_quoted(sorted(_TORCH & fields.keys()))} and lack 'amsgrad'"
+        family, laws = ("SparseAdam", {"counter"}) if "weight_decay" not in fields else (UNKNOWN, set())
+        return _made(family, laws, f"its param groups {said}")
+    if _ADAMS.fullmatch(word):
+        return _made(family, ALL_LAWS, f"the arguments call it {name!r}, and nothing stored contradicts")
+    if word:
+        return _made(UNKNOWN, (), f"the arguments call it {name!r}, and its param groups do not tell more")
+    where = "its param groups have no fields but Adam's" if fields else "its state is called like Adam's"
+    # LAMB's groups and state look the same; its moments are Adam's, its steps are not
+    return _made(_LIKE, {"moments", "counter"}, f"{where}, which LAMB has too")
+
+
+def _made(family: str, laws: Iterable[str], why: str) -> Optimizer:
+    return Optimizer(family, True, why, frozenset(laws))
+
+
+def _quoted(words: Iterable[str]) -> str:
+    return ", ".join(repr(word[:40]) for word in sorted(words)[:4])

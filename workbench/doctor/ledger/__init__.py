@@ -1,0 +1,3 @@
+"""What was measured: signs of rules, and the ledger of every quantity."""
+
+__all__: list[str] = []

@@ -1,0 +1,213 @@
+"""What was measured, one row per quantity: sentences are queries over it, and causes are patterns that it may hold.
+
+::
+
+    leg      quantity     status         form     parameters     elements
+    load     param        equal                   26 of 26       129,456            before → echo: nothing may change
+    load     exp_avg      beyond         zero     52 of 52       258,912
+    load     lr           beyond         lower    2 of 2
+    train    exp_avg_sq   within                  50 of 52       258,000            k updates: the laws of the optimizer
+    train    exp_avg_sq   not compared            2 of 52                           moments are stored as uint8
+    after    master       absent
+
+A quantity that no row mentions was not looked at: nothing is ever said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = [
+    "AVERAGES",
+    "BUFFERS",
+    "GROUPS",
+    "LEGS",
+    "MASTERS",
+    "MOMENTS",
+    "WEIGHTS",
+    "Change",
+    "Ledger",
+    "Row",
+    "Status",
+]
+
+WEIGHTS = ("param", "lora_A", "lora_B")
+MASTERS = ("master",)
+FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1")
+SECOND = ("exp_avg_sq", "max_exp_avg_sq", "state2")
+MOMENTS = (*FIRST, *SECOND)
+AVERAGES = ("ema",)
+BUFFERS = ("buffer", "amax_history", "scale", "scale_inv", "extra_state")
+#: What people call several quantities together.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "weights": WEIGHTS, "masters": MASTERS, "moments": MOMENTS, "averages": AVERAGES, "buffers": BUFFERS,
+}  # fmt: skip
+#: Where something was measured: one checkpoint, the load (before → echo), the updates after it.
+LEGS = ("before", "echo", "after", "load", "train")
+
+
+NUMBERED = "optimizer"  #: how pseudo-names of numbered optimizer state begin
+
+
+class Status(StrEnum):
+    """What came of comparing a quantity with its law."""
+
+    EQUAL = "equal"  #: bit for bit
+    WITHIN = "within"  #: moved as the law allows
+    BEYOND = "beyond"  #: the law is broken; of the load: anything that is not equal
+    ABSENT = "absent"  #: stored before and not any more
+    SKIPPED = "not compared"  #: the row says why
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        leg: a member of :data:`LEGS`.
+        quantity: a stored role (``exp_avg``), or what a trainer keeps beside tensors (``lr``, ``step``).
+        form: what a broken law left, where that was recognised: ``zero``, ``moved.layer``, ``rounded`` …
+        names: parameters; empty of a quantity of the run as a whole.
+        elements: how many were compared. why: of what was not.
+        exact: the form was proved on every element.
+        detail: numbers of the form by parameter, or of the row.
+    """
+
+    leg: str
+    quantity: str
+    status: Status
+    form: str = ""
+    names: tuple[str, ...] = ()
+    elements: int = 0
+    why: str = ""
+    exact: bool = True
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Change:
+    """One leg of the ledger, by groups of quantities.
+
+    Attributes:
+        leg: ``load`` or ``train``.
+        exact: whether equality is its law.
+        weights: quantities that hold the weights; of updates also the masters, which are what is updated.
+    """
+
+    def __init__(self, leg: str, rows: Iterable[Row]) -> None:
+        self.leg, self.exact = leg, leg == "load"
+        self.weights = WEIGHTS if leg != "train" else (*WEIGHTS, *MASTERS)
+        self._rows = [row for row in rows if row.leg == leg]
+        self._seen: dict[str, set[str]] = {}
+        self._form: dict[str, dict[str, str]] = {}
+        self._detail: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for row in self._rows:
+            if row.status is Status.SKIPPED:
+                continue
+            self._seen.setdefault(row.quantity, set()).update(row.names)
+            if row.status in (Status.BEYOND, Status.ABSENT):
+                form = "absent" if row.status is Status.ABSENT else row.form
+                self._form.setdefault(row.quantity, {}).update(dict.fromkeys(row.names, form))
+                for name in row.names:
+                    self._detail[row.quantity, name] = row.detail.get(name, row.detail)
+
+    @property
+    def rows(self) -> list[Row]:
+        return self._rows
+
+    def seen(self, *quantities: str) -> set[str]:
+        """Parameters of which one of the quantities was compared."""
+        return set().union(*(self._seen.get(quantity, ()) for quantity in quantities))
+
+    def hit(self, quantities: Iterable[str], *forms: str) -> set[str]:
+        """Parameters of which one of the quantities is beyond its law; with forms: and became one of those.
+
+        A form that ends in ``.`` stands for all that begin so.
+        """
+        found: set[str] = set()
+        for quantity in quantities:
+            for name, form in self._form.get(quantity, {}).items():
+                if not forms or any(form == one or (one.endswith(".") and form.startswith(one)) for one in forms):
+                    found.add(name)
+        return found
+
+    def form(self, quantity: str, name: str) -> str:
+        """Of one parameter; empty where the quantity is within its law or was not compared."""
+        return self._form.get(quantity, {}).get(name, "")
+
+    def forms(self, quantities: Iterable[str]) -> dict[str, set[str]]:
+        """Form → parameters."""
+        found: dict[str, set[str]] = {}
+        for quantity in quantities:
+            for name, form in self._form.get(quantity, {}).items():
+                found.setdefault(form, set()).add(name)
+        return found
+
+    def detail(self, quantities: Iterable[str], name: str) -> Mapping[str, Any]:
+        """Numbers of a form."""
+        return next((self._detail[q, name] for q in quantities if (q, name) in self._detail), {})
+
+    def clean(self, quantities: Iterable[str], names: Iterable[str] | None = None) -> set[str]:
+        """Parameters of which at least one of the quantities was compared, and none is beyond its law."""
+        quantities = tuple(quantities)
+        found = self.seen(*quantities) - self.hit(quantities)
+        return found if names is None else found & set(names)
+
+    def moments(self, names: Iterable[str]) -> set[str]:
+        """Of those parameters, what has moments beyond their law; numbered moments may be of any of them."""
+        return {name for name in self.hit(MOMENTS) if name in set(names) or name.startswith(NUMBERED)}
+
+    def whole(self, quantities: Iterable[str], names: Iterable[str], share: float = 0.9) -> bool:
+        """Whether those are (nearly) all parameters of which the quantities were compared."""
+        seen = self.seen(*quantities)
+        return bool(seen) and len(seen & set(names)) >= share * len(seen)
+
+
+class Ledger:
+    """All rows of a diagnosis."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, *rows: Row) -> None:
+        self._rows += rows
+
+    def change(self, leg: str) -> Change:
+        """What became of everything on that leg."""
+        return Change(leg, self._rows)
+
+    def count(self, leg: str, quantities: Iterable[str], *statuses: Status) -> tuple[int, int]:
+        """Tensors and elements of those quantities on that leg that have one of the statuses (all of them without)."""
+        wanted = set(quantities)
+        rows = [
+            row for row in self._rows
+            if row.leg == leg and row.quantity in wanted and (not statuses or row.status in statuses)
+        ]  # fmt: skip
+        return sum(len(row.names) for row in rows), sum(row.elements for row in rows)
+
+    def reasons(self, leg: str, quantities: Iterable[str]) -> dict[str, int]:
+        """Why quantities were not compared → how many tensors."""
+        wanted, found = set(quantities), dict[str, int]()
+        for row in self._rows:
+            if row.leg == leg and row.quantity in wanted and row.status is Status.SKIPPED:
+                found[row.why] = found.get(row.why, 0) + max(len(row.names), 1)
+        return found
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Rows of JSON's types; names are cut to a hundred, and counted."""
+        return [
+            {
+                "leg": row.leg, "quantity": row.quantity, "status": str(row.status), "form": row.form,
+                "count": len(row.names), "names": list(row.names[:100]), "elements": row.elements, "why": row.why,
+                "exact": row.exact,
+            }
+            for row in self._rows
+        ]  # fmt: skip

@@ -1,0 +1,319 @@
+"""What weights and moments became between two checkpoints some updates apart, where a law says that no update did it.
+
+::
+
+    moments, k = 1    m' = β1·m + (1−β1)·g,  v' = β2·v + (1−β2)·g²: one gradient, two equations. A hypothesis (m, v)
+                      about what was loaded holds if both give the same g in every element: the stored state, zeros,
+                      the two exchanged, rounded to 16 bits. Exact but for rounding.
+    moments, k > 1    v fell below β2^k·v: with the old profile it began anew; with another one it is another's
+    weights           at k = 1 the update is taken back (W + lr·u); then constants, one factor, rounding, parts
+
+A form is proved on every element that was looked at; ``other`` and ``near`` are what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.numbers import Decoder
+from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS
+from workbench.doctor.origins.index import row_shape
+from workbench.doctor.passes.pair import PairState, Update
+from workbench.tensor import LazyTensor
+
+__all__ = ["EXACT", "Became", "moments_became", "one_factor", "one_gradient", "weights_became"]
+
+Array = np.ndarray[Any, Any]
+
+SAMPLED = 1 << 18  #: elements of a tensor that are looked at, whole rows spread over it
+FEW = 8  #: elements: a flipped bit or two
+PAGE = 512  #: elements from which zeros are a lost write, not a chance
+PARTLY = 0.98  #: share that is either as it should be or began from zero
+EXACT = 0.995  #: share of the elements in which a hypothesis about the moments holds
+BEGAN = 0.5  #: correlation of log v with its past: from there on v kept its profile
+NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights with some of the old in them
+ROW_LIKE = 0.5  #: cosine of one row with itself below which it is another row
+SCALED = 0.02  #: relative distance of a factor from 1 that is told
+BF16 = np.uint32(0xFFFF0000)
+
+
+@dataclass(frozen=True)
+class Became:
+    """A form and what it rests on.
+
+    Attributes:
+        form: of moments ``still zero first_zero second_zero swapped rounded flip zeros fallen other``; of weights
+            ``zero fill ratio rounded part flip zeros near other``.
+        exact: whether the form was proved on every element looked at.
+        cosine: of the weights with those of before; looked: elements.
+        detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
+    """
+
+    form: str
+    exact: bool = False
+    cosine: float | None = None
+    looked: int = 0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---- moments ---------------------------------------------------------------------------------------------------------
+
+
+def moments_became(
+    before: tuple[LazyTensor, LazyTensor], after: tuple[LazyTensor, LazyTensor], update: Update, sums: PairState
+) -> Became:
+    """The form of ``exp_avg`` and ``exp_avg_sq`` of one parameter that break the floor or the transition.
+
+    Args:
+        before, after: ``(exp_avg, exp_avg_sq)`` of one shape.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    rows = _rows(after[0])
+    m_a, v_a, m_b, v_b = (_values(tensor, rows) for tensor in (*before, *after))
+    if update.betas is not None and update.k == 1 and not update.bars("transition"):
+        seen, own = (m_b != 0) | (v_b != 0), _follows(m_a, v_a, m_b, v_b, update.betas)
+        for form, (m, v) in _hypotheses(m_a, v_a) if seen.any() else []:
+            holds = _follows(m, v, m_b, v_b, update.betas)
+            if (share := float(holds[seen].mean())) >= EXACT:
+                return Became(form, True, looked=len(v_b), detail={"share": share})
+            if form == "zero" and (own | holds)[seen].mean() >= PARTLY and holds[seen & ~own].sum() >= PAGE // 8:
+                return Became("zeros", True, looked=len(v_b), detail={"share": share})
+    if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
+        return Became("still", True, looked=len(v_b))
+    broken = max(sums.floor.broken, sums.transition.broken)
+    if 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of):
+        return Became("flip", looked=len(m_b), detail={"elements": broken})
+    lost = (v_b == 0) & (v_a != 0)
+    if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
+        return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
+    like = _likeness(v_a, v_b)
+    fell = sums.floor.broken > 0.02 * max(sums.floor.of, 1) and update.k > 1 and _began(v_a, v_b, update)
+    detail = {"likeness": like, "share": sums.floor.broken / max(sums.floor.of, 1)}
+    return Became("fallen" if fell and like >= BEGAN else "other", False, looked=len(v_b), detail=detail)
+
+
+def _began(v_a: Array, v_b: Array, update: Update) -> bool:
+    """Whether v is nearer to what ``k`` updates gather from zero than to what it was."""
+    both = (v_a > 0) & (v_b > 0)
+    if update.betas is None or not both.any():
+        return False
+    gathered = 1 - update.betas[1] ** update.k
+    return float(np.median(v_b[both] / v_a[both])) < (1 + gathered) / 2
+
+
+def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
+    none = np.zeros_like(m)
+    return [
+        ("zero", (none, none)), ("second_zero", (m, none)), ("first_zero", (none, v)), ("swapped", (v, m)),
+        ("rounded", (_bf16(m), _bf16(v))),
+    ]  # fmt: skip
+
+
+def one_gradient(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> float:
+    """The share of the elements in which one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
+    seen = (m_b != 0) | (v_b != 0)
+    return float(_follows(m, v, m_b, v_b, betas)[seen].mean()) if seen.any() else 0.0
+
+
+def _follows(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> Array:
+    """In which elements one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
+    first, second = betas
+    with np.errstate(all="ignore"):
+        g = (m_b - first * m) / (1 - first)
+        made = second * v + (1 - second) * g * g
+        # rounding of m_b and of the products reaches g, and from there its square
+        room_g = 2 * ROUNDINGS * UNITS["float32"] * (np.abs(m_b) + first * np.abs(m)) / (1 - first)
+        room = (1 - second) * (2 * np.abs(g) + room_g) * room_g + 2 * ROUNDINGS * UNITS["float32"] * (
+            np.abs(v_b) + made
+        )
+        return np.asarray(np.abs(made - v_b) <= room + 3 * TINY["float32"])
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def weights_became(
+    before: LazyTensor,
+    after: LazyTensor,
+    update: Update,
+    sums: PairState,
+    moments: tuple[LazyTensor, LazyTensor] | None = None,
+    kind: str = "float32",
+) -> Became:
+    """The form of a weight that its updates cannot have reached.
+
+    Args:
+        moments: ``exp_avg`` and ``exp_avg_sq`` after one update, by which it is taken back; ``None``: not stored.
+        kind: element type of the weights that the model holds, for what went through it.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    rows = _rows(after)
+    a, b = _values(before, rows), _values(after, rows)
+    room = update.most if update.most is not None and math.isfinite(update.most) else None
+    back = _taken_back(b, a, update, rows, moments)
+    loaded, slack = (b, room) if back is None else (back, 4e-6)
+    cosine = _cosine(a, loaded)
+    broken = sums.reach.broken
+    if 0 < broken <= FEW and broken < 0.05 * max(sums.reach.of, 1):
+        return Became("flip", cosine=cosine, looked=len(b), detail={"elements": broken, "worst": sums.reach.worst})
+    if slack is not None:
+        form = _constant(a, loaded, slack) or _gone(a, loaded, slack)
+        if form is not None:
+            return Became(form[0], True, cosine, len(b), form[1])
+    if cosine is not None and cosine > NEAR and (found := _factor(a, loaded, slack, len(before.shape))) is not None:
+        return Became("ratio", True, cosine, len(b), {"ratio": found})
+    if back is not None and cosine is not None and cosine > NEAR:
+        cast = _bf16(a)
+        if (cast != a).any() and np.abs(loaded - cast).max() <= 8e-6 * max(float(np.abs(a).max()), 1e-3):
+            return Became("rounded", True, cosine, len(b), {"through": "bfloat16"})
+    if room is not None and broken > FEW and _cast(a, b, room):
+        return Became("rounded", False, cosine, len(b), {"through": "bfloat16"})
+    part = _part(before, a, loaded)
+    if part is not None:
+        return Became("part", cosine=cosine, looked=len(b), detail={"rows": part[0], "of": part[1]})
+    near = cosine is not None and cosine >= NEAR
+    return Became("near" if near else "other", cosine=cosine, looked=len(b))
+
+
+def _taken_back(
+    b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, LazyTensor] | None
+) -> Array | None:
+    """The weights before a lone update of Adam's, where all of it is stored."""
+    known = update.k == 1 and update.betas is not None and update.eps is not None and update.lr is not None
+    if not known or moments is None or (update.after or 0) < 1 or update.amsgrad or update.bars("replay"):
+        return None
+    assert update.betas is not None and update.lr is not None and update.eps is not None and update.after is not None
+    low, high = update.lr
+    if high <= 0 or high - low > 0.2 * high:
+        return None
+    lr, decay = (low + high) / 2, update.decays[-1] if update.decays and update.decoupled is not False else 0.0
+    m, v = (_values(tensor, rows) for tensor in moments)
+    if m.shape != b.shape:
+        return None
+    with np.errstate(all="ignore"):
+        root = np.sqrt(v / (1 - update.betas[1] ** update.after)) + update.eps
+        found = (b + lr * m / (1 - update.betas[0] ** update.after) / root) / (1 - lr * decay)
+    return found if np.isfinite(found).all() else None
+
+
+def _cast(a: Array, b: Array, room: float) -> bool:
+    """Whether the updates reach all weights from the old ones rounded to bfloat16, and not from the old ones."""
+    cast = _bf16(a)
+    return bool((np.abs(b - cast) <= room * 1.001).all() and (np.abs(b - a) > room * 1.001).any())
+
+
+def _constant(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None:
+    """All 0 or all 1 to within the updates, where before they were not."""
+    for form, value in (("zero", 0.0), ("fill", 1.0)):
+        off = np.abs(a - value)
+        if np.abs(b - value).max() <= slack * 1.001 and off.max() > 4 * slack and off.mean() > 2 * slack:
+            return form, {"value": value}
+    return None
+
+
+def _gone(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None:
+    """A run of at least a page that became 0 to within the updates."""
+    lost = (np.abs(b) <= slack) & (np.abs(a) > 4 * slack)
+    if np.count_nonzero(lost) < PAGE // 4:
+        return None
+    still = np.abs(b) <= slack
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], still, [False]]).astype(np.int8)))
+    longest = int((edges[1::2] - edges[::2]).max(initial=0))
+    if longest < PAGE // 2 or longest >= 0.95 * len(b):
+        return None
+    at = int(edges[::2][(edges[1::2] - edges[::2]).argmax()])
+    changed = np.count_nonzero(lost[at : at + longest])
+    return ("zeros", {"elements": longest, "first": at}) if changed >= 0.5 * longest else None
+
+
+def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
+    """One factor for all elements, to within the updates; of vectors exactly, for those of norms are all near 1."""
+    size = float(np.dot(a, a))
+    if size <= 0:
+        return None
+    ratio = float(np.dot(a, b)) / size
+    rest = math.sqrt(float(np.mean((b - ratio * a) ** 2)))
+    moved = math.sqrt(float(np.mean((b - a) ** 2)))
+    if abs(ratio - 1) < SCALED or not rest < 0.25 * moved:
+        return None
+    # quantised codes have one factor with a rounding of their own
+    coded = 0.07 if dims > 1 else 1e-6
+    room = max(coded * abs(ratio) * math.sqrt(size / len(a)), 2 * (slack or 0.0) if dims > 1 else 0.0)
+    return ratio if rest <= room else None
+
+
+def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
+    """The factor that all elements have in common, up to a rounding to few bits (fp8 codes); ``None``: there is none.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    rows = _rows(after)
+    return _factor(_values(before, rows), _values(after, rows), 0.0, len(before.shape))
+
+
+def _part(tensor: LazyTensor, a: Array, b: Array) -> tuple[int, int] | None:
+    """Rows that are others while the rest are what they were."""
+    if len(tensor.shape) < 2:
+        return None
+    width = row_shape(tensor.shape)[1]
+    if width < 8 or len(a) % width:
+        return None
+    x, y = a.reshape(-1, width), b.reshape(-1, width)
+    length = np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    with np.errstate(all="ignore"):
+        cosine = np.where(length > 0, (x * y).sum(1) / length, 1.0)
+    other, same = int(np.count_nonzero(cosine < ROW_LIKE)), int(np.count_nonzero(cosine > NEAR))
+    return (other, len(cosine)) if other >= 2 and same >= 2 and other + same >= 0.95 * len(cosine) else None
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _rows(tensor: LazyTensor) -> Array | None:
+    """Rows of the first axis spread over a tensor; ``None``: all of it."""
+    if len(tensor.shape) < 2 or tensor.numel <= SAMPLED:
+        return None
+    count = tensor.shape[0]
+    many = max(SAMPLED * count // tensor.numel, 1)
+    return np.unique(np.linspace(0, count - 1, many).astype(np.int64))
+
+
+def _values(tensor: LazyTensor, rows: Array | None) -> Array:
+    if rows is not None:
+        tensor = tensor.lazy[rows.tolist()]
+    elif tensor.numel > SAMPLED:  # a flat line
+        tensor = tensor.lazy[:SAMPLED]
+    return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)), np.float64)
+
+
+def _cosine(a: Array, b: Array) -> float | None:
+    length = math.sqrt(float(np.dot(a, a)) * float(np.dot(b, b)))
+    return float(np.dot(a, b)) / length if length > 0 and math.isfinite(length) else None
+
+
+def _bf16(values: Array) -> Array:
+    """Rounded to nearest even through bfloat16."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)).astype(np.uint64) & np.uint64(0xFFFF0000)
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def _likeness(a: Array, b: Array) -> float:
+    """Correlation of the logarithms; −1 of too few."""
+    both = (a > 0) & (b > 0)
+    if np.count_nonzero(both) < 8:
+        return -1.0
+    x, y = np.log(a[both]), np.log(b[both])
+    x, y = x - x.mean(), y - y.mean()
+    length = math.sqrt(float(np.dot(x, x)) * float(np.dot(y, y)))
+    return float(np.dot(x, y)) / length if length > 0 else -1.0

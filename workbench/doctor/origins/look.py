@@ -1,0 +1,318 @@
+"""What became of each weight and state in the load: equal, or one of a few forms of change.
+
+::
+
+    counts and norms   nan · zero (all of it)              from the comparison, no further read
+    rows               moved                               workbench.doctor.origins.index
+    patterns           flip · zeros · rounded · ratio · fill · columns · part
+    line               flat (cut elsewhere)                workbench.doctor.origins.flat
+    else               near (cosine ≥ .9) · other
+
+Each form that is named is proved on every element, but for ``flat`` (windows) and ``near`` (a cosine).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.diff_rows import TensorDiff
+from workbench.analysis.patterns import Pattern, recognise
+from workbench.analysis.patterns.flips import number_text
+from workbench.analysis.patterns.forms import find_form
+from workbench.analysis.patterns.long import LONGEST
+from workbench.analysis.patterns.read import bits, readable, runs_of
+from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
+from workbench.doctor.origins.atoms import BUFFERS, Atom, Atoms
+from workbench.doctor.origins.became import one_factor
+from workbench.doctor.origins.flat import Found, find_windows
+from workbench.doctor.origins.index import Block, RowIndex, row_keys, row_shape
+from workbench.doctor.origins.tags import Move
+from workbench.errors import WorkbenchError
+from workbench.tensor import LazyTensor
+
+__all__ = ["NEAR", "Look", "look"]
+
+NEAR = 0.9  #: cosine from which a tensor is the same one, changed
+SCALED = 0.98  #: cosine from which one factor is looked for
+PLAIN = 0.95  #: cosine from which a matrix's rows were certainly not exchanged
+FOUND = 0.9  #: share of the changed rows that were elsewhere before
+LEAST = 16  #: bytes of a row that say which one it is
+PATTERNS = 256  #: tensors searched for a pattern
+PATTERN_BYTES = 4 << 30
+WINDOWS_FOUND = 0.6  #: share of a tensor's windows; those across a cut stood nowhere
+SMALL = 1 << 20  #: elements of a tensor that may be too small to prove a form by itself
+SAMPLED = 48  #: rows that are looked for before all of them are
+LARGE = 8 << 20  #: bytes of a tensor from which that is worth it
+_NAMED = {"bit_flip": "flip", "bit_flips": "flip", "zero_run": "zeros", "rounded": "rounded", "cast": "rounded",
+          "ratio": "ratio", "fill": "fill", "replaced": "part"}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """One atom's state on both sides.
+
+    Attributes:
+        kind: ``near other part moved columns flat zero zeros fill nan flip rounded ratio swapped unread``.
+        share, cosine: of the elements that changed; between before and after.
+        sources: names of the tensors that ``blocks`` point to.
+        blocks: which rows were which, where ``moved``; pattern: where there is one.
+        windows: where ``flat``: ``(flat position, name of the tensor, flat position there)``.
+    """
+
+    atom: Atom
+    kind: str
+    row: TensorDiff
+    share: float
+    cosine: float | None
+    text: str = ""
+    sources: tuple[str, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    pattern: Pattern | None = None
+    windows: tuple[tuple[int, str, int], ...] = ()
+    form: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def move(self) -> Move:
+        """Where its rows or columns were."""
+        columns = self.kind == "columns"
+        return Move(self.atom.fqn, self.row.shape_b, columns, self.sources, self.blocks, self.form, self.text)
+
+
+def look(atoms: Atoms, changed: Sequence[tuple[Atom, TensorDiff]], not_checked: dict[str, str]) -> list[Look]:
+    """What became of tensors that differ.
+
+    Args:
+        changed: atoms with their comparison.
+        not_checked: told what was left out.
+    """
+    found = [_plainly(atom, row) for atom, row in changed]
+    found = _moved(atoms, found, not_checked)
+    found = _patterns(atoms, found, not_checked)
+    return _flat(atoms, _exchanged(atoms, found), not_checked)
+
+
+def _exchanged(atoms: Atoms, looks: list[Look]) -> list[Look]:
+    """Moments of one parameter that hold each other's values."""
+    held = {(one.atom.fqn, one.atom.role): at for at, one in enumerate(looks)}
+    before = {(atom.fqn, atom.role): atom for atom in atoms.rows}
+    for (fqn, role), at in held.items():
+        other = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}.get(role, "")
+        if (fqn, other) not in held or looks[at].kind not in ("other", "near", "zero", "nan"):
+            continue
+        mine, theirs = atoms.tensors(looks[at].atom)[1], atoms.before(before[fqn, other])
+        if mine.element == theirs.element and (bits(mine) == bits(theirs)).all():
+            looks[at] = replace(looks[at], kind="swapped", text=f"{role} of {fqn!r} holds its {other}")
+    return looks
+
+
+def _plainly(atom: Atom, row: TensorDiff) -> Look:
+    c = row.comparison
+    if c is None or row.status == "unread":
+        return Look(atom, "unread", row, 0.0, None, row.why)
+    share, cosine = row.share or 0.0, c.cosine
+    kind = "near" if cosine is not None and cosine >= NEAR else "other"
+    if c.nan_new or c.inf_b > c.inf_a:
+        count = c.nan_new + max(c.inf_b - c.inf_a, 0)
+        return Look(atom, "nan", row, share, cosine, f"{count:,} of {row.numel:,} elements are not finite any more")
+    if c.how != "raw" and c.looked == c.seen and c.l2_b == 0 and c.l2_a:
+        return Look(atom, "zero", row, share, cosine, f"all {row.numel:,} elements became zero")
+    return Look(atom, kind, row, share, cosine)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _moved(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[Look]:
+    """Of a role and a length of rows, all tensors of before are searched."""
+    wanted: dict[tuple[str, str, int, bool], list[int]] = {}
+    for at, one in enumerate(looks):
+        before, after = atoms.tensors(one.atom)
+        vector = len(before.shape) < 2
+        sure = one.kind == "near" and not vector and (one.cosine or 0) >= PLAIN
+        if one.kind in ("near", "other") and not sure and readable(before) and before.element == after.element:
+            width = row_shape(before.shape)[1]
+            if width * before.element.itemsize >= LEAST:
+                wanted.setdefault((one.atom.role, before.element.name, width, vector), []).append(at)
+    for (role, element, width, vector), group in wanted.items():
+        siblings = [
+            atom for atom in atoms.rows
+            if atom.role == role and _fits(atoms.before(atom), element, width, vector)
+        ]  # fmt: skip
+        try:
+            index = RowIndex(atoms.before(atom) for atom in siblings)
+            numbers = {atom.tensor: number for number, atom in enumerate(siblings)}
+            for at in group:
+                looks[at] = _traced(atoms, looks[at], index, numbers[looks[at].atom.tensor], siblings)
+        except WorkbenchError as error:
+            not_checked[f"rows of {role!r}, {width:,} elements each"] = str(error)
+    return looks
+
+
+def _fits(tensor: LazyTensor, element: str, width: int, vector: bool) -> bool:
+    return (
+        tensor.element.name == element and (len(tensor.shape) < 2) == vector
+        and tensor.numel > 0 and row_shape(tensor.shape)[1] == width
+    )  # fmt: skip
+
+
+def _traced(atoms: Atoms, one: Look, index: RowIndex, number: int, siblings: Sequence[Atom]) -> Look:
+    after = atoms.tensors(one.atom)[1]
+    if after.nbytes >= LARGE and len(after.shape) > 1:
+        picked = np.unique(np.linspace(0, after.shape[0] - 1, SAMPLED).astype(np.int64))
+        keys, plain = row_keys(after.lazy[picked.tolist()])
+        if not index.holds(keys[~plain]).any():
+            return one
+    keys, plain = row_keys(after)
+    origins = index.origins(number, keys, plain)
+    if origins.share < FOUND or not any(
+        block.source != number or block.start != block.first for block in origins.blocks
+    ):
+        return one
+    if origins.looked == 1 and len(keys) > 1:
+        return one  # a row that became another: no order
+    used = sorted({block.source for block in origins.blocks})
+    names = {source: place for place, source in enumerate(used)}
+    blocks = tuple(replace(block, source=names[block.source]) for block in origins.blocks)
+    names_used = tuple(siblings[k].fqn for k in used)
+    form = find_form(index.keys(number), keys) if used == [number] and len(keys) < LONGEST else None
+    if form is None:
+        return replace(one, kind="moved", sources=names_used, blocks=blocks, form={"rows": len(keys)})
+    said = form.say("row", "rows")
+    detail = {"rows": len(keys), "form": form.name, **form.detail}
+    return replace(one, kind="moved", text=said, sources=names_used, blocks=blocks, form=detail)
+
+
+# ---- a line that was cut elsewhere -----------------------------------------------------------------------------------
+
+
+def _flat(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[Look]:
+    """Of tensors that differ without a form, or seem shifted: whether they are another part of the flat line."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for at, one in enumerate(looks):
+        before, after = atoms.tensors(one.atom)
+        shifted = one.pattern is not None and one.pattern.name == "shift"
+        loose = one.kind in ("other", "near") and (one.cosine or 0) < PLAIN and one.atom.role not in BUFFERS
+        if (loose or shifted) and before.element == after.element and readable(after):
+            groups.setdefault((one.atom.role, before.element.name), []).append(at)
+    for (role, element), group in groups.items():
+        line = [atom for atom in atoms.rows if atom.role == role and atoms.before(atom).element.name == element]
+        names = [atom.fqn for atom in line]
+        own = {atom.tensor: number for number, atom in enumerate(line)}
+        found: dict[int, list[Found]] = {}
+        try:
+            windows = find_windows([atoms.tensors(looks[at].atom)[1] for at in group], [atoms.before(a) for a in line])
+        except WorkbenchError as error:
+            not_checked[f"line of {role!r}"] = str(error)
+            continue
+        for window in windows:
+            found.setdefault(window.number, []).append(window)
+        for number, seen in found.items():
+            at = group[number]
+            here = own[looks[at].atom.tensor]
+            there = [w for w in seen if w.source >= 0]
+            still = all(w.source == here and w.at == w.first for w in there)
+            if len(there) < max(WINDOWS_FOUND * len(seen), 2) or still:
+                continue
+            looks[at] = replace(looks[at], kind="flat",
+                                windows=tuple((w.at, names[w.source], w.first) for w in there))  # fmt: skip
+    return looks
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------
+
+
+def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[Look]:
+    wanted = [at for at, one in enumerate(looks) if one.kind in ("near", "other")]
+    order = sorted(wanted, key=lambda at: looks[at].row.numel)
+    spent = left = 0
+    for place, at in enumerate(order):
+        one = looks[at]
+        spent += one.row.nbytes
+        if place >= PATTERNS or spent > PATTERN_BYTES:
+            left += 1
+            continue
+        before, after = atoms.tensors(one.atom)
+        try:
+            pattern = recognise(before, after)
+        except WorkbenchError as error:
+            not_checked[f"pattern of {one.atom.fqn!r}"] = str(error)
+            continue
+        if pattern is not None:
+            looks[at] = _named(one, pattern)
+        if looks[at].kind in ("near", "other", "part"):
+            if _zeros(one, before, after):
+                looks[at] = replace(looks[at], kind="zeros", text="")
+            elif one.row.numel <= SMALL:
+                looks[at] = _constant(looks[at], after)
+            if looks[at].kind == "near" and (one.cosine or 0) > SCALED and (ratio := one_factor(before, after)):
+                text = f"all elements are {ratio:.6g} times the old ones, to within a rounding"
+                looks[at] = replace(looks[at], kind="ratio", text=text, form={"ratio": ratio, "rounded": True})
+    _joined(atoms, looks)
+    if left:
+        not_checked["patterns"] = f"{left:,} of {len(wanted):,} changed tensors were not searched for a pattern"
+    return looks
+
+
+def _named(one: Look, pattern: Pattern) -> Look:
+    detail = dict(pattern.detail)
+    kind = _NAMED.get(pattern.name, "columns" if detail.get("axis") else "moved")
+    if pattern.name == "fill":
+        kind = "zeros" if detail["value"] in ("0", "0.0") else "fill" if detail["changed"] > 8 else one.kind
+    if pattern.name == "zero_run" and detail["length"] == one.row.numel:
+        kind = "zero"
+    return replace(one, kind=kind, pattern=pattern, text=pattern.sentence, form=detail)
+
+
+def _constant(one: Look, after: LazyTensor) -> Look:
+    """Of few elements a value everywhere proves little, and means the same: they are as they were made."""
+    values = np.unique(bits(after))
+    if len(values) != 1 or one.row.numel < 2:
+        return one
+    value = number_text(after.element, int(values[0]))
+    return replace(one, kind="fill", text=f"all {one.row.numel:,} elements are {value}", form={"value": value})
+
+
+def _joined(atoms: Atoms, looks: list[Look]) -> None:
+    """Tensors too small to prove a form, that have the one which others of their kind prove."""
+    proved: dict[tuple[str, str, str], Look] = {}
+    for one in looks:
+        if one.kind == "rounded" and "through" in one.form:
+            proved.setdefault((one.atom.role, "rounded", str(one.form["through"])), one)
+        elif one.kind == "ratio" and not one.form.get("rounded"):
+            proved.setdefault(("", "ratio", str(one.form["ratio"])), one)
+    for at, one in enumerate(looks):
+        if one.kind not in ("near", "other", "part") or one.row.numel > SMALL:
+            continue
+        before, after = atoms.tensors(one.atom)
+        if before.element.name not in FLOATS or before.element != after.element:
+            continue
+        for (role, kind, _), model in proved.items():
+            if role in ("", one.atom.role) and (_like(model, before) == bits(after)).all():
+                looks[at] = replace(one, kind=kind, form=model.form, text=model.text)
+                break
+
+
+def _like(model: Look, before: LazyTensor) -> Any:
+    x = numbers(bits(before), before.element)
+    if model.kind == "ratio":
+        with np.errstate(over="ignore", invalid="ignore"):
+            return encode(rounded(x * float(model.form["ratio"]), before.element.name), before.element)
+    return encode(rounded(x, str(model.form["through"]), str(model.form.get("rounding", "nearest"))), before.element)
+
+
+def _zeros(one: Look, before: LazyTensor, after: LazyTensor) -> bool:
+    """What changed became zero, but for the ends of a run where a page cut an element."""
+    box = one.row.comparison
+    if box is None or box.changed < 16:
+        return False
+    left = 0
+    for run in runs_of(after.shape, after.element.itemsize).ends_first():
+        old, new = bits(before, run.key).reshape(-1), bits(after, run.key).reshape(-1)
+        left += int(np.count_nonzero((old != new) & (new != 0)))
+        if left > 2:
+            return False
+    return True

@@ -1,0 +1,150 @@
+"""Which row of before a row of after is, though updates changed it: by the angle between the two.
+
+::
+
+    rows of after    (s, w) ──project──▶ (s, 64)  ┐  cosine, roughly       the best few        exact cosine
+    rows of before   (n, w) ──project──▶ (n, 64)  ┴─ of all pairs ───────▶ candidates ───────▶ gap to its own row
+
+A projection by random signs keeps angles to about 1/√64; what it suggests is computed anew on all elements. Few updates
+turn a row by little (healthy: cosine above .9), and two trained rows are nearly at right angles. Rows of before are
+seen block by block: memory is the rows of after that are matched (16 MiB) and one block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.numbers import Decoder
+from workbench.doctor.origins.index import row_shape
+from workbench.tensor import LazyTensor
+
+__all__ = ["DIMS", "Matched", "match", "values"]
+
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+DIMS = 64
+ROWS = 1024  #: rows of a tensor that are matched, spread over it; all of smaller ones
+BYTES = 16 << 20  #: of those rows, about
+LARGEST = 1e15  #: whose square is still a number
+BLOCK = 1 << 19  #: elements of before in memory at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """Rows of after with their places before.
+
+    Attributes:
+        rows: ``(s,)`` which rows of after; step: of how many every one (1: all); count: how many there are.
+        source, place: ``(s,)`` tensor of before (its number) and row in it.
+        cosine: ``(s,)`` with that row; own: with the row of the same number in the same tensor.
+        chance: the best cosine that so many rows of that length have by chance, about √(2·ln n / w).
+    """
+
+    rows: Ints
+    step: int
+    source: Ints
+    place: Ints
+    cosine: Array
+    own: Array
+    chance: float
+    count: int
+
+
+def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) -> Array:
+    """``(last - first, w) float32`` rows of a tensor, or with ``columns`` columns of a matrix; no number is 0."""
+    count, width = row_shape(tensor.shape)
+    if columns:
+        part = tensor.lazy[:, first:last]
+    elif len(tensor.shape) == 2:
+        part = tensor.lazy[first:last]
+    else:
+        each = count // tensor.shape[0]
+        part = tensor.lazy[first // each : -(-last // each)]
+    raw = part.numpy()
+    with np.errstate(all="ignore"):
+        found = Decoder(part.element).numbers(np.ascontiguousarray(raw).reshape(-1)).astype(np.float32)
+        found = np.clip(np.nan_to_num(found.reshape(raw.shape), nan=0.0), -LARGEST, LARGEST)
+    if columns:
+        return np.ascontiguousarray(found.T)
+    rows = found.reshape(-1, width)
+    start = 0 if len(tensor.shape) == 2 else first % (count // tensor.shape[0])
+    return np.asarray(rows[start : start + last - first])
+
+
+def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns: bool = False) -> Matched:
+    """Match the rows of a tensor with those of some tensors of before.
+
+    Args:
+        before: all with rows of the same length; ``own``: the number of the one with the same name.
+        columns: match columns of matrices instead.
+
+    Raises:
+        HoleError, OpenError: an element is stored nowhere or cannot be read.
+    """
+    count, width = _lines(after, columns)
+    step = -(-count // max(min(ROWS, BYTES // (4 * width)), 64))
+    rows = np.arange(0, count, step)
+    signs = _signs(width)
+
+    def lines(tensor: LazyTensor, first: int, last: int) -> Array:
+        return values(tensor, first, last, columns=columns)
+
+    if step > 1:
+        mine = np.concatenate([lines(after, row, row + 1) for row in rows.tolist()])
+    else:
+        mine = _all(lines, after, count, width)
+    length = np.linalg.norm(mine, axis=1)
+    drawn = _unit(mine @ signs)
+    source, place = np.full(len(rows), own), rows.copy()
+    cosine, straight = np.full(len(rows), -2.0), np.zeros(len(rows))
+    every = np.arange(len(rows))
+    for number, tensor in enumerate(before):
+        total, _ = _lines(tensor, columns)
+        piece = max(BLOCK // width, 1)
+        for first in range(0, total, piece):
+            block = lines(tensor, first, min(first + piece, total))
+            top = (drawn @ _unit(block @ signs).T).argmax(axis=1)
+            exact = _cosines(mine, length, block[top[every]])
+            better = exact > cosine
+            source[better], place[better], cosine[better] = number, first + top[better], exact[better]
+            if number == own:
+                here = (rows >= first) & (rows < first + len(block))
+                straight[here] = _cosines(mine[here], length[here], block[rows[here] - first])
+    stay = straight >= cosine
+    source[stay], place[stay], cosine[stay] = own, rows[stay], straight[stay]
+    many = sum(_lines(tensor, columns)[0] for tensor in before)
+    chance = math.sqrt(2 * math.log(max(many, 2)) / max(width, 1))
+    return Matched(rows, step, source, place, cosine, straight, chance, count)
+
+
+def _all(lines: Any, tensor: LazyTensor, count: int, width: int) -> Array:
+    piece = max(BLOCK // width, 1)
+    return np.concatenate([lines(tensor, first, min(first + piece, count)) for first in range(0, count, piece)])
+
+
+def _lines(tensor: LazyTensor, columns: bool) -> tuple[int, int]:
+    """How many rows (columns), and elements of each."""
+    count, width = row_shape(tensor.shape)
+    return (tensor.shape[1], tensor.shape[0]) if columns else (count, width)
+
+
+def _signs(width: int) -> Array:
+    """``(w, 64)`` of ±1, the same for one width."""
+    made = np.random.default_rng(width)
+    return (2 * made.integers(0, 2, (width, DIMS)) - 1).astype(np.float32)
+
+
+def _unit(rows: Array) -> Array:
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(length > 0, length, 1))
+
+
+def _cosines(mine: Array, length: Array, others: Array) -> Array:
+    both = length * np.linalg.norm(others, axis=1)
+    return np.asarray(np.einsum("ij,ij->i", mine, others) / np.where(both > 0, both, 1), np.float64)

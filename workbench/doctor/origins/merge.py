@@ -1,0 +1,91 @@
+"""Weights that were changed on purpose once too often: averages taken for the weights, adapters merged into them.
+
+::
+
+    averaged   W_B = (cast of) the stored average                  element by element
+    low rank   W_B − W_A = c·B·A: nearly all of a sample's energy in r directions, r far below its sides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns.read import bits, runs_of
+from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
+from workbench.doctor.origins.atoms import Atoms
+from workbench.doctor.origins.look import Look
+from workbench.tensor import LazyTensor
+
+__all__ = ["adapters", "averaged", "low_rank"]
+
+Array = np.ndarray[Any, Any]
+
+SAMPLED = 8  #: tensors of which the rank is looked at
+SIDE = 384  #: rows and columns of a sample
+ENERGY = 0.9  #: of the change, in the leading directions; the rest is rounding
+SMALL = 0.25  #: rank over the shorter side, at most: noise has all of it
+
+
+def averaged(atoms: Atoms, weights: Sequence[Look], masters: Sequence[Look]) -> int:
+    """How many of the weights (and masters) are the averages stored before; 0 if one of them is not."""
+    averages = {atom.fqn: atom for atom in atoms.rows if atom.role == "ema"}
+    looks = [one for one in (*weights, *masters) if one.atom.fqn in averages]
+    if not looks or len(looks) < len(weights) + len(masters):
+        return 0
+    if all(_equal(atoms.before(averages[one.atom.fqn]), atoms.tensors(one.atom)[1]) for one in looks):
+        return len(looks)
+    return 0
+
+
+def _equal(average: LazyTensor, weight: LazyTensor) -> bool:
+    if average.shape != weight.shape or average.element.name not in FLOATS or weight.element.name not in FLOATS:
+        return False
+    for run in runs_of(weight.shape, 8).ends_first():
+        x = numbers(bits(average, run.key), average.element)
+        cast = encode(rounded(x, weight.element.name), weight.element)
+        if (cast != bits(weight, run.key)).any():
+            return False
+    return True
+
+
+def low_rank(atoms: Atoms, weights: Sequence[Look]) -> int | None:
+    """The largest rank of the changes of some matrices, or ``None`` where one of them has no low rank."""
+    found = []
+    picked = [one for one in weights if len(one.row.shape_b) == 2 and min(one.row.shape_b) >= 16 and one.kind == "near"]
+    if len(picked) < len(weights):
+        return None
+    for one in picked[:: max(len(picked) // SAMPLED, 1)]:
+        before, after = atoms.tensors(one.atom)
+        if before.element.name not in FLOATS or after.element.name not in FLOATS:
+            return None
+        rank = _rank(_sample(after) - _sample(before))
+        if rank is None:
+            return None
+        found.append(rank)
+    return max(found, default=None)
+
+
+def _sample(tensor: LazyTensor) -> Array:
+    """Rows and columns spread over a matrix, as float64."""
+    rows, columns = (np.unique(np.linspace(0, n - 1, min(n, SIDE)).astype(np.int64)) for n in tensor.shape)
+    part = bits(tensor.lazy[rows.tolist()])[:, columns]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(numbers(np.ascontiguousarray(part), tensor.element), np.float64)
+
+
+def _rank(change: Array) -> int | None:
+    energy = np.linalg.svd(change, compute_uv=False) ** 2
+    total = energy.sum()
+    if not np.isfinite(total) or total == 0:
+        return None
+    rank = int(np.searchsorted(np.cumsum(energy) / total, ENERGY)) + 1
+    return rank if rank <= max(SMALL * min(change.shape), 1) else None
+
+
+def adapters(atoms: Atoms) -> str:
+    """Which adapters are stored, in words."""
+    ranks = {min(atoms.before(atom).shape) for atom in atoms.rows if atom.role == "lora_A"}
+    return f"; adapters of rank {max(ranks):,} are stored beside them" if ranks else ""

@@ -1,0 +1,198 @@
+"""Which rows or columns of before one weight of after is made of, and whether its updates can have made it.
+
+::
+
+    own rows, cosine ≥ .9        nothing moved
+    rows of its family           its own, its siblings' (gate and up; q, k, v), the nearest layers', the experts'
+    columns                      its own
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.patterns.forms import find_form
+from workbench.doctor.laws.bounds import bound
+from workbench.doctor.origins.atoms import Atom, Atoms, kind_of, names_of
+from workbench.doctor.origins.index import Block, row_shape
+from workbench.doctor.origins.match import Matched, match, values
+from workbench.doctor.origins.tags import Move
+from workbench.doctor.passes.pair import Update
+from workbench.tensor import LazyTensor
+
+__all__ = ["GAP", "SELF", "SURE", "Seen", "others_stay", "out_of_reach", "see"]
+
+Array = np.ndarray[Any, Any]
+
+SELF = 0.9  #: cosine of a row with itself, a few updates later (catalogue, 3.2)
+GAP = 0.3  #: between the cosine with another row and with its own
+LIKE = 0.6  #: cosine from which a row may be another one
+SURE = 0.9  #: share of the rows
+SOME = 0.75  #: share of the rows from which an order is told at all
+FEW = 0.1  #: share of the rows that have to be others
+ROOM = 0.1  #: above the best cosine that chance gives
+DULL = 0.98  #: such a cosine from which rows are too short to tell which is which
+SIBLINGS = 16  #: tensors that each is searched in
+TURN = 0.9  #: length of a change over that of the weight, below which the cosine stays above ALONE
+FEW_ROWS = 16  #: rows that tell how large a weight is
+ROWS = 128  #: rows that are compared with themselves
+SAMPLED = 8  #: weights that tell whether others are what they were
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A weight of after.
+
+    Attributes:
+        move: which rows or columns it is made of, if others than its own.
+        sure: whether nearly all of them were recognised; share: how many.
+        cosine: of its rows with themselves, the median.
+    """
+
+    atom: Atom
+    move: Move | None
+    sure: bool
+    cosine: float
+    share: float
+
+
+def see(atoms: Atoms, atom: Atom) -> Seen:
+    """Compare a weight with its own rows, then search its family.
+
+    Raises:
+        HoleError, OpenError: an element is stored nowhere or cannot be read.
+    """
+    before, after = atoms.tensors(atom)
+    middle = _straight(before, after)
+    if middle >= SELF:
+        return Seen(atom, None, True, middle, 0.0)
+    family = [atom, *_family(atoms, atom)]
+    rows = match(after, [atoms.before(one) for one in family], 0)
+    seen = _read(atom, rows, [one.fqn for one in family], False, after.shape, middle)
+    if seen.move is not None or len(after.shape) != 2:
+        return seen
+    columns = match(after, [before], 0, columns=True)
+    return _read(atom, columns, [atom.fqn], True, after.shape, middle)
+
+
+def _straight(before: LazyTensor, after: LazyTensor) -> float:
+    """Median cosine of some rows with themselves."""
+    count = row_shape(after.shape)[0]
+    found = []
+    for row in np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64)).tolist():
+        one, two = (values(tensor, row, row + 1)[0].astype(np.float64) for tensor in (before, after))
+        length = float(np.linalg.norm(one) * np.linalg.norm(two))
+        found.append(float(one @ two) / length if length > 0 else float(not one.any() and not two.any()))
+    return float(np.median(found))
+
+
+def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
+    """Tensors that it may have been mixed up with: of its layer first, then the same of the nearest layers, experts."""
+    width = row_shape(atoms.before(atom).shape)[1]
+    bare, layer, expert = names_of(atom.fqn)
+    kind = kind_of(atom.fqn)
+    groups = ({"gate", "up"}, {"q", "k", "v"})
+    ranked = []
+    for one in atoms.rows:
+        shape = atoms.before(one).shape
+        if one.role != atom.role or one.fqn == atom.fqn or len(shape) < 2 or row_shape(shape)[1] != width:
+            continue
+        other, there, number = names_of(one.fqn)
+        if there == layer and number == expert and any({kind, kind_of(one.fqn)} <= group for group in groups):
+            ranked.append((0, one))
+        elif other == bare and there == layer:
+            ranked.append((1 + abs((number or 0) - (expert or 0)), one))
+        elif other == bare and number == expert:
+            ranked.append((1 + abs((there or 0) - (layer or 0)), one))
+    ranked.sort(key=lambda one: one[0])
+    return [one for _, one in ranked[:SIBLINGS]]
+
+
+def _read(
+    atom: Atom, found: Matched, names: Sequence[str], columns: bool, shape: tuple[int, ...], cosine: float
+) -> Seen:  # fmt: skip
+    """The move that matches tell: unlike enough to its own place, likelier than the best of many by chance."""
+    by_chance = found.chance
+    if by_chance >= DULL:
+        return Seen(atom, None, False, cosine, 0.0)
+    least = min(max(LIKE, by_chance + ROOM), DULL)
+    elsewhere = (found.source != 0) | (found.place != found.rows)
+    clear = elsewhere & (found.cosine >= least) & (found.cosine - found.own >= GAP)
+    still = found.own >= LIKE
+    share = float((clear | still).mean())
+    different = len(np.unique(found.source[clear] * (1 << 40) + found.place[clear]))
+    if clear.mean() < FEW or share < SOME or different < SURE * np.count_nonzero(clear):
+        return Seen(atom, None, False, cosine, share)
+    source, place = _mended(found, clear | still)
+    used = sorted(set(source.tolist()))
+    blocks = tuple(_blocks(found, source, place, {number: k for k, number in enumerate(used)}))
+    move = Move(atom.fqn, shape, columns, tuple(names[k] for k in used), blocks)
+    if found.step > 1:
+        move = replace(move, form={"sampled": found.step})
+    elif used == [0]:
+        form = find_form(np.arange(len(place)).astype(np.uint64), place.astype(np.uint64))
+        if form is not None:
+            text = form.say("column" if columns else "row", "columns" if columns else "rows")
+            move = replace(move, text=text, form={"form": form.name, **form.detail})
+    return Seen(atom, move, share >= SURE, cosine, share)
+
+
+def _mended(found: Matched, known: Array) -> tuple[Array, Array]:
+    """Rows that match nothing clearly go on where the row above (else below) was."""
+    source, place = found.source.copy(), found.place.copy()
+    known = known.copy()
+    for way in (1, -1):
+        order = range(len(place)) if way == 1 else range(len(place) - 1, -1, -1)
+        for at in order:
+            if not known[at] and 0 <= at - way < len(place) and known[at - way]:
+                source[at], place[at] = source[at - way], place[at - way] + way * found.step
+                known[at] = True
+    return source, place
+
+
+def _blocks(found: Matched, source: Array, place: Array, names: dict[int, int]) -> Iterator[Block]:
+    cut = np.flatnonzero((np.diff(place) != found.step) | (np.diff(source) != 0)) + 1
+    edges = [0, *cut.tolist(), len(place)]
+    for start, stop in pairwise(edges):
+        first = int(found.rows[start])
+        last = int(found.rows[stop]) if stop < len(place) else found.count
+        yield Block(first, last, names[int(source[start])], int(place[start]))
+
+
+# ---- by how much -----------------------------------------------------------------------------------------------------
+
+
+def others_stay(atoms: Atoms, role: str, lost: set[int]) -> bool:
+    """Whether other weights are what they were: an optimizer of Adam's kind moves all alike."""
+    others = [
+        atom for atom in atoms.rows
+        if atom.role == role and atom.tensor not in lost and len(atoms.before(atom).shape) > 1
+    ]  # fmt: skip
+    cosines = []
+    for atom in others[:: max(len(others) // SAMPLED, 1)]:
+        before, after = (_some(tensor) for tensor in atoms.tensors(atom))
+        length = float(np.linalg.norm(before) * np.linalg.norm(after))
+        cosines.append(float((before * after).sum()) / length if length > 0 else 1.0)
+    return len(others) > len(lost) and min(cosines) >= SELF
+
+
+def out_of_reach(atoms: Atoms, atom: Atom, updates: Mapping[str, Update]) -> bool:
+    """Whether the updates between cannot have turned a weight that far: none moves an element by more than √K·lr."""
+    update = updates.get(atom.owners[0])
+    if update is None or update.betas is None or update.lr is None or update.bars("reach"):
+        return False
+    size = float(np.sqrt(np.mean(_some(atoms.before(atom)) ** 2)))
+    return bool(update.k * update.lr[1] * math.sqrt(bound(update.betas)) < TURN * size)
+
+
+def _some(tensor: LazyTensor) -> Array:
+    """Some rows."""
+    rows = row_shape(tensor.shape)[0]
+    parts = [values(tensor, row, row + 1).ravel() for row in range(0, rows, rows // FEW_ROWS + 1)]
+    return np.concatenate(parts).astype(np.float64)

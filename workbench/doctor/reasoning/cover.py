@@ -1,0 +1,228 @@
+"""The fewest causes that explain what was found, best supported first.
+
+::
+
+    patterns    B2 {52 parameters} 1.0    C9 {52} 0.6        what the ledger holds (`Match`)
+    signs       R10 of 52   S07   P01                        each explained by some of them
+                       │
+    best first  B2: strength × what it explains  ──► those are spoken for; what is left, by others or by its own rule
+
+Names are spoken for one by one: a sign of ten parameters of which a cause affects four leaves six.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.doctor.causes.case import Case, Match, leg_of, matches, where_of
+from workbench.doctor.causes.table import CAUSES
+from workbench.doctor.ledger.sign import RULES, Sign
+
+__all__ = ["Found", "cover", "silent", "weight"]
+
+UNNAMED = 0.3  #: strength of a cause that only a rule names
+SILENT = 0.5  #: where a rule that would have fired did not
+REST = 0.2  #: share of a sign's names that no cause of its own is looked for
+SIDE = 0.25  #: of a sign that may follow from a cause, over one that it consists of
+LATER = 0.5  #: of a sign of a later checkpoint, where an earlier leg is given
+#: Signs of what spreads from one parameter to all in some updates.
+SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
+LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
+_GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
+
+
+@dataclass
+class Found:
+    """A cause with what it answers for.
+
+    Attributes:
+        match: its pattern's; ``None``: a rule named it, and no pattern.
+        proof: signs that it consists of; follows: those that follow from it.
+        score, rival: its own, and the best of another cause on the same proof; second: which that is.
+    """
+
+    cause: str
+    match: Match | None = None
+    proof: list[Sign] = field(default_factory=list)
+    follows: list[Sign] = field(default_factory=list)
+    score: float = 0.0
+    rival: float = 0.0
+    second: str = ""
+
+
+def weight(sign: Sign) -> float:
+    """Equality in a load > an exact law > what files state > a statistic; an error > a warning > a remark."""
+    rule = RULES.get(sign.rule)
+    if rule is None or rule.severity != "error":
+        return 1.0 if sign.severity == "warn" else _GRAVE[sign.severity]
+    return (8.0 if rule.needs == "echo" else 4.0) * _GRAVE[sign.severity]
+
+
+def cover(case: Case) -> list[Found]:
+    """Causes, best first, until no warning or error is left."""
+    every = list(matches(case, CAUSES))
+    signs = [sign for sign in case.signs if sign.severity != "info"]
+    left: dict[int, set[str]] = {id(sign): set(sign.tensors) or {""} for sign in signs}
+    found: list[Found] = []
+    while open_ := [sign for sign in signs if left[id(sign)]]:
+        scored = sorted(
+            ((_score(case, cause, match, open_, left), cause, match) for cause, match in every),
+            key=lambda one: -one[0],
+        )
+        if scored and scored[0][0] > 0:
+            score, cause, match = scored[0]
+            one = Found(cause, match, score=score)
+            one.rival, one.second = _rival(case, cause, match, every, open_, left)
+        else:
+            one = _named(case, max(open_, key=weight))
+        if not _take(case, one, open_, left):
+            stuck = max(open_, key=weight)
+            one = _named(case, stuck)
+            _take(case, one, open_, left)
+            left[id(stuck)] = set()
+        if one.proof or one.follows:
+            _join(found, one)
+    _remarks(case, found, every)
+    return found
+
+
+def _named(case: Case, sign: Sign) -> Found:
+    """A cause that a sign's own rule names."""
+    causes = [cause for cause in sign.causes or RULES[sign.rule].causes if _possible(case, cause)]
+    causes = causes or list(sign.causes or RULES[sign.rule].causes)
+    return Found(causes[0], None, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
+
+
+def _possible(case: Case, cause: str) -> bool:
+    """Whether there is what a cause is about: masters, Adam's moments."""
+    return (case.mastered or cause not in ("D1", "D2", "D3")) and (case.adam or cause not in ("B3", "B4", "B5", "B6"))
+
+
+def _join(found: list[Found], one: Found) -> None:
+    """One entry a cause."""
+    same = next((other for other in found if other.cause == one.cause), None)
+    if same is None:
+        found.append(one)
+        return
+    same.proof += [sign for sign in one.proof if sign not in same.proof]
+    same.follows += [sign for sign in one.follows if sign not in same.follows and sign not in same.proof]
+
+
+def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
+    """Whether a sign is part of what a match was found by, rather than a consequence."""
+    if match is None:
+        return cause in (sign.causes or RULES[sign.rule].causes)
+    if any(sign is one for one in match.signs):
+        return True
+    if match.signs and not match.names:
+        return False
+    if _moment(leg_of(sign)) != _moment(match.leg):
+        return False
+    known = sign.rule in CAUSES[cause].explains or cause in RULES[sign.rule].causes
+    return known and (not sign.tensors or not match.names or bool(match.names & set(sign.tensors)))
+
+
+def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
+    """Names of a sign that a cause answers for; ``None``: none."""
+    if _consists(cause, match, sign):
+        names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
+        return set(sign.tensors) | {""} if names is None else (set(sign.tensors) & names) | {""}
+    rules = CAUSES[cause].explains
+    follows = sign.rule in rules or cause in RULES[sign.rule].causes
+    later = _order(leg_of(sign)) > _order(match.leg) if match is not None else False
+    spread = later and sign.rule in SPREADING and match is not None and match.strength >= 0.5
+    if not follows and not spread:
+        return None
+    if match is None or CAUSES[cause].everywhere or not match.names or spread:
+        return set(sign.tensors) | {""}
+    return (set(sign.tensors) & match.names) | {""}
+
+
+def _moment(leg: str) -> str:
+    """What a load did is seen beside before or in the echo itself; what updates did, in the later checkpoint too."""
+    return {"echo": "load", "after": "train"}.get(leg, leg)
+
+
+def _order(leg: str) -> int:
+    """How late something was seen: what is wrong in the load shows in all that comes later."""
+    return {"before": 0, "load": 1, "echo": 2, "train": 3, "after": 4}.get(leg, 2)
+
+
+def _score(case: Case, cause: str, match: Match, open_: Sequence[Sign], left: dict[int, set[str]]) -> float:
+    score = 0.0
+    for sign in open_:
+        names = _explained(case, cause, match, sign)
+        if names is None:
+            continue
+        part = len(names & left[id(sign)]) / max(len(sign.tensors), 1)  # of what is left of little, little
+        own = _consists(cause, match, sign)
+        score += weight(sign) * part * (1.0 if own else SIDE)
+    score *= match.strength
+    return score * (SILENT if silent(cause, case) else 1.0)
+
+
+def _rival(
+    case: Case,
+    cause: str,
+    match: Match,
+    every: Sequence[tuple[str, Match]],
+    open_: Sequence[Sign],
+    left: dict[int, set[str]],
+) -> tuple[float, str]:
+    """The next best cause on what this one consists of."""
+    own = [sign for sign in open_ if _consists(cause, match, sign)]
+    others = [
+        (_score(case, name, other, own, left), name) for name, other in every
+        if name != cause and (not match.names or not other.names or match.names & other.names)
+    ]  # fmt: skip
+    return max(others, default=(0.0, ""))
+
+
+def _take(case: Case, one: Found, open_: Sequence[Sign], left: dict[int, set[str]]) -> bool:
+    """Mark what a cause answers for; whether that was anything."""
+    taken = False
+    for sign in open_:
+        names = _explained(case, one.cause, one.match, sign)
+        if names is None or not names & left[id(sign)]:
+            continue
+        taken = True
+        (one.proof if _consists(one.cause, one.match, sign) else one.follows).append(sign)
+        left[id(sign)] -= names
+        if len(left[id(sign)]) <= REST * max(len(sign.tensors), 1):
+            left[id(sign)] = set()
+    return taken
+
+
+def silent(cause: str, case: Case) -> str:
+    """The rule that would have fired for that cause, was looked at, and did not; empty if none.
+
+    What one checkpoint shows is gone some updates later, but for its counters.
+    """
+    rules: tuple[str, ...] = CAUSES[cause].expects
+    if case.resumed == "after":
+        rules = tuple(rule for rule in rules if RULES[rule].needs != "one" or rule in LASTING)
+    checked = case.outcome.checked
+    ran = [rule for rule in rules if case.resumed in checked.get(rule, "") or RULES[rule].needs != "one"]
+    ran = [rule for rule in ran if rule in checked]
+    return ran[0] if ran and not case.fired(*rules) else ""
+
+
+def _remarks(case: Case, found: list[Found], every: Sequence[tuple[str, Match]]) -> None:
+    """Remarks go to the causes that name them; a declared change is told even where nothing follows from it."""
+    for sign in case.signs:
+        if sign.severity != "info":
+            continue
+        causes = sign.causes or RULES[sign.rule].causes
+        home = next((one for one in found if one.cause in causes), None)
+        if home is None and sign.rule == "R12":
+            home = Found("H1", next((match for cause, match in every if cause == "H1"), None))
+            found.append(home)
+        if home is not None and sign not in home.proof:
+            home.proof.append(sign)
+
+
+def places(one: Found) -> set[str]:
+    """Checkpoints and pairs that a cause was seen in."""
+    signs = [sign for sign in one.proof if sign.severity != "info"] or one.proof
+    return {where_of(sign) for sign in signs}

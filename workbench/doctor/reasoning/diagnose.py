@@ -1,0 +1,155 @@
+"""From what was measured to what happened: causes with their proof, how sure, what speaks against the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.analysis.report import SEVERITIES
+from workbench.doctor.causes.case import Case, where_of
+from workbench.doctor.causes.table import CAUSES
+from workbench.doctor.ledger.sign import Sign
+from workbench.doctor.reasoning.cover import Found, cover, places
+from workbench.doctor.reasoning.diagnosis import Suspect
+from workbench.doctor.reasoning.verdict import verdict
+
+__all__ = ["diagnose"]
+
+LIST = 100  #: tensors that a suspect names
+DOUBT = 0.3  #: of its score: a rival above that is named
+CLOSE = 0.8  #: of its score: a rival above that leaves doubt
+SURE = 0.9  #: strength of a pattern from which it may be certain
+PAIRED = "before → after"
+
+
+def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
+    """The suspects, best supported first, and the verdict."""
+    _standing(case)
+    found = cover(case)
+    _questions(case, found)
+    suspects = [_suspect(one, case) for one in found]
+    order = sorted(range(len(found)), key=lambda n: (_meant(suspects[n]), _rank(suspects[n]), -found[n].score))
+    ranked = tuple(suspects[number] for number in order)
+    return ranked, verdict(ranked, case)
+
+
+def _standing(case: Case) -> None:
+    """A warning that is the same before and after the resume did not come with it: a remark."""
+    signs = case.outcome.signs
+    seen = {_trait(sign, where_of(sign)): set(sign.tensors) for sign in signs if sign.severity != "info"}
+    sides = {"before": case.resumed, "echo": "before", "after": "before"}
+    for number, sign in enumerate(signs):
+        names = seen.get(_trait(sign, sides.get(where_of(sign), "")))
+        if names is None or case.resumed == "before" or sign.severity == "info":
+            continue
+        if sign.severity == "error" and sign.rule not in LASTING_TRAITS:
+            continue
+        new = set(sign.tensors) - names
+        if not new or (where_of(sign) == "before" and len(new) < len(sign.tensors)):
+            signs[number] = replace(sign, severity="info", message=f"{sign.message}; so it was before the resume")
+    case.__dict__.pop("_by_rule", None)
+
+
+def _trait(sign: Sign, where: str) -> tuple[object, ...]:
+    """What makes two signs the same one; of a difference without tensors, its size."""
+    found = sign.evidence
+    gap = found["trainer"] - found["optimizer"] if {"trainer", "optimizer"} <= found.keys() else None
+    return sign.rule, where, found.get("kind"), gap, bool(sign.tensors) or sign.message
+
+
+#: Rules whose errors, where the checkpoint that was resumed from shows the same, say how a run trains, not what a
+#: resume did: other laws of moments, shared layers, counters of parameters that see no gradient.
+LASTING_TRAITS = frozenset({"S04", "S07", "S08", "S09", "S13", "S14", "S15", "S06", "S05"})
+
+
+def _questions(case: Case, found: Sequence[Found]) -> None:
+    """What may be meant is no error: its signs are warnings, unless they also prove another cause."""
+    firm = {id(sign) for one in found if not (one.match and one.match.question) for sign in (*one.proof, *one.follows)}
+    milder: dict[int, Sign] = {}
+    for one in found:
+        if one.match is None or not one.match.question:
+            continue
+        for sign in (*one.proof, *one.follows):
+            if sign.severity == "error" and id(sign) not in firm:
+                milder[id(sign)] = replace(sign, severity="warn")
+    for one in found:
+        one.proof = [milder.get(id(sign), sign) for sign in one.proof]
+        one.follows = [milder.get(id(sign), sign) for sign in one.follows]
+    case.outcome.signs[:] = [milder.get(id(sign), sign) for sign in case.outcome.signs]
+
+
+def _meant(one: Suspect) -> bool:
+    return one.cause == "H1"
+
+
+def _rank(one: Suspect) -> int:
+    return SEVERITIES.index(one.severity)
+
+
+def _suspect(one: Found, case: Case) -> Suspect:
+    cause, match = CAUSES[one.cause], one.match
+    signs = _ordered(one)
+    names = _tensors(one)
+    share = _share(names, case)
+    facts = case.later.facts
+    known = facts if facts.betas is not None else case.evidence.before.facts
+    severity = min((sign.severity for sign in one.proof), key=SEVERITIES.index, default="info")
+    if severity == "info" and any(sign.severity != "info" for sign in one.follows):
+        severity = "warn"
+    certainty = _certainty(one, severity)
+    title = match.title if match is not None and match.title else cause.title
+    runner = CAUSES[one.second].title if one.second and one.rival > DOUBT * one.score and certainty != "certain" else ""
+    return Suspect(
+        one.cause, title, severity, certainty, tuple(signs), dict(match.reasons) if match is not None else {},
+        _since(one, case), tuple(names[:LIST]), len(names), share, cause.expected(known),
+        cause.remedy(case.later.ckpt.format), "" if certainty == "certain" else _settles(cause.settles, case),
+        match.question if match is not None else "", runner,
+    )  # fmt: skip
+
+
+def _settles(words: str, case: Case) -> str:
+    """What settles doubts; empty where it was given."""
+    return "" if "echo" in words and case.evidence.echo is not None else words
+
+
+def _ordered(one: Found) -> list[Sign]:
+    """What it consists of first, the gravest and strongest first in each half."""
+    from workbench.doctor.reasoning.cover import weight
+
+    return [
+        *sorted(one.proof, key=lambda sign: -weight(sign)), *sorted(one.follows, key=lambda sign: -weight(sign)),
+    ]  # fmt: skip
+
+
+def _tensors(one: Found) -> list[str]:
+    if one.match is not None and one.match.names:
+        return sorted(name for name in one.match.names if name)
+    return list(dict.fromkeys(name for sign in one.proof for name in sign.tensors))
+
+
+def _certainty(one: Found, severity: str) -> str:
+    """Certain: an exact form that no other known cause and no deliberate change leaves, and no rival comes near."""
+    if severity != "error":
+        return "possible" if severity == "info" or one.cause == "H1" or one.score < 1.0 else "likely"
+    match = one.match
+    alone = one.rival < CLOSE * one.score
+    sure = match is not None and match.exact and match.strength >= SURE and not match.question
+    return "certain" if sure and alone else "likely"
+
+
+def _since(one: Found, case: Case) -> int | None:
+    seen = places(one)
+    if any(place == "before" or place.endswith("echo") for place in seen) or (one.match and one.match.leg == "load"):
+        return case.evidence.before.facts.step
+    if seen & {"after", PAIRED} and case.evidence.after is not None:
+        return case.evidence.after.facts.step
+    return case.later.facts.step
+
+
+def _share(names: list[str], case: Case) -> float | None:
+    """Of the weights' elements, those of these parameters."""
+    state = case.later
+    sizes = {fqn: roles.get("param", roles.get("master")) for fqn, roles in state.params.items()}
+    numel = {fqn: int(state.ckpt.catalog.numel[at]) for fqn, at in sizes.items() if at is not None}
+    total, part = sum(numel.values()), sum(numel.get(name, 0) for name in names)
+    return part / total if total and part else None

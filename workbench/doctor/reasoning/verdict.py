@@ -1,0 +1,98 @@
+"""The sentences that are read first: what happened and how sure; or what was compared, and what was not.
+
+::
+
+    no fault   No fault found in what was compared: 26 of 26 weights, 2 of 52 moments; learning rate not compared.
+    a fault    The optimizer's counters were reset, the moments were kept. Certain: the moments of 52 of 52 parameters …
+    a question The learning-rate schedule started again … or was that intended?
+
+Every number is a count of rows of the ledger.
+"""
+
+from __future__ import annotations
+
+from workbench.doctor.causes.case import Case
+from workbench.doctor.causes.table import CAUSES
+from workbench.doctor.ledger.rows import GROUPS, MASTERS, Status
+from workbench.doctor.reasoning.diagnosis import Suspect
+
+__all__ = ["coverage", "verdict", "weak"]
+
+FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer remembers the load
+COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND, Status.ABSENT)
+SETTINGS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}
+
+
+def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
+    """What happened, and how sure that is; or that nothing was found, in what."""
+    real = [one for one in suspects if one.severity in ("error", "warn")]
+    if real:
+        first = real[0]
+        said = f"{first.title} {_why(first)}"
+        others = [one for one in real[1:] if one.severity == first.severity and one.cause != first.cause]
+        if others:
+            said += " Also: " + " ".join(one.title for one in others[:2])
+        return said
+    return f"No fault found in what was compared: {coverage(case)}."
+
+
+def _why(one: Suspect) -> str:
+    if one.question:
+        return f"({one.certainty}) {one.question[0].upper() + one.question[1:]} If so, nothing is wrong."
+    if one.certainty == "certain":
+        reason = next(iter(one.excludes.values()), "")
+        return f"(certain{': ' + reason if reason else ''})"
+    other = f"; otherwise: {one.runner_up}" if one.runner_up else ""
+    return f"({one.certainty}{other})"
+
+
+def coverage(case: Case) -> str:
+    """``26 of 26 weights, 2 of 52 moments; learning rate not compared``."""
+    if not any(row.quantity in GROUPS["weights"] for row in case.ledger):
+        return "what the trainer states; weights and moments were not read"
+    leg = next((leg for leg in ("load", "train") if case.change(leg).rows), case.resumed)
+    parts = []
+    for group, quantities in GROUPS.items():
+        of, _ = case.ledger.count(leg, quantities)
+        seen, _ = case.ledger.count(leg, quantities, *COMPARED)
+        if of:
+            parts.append(f"{seen:,} of {of:,} {group}")
+        elif group == "moments" or (group == "weights" and not case.ledger.count(leg, MASTERS)[0]):
+            parts.append(f"no {group}")
+    known = {row.quantity for row in case.ledger if row.leg == leg and row.status in COMPARED}
+    missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
+    if "step" not in known:
+        missed.insert(0, "optimizer's counters")
+    said = ", ".join(parts) or "no tensors"
+    if not any(case.ledger.count(leg, quantities, *COMPARED)[0] for quantities in GROUPS.values()):
+        said = "the trainer's state and settings; no weights or moments could be compared"
+    if missed:
+        said += f"; {', '.join(missed)} not compared"
+    lacking = weak(case)
+    return f"{said}. {lacking}" if lacking else said
+
+
+def weak(case: Case) -> str:
+    """Why finding nothing says little; empty where it says much."""
+    evidence = case.evidence
+    if evidence.echo is not None and case.change("load").rows:
+        return ""
+    if evidence.after is None:
+        return "One checkpoint cannot show what a load changed: save an echo right after it, or pass a later checkpoint"
+    facts = evidence.after.facts
+    betas = facts.betas or evidence.before.facts.betas
+    if not case.change("train").seen(*GROUPS["moments"]) or betas is None:
+        return "Without moments a later checkpoint shows little: save an echo right after the load"
+    sides = (evidence.before.facts, facts)
+    counters = [one.steps.usual for one in sides]
+    first, second = counters if None not in counters else [one.step for one in sides]
+    if first is None or second is None:
+        return "The number of updates in between is not stored: save an echo right after the load"
+    if betas[1] ** max(second - first, 0) < FORGOTTEN:
+        return f"{second - first:,.0f} updates lie in between, too many to see a load: save an echo right after it"
+    return ""
+
+
+def ruled_out(suspects: tuple[Suspect, ...]) -> list[str]:
+    """Titles of causes that measured sentences speak against."""
+    return [CAUSES[cause].title for one in suspects for cause in one.excludes]

@@ -1,0 +1,409 @@
+"""Rules on the facts of two checkpoints: an echo must say the same, a later one k updates more.
+
+What the files' arguments declare to be changed is told as such (R12, P15, P16), and takes the gravity from what follows
+from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from workbench.doctor.facts.counted import per_step
+from workbench.doctor.facts.evidence import Pair, is_numbered
+from workbench.doctor.facts.places import expert
+from workbench.doctor.facts.schedule import plan_of
+from workbench.doctor.facts.state import NAME, TrainingState
+from workbench.doctor.ledger.sign import Rule, Sign, register
+from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
+from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
+from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
+
+__all__ = ["ECHO", "PAIR", "changed_arguments"]
+
+STILL = 5  #: updates in which a parameter that is no expert sees a gradient
+NEAR = 1.5  #: a changed lr beyond this factor is a warning, within it a remark
+#: Arguments that say which run, host or save it was; and counters that move with the run.
+_PASSING = re.compile(
+    r"(?:^|\.)(?:iteration|step|consumed_\w+|skipped_train_samples|rank|local_rank|master_\w+|\w*(?:dir|path|name|file)"
+    r"|load|save|exit_\w+|\w*_version|timestamp|world_size|data_parallel_size|start_time)$"
+)
+#: Arguments that a schedule is made of, in several trainers' words.
+_SCHEDULE = re.compile(
+    r"(?:^|[._])(?:lr|learning_rate|min_lr|max_lr|warmup\w*|lr_warmup\w*|lr_decay\w*|train_iters|max_iters|max_steps|"
+    r"total_num_steps|warmup_num_steps|cos_min_ratio|train_samples|num_train_epochs|\w*batch_size)$"
+)
+
+R10 = Rule(
+    "R10", "the optimizer's counters changed in the load", ("B2", "B1", "C9"), "echo",
+    "loading makes no update", "exact", "round trip", "error", "a reset on purpose (info where an argument says so)",
+    "restore the counters with the moments",
+)  # fmt: skip
+R11 = Rule(
+    "R11", "the trainer's state changed in the load", ("C1", "C3", "C6", "C8", "C9", "D8"), "echo",
+    "loading moves no schedule, data loader, counter or generator", "exact", "round trip", "error",
+    "data skipped on purpose", "restore what is named",
+)  # fmt: skip
+R12 = Rule(
+    "R12", "arguments changed", ("H1", "B7", "C4", "C10"), "pair",
+    "a run goes on with the arguments that it began with", "exact", "stored arguments and param groups", "warn",
+    "a change on purpose: told, not judged (info); groups that change without an argument are a warning",
+    "compare with what was meant",
+)  # fmt: skip
+N10 = Rule(
+    "N10", "the data's seed or order changed", ("C7",), "pair",
+    "a resumed sampler keeps its seed", "exact", "catalogue C7", "warn",
+    "a new order on purpose (info where an argument says so)", "restore the sampler's seed and epoch",
+)  # fmt: skip
+N12 = Rule(
+    "N12", "the batch changed", ("C10",), "pair",
+    "gradient noise goes with the batch", "exact", "catalogue C10", "info", "a change on purpose",
+    "expect exp_avg_sq to move by about the ratio",
+)  # fmt: skip
+P01 = Rule(
+    "P01", "the optimizer's counters did not advance with the trainer", ("B1", "B2", "C9", "G6"), "pair",
+    "k steps of the trainer are k updates of every parameter", "exact", "torch 2.13 AdamW", "error",
+    "fp16 steps that the scaler skipped, a meant reset (info); parameters frozen or unfrozen; micro-batches counted",
+    "restore the counters with the moments",
+)  # fmt: skip
+P15 = Rule(
+    "P15", "the learning rate left the plan of before", ("C1", "C2", "C3", "C4", "H1"), "pair",
+    "k updates later the schedule is k further, and the lr is where the old plan puts it",
+    "a position that jumps: exact; an lr off the plan beyond ×1.5: warn", "stored schedule and arguments", "error",
+    "an lr changed on purpose: told (warn), not judged", "restore the scheduler",
+)  # fmt: skip
+P16 = Rule(
+    "P16", "the optimizer's constants changed", ("H1",), "pair",
+    "betas, ε and the kind of Adam stay", "exact", "stored param groups", "warn", "a change on purpose",
+    "laws on values use the new constants from here on",
+)  # fmt: skip
+P20 = Rule(
+    "P20", "the data's position did not advance with the updates", ("C6", "H1"), "pair",
+    "each update takes as much data as each before it did", "more than one update's data apart", "counters", "warn",
+    "data skipped on purpose; a batch whose size is not stored", "restore the data loader's state",
+)  # fmt: skip
+register(R10, R11, R12, N10, N12, P01, P15, P16, P20)
+SCHEDULED = ("lr", "initial_lr", "weight_decay")  #: fields that a schedule moves, or that other rules compare
+CYCLED = ("betas", "momentum")
+
+# ---- counters ------------------------------------------------------------------------------------------------------
+
+
+def same_counters(pair: Pair) -> list[Sign] | str:
+    return _counters(pair, 0, R10)
+
+
+def counters_advance(pair: Pair) -> list[Sign] | str:
+    a, b = pair.a.facts.step, pair.b.facts.step
+    if a is None or b is None:
+        return "a trainer's step is not stored"
+    if b <= a:
+        return f"the later checkpoint is of step {b:,}, the earlier of {a:,}"
+    ratio = per_step(pair.a.facts, pair.b.facts) or 1
+    return _counters(pair, round((b - a) * ratio), P01)
+
+
+def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
+    a, b = pair.a.facts, pair.b.facts
+    if not a.steps.counts or not b.steps.counts:
+        return a.steps.unread or b.steps.unread or "an optimizer stores no counters"
+    names = [name for name in a.steps.by_name if name in b.steps.by_name and pair.comparable(name)]
+    if names and not pair.mapped:
+        moved = {name: b.steps.by_name[name] - a.steps.by_name[name] for name in names}
+    else:  # without names: the values alone
+        usual = a.steps.usual or 0.0
+        due = {value + k for value in a.steps.counts}
+        some = any(value in due for value in b.steps.counts)  # of what is new since then, counters are small
+        moved = {
+            f"counter at {value:,.0f}": k if value in due or (some and value <= k) else value - usual
+            for value in b.steps.counts
+        }
+    off = [name for name, by in moved.items() if by != k]
+    if not off:
+        return []
+    new = bool(k) and all(b.steps.by_name.get(name, b.steps.usual) == k for name in off)  # as many as since the load
+    behind = not new and all(0 <= moved[name] < k for name in off)  # no gradient, or updates that the trainer left out
+    named = bool(k) and NAME in (a.source("step"), b.source("step"))  # a file may be called after anything
+    mixture = any(map(expert, b.steps.by_name)) or any(map(expert, pair.b.params))
+    still = [
+        name for name in off
+        if moved[name] == 0 and k >= STILL and not expert(name) and not (mixture and is_numbered(name))
+    ]  # fmt: skip
+    still = still if behind else []
+    severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
+    first = moved[off[0]]
+    words = f"went up by {first:,.0f}, where {k:,} are due" if k else f"changed by {first:,.0f} in the load"
+    if first < 0 or new:
+        was, now = (one.get(off[0], usual) or 0.0 for one, usual in (
+            (dict(a.steps.by_name), a.steps.usual), (dict(b.steps.by_name), b.steps.usual),
+        ))  # fmt: skip
+        words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
+    if still and not reset_meant(b):
+        words = f"did not move, where {k:,} updates are due: were these parameters frozen?"
+    elif behind:
+        words += "; parameters without a gradient, or skipped updates, advance no counter"
+    kept = [name for name in off if name in b.steps.by_name]
+    what = f"{len(off):,} of {len(moved):,} of the optimizer's counters" if kept else "the optimizer's counters"
+    return [
+        rule.sign(
+            f"{what} {words}",
+            {"k": k, "moved": first, "kind": "still" if still else "moved"},
+            kept,
+            hit=len(off),
+            of=len(moved),
+            severity=severity,
+        )
+    ]
+
+
+# ---- trainer -------------------------------------------------------------------------------------------------------
+
+
+def same_trainer(pair: Pair) -> list[Sign] | str:
+    a, b = pair.a.facts, pair.b.facts
+    found = []
+    for fact in ("step", "consumed_samples", "loader", "epoch", "loss_scale"):
+        one, two = a.value(fact), b.value(fact)
+        if one is not None and two is not None and one != two:
+            words = f"{fact.replace('_', ' ')} was {one:,} and is {two:,} ({b.source(fact)})"
+            sure = fact == "step" and NAME not in (a.source(fact), b.source(fact))
+            severity = "error" if sure else "warn"
+            found.append(R11.sign(words, {"kind": fact, "before": one, "echo": two}, severity=severity))
+    if a.schedule and b.schedule and a.schedule.kind == b.schedule.kind and a.schedule.count != b.schedule.count:
+        words = f"the schedule was at {a.schedule.count} and is at {b.schedule.count} ({b.schedule.source})"
+        declared = _declared(a, b)
+        if not (declared and a.schedule.kind == "megatron"):  # in samples, of another batch
+            evidence = {"kind": "schedule", "before": a.schedule.count, "echo": b.schedule.count}
+            found.append(R11.sign(words, evidence, severity="warn"))
+    drawn = [name for name in a.generators if name in b.generators and a.generators[name] != b.generators[name]]
+    if drawn:
+        words = f"{len(drawn):,} of {len(a.generators):,} generators' states changed"
+        names = {"kind": "generators", "names": drawn[:NAMED]}
+        found.append(R11.sign(words, names, hit=len(drawn), of=len(a.generators), severity="info"))
+    return found
+
+
+def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any, Any]]:
+    """Arguments that both state and that differ, without those that go with host, save or step."""
+    names = [name for name in a.args if name in b.args and not _PASSING.search(name)]
+    pairs = {name: (a.args[name].value, b.args[name].value) for name in names}
+    return {name: pair for name, pair in pairs.items() if _plain(pair[0]) != _plain(pair[1])}
+
+
+def arguments(pair: Pair) -> list[Sign] | str:
+    a, b = pair.a.facts, pair.b.facts
+    if not (a.args and b.args) and not (a.groups and b.groups):
+        return "no arguments and no param groups are stored on both sides"
+    changed = changed_arguments(a, b)
+    if pair.a.ckpt.format != pair.b.ckpt.format:  # another framework's words: what both state in ours
+        facts = ("clip", "global_batch", "weight_decay")
+        both = {fact: (a.value(fact), b.value(fact)) for fact in facts}
+        changed = {fact: two for fact, two in both.items() if None not in two and two[0] != two[1]}
+    found = []
+    if changed:
+        told = ", ".join(f"{name} {one!r} → {two!r}" for name, (one, two) in list(changed.items())[:6])
+        more = f" and {len(changed) - 6:,} more" if len(changed) > 6 else ""
+        evidence = {"kind": "declared", "changed": {name: list(two) for name, two in list(changed.items())[:50]}}
+        found.append(R12.sign(f"arguments changed: {told}{more}", evidence, hit=len(changed), severity="info"))
+    return found + _decays(pair, changed)
+
+
+def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
+    """Weight decay by parameter, or by the groups' order where they name none."""
+    a, b = pair.a.facts, pair.b.facts
+    if any("weight_decay" in name for name in changed) or pair.a.ckpt.format != pair.b.ckpt.format:
+        return []
+    named = {name for group in b.groups for name in group.params or ()}
+    off: list[str] = []
+    if named and not pair.mapped:
+        for name in named:
+            one, two = a.group_of(name), b.group_of(name)
+            if one and two and one.weight_decay != two.weight_decay:
+                off.append(name)
+        of = len(named)
+    elif len(a.groups) == len(b.groups) and not pair.mapped:
+        pairs = zip(a.groups, b.groups, strict=True)
+        off = [two.source for one, two in pairs if one.weight_decay != two.weight_decay]
+        of = len(b.groups)
+    if not off:
+        return []
+    what = "parameters" if named else "param groups"
+    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument says so"
+    tensors = sorted(off)[:NAMED] if named else []
+    return [R12.sign(words, {"kind": "groups"}, tensors, hit=len(off), of=of)]
+
+
+def _declared(a: TrainingState, b: TrainingState) -> list[str]:
+    """Changed arguments that a schedule is made of, or its stored constants."""
+    found = [name for name in changed_arguments(a, b) if _SCHEDULE.search(name)]
+    one, two = a.schedule, b.schedule
+    if one and two and one.kind == two.kind:
+        for name in ("max_lr", "min_lr", "warmup", "total", "style", "base_lrs"):
+            if getattr(one, name) != getattr(two, name):
+                found.append(f"{two.source}.{name}")
+    plans = [plan_of(side.schedule, side.args, side.told) for side in (a, b)]
+    if not found and plans[0] is not None and plans[1] is not None:
+        ends = [
+            (plan.peak, plan.floor, plan.warmup / plan.per_update, plan.total / plan.per_update)
+            for plan in plans
+            if plan
+        ]
+        if any(abs(x - y) > 1e-9 * abs(x) for x, y in zip(*ends, strict=True)):
+            found.append(plans[1].source)
+    return found
+
+
+def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
+    a, b = pair.a.facts, pair.b.facts
+    first, last = _step(a), _step(b)
+    if first is None or last is None or last <= first:
+        return "steps are not stored, or do not advance"
+    declared = _declared(a, b)
+    moved = _moved(a, b)
+    updates = (b.steps.usual or 0) - (a.steps.usual or 0)
+    if moved is not None and abs(moved - (last - first)) > 1:
+        if moved > 0 and moved == updates:
+            return "schedule and optimizer moved alike; the trainer's count is the one that is off (P01)"
+        if not (scaled(b) and 0.5 * (last - first) <= moved):
+            return [_jump(a, b, moved, last - first, declared)]
+    if a.lr is None or b.lr is None:
+        return "an optimizer stores no lr"
+    plan = plan_of(a.schedule, a.args, a.told)
+    due = plan.lr_at(last) if plan is not None else a.lr
+    if plan is not None and plan.allows(b.lr, last):
+        return []
+    if plan is None and not declared:
+        return [] if a.lr == b.lr else "no schedule is stated in full (peak, floor, warm-up, total, style)"
+    ratio = b.lr / due if due else float("inf")
+    where = "the plan of before puts" if plan is not None else "it was"
+    words = f"lr {b.lr:.4g} at step {last:,}, where {where} {due:.4g} (×{ratio:.3g})"
+    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else "; no argument changed"
+    far = not 1 / NEAR <= ratio <= NEAR
+    if not far and plan is None:
+        return []
+    evidence = {"lr": b.lr, "planned": due, "ratio": ratio if due else None, "declared": declared}
+    return [P15.sign(words, evidence, severity="warn" if far or not declared else "info")]
+
+
+def _step(facts: TrainingState) -> int | None:
+    """The trainer's step, or the optimizer's counter where the trainer stores none."""
+    if facts.step is not None:
+        return facts.step
+    return None if facts.steps.usual is None else int(facts.steps.usual)
+
+
+def _moved(a: TrainingState, b: TrainingState) -> float | None:
+    """Updates by which the schedule moved on, if that can be told."""
+    ends = _ends(a, b)
+    return None if ends is None else ends[1] - ends[0]
+
+
+def _ends(a: TrainingState, b: TrainingState) -> tuple[float, float] | None:
+    """Positions of both schedules in updates; of two kinds only where both count updates, or samples of one batch."""
+    one, two = a.schedule, b.schedule
+    if one is None or two is None or one.count is None or two.count is None:
+        return None
+    found = []
+    for side, schedule, count in ((a, one, one.count), (b, two, two.count)):
+        unit = 1.0
+        if schedule.kind == "megatron":
+            batch = b.value("global_batch")
+            if not batch or batch != a.value("global_batch"):
+                return None
+            unit = float(batch)
+        elif one.kind == two.kind:
+            unit = float(round(one.count / a.step)) if a.step and one.count > 2 * a.step else 1.0
+        elif side.step and count > 2 * side.step:
+            return None  # stepped once a rank or micro-batch: by which of the two is not known
+        found.append(count / unit)
+    return found[0], found[1]
+
+
+def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: list[str]) -> Sign:
+    assert a.schedule is not None and b.schedule is not None
+    ends = _ends(a, b)
+    same = a.schedule.kind == b.schedule.kind
+    assert ends is not None
+    counts = (a.schedule.count, b.schedule.count) if same else (round(ends[0]), round(ends[1]))
+    words = f"the schedule moved by {moved:,.4g} updates in {k:,} steps: from {counts[0]:,} to {counts[1]:,}"
+    evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
+    sure = not declared and NAME not in (a.source("step"), b.source("step"))
+    return P15.sign(words, evidence, severity="error" if sure else "warn")
+
+
+def same_constants(pair: Pair) -> list[Sign] | str:
+    a, b = pair.a.facts, pair.b.facts
+    facts = ("betas", "eps", "decoupled", "amsgrad")
+    pairs = {fact: (a.value(fact), b.value(fact)) for fact in facts}
+    known = {fact: pair for fact, pair in pairs.items() if None not in pair}
+    if not known:
+        return "the optimizer's constants are not stored on both sides"
+    off = {fact: pair for fact, pair in known.items() if _plain(pair[0]) != _plain(pair[1])}
+    off |= {field: pair for field, pair in fields_changed(pair).items() if field not in (*off, *SCHEDULED)}
+    if a.cycled or b.cycled:
+        for field in CYCLED:  # a schedule moves beta1 at every update
+            off.pop(field, None)
+    if not off:
+        return []
+    words = ", ".join(f"{fact} {one} → {two}" for fact, (one, two) in off.items())
+    evidence = {"changed": {fact: [_plain(one), _plain(two)] for fact, (one, two) in off.items()}}
+    return [P16.sign(f"the optimizer's constants changed: {words}", evidence)]
+
+
+def data_advances(pair: Pair) -> list[Sign] | str:
+    a, b = pair.a.facts, pair.b.facts
+    first, last = _step(a), _step(b)
+    if not first or last is None or last <= first:
+        return "steps are not stored, or do not advance"
+    found = []
+    for kind, fact in (("loader", "loader"), ("samples", "consumed_samples")):
+        old, new = a.value(fact), b.value(fact)
+        if not old or new is None or old % first or a.value("global_batch") != b.value("global_batch"):
+            continue  # an epoch or a batch of its own: what an update takes is not known
+        due = old // first * (last - first)
+        if abs(new - old - due) > old // first:
+            words = (
+                f"{fact.replace('_', ' ')} went from {old:,} to {new:,}, where {last - first:,} updates take {due:,}"
+            )
+            evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
+            found.append(P20.sign(words, evidence))
+    known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
+    return found if known else "no position of the data is stored"
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+def same_seed(pair: Pair) -> list[Sign] | str:
+    a, b = pair.a.facts, pair.b.facts
+    one, two = a.value("data_seed"), b.value("data_seed")
+    if one is None or two is None:
+        return "no data seed is stored on both sides"
+    if one == two:
+        return []
+    declared = any(name.endswith("seed") for name in changed_arguments(a, b))
+    words = f"the data's seed was {one} and is {two}" + (", as an argument says" if declared else "")
+    return [N10.sign(words, {"before": one, "after": two}, severity="info" if declared else "warn")]
+
+
+def same_batch(pair: Pair) -> list[Sign] | str:
+    one, two = pair.a.facts.value("global_batch"), pair.b.facts.value("global_batch")
+    if not one or not two:
+        return "no batch is stored on both sides"
+    return [] if one == two else [N12.sign(f"the batch was {one} and is {two}", {"ratio": two / one})]
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(one) for one in value] if isinstance(value, (tuple, list)) else value
+
+
+ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
+    "R01": same_tensors, "R10": same_counters, "R11": same_trainer, "R12": arguments, "N1": renamed,
+    "N4": same_buffers, "N10": same_seed, "R14": settings_kept, "R15": tied_kept,
+}  # fmt: skip
+PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
+    "P01": counters_advance, "P02": same_parameters, "P15": lr_on_old_plan, "P16": same_constants, "R12": arguments,
+    "N1": renamed, "N3": same_size, "N4": same_buffers, "N10": same_seed, "N12": same_batch, "P20": data_advances,
+    "P19": rates_moved, "R15": tied_kept,
+}  # fmt: skip

@@ -1,0 +1,212 @@
+"""Where weights of after come from, of which the pair rules say that no update made them: rows, columns, other tensors.
+
+::
+
+    weights   rows of after ─ angle ─▶ rows of before    its own places: nothing to say
+                                                         others: the order, and what it means          P17
+              a window ─ correlation ─▶ the flat line    another place: a partition cut elsewhere      P17
+                                                         none: not this run's values                   P18
+    moments   laws of Adam hold with another tensor's older moments and not with their own             P17
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.core.scan import Tick
+from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.origins.atoms import Atom, Atoms
+from workbench.doctor.origins.index import Block, row_shape
+from workbench.doctor.origins.line import WINDOW, stood
+from workbench.doctor.origins.moments import descends
+from workbench.doctor.origins.seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see
+from workbench.doctor.origins.tags import TAGS, Move, gathered, said, tag_of
+from workbench.doctor.passes.updates import between
+from workbench.errors import WorkbenchError
+
+__all__ = ["check_rows"]
+
+Array = np.ndarray[Any, Any]
+
+SUSPECTS = 64  #: weights that are looked at
+ALONE = 0.3  #: cosine below which a tensor has nothing of the old one
+WINDOWS = 8  #: odd weights of which a window is looked for in the line
+LIST = 100
+
+P17 = Rule(
+    "P17", "values that come from other places", ("E1", "E2", "E3", "E4", "E5", "E6", "E9", "E10", "F7", "B5"), "pair",
+    "a few updates turn a row of a weight little, and moments evolve from their own",
+    f"error: {SURE:.0%} of the rows match others, cosine higher by {GAP:g} than with their own; or an exact law",
+    "catalogue, E1 and B5", "error", "a layout converted on purpose, together with the code that reads it",
+    "load with the layout that was written; bind the optimizer's state by name",
+)  # fmt: skip
+P18 = Rule(
+    "P18", "values without likeness to before", ("A2", "A1", "D2"), "pair",
+    "a few updates turn a weight little", f"cosine < {ALONE:g}, and no row or column of before is in it",
+    "catalogue, A2", "warn", "very early in a training; a learning rate much too high",
+    "look for keys that the load did not read",
+)  # fmt: skip
+register(P17, P18)
+
+
+def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None) -> Outcome:
+    """Find where suspicious weights and moments came from.
+
+    Args:
+        pair: ``evidence.pair("before", "after")``, few updates apart.
+        suspects: fqns that other rules flagged (P03 P04 P05 P06 P08 P12).
+        tick: told the share of the suspects that is done.
+    """
+    found = Outcome()
+    atoms = Atoms(pair)
+    wanted = set(suspects)
+    held = {atom.role for atom in atoms.rows}
+    role = "master" if "master" in held else "param"
+    of_weights = {atom.fqn for atom in atoms.rows if atom.role == role}
+    weights = [
+        atom for atom in atoms.rows
+        if set(atom.owners) & wanted and len(atoms.before(atom).shape) > 1
+        and atom.role == (role if atom.fqn in of_weights else "param")
+    ]  # fmt: skip
+    if len(weights) > SUSPECTS:
+        found.not_checked["P17"] = f"{len(weights) - SUSPECTS:,} of {len(weights):,} suspicious weights"
+        weights = [weights[k] for k in np.linspace(0, len(weights) - 1, SUSPECTS).astype(int).tolist()]
+    seen = []
+    for number, atom in enumerate(weights):
+        try:
+            seen.append(see(atoms, atom))
+        except WorkbenchError as error:
+            found.not_checked["P17"] = f"{atom.fqn!r}: {error}"
+        if tick is not None:
+            tick((number + 1) / len(weights))
+    updates = between(pair)
+    odd = [one for one in seen if one.cosine < ALONE and not (one.move is not None and one.sure)]
+    whole, cut = _line(atoms, odd, found.not_checked)
+    if cut is not None:
+        found.signs.append(cut)
+        seen = []  # what else matches does so by the way
+    seen = [whole.get(one.atom.tensor, one) for one in seen]
+    found.signs += _weights(atoms, [one for one in seen if one.move is not None])
+    lost = [one for one in seen if one.move is None and one.cosine < ALONE]
+    calm = bool(lost) and others_stay(atoms, role, {one.atom.tensor for one in lost})
+    strangers = [one for one in lost if calm or out_of_reach(atoms, one.atom, updates)]
+    if len(strangers) < len(lost):
+        found.not_checked["P18"] = f"{len(lost) - len(strangers):,} weights may have turned that far by their updates"
+    found.signs += _strangers(strangers, len(of_weights))
+    if not found.signs:  # moments that moved with their weights need no words of their own
+        states = [atom for atom in atoms.rows if set(atom.owners) & wanted and atom.role == "exp_avg_sq"]
+        found.signs += _moments(atoms, descends(atoms, states, updates, found.not_checked))
+    if wanted:
+        found.checked["P17"] = f"{many(len(weights), 'weight')}, rows and columns"
+        found.checked["P18"] = f"{many(len(weights), 'weight')}"
+    else:
+        found.not_checked.setdefault("P17", Inapplicable("no parameter is suspicious"))
+    return found
+
+
+# ---- signs -----------------------------------------------------------------------------------------------------------
+
+
+def _weights(atoms: Atoms, seen: Sequence[Seen]) -> Iterator[Sign]:
+    tags: dict[str, list[Seen]] = {}
+    for one in seen:
+        assert one.move is not None
+        tags.setdefault(tag_of(atoms.facts, one.move), []).append(one)
+    for tag, some in gathered(tags).items():
+        words = TAGS[tag]
+        first = some[0]
+        assert first.move is not None
+        share = min(one.share for one in some)
+        text = f"{_count(some)} {words}: {said(first.move)} ({share:.0%} or more of the rows match)"
+        every = first.move.form.get("sampled")
+        text += f"; one in {every} was looked at, so that edges are that exact" if every else ""
+        blocks = [[b.start, b.stop, first.move.sources[b.source], b.first] for b in first.move.blocks[:16]]
+        grave = None if sum(one.sure for one in some) > len(some) / 2 else "warn"
+        evidence = {"in": "before → after", "tag": tag, "share": share, "blocks": blocks, "form": dict(first.move.form)}
+        yield _sign(P17, [one.atom for one in some], text, (), grave, evidence)
+
+
+def _line(
+    atoms: Atoms, seen: Sequence[Seen], not_checked: dict[str, str]
+) -> tuple[dict[int, Seen], Sign | None]:  # fmt: skip
+    """Of odd ones: those that are another tensor whole; and a sign, if most are other parts of the flat line."""
+    long = [one for one in seen if atoms.before(one.atom).numel >= 2 * WINDOW]
+    looked = long[:: max(len(long) // WINDOWS, 1)]
+    if not looked:
+        return {}, None
+    line = [atom for atom in atoms.rows if atom.role == seen[0].atom.role]
+    try:
+        found = stood([atoms.tensors(one.atom)[1] for one in looked], [atoms.before(atom) for atom in line])
+    except WorkbenchError as error:
+        not_checked["line"] = str(error)
+        return {}, None
+    whole: dict[int, Seen] = {}
+    shifts: list[tuple[Seen, int, str, int]] = []
+    for one, place in zip(looked, found, strict=True):
+        if place is None or place.cosine < SELF:
+            continue
+        source, shape = line[place.number], atoms.before(one.atom).shape
+        if place.at != place.place or atoms.before(source).shape != shape:
+            shifts.append((one, place.at, source.fqn, place.place))
+        elif source.tensor != one.atom.tensor:
+            rows = row_shape(shape)[0]
+            move = Move(one.atom.fqn, shape, False, (source.fqn,), (Block(0, rows, 0, 0),))
+            whole[one.atom.tensor] = Seen(one.atom, move, False, one.cosine, 1.0)
+    told = len(shifts) + len(whole)  # of a line that was cut anew some parts may fall on a tensor
+    if not shifts or told < 2 or 2 * told <= len(looked):
+        return whole, None
+    by = {at - there for one, at, name, there in shifts if name == one.atom.fqn}
+    one, at, name, there = shifts[0]
+    if len(by) == 1 and all(name == one.atom.fqn for one, _, name, _ in shifts):
+        text = f"values of {_count(seen)} are shifted by {next(iter(by)):+,} elements across tensors"
+        causes = ("E7", "E13")
+    else:
+        text = (
+            f"values of {_count(seen)} are those of a flat line cut at other places: those at {at:,} of "
+            f"{one.atom.fqn!r} were at {there:,} of {name!r}"
+        )
+        causes = ("E13", "E7")
+    evidence: dict[str, object] = {
+        "in": "before → after", "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts],
+    }  # fmt: skip
+    return whole, _sign(P17, [one.atom for one in seen], text, causes, None, evidence)
+
+
+def _strangers(seen: Sequence[Seen], of: int) -> Iterator[Sign]:
+    if not seen:
+        return
+    high = max(one.cosine for one in seen)
+    causes = ("A1", "A2", "D2") if 2 * len(seen) > of else ("A2", "D2")
+    text = f"no row or column of before is in {_count(seen)}: cosine of their rows {high:.2g} at most"
+    yield _sign(P18, [one.atom for one in seen], text, causes, None, {"in": "before → after", "cosine": high})
+
+
+def _moments(atoms: Atoms, moved: Sequence[tuple[Atom, Atom]]) -> Iterator[Sign]:
+    if moved:
+        one, source = moved[0]
+        text = (
+            f"second moments of {many(len(moved), 'tensor')} can have evolved from another's and not from their own: "
+            f"those of {one.fqn!r} from those of {source.fqn!r}"
+        )
+        pairs = [[one.fqn, source.fqn] for one, source in moved[:LIST]]
+        yield _sign(P17, [one for one, _ in moved], text, ("B5", "E13"), None, {"in": "before → after", "from": pairs})
+
+
+def _count(seen: Sequence[Seen]) -> str:
+    return f"{many(len(seen), 'tensor')}" if len(seen) > 1 else "one tensor"
+
+
+def _sign(
+    rule: Rule,
+    atoms: Sequence[Atom],
+    text: str,
+    causes: tuple[str, ...],
+    grave: str | None,
+    evidence: dict[str, object],
+) -> Sign:
+    owners = list(dict.fromkeys(name for atom in atoms for name in atom.owners))
+    return rule.sign(text, evidence, owners[:LIST], severity=grave, hit=len(owners), of=len(owners), causes=causes)

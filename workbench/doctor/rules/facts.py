@@ -1,0 +1,149 @@
+"""Rules that need facts and structure alone: counters, schedules, data positions, arguments, which tensors there are.
+
+::
+
+    state ── facts_one ──▶  S06 S07 S16 S17 S18 N6 N9 N11                one checkpoint
+    pair  ── facts_two ──▶  R01 R10 R11 R12 N1 N10                       a checkpoint and its echo
+                            P01 P02 P15 P16 R12 S18 N1 N3 N4 N10 N12     some steps apart
+
+No payload is read but scalars. A declared change (an argument that differs) is reported, never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.doctor.facts.counted import accumulated, per_step, stated
+from workbench.doctor.facts.evidence import Evidence, Pair, State
+from workbench.doctor.facts.state import NAME
+from workbench.doctor.ledger.sign import RULES, Outcome, Sign
+from workbench.doctor.rules import continued as facts_two
+from workbench.doctor.rules import stated as facts_one
+from workbench.doctor.rules.stated import reset_meant, scaled
+
+__all__ = ["check_facts"]
+
+_ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
+_ECHO: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.ECHO
+_PAIR: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.PAIR
+
+
+def check_facts(evidence: Evidence) -> Outcome:
+    """Every rule of facts on what is given; a sign's ``evidence["in"]`` says which checkpoint or pair it is about."""
+    found = Outcome()
+    for which in ("before", "echo", "after"):
+        if getattr(evidence, which) is not None:
+            ran = _explained(_run(_ONE, evidence.state(which), which), evidence.before, evidence.state(which))
+            ran.signs = [_counted(_unfrozen(sign, evidence, which), evidence, which) for sign in ran.signs]
+            found.add(ran)
+    _never(found, evidence)
+    if evidence.echo is not None:
+        found.add(_declared(_run(_ECHO, evidence.pair("before", "echo"), "before → echo")))
+    if evidence.after is not None:
+        found.add(_declared(_run(_PAIR, evidence.pair("before", "after"), "before → after")))
+    return found
+
+
+def _declared(found: Outcome) -> Outcome:
+    """Settings that moved with an argument are reported, not judged."""
+    if any(sign.rule == "R12" and sign.evidence.get("kind") == "declared" for sign in found.signs):
+        found.signs = [
+            replace(sign, severity="info") if sign.rule in ("R14", "P19") else sign for sign in found.signs
+        ]  # fmt: skip
+    return found
+
+
+def _never(found: Outcome, evidence: Evidence) -> None:
+    """A run that is resumed without an optimizer in any file starts a fresh one each time."""
+    given = [which for which in ("before", "echo", "after") if getattr(evidence, which) is not None]
+    never = {sign.evidence["in"] for sign in found.signs if sign.evidence.get("kind") == "never"}
+    if len(given) > 1 and never == set(given):
+        at = next(n for n, sign in enumerate(found.signs) if sign.evidence.get("kind") == "never")
+        found.signs[at] = replace(found.signs[at], severity="warn")
+
+
+def _explained(found: Outcome, before: State, state: State) -> Outcome:
+    """Samples that were counted in another batch, as both sides say, are a remark."""
+    one, two = before.facts.value("global_batch"), state.facts.value("global_batch")
+    if one and two and one != two:
+        found.signs = [
+            replace(sign, severity="info", message=f"{sign.message}; the batch was {one} before")
+            if sign.rule == "S18" and sign.evidence["kind"] == "samples" and sign.evidence["consumed"]
+            else sign
+            for sign in found.signs
+        ]
+    return found
+
+
+def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
+    """Steps that are micro-batches in both files are a remark; in the later alone they are a reset."""
+    if sign.rule != "S07" or sign.evidence.get("kind") != "trainer" or evidence.after is None:
+        return sign
+    before, after, facts = evidence.before.facts, evidence.after.facts, evidence.state(which).facts
+    if None not in (before.step, after.step, before.steps.usual, after.steps.usual):
+        behind = before.step - before.steps.usual, after.step - after.steps.usual  # type: ignore[operator]
+        if 0 < behind[0] <= behind[1] and after.steps.usual >= before.steps.usual:  # type: ignore[operator]
+            told = f"so it was before ({behind[0]:,.0f} updates fewer than steps): skipped updates advance no counter"
+            return replace(sign, severity="info", message=f"{sign.message}; {told}")
+        if behind[0] == 0 < behind[1] and which == "after" and sign.severity == "info":
+            if scaled(after) or reset_meant(after):
+                return sign
+            return replace(sign, severity="warn", message=f"{sign.message}; before the resume they agreed")
+    ratio = per_step(before, after)
+    if ratio is not None and facts.steps.usual is not None and facts.step is not None:
+        if abs(facts.steps.usual - facts.step * ratio) <= 1:
+            told = f"a step of the trainer is {ratio} updates before and after"
+            return replace(sign, severity="info", message=f"{sign.message}; {told}")
+        return sign
+    likely = (stated(facts) or accumulated(facts)) and not reset_meant(facts) and not scaled(facts)
+    known = before.steps.usual is not None and None not in (before.step, after.step) and before.step != after.step
+    if which == "before" or not likely or not known or facts.source("step") == NAME:
+        return sign
+    told = f"before, they were at {before.steps.usual:,.0f} and {before.step:,}"
+    return replace(sign, severity="error", message=f"{sign.message}; {told}")
+
+
+def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
+    """Counters that were not there before, and are of updates since, are of parameters that were frozen."""
+    if sign.rule not in ("S06", "S07") or sign.evidence.get("kind") not in ("among", "fresh"):
+        return sign
+    if which != "before" and sign.tensors and not set(sign.tensors) & evidence.before.params.keys():
+        told = "before has no such parameters: they are new"
+        return replace(sign, severity="info", message=f"{sign.message}; {told}")
+    if sign.rule != "S07" or evidence.after is None:
+        return sign
+    if which == "echo" and evidence.state(which).facts.steps.by_name != evidence.before.facts.steps.by_name:
+        return sign
+    before, facts = evidence.before, evidence.after.facts
+    first, last = before.facts.steps.usual, facts.steps.usual
+    held = before.facts.steps.by_name
+    off = {name: step for name, step in facts.steps.by_name.items() if step != last}
+    unnamed = sum(facts.steps.counts.values()) != len(facts.steps.by_name)
+    if first is None or last is None or facts.steps.split or unnamed:
+        return sign
+    k = last - first
+    known = {name: step for name, step in off.items() if name in held}
+    if k < 0 or not all(name in before.params and step <= k for name, step in off.items() if name not in known):
+        return sign
+    if known and all(0 <= step - held[name] <= k for name, step in known.items()):
+        told = "each advanced by the updates in which its parameter had a gradient"
+        return replace(sign, severity="info", message=f"{sign.message}; {told}")
+    if known:
+        return sign
+    return replace(sign, severity="info", message=f"{sign.message}; they had no state before: unfrozen since")
+
+
+def _run(checks: Mapping[str, Callable[[Any], list[Sign] | str]], subject: Any, where: str) -> Outcome:
+    found = Outcome()
+    for rule, check in checks.items():
+        said = check(subject)
+        if isinstance(said, str):
+            found.not_checked[rule] = said
+            continue
+        found.checked[rule] = where
+        for sign in said:
+            assert sign.rule in RULES
+            found.signs.append(replace(sign, evidence={"in": where, **sign.evidence}))
+    return found

@@ -1,0 +1,241 @@
+"""A checkpoint beside its echo, saved again right after the load: the same bit for bit, or a sign says how not.
+
+::
+
+    before ──load──▶ echo            wb.diff ─ equal? ─▶ cleared: weights, masters, moments, buffers
+      │               │                  │ not equal
+      └── Pair ───────┘                  ▼
+                                     atoms (fused tensors cut) ─▶ look: a form for each ─▶ signs, one a family
+
+The first pass reads everything once; only what differs is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from workbench.analysis.diff import diff
+from workbench.analysis.diff_rows import TensorDiff
+from workbench.core.scan import Tick
+from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register
+from workbench.doctor.origins.atoms import AVERAGES, BUFFERS, MASTERS, MOMENTS, ROLES, WEIGHTS, Atom, Atoms
+from workbench.doctor.origins.look import Look, look
+from workbench.doctor.origins.merge import averaged, low_rank
+from workbench.doctor.origins.where import where
+from workbench.doctor.rules.load_signs import ECHO, load_signs
+
+__all__ = ["EchoValues", "TensorStatus", "check_echo"]
+
+IN = "before → echo"
+VALUES = ("near", "other", "part", "fill")  #: kinds of change without a form
+#: What an equality in every bit excludes.
+CLEARS = {
+    "weights": (
+        WEIGHTS,
+        ("A1", "A2", "A3", "D3", "D7", "E1", "E2", "E3", "E4", "E5", "E6", "E8", "E9", "E10", "E11", "E12",
+         "F4", "F5", "F7"),
+    ),
+    "masters": (MASTERS, ("D1", "D2")),
+    "moments": (MOMENTS, ("B1", "B3", "B4", "B5", "B6", "D4", "E13")),
+    "averages": (AVERAGES, ()),
+    "buffers": (BUFFERS, ("A5", "D9")),
+}  # fmt: skip
+OF_ALL = ("E7", "G1", "G2", "G3", "G5", "G6", "G7")  #: excluded where weights, masters and moments are equal
+
+
+R16 = Rule(
+    "R16", "a tensor beside the parameters changed in the load", ("A5", "F4"), "echo",
+    "a save right after the load holds what was loaded", "exact", "round trip", "warn",
+    "counters and tables that a launch sets anew", "restore what is named",
+)  # fmt: skip
+register(R16)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorStatus:
+    """What became of a stored tensor in the load.
+
+    Attributes:
+        status: as in :class:`workbench.analysis.diff.TensorDiff`: ``equal changed type shape unread``.
+        row: its comparison; looks: the forms of its changes, one for each weight that it fuses; empty where equal.
+    """
+
+    fqn: str
+    role: str
+    status: str
+    row: TensorDiff
+    looks: tuple[Look, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """``equal``, or the form of the change (of its first part)."""
+        return self.looks[0].kind if self.looks else self.status
+
+
+@dataclass
+class EchoValues(Outcome):
+    """What came of an echo.
+
+    Attributes:
+        status: ``(fqn, role)`` → what became of that tensor, for pictures.
+        geometry: heads, groups and vocabulary, for what a move of rows means.
+        traits: of all changes together: ``place`` that holds them, ``averaged`` weights, ``rank`` of their change.
+    """
+
+    status: Mapping[tuple[str, str], TensorStatus] = field(default_factory=dict)
+    geometry: Any = None
+    traits: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_echo(pair: Pair, *, threads: int | None = None, tick: Tick | None = None) -> EchoValues:
+    """The rules R02–R09 and R13 on a checkpoint and its echo.
+
+    Args:
+        pair: ``evidence.pair("before", "echo")``.
+        threads, tick: as :func:`workbench.diff`.
+
+    Tensors that cannot be read are told in ``not_checked``; nothing is raised for them.
+    """
+    found = EchoValues()
+    rows = _compared(pair, threads, tick)
+    atoms = Atoms(pair)
+    changed = {key: row for key, row in rows.items() if row.status in ("changed", "type", "unread")}
+    pairs = _changed(atoms, changed, threads)
+    looks = look(atoms, pairs, found.not_checked)
+    found.signs += [*_gone(pair), *load_signs(atoms, looks)]
+    found.geometry, found.traits = atoms.facts, _traits(atoms, looks)
+    by_owner: dict[tuple[str, str], list[Look]] = {}
+    for one in looks:
+        by_owner.setdefault((one.atom.owners[0], one.atom.role), []).append(one)
+    found.signs += _others(pair, found)
+    found.status = {key: TensorStatus(*key, row.status, row, tuple(by_owner.get(key, ()))) for key, row in rows.items()}
+    _told(found, rows, pair.a.facts.steps.counts == pair.b.facts.steps.counts)
+    return found
+
+
+def _traits(atoms: Atoms, looks: Sequence[Look]) -> dict[str, Any]:
+    """What the changes of values have in common."""
+    values = [one for one in looks if one.kind in VALUES]
+    if not values:
+        return {}
+    weights = [one for one in values if one.atom.role in WEIGHTS]
+    masters = [one for one in values if one.atom.role in MASTERS]
+    return {
+        "place": where(atoms, values),
+        "averaged": averaged(atoms, weights, masters) if weights else 0,
+        "rank": low_rank(atoms, weights) if weights else None,
+    }
+
+
+def _compared(pair: Pair, threads: int | None, tick: Tick | None) -> dict[tuple[str, str], TensorDiff]:
+    """The stored tensors of both sides by what they mean: an optimizer may number its parameters anew."""
+    both = [
+        (f"{role}:{fqn}", fqn, role, *places)
+        for fqn, roles in pair.shared()
+        for role, places in roles.items()
+        if role in ROLES
+    ]
+    sides = []
+    for side, state in enumerate((pair.a, pair.b)):
+        catalog = state.ckpt.catalog.take(np.array([one[3 + side] for one in both], np.int64))
+        named = replace(
+            catalog, keys=[one[0] for one in both], fqns=[one[1] for one in both], roles=[one[2] for one in both]
+        )
+        sides.append(state.ckpt.derive(named))
+    compared = diff(*sides, patterns=False, evidence="none", threads=threads, tick=tick)
+    by_key = {row.key_b: row for row in compared.rows}
+    return {(fqn, role): by_key[key] for key, fqn, role, *_ in both}
+
+
+def _changed(
+    atoms: Atoms, changed: Mapping[tuple[str, str], TensorDiff], threads: int | None
+) -> list[tuple[Atom, TensorDiff]]:  # fmt: skip
+    """Atoms that differ, each with its comparison: those of fused tensors are compared on their own."""
+    found, apart = [], []
+    for atom in atoms.of(changed):
+        if atom.fqn == atom.owners[0]:
+            found.append((atom, changed[atom.fqn, atom.role]))
+        else:
+            apart.append(atom)
+    if apart:
+        parts = diff(*atoms.part(apart), patterns=False, evidence="none", threads=threads)
+        keys = atoms.b.catalog.keys
+        by_key = {row.key_b: row for row in parts.rows}
+        found += [(atom, row) for atom in apart if (row := by_key[keys[atom.tensor]]).status != "equal"]
+    return sorted(found, key=lambda one: one[0].tensor)
+
+
+def _others(pair: Pair, found: EchoValues) -> list[Sign]:
+    """Stored tensors that belong to no parameter, by their keys: averages under names of their own, tables, generators.
+
+    Generators draw at every restart, and are compared by their digests (R11).
+    """
+    if pair.mapped:
+        return []
+    held = {at for _, roles in pair.shared() for at, _ in roles.values()}
+    catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
+    roles = pair.a.names.roles
+    keys = [
+        key for at, key in enumerate(catalog.keys)
+        if at not in held and key in there.index and roles[at] not in ("step", *ROLES) and "rng" not in key.lower()
+    ]  # fmt: skip
+    if not keys:
+        return []
+    sides = [
+        state.ckpt.derive(cat.take(np.array([cat.index[key] for key in keys], np.int64)))
+        for state, cat in ((pair.stored, catalog), (pair.b, there))
+    ]
+    rows = diff(*sides, patterns=False, evidence="none").rows
+    off = [row.key_b for row in rows if row.status not in ("equal", "unread", "unknown")]
+    equal = sum(row.status == "equal" for row in rows)
+    if equal:
+        found.cleared.append(Cleared("other tensors", f"{equal:,} of {len(rows):,} are equal bit for bit"))
+    if not off:
+        return []
+    words = f"{len(off):,} of {len(rows):,} tensors that belong to no parameter changed: {off[0]!r}"
+    return [R16.sign(words, {"in": IN, "kind": "other"}, off, hit=len(off), of=len(rows))]
+
+
+def _gone(pair: Pair) -> list[Sign]:
+    """Moments that the echo does not hold at all."""
+    had = [fqn for fqn, roles in pair.a.params.items() if "exp_avg" in roles or "exp_avg_sq" in roles]
+    has = [fqn for fqn, roles in pair.b.params.items() if "exp_avg" in roles or "exp_avg_sq" in roles]
+    gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in set(has) and fqn in pair.b.params]
+    if not gone:
+        return []
+    text = f"the moments of {len(gone):,} of {many(len(had), 'parameter')} are not in the echo"
+    return [ECHO["R03"].sign(text, {"in": IN, "gone": True}, gone[:100], hit=len(gone), of=len(had), causes=("B1",))]
+
+
+def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted: bool) -> None:
+    """What was looked at, what could not be, and what was shown to be healthy."""
+    read = [row for row in rows.values() if row.status in ("equal", "changed", "type")]
+    for rule in ECHO:
+        if read:
+            found.checked[rule] = IN
+        else:
+            found.not_checked[rule] = "no tensor is on both sides"
+    unread = [key for key, row in rows.items() if row.status == "unread"]
+    if unread:
+        fqn, role = unread[0]
+        found.not_checked["echo"] = (
+            f"{many(len(unread), 'tensor')} could not be read, {role} {fqn!r} first: {rows[unread[0]].why}"
+        )
+    whole = []
+    for what, (roles, causes) in CLEARS.items():
+        some = [row for (_, role), row in rows.items() if role in roles]
+        if some and all(row.status == "equal" for row in some):
+            elements = sum(row.numel for row in some)
+            text = f"{len(some):,} of {len(some):,} {what} ({elements:,} elements) are equal bit for bit"
+            found.cleared.append(Cleared(what, text, causes))
+            whole.append(what)
+    lost = any(sign.evidence.get("gone") for sign in found.signs)
+    held = {what for what, (roles, _) in CLEARS.items() if any(role in roles for _, role in rows)}
+    causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
+    if "weights" in whole and held <= set(whole) and not lost:
+        found.cleared.append(Cleared("echo", "every weight, master, moment and buffer is equal bit for bit", causes))

@@ -1,0 +1,185 @@
+"""Changes of a load as signs: one for each form, over all parameters that have it.
+
+::
+
+    looks   exp_avg {52: zero}   param {2: moved, another layer's rows}   param {1: flip}
+              │                      │                                      │
+    signs   R03 became zero        R02 hold another layer's values        R06 one bit is flipped
+
+Every change of a stored quantity is in one sign; which cause it speaks for is read from the ledger, not from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from workbench.doctor.ledger.sign import Rule, Sign, register
+from workbench.doctor.origins.atoms import MOMENTS, Atoms, kind_of, names_of
+from workbench.doctor.origins.look import Look
+from workbench.doctor.origins.tags import TAGS, gathered, own, said, tag_of, whole
+from workbench.doctor.origins.where import where
+
+__all__ = ["ECHO", "load_signs"]
+
+TRIP = "round trip"
+EQUAL = "loading makes no update: bit for bit the same"
+
+_RULES = (
+    Rule("R02", "another tensor's values", ("E9", "E3", "B5", "E10"), "echo", EQUAL,
+         "exact: all rows are those of one other tensor of before", TRIP, "error", "tensors renumbered on purpose",
+         "load by name, and check the numbering of layers, experts and optimizer parameters"),
+    Rule("R03", "a state that is fresh, lost or no number", ("B1", "B4", "B3", "A5", "D9", "G1"), "echo", EQUAL,
+         "exact: all zero, gone, or not finite, where before it was", TRIP, "error",
+         "an optimizer reset on purpose", "load the optimizer's state and the buffers"),
+    Rule("R04", "rows in another order", ("E1", "E5", "E6", "F7"), "echo", EQUAL,
+         "exact: the same rows at other places", TRIP, "error",
+         "a layout that is converted on purpose (rotary halves, heads) together with the code that reads it",
+         "read with the layout that was written: order of ranks, heads, rotary halves, vocabulary"),
+    Rule("R05", "columns in another order", ("E1", "E6"), "echo", EQUAL, "exact: the same columns at other places",
+         TRIP, "error", "as R04", "join ranks in their order, along the dimension that was cut"),
+    Rule("R06", "flipped bits", ("G2", "G1", "G3"), "echo", EQUAL,
+         "exact: at most eight elements differ, each in one bit", TRIP, "error", "none",
+         "load again; if it stays, take the tensor from another copy and look at memory and storage"),
+    Rule("R07", "values went through a narrower type", ("D1", "D4", "D7"), "echo", EQUAL,
+         "exact: all are the old ones rounded", TRIP, "error", "states kept in 16 bits on purpose (moments: warn)",
+         "save and load masters and moments in float32"),
+    Rule("R08", "runs of zeros", ("G5", "G4"), "echo", EQUAL, "exact: what differs is one run that became zero", TRIP,
+         "error", "none", "copy the file again; check that writes were synced before the save was called complete"),
+    Rule("R09", "values differ", ("G6", "A2", "D2", "F4"), "echo", EQUAL, "exact", TRIP, "error",
+         "a change that the load makes on purpose (averaged or merged weights)",
+         "load weights, masters and moments of one save"),
+    Rule("R13", "rows of several tensors mixed", ("E2", "E4", "E1"), "echo", EQUAL,
+         "exact: every row is one of before, of two or more tensors", TRIP, "error", "as R04",
+         "cut fused tensors per rank and per group before joining: gate and up, query, key and value"),
+)  # fmt: skip
+register(*_RULES)
+ECHO = {rule.id: rule for rule in _RULES}
+
+#: Form → rule, and what is said of it; ``{text}`` is the first tensor's own sentence.
+FORMS = {
+    "nan": ("R03", "are not finite any more: {text}"), "zero": ("R03", "are zero now"),
+    "zeros": ("R08", "have a run of elements that became zero{text}"),
+    "flip": ("R06", "differ in single bits: {text}"), "fill": ("R09", "are one value everywhere: {text}"),
+    "ratio": ("R09", "are the old ones times one factor: {text}"), "near": ("R09", "have other values"),
+    "swapped": ("R02", "are exchanged: {text}"), "other": ("R09", "are unlike the old ones"),
+    "part": ("R09", "differ in a part only{text}"),
+}  # fmt: skip
+
+
+def load_signs(atoms: Atoms, looks: Sequence[Look]) -> Iterator[Sign]:
+    """Signs of looks of every kind but ``unread``, weights and masters apart from the optimizer's moments."""
+    moved = [one for one in looks if one.kind in ("moved", "columns")]
+    flat = [one for one in looks if one.kind == "flat"]
+    yield from _line(atoms, flat)
+    yield from _moved(atoms, moved)
+    groups: dict[tuple[str, bool], list[Look]] = {}
+    for one in looks:
+        if one.kind not in ("moved", "columns", "flat", "unread"):
+            groups.setdefault((one.kind, one.atom.role in MOMENTS), []).append(one)
+    for (kind, _), some in groups.items():
+        yield _rounded(atoms, some) if kind == "rounded" else _plain(atoms, kind, some)
+
+
+def _plain(atoms: Atoms, kind: str, some: Sequence[Look]) -> Sign:
+    rule, words = FORMS[kind]
+    text = some[0].text
+    if kind in ("zeros", "part"):
+        text = f", in {some[0].atom.fqn!r} {text}" if text else ""
+    elif kind in ("flip", "nan", "fill", "ratio", "swapped"):
+        text = f"{some[0].atom.fqn!r}: {text}"
+    evidence: dict[str, Any] = {"form": kind}
+    tail = ""
+    if kind in ("near", "other", "part"):
+        place = where(atoms, some)
+        evidence |= place.evidence
+        tail = f"{_cosines(some)}{place.words}"
+    if kind == "zeros":
+        evidence |= {name: some[0].form[name] for name in ("file", "byte_start", "byte_stop") if name in some[0].form}
+    if kind == "flip":
+        evidence["flips"] = [flip for one in some for flip in one.form["flips"]][:8]
+    return _sign(rule, atoms, some, words.format(text=text) + tail, **evidence)
+
+
+def _rounded(atoms: Atoms, some: Sequence[Look]) -> Sign:
+    through = str(some[0].form.get("through", some[0].row.dtype_b))
+    grave = "warn" if some[0].atom.role in MOMENTS else None
+    return _sign("R07", atoms, some, f"are the old ones rounded through {through}", grave, through=through)
+
+
+def _line(atoms: Atoms, flat: Sequence[Look]) -> Iterator[Sign]:
+    """Elements of a flat line that is cut at other places."""
+    if not flat:
+        return
+    one = flat[0]
+    at, source, first = next((w for w in one.windows if w[1] != one.atom.fqn), one.windows[0])
+    if source == one.atom.fqn:
+        words = f"are shifted by {at - first:+,} elements from {source!r} on, across tensors"
+    else:
+        words = (
+            f"are the old elements cut at other places: those at {at:,} of {one.atom.fqn!r} were at {first:,} of "
+            f"{source!r}"
+        )
+    yield _sign("R09", atoms, flat, words, form="flat", at=at, source=source, was_at=first)
+
+
+def _moved(atoms: Atoms, moved: Sequence[Look]) -> Iterator[Sign]:
+    for moments in (False, True):
+        tags: dict[str, list[Look]] = {}
+        for one in moved:
+            if (one.atom.role in MOMENTS) == moments:
+                tags.setdefault(tag_of(atoms.facts, one.move), []).append(one)
+        for tag, looks in gathered(tags).items():
+            by_rule: dict[str, list[Look]] = {}
+            for one in looks:
+                rule = "R05" if one.kind == "columns" else _rule(one)
+                by_rule.setdefault(rule, []).append(one)
+            if "R13" in by_rule and "R02" in by_rule:  # of a mixture some may happen to be whole
+                by_rule["R13"] += by_rule.pop("R02")
+            for rule, some in by_rule.items():
+                words = TAGS[tag]
+                if moments and tag == "name":
+                    words = "belong to other parameters"
+                text = f"{words}: {said(some[0].move)}"
+                if tag == "expert":
+                    text += _routers(atoms, some, looks)
+                form = {name: value for name, value in some[0].form.items() if name not in ("order", "moves")}
+                blocks = [[b.start, b.stop, some[0].sources[b.source], b.first] for b in some[0].blocks[:16]]
+                yield _sign(rule, atoms, some, text, form=f"moved.{tag}", tag=tag, order=form, blocks=blocks)
+
+
+def _rule(one: Look) -> str:
+    return "R02" if whole(one.move) else "R04" if own(one.move) else "R13"
+
+
+def _routers(atoms: Atoms, some: Sequence[Look], looks: Sequence[Look]) -> str:
+    layers = {names_of(one.atom.fqn)[1] for one in some}
+    routers = [a.fqn for a in atoms.rows if a.role == "param" and kind_of(a.fqn) == "router"
+               and names_of(a.fqn)[1] in layers]  # fmt: skip
+    went = {one.atom.fqn for one in looks}
+    still = [name for name in routers if name not in went]
+    return f"; the router's rows stay ({still[0]!r})" if still else ""
+
+
+def _cosines(looks: Sequence[Look]) -> str:
+    found = [one.cosine for one in looks if one.cosine is not None]
+    return f" (cosine with the old ones: {min(found):.3g} to {max(found):.3g})" if found else ""
+
+
+def _called(roles: Sequence[str]) -> str:
+    """``the weights``, ``exp_avg and exp_avg_sq``."""
+    names = {"param": "the weights", "master": "the masters", "ema": "the averages", "momentum": "the momentum"}
+    known = [names.get(role, role) for role in roles]
+    return known[0] if len(known) == 1 else f"{', '.join(known[:-1])} and {known[-1]}"
+
+
+def _sign(
+    rule: str, atoms: Atoms, looks: Sequence[Look], words: str, severity: str | None = None, **evidence: Any
+) -> Sign:
+    """``exp_avg, exp_avg_sq of 52 of 52 parameters became zero``."""
+    owners = list(dict.fromkeys(name for one in looks for name in one.atom.owners))
+    roles = sorted({one.atom.role for one in looks})
+    of = len({owner for atom in atoms.rows if atom.role in roles for owner in atom.owners})
+    found = {"in": "before → echo", "roles": roles, **evidence}
+    text = f"{_called(roles)} of {len(owners):,} of {of:,} parameters {words}"
+    return ECHO[rule].sign(text, found, owners, severity=severity, hit=len(owners), of=of)

@@ -1,0 +1,410 @@
+"""The ledger's rows from what the passes added up: one row for each quantity, form and leg.
+
+::
+
+    before ‖ echo     TensorStatus a tensor     equal · a form of change · absent · not compared (why)      leg load
+    before → after    PairState a parameter     within its laws · the form of what broke one · (why not)    leg train
+    one state         OneState a parameter      zeros, masters, finite numbers                              leg before …
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.ledger.rows import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, Row, Status
+from workbench.doctor.ledger.sign import Sign
+from workbench.doctor.origins.became import Became, moments_became, weights_became
+from workbench.doctor.origins.tags import TOGETHER, tag_of
+from workbench.doctor.passes.pair import PairState, Update
+from workbench.errors import WorkbenchError
+
+__all__ = ["COUNTED", "counter_rows", "load_rows", "print_rows", "state_rows", "train_rows"]
+
+QUANTITIES = (*WEIGHTS, *MASTERS, *MOMENTS, *AVERAGES, *BUFFERS)
+QUANTISED = ("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2")
+COUNTED = 2  #: updates that a fresh optimizer can have made by itself between a load and a save at once
+RENUMBERED = "the optimizers hold other numbers of parameters: whose a number is, is not known"
+FEW = 2  #: parameters
+FLIPS = 8  #: elements that are spoken of as flipped bits
+PATCH = 0.2  #: share of one parameter that is a damaged part of it
+BARELY = 1.5  #: times what the updates can do: rounding of what was loaded, not other values
+MANY = 400  #: parameters whose form is looked for; of further ones that they broke a law is known
+
+
+class _Rows:
+    """Names gathered into rows."""
+
+    def __init__(self, leg: str) -> None:
+        self.leg = leg
+        self._found: dict[tuple[str, Status, str, str, bool], list[str]] = {}
+        self._elements: Counter[tuple[str, Status, str, str, bool]] = Counter()
+        self._detail: dict[tuple[str, Status, str, str, bool], dict[str, Any]] = {}
+
+    def put(
+        self, quantity: str, status: Status, name: str, elements: int = 0, *, form: str = "", why: str = "",
+        exact: bool = True, detail: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        key = (quantity, status, form, why, exact)
+        self._found.setdefault(key, []).append(name)
+        self._elements[key] += elements
+        if detail:
+            self._detail.setdefault(key, {})[name] = detail
+
+    def rows(self) -> Iterator[Row]:
+        for key, names in self._found.items():
+            quantity, status, form, why, exact = key
+            detail = self._detail.get(key, {})
+            yield Row(self.leg, quantity, status, form, tuple(names), self._elements[key], why, exact, detail)
+
+
+# ---- the load --------------------------------------------------------------------------------------------------------
+
+
+def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> Iterator[Row]:
+    """What the load did to every stored tensor of ``before``.
+
+    Args:
+        status: ``(fqn, role)`` → :class:`workbench.doctor.rules.load.TensorStatus`.
+        facts: of the atoms, for what a move of rows means.
+    """
+    found = _Rows("load")
+    for fqn, roles in pair.a.params.items():
+        there = pair.b.params.get(fqn, {})
+        for role in roles:
+            if role not in (*QUANTITIES, *QUANTISED):
+                continue
+            one = status.get((fqn, role))
+            if one is None:
+                if not pair.comparable(fqn):
+                    found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
+                elif role in there:
+                    why = "the two have other shapes"
+                    found.put(role, Status.SKIPPED, fqn, why=why)
+                elif not there or role in MOMENTS or role in QUANTISED:
+                    found.put(role, Status.ABSENT, fqn)
+                else:
+                    found.put(role, Status.SKIPPED, fqn, why="the echo does not hold it")
+                continue
+            if one.status == "equal":
+                found.put(role, Status.EQUAL, fqn, one.row.numel)
+            elif one.status in ("unread", "unknown"):
+                found.put(role, Status.SKIPPED, fqn, why=one.row.why or "it could not be read")
+            elif one.status == "type" and not one.looks:
+                found.put(role, Status.EQUAL, fqn, one.row.numel)
+            else:
+                found.put(role, Status.BEYOND, fqn, one.row.numel, form=_form(one, facts), detail=_detail(one))
+    yield from gathered_rows(found.rows())
+
+
+def gathered_rows(rows: Iterable[Row]) -> Iterator[Row]:
+    """Moves that have one reason, under one form: heads and tokens move with the ranks that held them."""
+    rows = list(rows)
+    forms = {row.form for row in rows}
+    for row in rows:
+        for lead, others in TOGETHER.items():
+            if f"moved.{lead}" in forms and row.form.removeprefix("moved.") in others:
+                row = replace(row, form=f"moved.{lead}")
+        yield row
+
+
+def _form(one: Any, facts: Any) -> str:
+    """Of a tensor in several parts that of most of them; rows that went elsewhere say where."""
+    forms = Counter(_look_form(look, facts) for look in one.looks)
+    return forms.most_common(1)[0][0] if forms else "other"
+
+
+def _look_form(look: Any, facts: Any) -> str:
+    if look.kind in ("moved", "columns"):
+        return f"moved.{tag_of(facts, look.move)}"
+    if look.kind == "flat":
+        here = sum(source == look.atom.fqn for _, source, _ in look.windows)
+        return "moved.shift" if 2 * here > len(look.windows) else "moved.flat"
+    return str(look.kind)
+
+
+def _detail(one: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for look in one.looks:
+        found |= {
+            name: look.form[name] for name in ("ratio", "value", "through", "rows", "of", "tail") if name in look.form
+        }
+        if look.cosine is not None:
+            found["cosine"] = max(look.cosine, found.get("cosine", -1.0))
+        if look.kind == "flip":
+            tops = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}
+            found["top"] = any(flip["bit"] == tops.get(look.row.dtype_b) for flip in look.form["flips"])
+    return found
+
+
+def print_rows(compared: Any) -> Iterator[Row]:
+    """The same of an echo of fingerprints: that a tensor differs is known, how is not but for constants and swaps."""
+    found = _Rows("load")
+    for key in compared.equal:
+        found.put(compared.role[key], Status.EQUAL, compared.fqn.get(key) or key)
+    forms = {"zeros": "zero", "ones": "fill", "other": "moved.name", "unknown": "other"}
+    for one in compared.differing:
+        form = "moved" if one.holds == "other" and one.role in MOMENTS else forms[one.holds]
+        value = {"value": "1"} if one.holds == "ones" else None
+        found.put(one.role, Status.BEYOND, one.fqn or one.key, form=form, detail=value)
+    for key in compared.missing:
+        role = compared.role.get(key, "other")
+        if role in QUANTITIES:
+            found.put(role, Status.ABSENT, compared.fqn.get(key) or key)
+    for key, why in {**compared.unlike, **compared.unread}.items():
+        found.put(compared.role.get(key, "other"), Status.SKIPPED, compared.fqn.get(key) or key, why=why)
+    yield from found.rows()
+
+
+# ---- the updates after it --------------------------------------------------------------------------------------------
+
+
+def train_rows(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], signs: Iterable[Sign]
+) -> Iterator[Row]:
+    """What the updates did to every parameter that both checkpoints hold.
+
+    Args:
+        states: fqn → sums of the pair. signs: of rows that went elsewhere (P17, P18) and of updates (P08, P12).
+    """
+    found = _Rows("train")
+    moved, unlike = _origins(signs)
+    turned = {name for sign in signs if sign.rule in ("P08", "P12") and sign.severity != "info" and "old" not in
+              sign.evidence for name in sign.tensors}  # fmt: skip
+    looked = 0
+    held = dict(pair.shared())
+    # single elements are flipped bits where one or two parameters have them, not where many do
+    few_weights = sum(bool(sums.reach.broken) for sums in states.values()) <= FEW
+    few_moments = sum(bool(sums.floor.broken or sums.transition.broken) for sums in states.values()) <= FEW
+    for fqn, sums in states.items():
+        update, places = updates[fqn], held.get(fqn, {})
+        weight = "master" if "master" in places else "param"
+        if weight in places:
+            seen = sums.reach.of or sums.replay.count
+            odd = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
+            if odd:
+                looked += 1
+                became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
+                form, exact, detail = _weight_form(fqn, sums, became, moved, unlike)
+                form = _small(form, few_weights, sums.reach.broken, sums.reach.of, sums.reach.worst)
+                found.put(weight, Status.BEYOND, fqn, sums.count, form=form, exact=exact, detail=detail)
+            elif seen:
+                found.put(weight, Status.WITHIN, fqn, sums.count)
+            else:
+                why = sums.skipped.get("reach", "no law of its updates is known")
+                found.put(weight, Status.SKIPPED, fqn, why=why)
+        if "exp_avg" in places and "exp_avg_sq" in places:
+            measured = _moment_rows(pair, fqn, places, update, sums, moved, looked <= MANY)
+            for quantity, status, form, why, exact in measured:
+                if status is Status.BEYOND:
+                    form = _small(form, few_moments, sums.floor.broken, sums.floor.of, math.inf, "other")
+                elements = max(sums.floor.of, sums.transition.of)
+                found.put(quantity, status, fqn, elements, form=form, why=why, exact=exact)
+            looked += bool(sums.floor.broken or sums.transition.broken)
+    yield from gathered_rows(found.rows())
+    yield from _untouched(pair, states)
+
+
+def _small(form: str, few: bool, broken: int, of: int, worst: float, many: str = "near") -> str:
+    """A form, where only a part of one or two parameters is concerned, or where it is barely beyond."""
+    if form in ("flip", "near") and worst < BARELY:
+        return "slight"
+    if form == "flip":
+        return "flip" if few else many
+    if (
+        form in ("near", "part", *(("other", "fallen") if many == "other" else ()))
+        and few
+        and FLIPS < broken < PATCH * of
+    ):
+        return "patch"
+    return form
+
+
+def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
+    """``role:fqn`` → tag of where it went; and those that are unlike anything of before."""
+    moved: dict[str, str] = {}
+    unlike: set[str] = set()
+    for sign in signs:
+        if sign.rule == "P18":
+            unlike |= set(sign.tensors)
+        if sign.rule != "P17":
+            continue
+        tag = sign.evidence.get("tag")
+        role = "param" if tag or "windows" in sign.evidence else "exp_avg"
+        if not tag:
+            tag = "flat" if "windows" in sign.evidence and sign.causes[:1] == ("E13",) else "shift"
+        moved |= {f"{role}:{name}": str(tag) for name in sign.tensors}
+    return moved, unlike
+
+
+def _weight_form(
+    fqn: str, sums: PairState, became: Became | None, moved: Mapping[str, str], unlike: set[str]
+) -> tuple[str, bool, dict[str, Any]]:
+    detail: dict[str, Any] = {} if became is None else dict(became.detail)
+    cosine = became.cosine if became is not None else sums.cosine
+    if cosine is not None:
+        detail["cosine"] = cosine
+    detail.setdefault("worst", sums.reach.worst)
+    detail["scale"] = sums.ab / sums.aa if sums.aa > 0 else 1.0
+    if tag := moved.get(f"param:{fqn}"):
+        return f"moved.{tag}", True, detail
+    if sums.nan:
+        return "nan", True, detail
+    if became is not None and not (fqn in unlike and became.form == "near"):
+        return became.form, became.exact, detail
+    return "other" if fqn in unlike else "near", False, detail
+
+
+def _weights(
+    pair: Pair, fqn: str, weight: str, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState
+) -> Became | None:
+    a, b = _tensor(pair.a, places[weight][0]), _tensor(pair.b, places[weight][1])
+    moments = None
+    if "exp_avg" in places and "exp_avg_sq" in places:
+        moments = _tensor(pair.b, places["exp_avg"][1]), _tensor(pair.b, places["exp_avg_sq"][1])
+    try:
+        return weights_became(a, b, update, sums, moments)
+    except WorkbenchError:
+        return None
+
+
+def _moment_rows(
+    pair: Pair, fqn: str, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState,
+    moved: Mapping[str, str], look: bool,
+) -> Iterator[tuple[str, Status, str, str, bool]]:  # fmt: skip
+    both = ("exp_avg", "exp_avg_sq")
+    if tag := moved.get(f"exp_avg:{fqn}"):
+        yield from ((quantity, Status.BEYOND, f"moved.{tag}", "", True) for quantity in both)
+        return
+    if not (sums.floor.broken or sums.transition.broken):
+        if sums.floor.of or sums.transition.of:
+            yield from ((quantity, Status.WITHIN, "", "", True) for quantity in both)
+        else:
+            why = sums.skipped.get("transition", sums.skipped.get("floor", "no law of its moments is known"))
+            yield from ((quantity, Status.SKIPPED, "", why, True) for quantity in both)
+        return
+    became = None
+    if look:
+        before = _tensor(pair.a, places["exp_avg"][0]), _tensor(pair.a, places["exp_avg_sq"][0])
+        after = _tensor(pair.b, places["exp_avg"][1]), _tensor(pair.b, places["exp_avg_sq"][1])
+        try:
+            became = moments_became(before, after, update, sums)
+        except WorkbenchError:
+            became = None
+    form, exact = (became.form, became.exact) if became is not None else ("other", False)
+    if form in ("first_zero", "second_zero"):
+        lost = "exp_avg" if form == "first_zero" else "exp_avg_sq"
+        for quantity in both:
+            status = Status.BEYOND if quantity == lost else Status.WITHIN
+            yield quantity, status, "zero" if quantity == lost else "", "", exact
+        return
+    yield from ((quantity, Status.BEYOND, form, "", exact) for quantity in both)
+
+
+def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
+    """What a pass had no law for, or that one side does not hold."""
+    found = _Rows("train")
+    for fqn, roles in pair.a.params.items():
+        there = pair.b.params.get(fqn, {})
+        for role in roles:
+            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, *QUANTISED):
+                continue
+            if not pair.comparable(fqn):
+                found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
+            elif role not in there:
+                if role in MOMENTS or role in QUANTISED:
+                    found.put(role, Status.ABSENT, fqn)
+            elif role in MOMENTS and role not in ("exp_avg", "exp_avg_sq"):
+                found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")
+            elif pair.a.shape(roles[role]) != pair.b.shape(there[role]):
+                found.put(role, Status.SKIPPED, fqn, why="the two have other shapes")
+            elif fqn not in states and role not in ("param",):
+                found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")
+            elif fqn not in states:
+                found.put(role, Status.SKIPPED, fqn, why="the number of updates between is not known")
+    yield from found.rows()
+
+
+def _tensor(state: State, position: int) -> Any:
+    return state.ckpt[state.ckpt.catalog.keys[position]]
+
+
+# ---- counters --------------------------------------------------------------------------------------------------------
+
+
+def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
+    """What the optimizer's counters did, parameter by parameter.
+
+    Args:
+        k: updates that the trainer made between the two; 0 in a load; ``None``: not known.
+    """
+    found = _Rows(leg)
+    a, b = pair.a.facts.steps.by_name, pair.b.facts.steps.by_name
+    names = [name for name in a if name in b and pair.comparable(name)]
+    usual = pair.a.facts.steps.usual, pair.b.facts.steps.usual
+    if not names or pair.mapped:
+        if None in usual:
+            return
+        names, a, b = [""], {"": usual[0]}, {"": usual[1]}  # type: ignore[dict-item]
+    if k is None:
+        return
+    moved = {name: b[name] - a[name] for name in names}
+    common = Counter(moved.values()).most_common(1)[0][0]
+    for name, by in moved.items():
+        fresh = b[name] <= k + COUNTED and a[name] > COUNTED
+        if by == k or (
+            leg == "train" and 0 <= by < k and b[name] != k
+        ):  # no gradient, or a skipped update, advances no counter
+            status = Status.EQUAL if leg == "load" else Status.WITHIN
+            found.put("step", status, name)
+        elif fresh:
+            found.put("step", Status.BEYOND, name, form="reset", detail={"by": by})
+        else:
+            found.put("step", Status.BEYOND, name, form="ahead" if by > k else "behind", detail={"by": abs(by - k)})
+    for row in found.rows():
+        detail = {"by": abs(common - k)} if row.form in ("ahead", "behind") else {}
+        yield Row(row.leg, row.quantity, row.status, row.form, row.names, row.elements, row.why, row.exact, detail)
+
+
+# ---- one state -------------------------------------------------------------------------------------------------------
+
+
+def state_rows(state: State, which: str, sums: Mapping[str, Any]) -> Iterator[Row]:
+    """What one checkpoint shows by itself: moments that are all zero, counters that are new, numbers that are none."""
+    found = _Rows(which)
+    step = state.facts.step
+    held = {fqn: one for fqn, one in sums.items() if "exp_avg_sq" in one.numbers}
+    none = {fqn for fqn, one in held.items() if _empty(one, "exp_avg_sq")}
+    wide = bool(held) and len(none) == len(held)
+    counts = state.facts.steps.by_name
+    for fqn, one in sums.items():
+        if one.unrounded:
+            found.put("master", Status.BEYOND, fqn, one.compared, form="unrounded")
+        for role, numbers in one.numbers.items():
+            if role == "master" and one.unrounded and not numbers.nan + numbers.inf:
+                continue
+            if numbers.nan + numbers.inf:
+                found.put(role, Status.BEYOND, fqn, numbers.count, form="nan")
+            elif (
+                role == "exp_avg_sq" and fqn in none and (step or 0) > 0 and (wide or not _empty(one, "exp_avg"))
+            ) or (role == "exp_avg" and wide and _empty(one, "exp_avg") and (step or 0) > 0):
+                found.put(role, Status.BEYOND, fqn, numbers.count, form="zero")
+            elif role in (*WEIGHTS, *MASTERS, *MOMENTS):
+                found.put(role, Status.WITHIN, fqn, numbers.count)
+    late = step is not None and step > COUNTED
+    for fqn, count in counts.items():
+        new = late and count <= 1
+        found.put("step", Status.BEYOND if new else Status.WITHIN, fqn, form="reset" if new else "")
+    yield from found.rows()
+
+
+def _empty(one: Any, role: str) -> bool:
+    numbers = one.numbers.get(role)
+    return numbers is not None and numbers.zeros == numbers.count
+
+
+Maker = Callable[..., Iterator[Row]]

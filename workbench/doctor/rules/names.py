@@ -1,0 +1,181 @@
+"""Rules on the names, shapes and sizes of two checkpoints: an echo must hold the same tensors, a later one too."""
+
+from __future__ import annotations
+
+from workbench.doctor.facts.evidence import Pair, State, stripped
+from workbench.doctor.ledger.sign import Rule, Sign, many, register
+from workbench.doctor.rules.stated import NAMED
+
+__all__ = ["renamed", "same_buffers", "same_parameters", "same_size", "same_tensors"]
+
+SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of names: fewer as they stand, more without their prefixes (catalogue A1)
+
+R01 = Rule(
+    "R01", "tensors appeared or vanished between load and save", ("A1", "A2", "A4", "F2", "B1"), "echo",
+    "a save right after the load holds the same tensors", "exact", "round trip", "error",
+    "another wrapper or format around the same weights", "list the keys that were never read; load with strict=True",
+)  # fmt: skip
+P02 = Rule(
+    "P02", "parameters appeared or vanished", ("F2", "A4", "A2"), "pair",
+    "a resumed run trains the same parameters", "exact", "structure", "error",
+    "layers or adapters added on purpose (info where the tying is declared)", "compare the models' definitions",
+)  # fmt: skip
+N1 = Rule(
+    "N1", "weights were renamed, not lost", ("A1",), "pair",
+    "two saves of one run use the same names", "under 50 % of names shared as they stand, over 95 % without prefixes",
+    "catalogue A1", "warn", "a wrapper (compile, DDP) that was switched on or off and is handled by the loader",
+    "map the prefix, and load with strict=True",
+)  # fmt: skip
+N3 = Rule(
+    "N3", "the checkpoint grew or shrank", ("A4", "D7", "D4"), "pair",
+    "two saves of one run have equal bytes by role", "any difference", "diffusers 6366", "warn",
+    "tensors added on purpose; moments made after the first save", "see which tensors or types are new",
+)  # fmt: skip
+N30 = Rule(
+    "N30", "another model", ("H2",), "pair", "a resumed run trains the same model",
+    "a tenth of the parameters in common", "names and shapes", "warn",
+    "names that no known convention maps", "name two checkpoints of one run",
+)  # fmt: skip
+N4 = Rule(
+    "N4", "buffers are gone", ("A5",), "pair",
+    "buffers that are saved once are saved again", "exact", "FlagScale 411", "warn", "persistent=False on purpose",
+    "register the buffer as persistent, and restore it",
+)  # fmt: skip
+register(R01, P02, N1, N3, N4, N30)
+
+
+def same_tensors(pair: Pair) -> list[Sign] | str:
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return "the two are named or cut otherwise: which tensors there should be is not exact"
+    a, b = ({key: shape for key, shape in _meant(s).items() if pair.comparable(key[0])} for s in (pair.a, pair.b))
+    gone, new = [key for key in a if key not in b], [key for key in b if key not in a]
+    shaped = [key for key in a if key in b and a[key] != b[key]]
+    found = []
+    for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
+        if keys:
+            roles = _roles(keys)
+            message = f"{len(keys):,} of {many(len(a), 'tensor')} {words}: {roles}"
+            names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
+            found.append(R01.sign(message, {"kind": words, "roles": roles}, names, hit=len(keys), of=len(a)))
+    return found
+
+
+def same_parameters(pair: Pair) -> list[Sign] | str:
+    if pair.a.ckpt.format == pair.b.ckpt.format and _renamed(pair) and not pair.origin:
+        return "the weights' names changed"
+    a, b = _params(pair.stored if pair.mapped else pair.a), _params(pair.b)
+    if pair.mapped:
+        keys = (pair.stored.ckpt.catalog.keys, pair.b.ckpt.catalog.keys)
+        gone = [fqn for fqn in a if keys[0][pair.stored.params[fqn]["param"]] in pair.only_a]
+        new = [fqn for fqn in b if keys[1][pair.b.params[fqn]["param"]] in pair.only_b]
+    else:
+        gone, new = _without(a, b), _without(b, a)
+    tied = pair.a.facts.value("tied"), pair.b.facts.value("tied")
+    found = []
+    for words, names in (("vanished", gone), ("appeared", new)):
+        if names:
+            severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"
+            message = f"{many(len(names), 'parameter')} {words}: {', '.join(map(repr, names[:4]))}"
+            sign = P02.sign(message, {"kind": words}, names[:NAMED], hit=len(names), of=len(a), severity=severity)
+            found.append(sign)
+    return found
+
+
+def renamed(pair: Pair) -> list[Sign] | str:
+    if pair.a.ckpt.format != pair.b.ckpt.format:
+        return "formats differ, and with them their names"
+    shares = _renamed(pair)
+    if shares is None:
+        return []
+    plain, bare = shares
+    message = f"{plain:.0%} of the weights' names are shared as they stand, {bare:.0%} without their prefixes"
+    return [N1.sign(message, {"shared": plain, "without_prefixes": bare}, severity="info")]
+
+
+def same_size(pair: Pair) -> list[Sign] | str:
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return "formats differ, and with them what is stored"
+    a, b = _stored(pair.a), _stored(pair.b)
+    off = {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key, _NONE)[0] != b.get(key, _NONE)[0]}
+    if not off:
+        return []
+    roles: dict[str, list[int]] = {}
+    for role in dict.fromkeys(role for _, role in off):
+        roles[role] = [sum(size for (_, one), (size, *_) in side.items() if one == role) for side in (a, b)]
+    words = ", ".join(f"{role} {one:,} → {two:,}" for role, (one, two) in sorted(roles.items()))
+    both = [(one, two) for one, two in off.values() if one and two]
+    smaller = [key for key, (one, two) in off.items() if one and two and one[1] == two[1] and two[2] < one[2]]
+    rounded, gone = (sorted({role for _, role in keys}) for keys in (smaller, [key for key in off if key not in b]))
+    # state that a parameter of before gets: it was saved before the first update, or was frozen
+    late = all(one is None and role != "param" and fqn in pair.a.params for (fqn, role), (one, _) in off.items())
+    words += f"; {many(len(smaller), 'tensor')} of as many elements are of a smaller type" if rounded else ""
+    words += "; all of it is new state of parameters that had none" if late else ""
+    evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
+    names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
+    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity="info" if late else "warn")]
+
+
+def same_buffers(pair: Pair) -> list[Sign] | str:
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return "formats differ, and with them what is stored"
+    a, b = ([fqn for fqn, roles in s.params.items() if roles.keys() & _BUFFERS] for s in (pair.a, pair.b))
+    gone = _without(a, b)
+    if not gone:
+        return []
+    return [N4.sign(f"{len(gone):,} of {many(len(a), 'buffer')} are gone", {}, gone[:NAMED], hit=len(gone), of=len(a))]
+
+
+_BUFFERS = {"buffer", "scale", "amax_history"}
+_STEPPED = {"param", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum"} | _BUFFERS
+
+
+def _meant(state: State) -> dict[tuple[str, str], tuple[int, ...]]:
+    return {
+        (fqn, role): state.shape(at)
+        for fqn, roles in state.params.items()
+        for role, at in roles.items()
+        if role in _STEPPED
+    }
+
+
+def _params(state: State) -> list[str]:
+    return [fqn for fqn, roles in state.params.items() if "param" in roles]
+
+
+def _without(names: list[str], others: list[str]) -> list[str]:
+    there = set(others)
+    return [name for name in names if name not in there]
+
+
+def _roles(keys: list[tuple[str, str]]) -> str:
+    counts: dict[str, int] = {}
+    for _, role in keys:
+        counts[role] = counts.get(role, 0) + 1
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+_NONE = (0, 0, 0)
+
+
+def _stored(state: State) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """(fqn or key, role) → bytes, elements, bits of one; copies and parts of one added up."""
+    found: dict[tuple[str, str], tuple[int, int, int]] = {}
+    catalog = state.ckpt.catalog
+    for position, (key, fqn, role) in enumerate(zip(catalog.keys, state.ckpt.fqns, state.ckpt.roles, strict=True)):
+        if role in _STEPPED:
+            each, numel = catalog.dtype_of(position).bits, int(catalog.numel[position])
+            size, many, _ = found.get((fqn or key, role), _NONE)
+            found[fqn or key, role] = size + (each * numel + 7) // 8, many + numel, each
+    return found
+
+
+def _renamed(pair: Pair) -> tuple[float, float] | None:
+    """Shares of names in common, as stored and without prefixes; ``None`` if they were not renamed."""
+    sides = []
+    for state in (pair.stored, pair.b):
+        keys = zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True)
+        sides.append([key for key, role in keys if role == "param"])
+    many = max(1, min(map(len, sides)))
+    plain = len(set(sides[0]) & set(sides[1])) / many
+    bare = len({stripped(key) for key in sides[0]} & {stripped(key) for key in sides[1]}) / many
+    return (plain, bare) if plain < SAME_NAMES and bare > RENAMED else None

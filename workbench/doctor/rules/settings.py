@@ -1,0 +1,214 @@
+"""What the optimizer was told to do: every field of its param groups, and what else a trainer keeps beside tensors.
+
+::
+
+    load     before  lr 6.67e-4   betas .9 .95   maximize False     a load changes none of it: exact           R14
+             echo    lr 1.00e-4   betas .9 .95   maximize False
+    train    before  lr 3.0e-4    after  lr 9.0e-3                  farther than a schedule moves it in k      P19
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.state import Group, TrainingState
+from workbench.doctor.ledger.rows import Row, Status
+from workbench.doctor.ledger.sign import Rule, Sign, register
+
+__all__ = ["fields_changed", "rates_moved", "setting_rows", "settings_kept", "tied_kept"]
+
+STEEP = 1.5  #: factor of an lr within which any schedule may move it
+#: Fields that no schedule and no optimizer moves by itself.
+STABLE = frozenset(
+    [
+        "betas",
+        "eps",
+        "maximize",
+        "nesterov",
+        "amsgrad",
+        "dampening",
+        "momentum",
+        "decoupled_weight_decay",
+        "correct_bias",
+        "bias_correction",
+        "alpha",
+        "rho",
+        "centered",
+        "rectify",
+    ]
+)
+SHORT = 0.1  #: of the steps so far: within so few more an lr does not fall to a third
+FALL = 1 / 3
+#: How a kernel runs; and fields that a schedule moves or that name the parameters.
+IGNORED = frozenset(
+    {
+        "params", "param_names", "foreach", "fused", "capturable", "differentiable", "step", "default_config", "max_lr",
+        "min_lr", "lr_mult", "wd_mult", "is_expert_parallel", "is_decoupled_lr", "name",
+    }
+)  # fmt: skip
+
+R14 = Rule(
+    "R14", "a setting of the optimizer changed in the load", ("C1", "C2", "H1"), "echo",
+    "loading changes no field of a param group", "exact", "torch 2.13 Optimizer.state_dict; torchtitan PR 275", "warn",
+    "settings that the new launch overrides on purpose", "restore the param groups with the optimizer",
+)  # fmt: skip
+R15 = Rule(
+    "R15", "tied tensors are stored apart", ("F2",), "echo",
+    "names of one storage stay names of one storage", "exact", "torch.save keeps shared storage", "error",
+    "a format that stores every name by itself", "tie the weights before the optimizer is made",
+)  # fmt: skip
+P19 = Rule(
+    "P19", "the learning rate moved farther than a schedule moves it", ("C2", "C1", "H1"), "pair",
+    "within few updates a schedule moves the lr by a small factor, or in proportion to the step (warm-up)",
+    f"beyond ×{STEEP:g} and beyond the ratio of the steps; below a third within {SHORT:.0%} more steps",
+    "warm-up and decay formulas of torch, Megatron, DeepSpeed", "warn",
+    "cyclic schedules; a learning rate set by hand", "restore the schedule, or state the change in the arguments",
+)  # fmt: skip
+register(R14, R15, P19)
+
+
+def setting_rows(pair: Pair, leg: str) -> Iterator[Row]:
+    """What became of the settings: one row a field."""
+    a, b = pair.a.facts, pair.b.facts
+    for field, (same, off) in _fields(a, b).items():
+        if same:
+            yield Row(leg, f"group.{field}", Status.EQUAL if leg == "load" else Status.WITHIN, elements=same)
+        if off:
+            old, new = off[0]
+            status = Status.BEYOND if leg == "load" else Status.WITHIN
+            yield Row(
+                leg, f"group.{field}", status, _way(old, new), elements=len(off), detail={"before": old, "after": new}
+            )
+    for quantity, one, two in (
+        ("schedule", a.schedule and a.schedule.count, b.schedule and b.schedule.count),
+        ("loader", a.value("loader"), b.value("loader")),
+        ("samples", a.value("consumed_samples"), b.value("consumed_samples")),
+    ):  # fmt: skip
+        if one is not None and two is not None:
+            status = Status.WITHIN if leg == "train" else Status.EQUAL if one == two else Status.BEYOND
+            yield Row(leg, quantity, status, detail={"before": one, "after": two})
+
+
+def settings_kept(pair: Pair) -> list[Sign] | str:
+    """R14: before against its echo."""
+    a, b = pair.a.facts, pair.b.facts
+    if not a.groups or not b.groups:
+        return "no param groups are stored on both sides"
+    if len(a.groups) != len(b.groups):
+        return f"{len(a.groups)} param groups became {len(b.groups)}"
+    signs = []
+    for field, (same, off) in _fields(a, b).items():
+        if not off:
+            continue
+        old, new = off[0]
+        words = f"{field} changed from {_said(old)} to {_said(new)} in {len(off):,} of {same + len(off):,} param groups"
+        kind = "lr" if field in ("lr", "initial_lr") else "setting"
+        evidence: dict[str, Any] = {"kind": kind, "field": field, "before": _plain(old), "after": _plain(new)}
+        if kind == "lr" and _number(old) and _number(new):
+            evidence["ratio"] = new / old if old else math.inf
+        names = [name for one, two in zip(a.groups, b.groups, strict=True) if _get(one, field) != _get(two, field)
+                 for name in two.params or ()]  # fmt: skip
+        signs.append(R14.sign(words, evidence, names, hit=len(off), of=same + len(off)))
+    return signs
+
+
+def rates_moved(pair: Pair) -> list[Sign] | str:
+    """P19: the lr of two checkpoints, where no schedule is stored that would tell what it should be."""
+    a, b = pair.a.facts, pair.b.facts
+    if a.schedule is not None and b.schedule is not None:
+        return "a schedule is stored: it says where the lr should be"
+    rates = [(_get(one, "lr"), _get(two, "lr")) for one, two in zip(a.groups, b.groups, strict=False)]
+    rates = [(old, new) for old, new in rates if _number(old) and _number(new) and old > 0]
+    if not rates or len(a.groups) != len(b.groups):
+        return "no learning rates are stored on both sides"
+    if a.step is None or b.step is None or b.step <= a.step:
+        return "steps are not stored, or do not advance"
+    warm = max(STEEP, 1.05 * (b.step + 1) / max(a.step, 1))
+    soon = b.step - a.step <= max(SHORT * a.step, 1)
+    off = [(old, new) for old, new in rates if new > warm * old or (soon and new < FALL * old)]
+    if not off:
+        return []
+    old, new = off[0]
+    words = (
+        f"the learning rate of {len(off):,} of {len(rates):,} param groups went from {old:.4g} to {new:.4g} "
+        f"(×{new / old:.3g}) within {b.step - a.step:,} steps, and no schedule is stored"
+    )
+    evidence = {"kind": "lr", "before": old, "after": new, "ratio": new / old}
+    return [P19.sign(words, evidence, hit=len(off), of=len(rates))]
+
+
+def tied_kept(pair: Pair) -> list[Sign] | str:
+    """R15: storage that several names shared."""
+    held, now = pair.stored.tied, pair.b.tied
+    if pair.mapped or pair.stored.ckpt.format != pair.b.ckpt.format:
+        return "the two are stored in other formats"
+    if not held:
+        return "no names share storage"
+    apart = [sorted(names) for names in held if not any(names <= other for other in now)
+             and all(name in pair.b.params for name in names)]  # fmt: skip
+    if not apart:
+        return []
+    words = f"{' and '.join(map(repr, apart[0][:2]))} shared one tensor and are stored as {len(apart[0])} tensors now"
+    return [R15.sign(words, {"groups": len(apart)}, [name for names in apart for name in names], hit=len(apart),
+                     of=len(held))]  # fmt: skip
+
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
+
+
+def _fields(a: TrainingState, b: TrainingState) -> dict[str, tuple[int, list[tuple[Any, Any]]]]:
+    """Field → (how many groups agree, the values of those that do not), over groups that stand for each other."""
+    found: dict[str, tuple[int, list[tuple[Any, Any]]]] = {}
+    if len(a.groups) != len(b.groups):
+        return found
+    for one, two in zip(a.groups, b.groups, strict=True):
+        mine, theirs = _settings(one), _settings(two)
+        for field in mine:
+            if field in theirs and field not in IGNORED:
+                same, off = found.get(field, (0, []))
+                if _same(mine[field], theirs[field]):
+                    found[field] = same + 1, off
+                else:
+                    found[field] = same, [*off, (mine[field], theirs[field])]
+    return found
+
+
+def fields_changed(pair: Pair) -> dict[str, tuple[Any, Any]]:
+    """Field → its value in the first group that changed it, before and after."""
+    return {field: off[0] for field, (_, off) in _fields(pair.a.facts, pair.b.facts).items() if off and field in STABLE}
+
+
+def _settings(group: Group) -> Mapping[str, Any]:
+    known = {name: getattr(group, name) for name in ("lr", "betas", "eps", "weight_decay", "initial_lr", "amsgrad")}
+    return {**{name: value for name, value in known.items() if value is not None}, **group.settings}
+
+
+def _get(group: Group, field: str) -> Any:
+    return _settings(group).get(field)
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two):
+        return True
+    return bool(one == two) and isinstance(one, bool) == isinstance(two, bool)
+
+
+def _way(old: Any, new: Any) -> str:
+    if _number(old) and _number(new):
+        return "lower" if new < old else "higher"
+    return "changed"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _said(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)[:60]

@@ -1,0 +1,345 @@
+"""Rules on the facts of one checkpoint: its counters, schedule and data position contradict one another, or are new.
+
+A check returns its signs, or says why it could not be made. The catalogue behind the ids: docs of the doctor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
+from workbench.doctor.facts.evidence import State
+from workbench.doctor.facts.schedule import plan_of
+from workbench.doctor.facts.state import NAME, TrainingState
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
+
+__all__ = ["CHECKS", "reset_meant", "scaled"]
+
+NAMED = 20  #: tensors named in a sign
+ROUNDED = 1e-6  #: relative, between two floats that one program wrote
+
+S06 = Rule(
+    "S06", "the optimizer's state is absent or new", ("B1", "B2"), "one",
+    "after n updates every trained parameter has moments and a counter of n",
+    "no moments; counters of 0 or 1 past step 2",
+    "torch 2.13 Optimizer.state is made at the first step; issues of KempnerForge 115, Megatron-Bridge 5680", "error",
+    "a reset on purpose (info where an argument says so); parameters that were frozen or never routed to (warn)",
+    "load the optimizer too (DCP: make the state before dcp.load); if it is gone, warm the lr up over 1/(1−β2) steps",
+)  # fmt: skip
+S07 = Rule(
+    "S07", "steps disagree", ("B2", "B1", "G6", "C9"), "one",
+    "counters of all parameters, the trainer's step and the folder's name are one number", "more than 1 apart",
+    "exact; ±1 is a convention of when the step is counted", "error",
+    "parameters unfrozen late, fp16 steps that the scaler skipped, steps that are micro-batches (info), meant resets",
+    "restore step and optimizer from one save; a shard of another save must be restored",
+)  # fmt: skip
+S16 = Rule(
+    "S16", "the learning rate is not the plan's at this step", ("C1", "C2", "C3", "C4", "H1"), "one",
+    "the lr that the optimizer holds is the schedule's of the trainer's step, by the stored arguments",
+    "outside the plan's range between one update before and two after, 0.1 %",
+    "formulas of torch, Megatron, DeepSpeed, nanoGPT", "warn",
+    "an lr set by hand; arguments that the schedule does not use", "restore the scheduler with the optimizer",
+)  # fmt: skip
+S17 = Rule(
+    "S17", "the schedule's position is not the trainer's step", ("C1", "C3"), "one",
+    "a schedule counts updates (Megatron: samples)", "more than 1 update apart, and no known multiple",
+    "exact; verl 7953, slime 1547, Megatron OptimizerParamScheduler", "warn",
+    "frameworks that step it once a rank or micro-batch (N9 tells the multiple); a warm-up repeated on purpose",
+    "load the scheduler's state; step it once an update",
+)  # fmt: skip
+S18 = Rule(
+    "S18", "samples or data position do not follow from the steps", ("C6",), "one",
+    "consumed samples = steps × global batch; a data loader past step 0 is past position 0", "any difference; 0",
+    "exact for a constant batch", "warn",
+    "data skipped on purpose, a batch that was changed, the first batch of an epoch",
+    "restore the data loader's state, or skip what was seen",
+)  # fmt: skip
+N6 = Rule(
+    "N6", "the optimizer's learning rate is not its schedule's", ("B8", "C1"), "one",
+    "after a scheduler's step the groups hold its last lr", "1e-6, or off the plan at the schedule's own position",
+    "torch 2.13 LRScheduler.step; rat-sql 45, apex LARC 766", "warn", "an lr set by hand after the schedule's step",
+    "make the scheduler after the optimizer was loaded, over optimizer.param_groups",
+)  # fmt: skip
+N9 = Rule(
+    "N9", "the schedule counts a multiple of the updates", ("C3",), "one",
+    "accelerate steps a schedule once a process, other trainers once a micro-batch",
+    "a multiple by world or accumulation",
+    "accelerate AcceleratedScheduler.step", "info", "usual in those frameworks", "none if it was so before the resume",
+)  # fmt: skip
+N11 = Rule(
+    "N11", "every rank has the same random state", ("C8",), "one",
+    "data-parallel ranks draw different numbers", "all generators of two ranks or more are equal",
+    "catalogue C8", "warn", "tensor-parallel ranks share theirs by design (info)", "restore a generator's state a rank",
+)  # fmt: skip
+register(S06, S07, S16, S17, S18, N6, N9, N11)
+
+
+def scaled(facts: TrainingState) -> bool:
+    """Whether an fp16 scaler may have skipped updates."""
+    return (facts.value("loss_scale") or 1.0) != 1.0 or bool(facts.value("skipped_steps"))
+
+
+def reset_meant(facts: TrainingState) -> str:
+    """The argument that says that the optimizer was not to be loaded; empty if none."""
+    return next((told.source for told in facts.told.get("reset", ()) if told.value is True), "")
+
+
+# ---- optimizer -----------------------------------------------------------------------------------------------------
+
+
+def fresh_state(state: State) -> list[Sign] | str:
+    facts, step = state.facts, state.facts.step
+    if step is None:
+        return "no trainer's step is stored"
+    roles = {role for roles in state.params.values() for role in roles}
+    held = roles - {"param", "master", "buffer", "ema", "step", "scale", "lora_A", "lora_B", "other"}
+    if not held:
+        if step <= 0:
+            return []
+        params = sum("param" in one for one in state.params.values())
+        if not facts.groups and "master" not in roles:
+            words = f"no optimizer is stored at step {step:,}: a resume from here starts a fresh one"
+            found = {"kind": "never", "step": step}
+            return [S06.sign(words, found, hit=params, of=params, severity="info")]
+        if not any(group.betas is not None for group in facts.groups):
+            return Inapplicable("the optimizer is no Adam")
+        what = "param groups" if facts.groups else "masters"
+        words = f"no moments are stored at step {step:,}, though {what} are"
+        return [S06.sign(words, {"kind": "absent", "step": step}, hit=params, of=params, severity=_grave(facts))]
+    if "exp_avg" not in roles:
+        return Inapplicable("the optimizer is no Adam")
+    if step <= 2:
+        return []
+    if not facts.steps.counts:
+        return facts.steps.unread or "the optimizer stores no counters"
+    new = sum(count for value, count in facts.steps.counts.items() if value <= 1)
+    if not new:
+        return []
+    of = sum(facts.steps.counts.values())
+    names = [name for name, value in facts.steps.by_name.items() if value <= 1]
+    words = f"{new:,} of {of:,} optimizer counters are at 0 or 1, but the trainer is at step {step:,}"
+    found = {"kind": "fresh", "step": step, "counters": _counts(facts)}
+    severity = _grave(facts) if new == of else "warn"
+    return [S06.sign(words, found, names[:NAMED], hit=new, of=of, severity=severity)]
+
+
+def steps_agree(state: State) -> list[Sign] | str:
+    facts = state.facts
+    if facts.step is None and not facts.steps.counts:
+        return "no step is stored"
+    return [*_among(facts), *_against(facts), *_stated(facts), *_folder(state)]
+
+
+def _among(facts: TrainingState) -> list[Sign]:
+    counts, usual = facts.steps.counts, facts.steps.usual
+    if usual is None or len(counts) < 2:
+        return []
+    off = sum(count for value, count in counts.items() if value != usual)
+    of = sum(counts.values())
+    names = [name for name, value in facts.steps.by_name.items() if value != usual]
+    whole = [file for file, told in facts.steps.by_file.items() if usual not in told]
+    words = f"{off:,} of {of:,} counters are not at {usual:,.0f} but at " + ", ".join(
+        f"{value:,.0f}" for value in sorted(counts) if value != usual
+    )
+    words += f"; all of {whole[0]!r}" if whole else ""
+    words += f"; copies of {len(facts.steps.split):,} disagree" if facts.steps.split else ""
+    proved = bool(whole or facts.steps.split) and off < of
+    found = {
+        "kind": "among",
+        "usual": usual,
+        "counters": _counts(facts),
+        "files": whole,
+        "split": len(facts.steps.split),
+    }
+    return [S07.sign(words, found, names[:NAMED], hit=off, of=of, severity="error" if proved else "warn")]
+
+
+def _against(facts: TrainingState) -> list[Sign]:
+    usual, step = facts.steps.usual, facts.step
+    if usual is None or step is None or abs(usual - step) <= 1:
+        return []
+    skipped = facts.value("skipped_steps") or 0
+    if skipped and abs(usual + skipped - step) <= 1:
+        return []
+    optimizers = len({group.source.partition(".param_groups")[0] for group in facts.groups})
+    if optimizers > 1 and usual * optimizers == step:  # Lightning counts the updates of all optimizers
+        return []
+    skips = scaled(facts) and usual >= 0.5 * step  # a scaler skips many, a guard against NaN few
+    severity = "info" if 1 < usual < step and (skips or usual >= 0.9 * step) else _grave(facts)
+    words = f"the optimizer has counted {many(usual, 'update')}, the trainer {step:,} (from {facts.source('step')})"
+    found = {"kind": "trainer", "optimizer": usual, "trainer": step, "source": facts.source("step")}
+    if times := stated(facts):
+        severity = "info"
+        words += f": {times:,} micro-batches make an update, says {facts.source('accumulation')}"
+    elif severity == "error" and usual < step and not accumulated(facts):
+        severity = "warn"  # an optimizer may be made anew on purpose
+    elif severity == "error" and accumulated(facts):
+        severity = "warn"
+        words += f": {whole_ratio(facts):,} times as many. Either micro-batches are counted or the counters were reset"
+    hit = facts.steps.counts[usual]
+    return [S07.sign(words, found, hit=hit, of=sum(facts.steps.counts.values()), severity=severity)]
+
+
+def _stated(facts: TrainingState) -> list[Sign]:
+    told = facts.disagreeing("step", 1)
+    if not told:
+        return []
+    values = {one.source: one.value for one in told}
+    ranks = len({source.split("/")[-1].split(".")[-1] for source in values}) == 1
+    words = "the trainer's state says several steps: " + ", ".join(f"{v:,} ({s})" for s, v in list(values.items())[:4])
+    return [S07.sign(words, {"kind": "stated", "steps": values}, severity="error" if ranks else "warn")]
+
+
+def _folder(state: State) -> list[Sign]:
+    facts = state.facts
+    named, step = facts.value("folder_step"), facts.step
+    if named is None or step is None or abs(named - step) <= 1:
+        return []
+    words = f"{facts.source('folder_step')} says step {named:,}, the state {step:,}"
+    return [S07.sign(words, {"kind": "folder", "folder": named, "trainer": step}, severity="warn")]
+
+
+# ---- schedule ------------------------------------------------------------------------------------------------------
+
+
+def lr_on_plan(state: State) -> list[Sign] | str:
+    facts = state.facts
+    plan = plan_of(facts.schedule, facts.args, facts.told)
+    if plan is None:
+        return "no schedule is stated in full (peak, floor, warm-up, total, style)"
+    if facts.lr is None or facts.step is None:
+        return "the optimizer stores no lr, or no step is stored"
+    counted = (facts.steps.usual,)  # steps may be micro-batches, or updates that were skipped
+    if any(plan.allows(facts.lr, step) for step in (facts.step, *counted) if step is not None):
+        return []
+    due = plan.lr_at(facts.step)
+    ratio = facts.lr / due if due else None
+    words = f"lr {facts.lr:.4g} ({facts.source('lr')}) at step {facts.step:,}, where {plan.source} plans {due:.4g}"
+    return [S16.sign(words, {"lr": facts.lr, "planned": due, "ratio": ratio, "step": facts.step, "plan": plan.source})]
+
+
+def schedule_at_step(state: State) -> list[Sign] | str:
+    found = _position(state.facts)
+    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "S17"]
+
+
+def schedule_multiple(state: State) -> list[Sign] | str:
+    found = _position(state.facts)
+    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "N9"]
+
+
+def _position(facts: TrainingState) -> list[Sign] | str:
+    schedule, step = facts.schedule, facts.step
+    if step is None and facts.steps.usual is not None:
+        step = int(facts.steps.usual)
+    if schedule is None or schedule.count is None or step is None:
+        return "no schedule's position is stored" if step is not None else "no step is stored"
+    count, unit = schedule.count, 1
+    if schedule.kind == "megatron":
+        batch = facts.value("global_batch")
+        if not batch:
+            return "the schedule counts samples, and no batch is stored"
+        consumed, unit = facts.value("consumed_samples"), int(batch)
+        if consumed is not None and abs(count - consumed) <= unit:
+            return []
+    if abs(count - step * unit) <= unit or abs(count - (facts.steps.usual or step) * unit) <= unit:
+        return []  # where the trainer's step is, or the optimizer's counters
+    if (stated(facts) or accumulated(facts)) and abs(count - (facts.steps.usual or 0) * unit) <= unit:
+        return []  # it counts as the optimizer does, and S07 tells how the trainer does
+    if scaled(facts) and 0.9 * step <= count < step:
+        return []
+    evidence = {"count": count, "step": step, "unit": unit, "ratio": count / (step * unit) if step else None}
+    # Megatron's and DeepSpeed's own schedules are stepped once an update; wrappers step torch's more often
+    for fact in ("world_size", "accumulation") if schedule.kind == "torch" else ():
+        times = facts.value(fact)
+        if times and times > 1 and abs(count - step * unit * times) <= unit * times:
+            words = f"the schedule counts {times} for an update, as many as {fact.replace('_', ' ')}: {count:,}"
+            return [N9.sign(words, evidence)]
+    ratio = f", {count / (step * unit):.3g} of what {step:,} steps make" if step else ""
+    words = f"the schedule ({schedule.source}) is at {count:,}{' samples' if unit > 1 else ''}{ratio}"
+    return [S17.sign(words, evidence)]
+
+
+def lr_is_schedules(state: State) -> list[Sign] | str:
+    facts, schedule = state.facts, state.facts.schedule
+    lrs = [group.lr for group in facts.groups if group.lr is not None]
+    if schedule is None or not lrs:
+        return "no schedule, or no lr in the optimizer, is stored"
+    if schedule.lrs:
+        if len(lrs) != len(schedule.lrs):
+            return f"{len(lrs)} param groups, and a schedule of {len(schedule.lrs)} learning rates"
+        pairs = list(zip(lrs, schedule.lrs, strict=True))
+        off = [(lr, last) for lr, last in pairs if abs(lr - last) > ROUNDED * max(abs(lr), abs(last))]
+        if not off:
+            return []
+        lr, last = off[0]
+        words = f"the optimizer's lr is {lr:.4g}, its schedule's ({schedule.source}) {last:.4g}"
+        return [N6.sign(words, {"lr": lr, "schedule": last}, hit=len(off), of=len(pairs))]
+    plan = plan_of(schedule, facts.args, facts.told)
+    if plan is None or schedule.count is None or facts.lr is None:
+        return "the schedule stores no lr, and its plan is not stated in full"
+    own = schedule.count / plan.per_update
+    if plan.allows(facts.lr, own):
+        return []
+    due = plan.lr_at(own)
+    words = (
+        f"the optimizer's lr is {facts.lr:.4g}; its schedule ({schedule.source}) at {schedule.count:,} gives {due:.4g}"
+    )
+    return [N6.sign(words, {"lr": facts.lr, "schedule": due}, hit=1, of=1)]
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+def data_follows(state: State) -> list[Sign] | str:
+    facts, step = state.facts, state.facts.step
+    consumed, batch, loader = (facts.value(fact) for fact in ("consumed_samples", "global_batch", "loader"))
+    if step is None or (consumed is None and loader is None):
+        return "neither consumed samples nor a data loader's position are stored"
+    found = []
+    if step > 0 and loader == 0:
+        words = f"the data loader ({facts.source('loader')}) is at 0, the trainer at step {step:,}"
+        found.append(S18.sign(words, {"kind": "loader", "loader": 0, "step": step}))
+    ramp = facts.args.get("rampup_batch_size")
+    if consumed is None or (ramp is not None and ramp.value):
+        return found
+    if consumed == 0 < step:
+        words = f"no sample was consumed ({facts.source('consumed_samples')}) in {step:,} steps"
+        found.append(S18.sign(words, {"kind": "samples", "consumed": 0, "step": step}))
+    elif batch and step > 0 and abs(consumed - step * batch) > batch:
+        if (stated(facts) or accumulated(facts)) and abs(consumed - (facts.steps.usual or 0) * batch) <= batch:
+            return found
+        times = consumed / (step * batch)
+        micro = facts.source("global_batch").rpartition(".")[2] == "batch_size"
+        if not (micro and times >= 2 and times == int(times)):  # a batch a rank, or a micro-batch
+            words = f"{consumed:,} samples were consumed; {step:,} steps of {batch:,} make {step * batch:,}"
+            found.append(S18.sign(words, {"kind": "samples", "consumed": consumed, "step": step, "batch": batch}))
+    return found
+
+
+def generators_differ(state: State) -> list[Sign] | str:
+    digests = state.facts.generators
+    if len(digests) < 2:
+        return "fewer than two ranks' generators are stored"
+    if len(set(digests.values())) > 1:
+        return []
+    axes = state.ckpt.mesh.get("axes", {})
+    data = axes.get("dp", axes.get("dp_shard")) if axes else None
+    severity = "info" if data in (None, 1) and axes else "warn"
+    words = f"the generators of all {many(len(digests), 'rank')} are in one state"
+    return [N11.sign(words, {"ranks": len(digests)}, hit=len(digests), of=len(digests), severity=severity)]
+
+
+def _grave(facts: TrainingState) -> str:
+    """Less than an error where a reset was meant, or where only a name says which step it is."""
+    return "info" if reset_meant(facts) else "warn" if facts.source("step") == NAME else "error"
+
+
+def _counts(facts: TrainingState) -> dict[str, int]:
+    return {f"{value:g}": count for value, count in sorted(facts.steps.counts.items())[:20]}
+
+
+CHECKS: dict[str, Callable[[State], list[Sign] | str]] = {
+    "S06": fresh_state, "S07": steps_agree, "S16": lr_on_plan, "S17": schedule_at_step, "S18": data_follows,
+    "N6": lr_is_schedules, "N9": schedule_multiple, "N11": generators_differ,
+}  # fmt: skip
