@@ -2,7 +2,7 @@
 
 ::
 
-    <div>  verdict · causes (first one open) · ruled out · not checked · facts  </div>
+    <div>  verdict · causes (first one open) · compared · found correct · not looked at · facts  </div>
     page:  the same, then the pictures, their script inlined: opens without a network, light or dark as the reader's
 """
 

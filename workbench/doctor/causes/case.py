@@ -107,9 +107,9 @@ class Case:
 
     @cached_property
     def changes(self) -> list[Change]:
-        """The legs on which the resume may have gone wrong: the load, the updates after it, what it left."""
+        """The legs on which the resume may have gone wrong: the load, the updates after it; else what it left."""
         legs = [leg for leg in ("load", "train") if self.change(leg).rows]
-        return [self.change(leg) for leg in [*legs, self.resumed]]
+        return [self.change(leg) for leg in legs or [self.resumed]]
 
     @property
     def resumed(self) -> str:

@@ -118,8 +118,8 @@ def mixed(case: Case) -> Iterator[Match]:
         numbered = {name for name in moments if is_numbered(name)} if weights else set()
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
         odd = case.counters(change.leg)
-        few = frozenset((odd.ahead | odd.behind) - (set() if not change.whole(("step",), odd.ahead | odd.behind) else
-                                                     odd.ahead | odd.behind))  # fmt: skip
+        off = odd.ahead | odd.behind
+        few = off if len(off) < 0.9 * len(odd.known) else frozenset()
         if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
             continue  # the load made updates of its own
         if confined and (weights or moments):

@@ -36,7 +36,9 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
         for change in case.changes:
             by_tag: dict[str, set[str]] = {}
             for form, names in change.forms((*change.weights, *MASTERS)).items():
-                if form.startswith("moved."):
+                if form.startswith("moved.") and change.leg == "load":  # masters alone: a partition of the optimizer
+                    names = names - (change.hit(MASTERS, form) & change.clean(WEIGHTS))
+                if form.startswith("moved.") and names:
                     by_tag.setdefault(form.removeprefix("moved."), set()).update(names)
             for tag, names in by_tag.items():
                 strength = TAGS.get(tag, {}).get(cause, 0.0)
@@ -73,8 +75,8 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                 yield Match(change.leg, strength[cause], names, change.exact and strength[cause] == 1.0,
                             reasons=case.against(("E1 E4 E9", words)))  # fmt: skip
             if cause == "E13":
-                masters = frozenset(change.hit(MASTERS, "moved.") & change.hit(MOMENTS, "moved.", "moved"))
-                if masters and change.leg == "load" and not change.hit(change.weights):
+                masters = frozenset(change.hit(MASTERS, "moved.") & change.clean(WEIGHTS))
+                if masters and change.leg == "load":
                     yield Match(change.leg, 0.95, masters, False)
 
     return pattern
@@ -175,6 +177,12 @@ def _stem(fqn: str) -> str:
 
 
 def merged(case: Case) -> Iterator[Match]:
+    for change in case.changes:
+        if change.hit(("lora_A", "lora_B"), "absent"):
+            touched = frozenset(change.hit((*WEIGHTS, *MASTERS, *MOMENTS)))
+            yield Match(change.leg, 1.0, touched, title="The adapters are gone.",
+                        question="were the adapters merged into the weights on purpose?")  # fmt: skip
+            return
     gone = [
         one for one in case.fired("R01", "P02")
         if one.evidence.get("kind") in ("are gone", "vanished")

@@ -166,7 +166,7 @@ def another_step(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
         names = counters.ahead | counters.behind
-        if not names or not change.whole(("step",), names):
+        if not names or len(names) < 0.9 * len(counters.known):
             continue
         moved = change.hit(change.weights) if change.moments(change.hit(change.weights)) else set()
         if change.leg == "load" and moved and change.whole(change.weights, moved) and 0 < counters.by <= 3:

@@ -215,7 +215,7 @@ def _constant(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | 
     """All 0 or all 1 to within the updates, where before they were not."""
     for form, value in (("zero", 0.0), ("fill", 1.0)):
         off = np.abs(a - value)
-        if np.abs(b - value).max() <= slack * 1.001 and off.max() > 4 * slack and off.mean() > 2 * slack:
+        if np.abs(b - value).max() <= slack * 1.001 and off.max() > 1.5 * slack and off.mean() > 0.5 * slack:
             return form, {"value": value}
     return None
 

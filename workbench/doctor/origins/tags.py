@@ -94,6 +94,8 @@ def _own_tag(facts: Geometry, one: Move, kind: str) -> str:
         return _vocabulary(facts, one)
     if kind in ATTENTION and kind != "o":
         return "heads" if _heads(facts, one) else "rope"
+    if kind == "router":
+        return "expert"
     if len(one.shape) == 3 and _by(one, one.shape[1]):
         return "expert"
     return "ranks"

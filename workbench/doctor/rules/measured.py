@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.facts.places import kinds
 from workbench.doctor.ledger.rows import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, Row, Status
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.origins.became import Became, moments_became, weights_became
@@ -85,10 +86,10 @@ def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> 
                 elif role in there:
                     why = "the two have other shapes"
                     found.put(role, Status.SKIPPED, fqn, why=why)
-                elif not there or role in MOMENTS or role in QUANTISED:
+                elif not pair.mapped:
                     found.put(role, Status.ABSENT, fqn)
                 else:
-                    found.put(role, Status.SKIPPED, fqn, why="the echo does not hold it")
+                    found.put(role, Status.SKIPPED, fqn, why="the other format does not hold it")
                 continue
             if one.status == "equal":
                 found.put(role, Status.EQUAL, fqn, one.row.numel)
@@ -104,7 +105,12 @@ def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> 
 def gathered_rows(rows: Iterable[Row]) -> Iterator[Row]:
     """Moves that have one reason, under one form: heads and tokens move with the ranks that held them."""
     rows = list(rows)
-    forms = {row.form for row in rows}
+    weights = [row for row in rows if row.quantity in (*WEIGHTS, *MASTERS)]
+    turned = [row for row in weights if row.form == "moved.ranks"]
+    if turned and all(kinds(row.names) <= {"embed", "head"} for row in turned):  # of ranks, others would move too
+        rows = [replace(row, form="moved.vocab") if row.form == "moved.ranks" else row for row in rows]
+        weights = [row for row in rows if row.quantity in (*WEIGHTS, *MASTERS)]
+    forms = {row.form for row in weights} or {row.form for row in rows}
     for row in rows:
         for lead, others in TOGETHER.items():
             if f"moved.{lead}" in forms and row.form.removeprefix("moved.") in others:
@@ -316,7 +322,7 @@ def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
             if not pair.comparable(fqn):
                 found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
             elif role not in there:
-                if role in MOMENTS or role in QUANTISED:
+                if role in MOMENTS or role in QUANTISED or role.startswith("lora_"):
                     found.put(role, Status.ABSENT, fqn)
             elif role in MOMENTS and role not in ("exp_avg", "exp_avg_sq"):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")

@@ -98,6 +98,9 @@ def fresh_state(state: State) -> list[Sign] | str:
             return []
         params = sum("param" in one for one in state.params.values())
         if not facts.groups and "master" not in roles:
+            words_of = (*state.ckpt.catalog.keys, *state.ckpt.objects)
+            if any("optim" in word.lower() or "momentum" in word.lower() for word in words_of):
+                return "an optimizer's state is stored in a form that is not known"
             words = f"no optimizer is stored at step {step:,}: a resume from here starts a fresh one"
             found = {"kind": "never", "step": step}
             return [S06.sign(words, found, hit=params, of=params, severity="info")]
@@ -230,8 +233,6 @@ def schedule_multiple(state: State) -> list[Sign] | str:
 
 def _position(facts: TrainingState) -> list[Sign] | str:
     schedule, step = facts.schedule, facts.step
-    if step is None and facts.steps.usual is not None:
-        step = int(facts.steps.usual)
     if schedule is None or schedule.count is None or step is None:
         return "no schedule's position is stored" if step is not None else "no step is stored"
     count, unit = schedule.count, 1
