@@ -99,7 +99,7 @@ def choose(
             notes.append(f"both are of step {one:,}: the second was taken for the echo of the first")
     if last is not None and None not in (first.facts.step, last.facts.step):
         assert first.facts.step is not None and last.facts.step is not None
-        if last.facts.step < first.facts.step:
+        if last.facts.step < first.facts.step and middle is None:  # an echo tells which of the two was loaded
             first, last = last, first
             paths["before"], paths["after"] = paths["after"], paths["before"]
             notes.append(f"the second is older (step {first.facts.step:,}): it was taken for the one before")

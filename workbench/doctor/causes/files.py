@@ -237,7 +237,8 @@ CORRUPTION = (
                   "V02 V03 N18",
          losses="damaged weights show in the first loss, damaged masters and moments from the second on",
          pattern=truncated),
-    made("G5", "Pages of a file are zeros.", "a crash before the write, sparse holes, a map of an overwritten file",
+    made("G5", "Stored bytes were replaced by zeros.",
+         "a crash before the write, sparse holes, a map of an overwritten file",
          "a small jump", RESTORE + "; fsync before the save is called done", HASHES, "SimpleTuner 2714",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
                   "S08 S11 S12 S15 S03 R03 R08 N29 P09 N8",

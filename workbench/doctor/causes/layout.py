@@ -23,7 +23,7 @@ TAGS = {
     "layer": {"E9": 1.0}, "expert": {"E10": 1.0}, "gate_up": {"E3": 1.0, "E2": 0.5}, "gate_up_mixed": {"E2": 1.0},
     "qkv": {"E4": 1.0, "E1": 0.5}, "heads": {"E6": 1.0, "E1": 0.6}, "rope": {"E5": 1.0, "E6": 0.6},
     "vocab": {"F7": 1.0, "E1": 0.5}, "uneven": {"E8": 1.0, "F7": 0.5}, "padding": {"E11": 0.9, "F7": 0.8},
-    "ranks": {"E1": 1.0},
+    "ranks": {"E1": 1.0}, "rows": {"E1": 0.6, "F7": 0.5},
     "name": {"E9": 0.8, "A1": 0.7}, "mixed": {"E1": 0.9, "E13": 0.5}, "flat": {"E13": 0.9, "E7": 0.8},
     "shift": {"E7": 1.0, "E13": 0.6}, "axis": {"E1": 1.0},
 }  # fmt: skip
@@ -240,8 +240,9 @@ def vocabulary(case: Case) -> Iterator[Match]:
 # ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 LAYOUTS = (
-    made("E1", "Tensor-parallel ranks were put together in the wrong order or along the wrong axis.",
-         "shards are joined by file order, or by another axis than they were cut", "up to the loss of a new model",
+    made("E1", "Blocks of rows or columns are in another order, or along another axis.",
+         "shards of tensor-parallel ranks were joined by file order or along another axis; gates were reordered",
+         "up to the loss of a new model",
          "join by the offsets that the checkpoint states; check rank order and the axis of each tensor", ECHO,
          "catalogue E1", megatron="convert with the tool of the version that saved; mp_rank_TT is the tensor rank",
          deepspeed="universal checkpoint: check the patterns for row- and column-parallel tensors",
@@ -359,7 +360,7 @@ COPIES = (
          "better at first, then a bump", "load the raw weights; keep the average apart with its counter", ECHO,
          "schnetpack 785, YOLOX 1318, lightly 892",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 N21 R09 R02",
-         losses="the first loss is better than before, then worse",
+         losses="the first losses differ: better where the average is recent, worse where it is old",
          pattern=averaged),
     made("F5", "An adapter was not loaded, or was merged twice.", "wrapped twice, merged and active, other scaling",
          "the loss of the start, or a jump", "load base and adapter each once; merge at most once", ECHO,

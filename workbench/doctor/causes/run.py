@@ -175,7 +175,8 @@ def another_step(case: Case) -> Iterator[Match]:
             continue
         words = case.equal(change, MOMENTS, "moments")
         reasons = case.against(("B1 B3", words), ("G7 G6", case.equal(change, change.weights, "weights")))
-        yield Match(change.leg, 0.95 if words else 0.6, frozenset(names), bool(words) and change.exact, reasons=reasons)
+        yield Match(change.leg, 0.95 if words else 0.6, frozenset(names), bool(words) and change.exact, reasons=reasons,
+                    title="The optimizer's step counters were changed; the moments were kept.")  # fmt: skip
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "R11")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
@@ -432,8 +433,9 @@ PRECISION = (
          "the loss stops falling", "keep fp32 masters, or round stochastically",
          "an earlier checkpoint", "catalogue D6",
          explains="P10"),
-    made("D7", "The weights were cast when they were saved.", "fp32 through bf16, as in an export used to resume",
-         "as for masters: small updates so far are lost", "resume from the training checkpoint, not from an export",
+    made("D7", "The weights were cast to a narrower type.", "fp32 through bf16, as in an export used to resume",
+         "as for masters: small updates so far are lost",
+         "load the weights in the type that the training keeps; do not resume from an export",
          ECHO, "catalogue D7",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 N3",
          pattern=weights_cast),

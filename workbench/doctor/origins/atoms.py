@@ -38,7 +38,7 @@ _KINDS = tuple(
     (kind, re.compile(rf"(?:^|[._])(?:{words})(?:[._]|$)"))
     for kind, words in {
         "norm": r"\w*norm\w*|ln_[12f]|ln_f",
-        "embed": r"embed_tokens|tok_embeddings|word_embeddings|wte|embed_in",
+        "embed": r"(?<!_)emb|embed_tokens|tok_embeddings|word_embeddings|wte|embed_in",
         "head": r"lm_head|output_layer|embed_out|output",
         "q": r"q_proj|wq|query|q",
         "k": r"k_proj|wk|key|k",

@@ -243,6 +243,8 @@ def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> l
             continue
         if pattern is not None:
             looks[at] = _named(one, pattern)
+            if pattern.name == "cast" and not pattern.detail["changed"]:
+                looks[at] = replace(looks[at], kind="type")  # the same numbers in a wider type
         if looks[at].kind in ("near", "other", "part"):
             if _zeros(one, before, after):
                 looks[at] = replace(looks[at], kind="zeros", text="")
@@ -254,7 +256,7 @@ def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> l
     _joined(atoms, looks)
     if left:
         not_checked["patterns"] = f"{left:,} of {len(wanted):,} changed tensors were not searched for a pattern"
-    return looks
+    return [one for one in looks if one.kind != "type"]
 
 
 def _named(one: Look, pattern: Pattern) -> Look:

@@ -4,7 +4,7 @@
 
     rows of one other tensor       layer (E9) · expert (E10) · gate ↔ up (E3) · q, k, v (E4)
     rows of several                gate and up (E2) · q, k and v (E4)
-    own rows or columns            vocabulary (F7 E11) · rotary halves (E5) · heads (E6) · ranks (E1)
+    own rows or columns            vocabulary (F7 E11) · q, k, v (E4) · rotary halves (E5) · heads (E6) · ranks (E1)
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ TAGS: Mapping[str, str] = {
     "rope": "have the rows within each head in another order", "vocab": "have rows of the vocabulary elsewhere",
     "padding": "have padding rows among trained ones of the vocabulary",
     "uneven": "have the rows of the last, smaller shard elsewhere",
-    "ranks": "have shards joined in another order", "name": "hold another tensor's values",
+    "ranks": "have blocks of rows or columns in another order",
+    "rows": "have rows in another order", "name": "hold another tensor's values",
     "mixed": "mix rows of several tensors",
 }  # fmt: skip
 
@@ -70,7 +71,11 @@ def gathered(tags: dict[str, list[T]]) -> dict[str, list[T]]:
 
 def tag_of(facts: Geometry, one: Move) -> str:
     kind = kind_of(one.fqn)
+    if kind == "qkv" and own(one) and _thirds(one):
+        return "qkv"
     if one.columns:
+        if kind == "qkv":  # GPT-2 stores [in, out]
+            return "heads"
         return "heads" if kind == "o" and _heads(facts, one) else "ranks"
     if own(one):
         return _own_tag(facts, one, kind)
@@ -78,6 +83,8 @@ def tag_of(facts: Geometry, one: Move) -> str:
     mine = names_of(one.fqn)
     theirs = [names_of(name) for name in one.sources]
     same_layer = all(other[1] == mine[1] and other[2] == mine[2] for other in theirs)
+    if same_layer and whole(one) and mine[0] != theirs[0][0] and kinds == {kind} and kind:
+        return "layer"  # of another stack: an encoder's in the decoder
     if same_layer and kinds <= {"gate", "up"}:
         return "gate_up" if whole(one) else "gate_up_mixed"
     if same_layer and kinds <= {"q", "k", "v"}:
@@ -98,7 +105,19 @@ def _own_tag(facts: Geometry, one: Move, kind: str) -> str:
         return "expert"
     if len(one.shape) == 3 and _by(one, one.shape[1]):
         return "expert"
-    return "ranks"
+    return "rows" if one.form.get("form") == "roll" and not _even(one) else "ranks"
+
+
+def _thirds(one: Move) -> bool:
+    """Whether query, key and value of a fused weight were exchanged whole."""
+    width = one.shape[-1] if one.columns else one.shape[0]
+    sizes = [one.form[name] for name in ("first", "second", "size") if name in one.form]
+    return bool(sizes) and width % 3 == 0 and all(int(size) % (width // 3) == 0 for size in sizes)
+
+
+def _even(one: Move) -> bool:
+    """Whether a roll is by whole shards."""
+    return any(int(one.form.get("shift", 1)) * n % one.shape[0] == 0 for n in RANKS)
 
 
 def _vocabulary(facts: Geometry, one: Move) -> str:

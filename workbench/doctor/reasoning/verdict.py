@@ -19,7 +19,7 @@ from workbench.doctor.reasoning.diagnosis import Suspect
 __all__ = ["coverage", "verdict", "weak"]
 
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer remembers the load
-COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND, Status.ABSENT)
+COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND)
 SETTINGS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}
 
 
@@ -55,11 +55,12 @@ def coverage(case: Case) -> str:
     for group, quantities in GROUPS.items():
         of, _ = case.ledger.count(leg, quantities)
         seen, _ = case.ledger.count(leg, quantities, *COMPARED)
+        gone, _ = case.ledger.count(leg, quantities, Status.ABSENT)
         if of:
-            parts.append(f"{seen:,} of {of:,} {group}")
+            parts.append(f"{seen:,} of {of:,} {group}" + (f" ({gone:,} absent)" if gone else ""))
         elif group == "moments" or (group == "weights" and not case.ledger.count(leg, MASTERS)[0]):
             parts.append(f"no {group}")
-    known = {row.quantity for row in case.ledger if row.leg == leg and row.status in COMPARED}
+    known = {row.quantity for row in case.ledger if row.leg == leg and row.status is not Status.SKIPPED}
     missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
     if "step" not in known:
         missed.insert(0, "optimizer's counters")

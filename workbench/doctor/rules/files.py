@@ -146,7 +146,7 @@ def _outcome(state: State, log: Log, deep: bool) -> Outcome:
     role = dict(zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True))
     for finding in log.report("").found:
         # moments of a parameter that saw no gradient are the values' rules'
-        idle = finding.rule == "values.all_zero" and role.get(finding.where) not in ("param", "master")
+        idle = finding.rule == "values.all_zero" and not _trained(state, finding.where, role)
         if finding.rule in MEANS and finding.severity != "info" and not idle:
             groups[finding.rule].append(finding)
     empty = _zeros(groups)
@@ -156,6 +156,16 @@ def _outcome(state: State, log: Log, deep: bool) -> Outcome:
     fired = {sign.rule for sign in found.signs}
     _told(state, log, found, fired, deep)
     return found
+
+
+def _trained(state: State, key: str, role: Mapping[str, str]) -> bool:
+    """Whether it is a weight that the optimizer moves, as far as the checkpoint tells: a frozen bias may be zero."""
+    if role.get(key) not in ("param", "master"):
+        return False
+    catalog = state.ckpt.catalog
+    held = state.params.get(state.ckpt.fqns[catalog.index[key]] or "", {})
+    several = any("exp_avg_sq" in roles for roles in state.params.values())
+    return not several or "exp_avg_sq" in held
 
 
 def _sign(

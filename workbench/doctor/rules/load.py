@@ -114,7 +114,7 @@ def check_echo(pair: Pair, *, threads: int | None = None, tick: Tick | None = No
         by_owner.setdefault((one.atom.owners[0], one.atom.role), []).append(one)
     found.signs += _others(pair, found)
     found.status = {key: TensorStatus(*key, row.status, row, tuple(by_owner.get(key, ()))) for key, row in rows.items()}
-    _told(found, rows, pair.a.facts.steps.counts == pair.b.facts.steps.counts)
+    _told(found, rows, pair.a.facts.steps.counts == pair.b.facts.steps.counts, _absent(pair))
     return found
 
 
@@ -212,7 +212,17 @@ def _gone(pair: Pair) -> list[Sign]:
     return [ECHO["R03"].sign(text, {"in": IN, "gone": True}, gone[:100], hit=len(gone), of=len(had), causes=("B1",))]
 
 
-def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted: bool) -> None:
+def _absent(pair: Pair) -> bool:
+    """Whether the echo lacks a state that the checkpoint holds."""
+    if pair.mapped:
+        return False  # another format may not have it
+    there = pair.b.params
+    return any(
+        role in ROLES and role not in there.get(fqn, {}) for fqn, roles in pair.a.params.items() for role in roles
+    )
+
+
+def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted: bool, absent: bool) -> None:
     """What was looked at, what could not be, and what was shown to be healthy."""
     read = [row for row in rows.values() if row.status in ("equal", "changed", "type")]
     for rule in ECHO:
@@ -234,7 +244,7 @@ def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted
             text = f"{len(some):,} of {len(some):,} {what} ({elements:,} elements) are equal bit for bit"
             found.cleared.append(Cleared(what, text, causes))
             whole.append(what)
-    lost = any(sign.evidence.get("gone") for sign in found.signs)
+    lost = any(sign.evidence.get("gone") for sign in found.signs) or absent
     held = {what for what, (roles, _) in CLEARS.items() if any(role in roles for _, role in rows)}
     causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
     if "weights" in whole and held <= set(whole) and not lost:

@@ -102,7 +102,8 @@ def same_size(pair: Pair) -> list[Sign] | str:
     roles: dict[str, list[int]] = {}
     for role in dict.fromkeys(role for _, role in off):
         roles[role] = [sum(size for (_, one), (size, *_) in side.items() if one == role) for side in (a, b)]
-    words = ", ".join(f"{role} {one:,} → {two:,}" for role, (one, two) in sorted(roles.items()))
+    words = ", ".join(f"{role} {one:,} → {two:,}" for role, (one, two) in sorted(roles.items()) if one != two)
+    words = words or f"{many(len(off), 'tensor')} under other names"
     both = [(one, two) for one, two in off.values() if one and two]
     smaller = [key for key, (one, two) in off.items() if one and two and one[1] == two[1] and two[2] < one[2]]
     rounded, gone = (sorted({role for _, role in keys}) for keys in (smaller, [key for key in off if key not in b]))
@@ -110,9 +111,11 @@ def same_size(pair: Pair) -> list[Sign] | str:
     late = all(one is None and role != "param" and fqn in pair.a.params for (fqn, role), (one, _) in off.items())
     words += f"; {many(len(smaller), 'tensor')} of as many elements are of a smaller type" if rounded else ""
     words += "; all of it is new state of parameters that had none" if late else ""
+    wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
+    words += "; all of it is in a wider type" if wider else ""
     evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
     names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
-    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity="info" if late else "warn")]
+    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity="info" if late or wider else "warn")]
 
 
 def same_buffers(pair: Pair) -> list[Sign] | str:

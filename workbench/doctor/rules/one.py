@@ -90,11 +90,16 @@ def judge_one(
 ) -> Iterator[Sign]:
     """The signs of a state's sums; what was as far out in an ``earlier`` checkpoint is no sign."""
     shapes = {slot.fqn: slot.shape for slot in slots}
-    types = {slot.fqn: slot.dtype((0, "master")) or slot.dtype((0, "param")) for slot in slots}
+    types = {
+        slot.fqn: ""
+        if _was_narrow(earlier, slot.fqn, "param")
+        else slot.dtype((0, "master")) or slot.dtype((0, "param"))
+        for slot in slots
+    }
     step = state.facts.step or state.facts.steps.usual or 0
     yield from _numbers(found, earlier)
     yield from _moments(found, step)
-    yield from _masters(found, step)
+    yield from _masters(found, step, earlier)
     yield from _copies(state, found, shapes)
     yield from _ones(found, shapes, types, step)
 
@@ -104,7 +109,9 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
     squares = _squares(found)
     for fqn, sums in found.items():
         for role, numbers in sums.numbers.items():
-            if numbers.nan + numbers.inf:
+            # an attention mask is -inf where nothing is seen; no optimizer moves it
+            mask = "exp_avg" not in sums.numbers and not numbers.nan and numbers.max in (0.0, 1.0)
+            if numbers.nan + numbers.inf and not mask:
                 sick.append((fqn, role, numbers.nan + numbers.inf))
             alone = numbers.gap >= GAP and numbers.max > OUTLIER * numbers.median > 0
             if role in ("param", "master") and numbers.count >= SAMPLE and alone:
@@ -134,6 +141,14 @@ def _squares(found: Mapping[str, OneState]) -> bool:
     held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
     large = [numbers for numbers in held if numbers.count >= SAMPLE]
     return not large or any(4 * numbers.negative <= numbers.count for numbers in large)
+
+
+def _was_narrow(earlier: State | None, fqn: str, role: str) -> bool:
+    """Whether it had 16 bits before, and a wider type does not mean that digits were lost."""
+    position = None if earlier is None else earlier.params.get(fqn, {}).get(role)
+    if earlier is None or position is None or "master" in earlier.params[fqn]:
+        return False
+    return earlier.ckpt[earlier.ckpt.catalog.keys[position]].element.name in ("bfloat16", "float16")
 
 
 def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
@@ -187,7 +202,7 @@ def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
         yield _sign("S05", hit, text, of=len(held), step=step)
 
 
-def _masters(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
+def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) -> Iterator[Sign]:
     odd = [(fqn, "", sums.unrounded) for fqn, sums in found.items() if sums.unrounded]
     if odd:
         count, of = sum(one[2] for one in odd), sum(sums.compared for sums in found.values())
@@ -202,7 +217,8 @@ def _masters(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
     for rule, roles in (("S09", ("master",)), ("S10", ("exp_avg", "exp_avg_sq"))):
         low = [
             (fqn, role, sums.low[role][0]) for fqn, sums in found.items() for role in roles
-            if sums.low.get(role, (0, 0))[0] >= LOW_LEAST and sums.low[role][0] > share_of[rule] * sums.low[role][1]
+            if not _was_narrow(earlier, fqn, role)
+            and sums.low.get(role, (0, 0))[0] >= LOW_LEAST and sums.low[role][0] > share_of[rule] * sums.low[role][1]
         ]  # fmt: skip
         if low and step > 0:
             of = sum(found[fqn].low[role][1] for fqn, role, _ in low)

@@ -8,7 +8,7 @@ from statistics import median
 
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
-from workbench.doctor.ledger.sign import RULES, Rule, Sign, register
+from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import Slot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
 
@@ -158,8 +158,12 @@ def _counts(
     # all that is equal in every bit was not trained; what the optimizer never held is no evidence
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
-        text = f"all {len(trained):,} trained parameters are equal bit for bit, though updates lie between"
-        yield _sign("N25", list(trained), text, len(trained))
+        moved = any(sums.still < sums.count for sums in trained.values())  # the learning rate is 0
+        skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
+        steps = max(due[fqn] for fqn in trained)
+        why = "though their moments moved" if moved else f"though the trainer went on by {many(steps, 'step')}"
+        text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
+        yield _sign("N25", list(trained), text, len(trained), severity="info" if moved or skipped else None)
         return
     moments = {fqn: sums for fqn, sums in half.items() if sums.count and sums.still > sums.count / 2}
     if moments:
