@@ -72,6 +72,26 @@ def test_imports_run_one_way():
     assert not broken, "\n".join(broken)
 
 
+def test_the_folders_of_the_doctor_form_no_circle():
+    """Also inside functions: a lower floor asks nothing of a higher one."""
+
+    def floor(name: str) -> str:
+        parts = name.split(".")
+        folder = ".".join(parts[:3])
+        return parts[2] if len(parts) > 2 and (PACKAGE / "doctor" / parts[2]).is_dir() else f"({folder})"
+
+    inside = [
+        i for i in IMPORTS if i.source.startswith("workbench.doctor.") and i.target.startswith("workbench.doctor.")
+    ]
+    edges = {(floor(i.source), floor(i.target)) for i in inside}
+    edges = {(a, b) for a, b in edges if a != b and not (a + b).count("(")}
+    assert ("laws", "compiled") in edges
+    left = {one for edge in edges for one in edge}
+    while lowest := left - {a for a, b in edges if b in left}:
+        left -= lowest
+    assert not left, sorted((a, b) for a, b in edges if a in left and b in left)
+
+
 def test_light_rooms_import_nothing_heavy_when_they_are_imported():
     broken = [
         f"{i.source}:{i.line} imports {i.target}"

@@ -146,7 +146,7 @@ def state_bound(
     """
     _, room, under = terms = state_bound_terms(limit, betas, dtype)
     if fast and m.dtype == v.dtype == np.float32:
-        from workbench.doctor.passes import fast_one
+        from workbench.doctor.compiled import fast_one
 
         broken, worst, at = fast_one.state_bound(m, v, terms, known)
         return Hits(broken, len(m), worst, at)

@@ -130,7 +130,7 @@ def rounding(master: Array, weight: Array, half: bool, *, fast: bool = False) ->
         fast: use the compiled code, which knows bfloat16.
     """
     if fast and not half and weight.dtype.itemsize == 2:
-        from workbench.doctor.passes import fast_one
+        from workbench.doctor.compiled import fast_one
 
         return fast_one.rounding(master, weight)
     rounded = Rounding.rounded(weight.dtype.itemsize, half, master)
@@ -144,7 +144,7 @@ def rounding(master: Array, weight: Array, half: bool, *, fast: bool = False) ->
 def low_bits(values: Array, kind: str, *, fast: bool = False) -> tuple[int, int]:
     """Float32 numbers (as bits) that a 16-bit type holds exactly, and of how many; powers of two and 0 left out."""
     if fast:
-        from workbench.doctor.passes import fast_one
+        from workbench.doctor.compiled import fast_one
 
         return fast_one.low_bits(values, LOW[kind])
     mantissa = values & np.uint32(0x7FFFFF)

@@ -50,7 +50,7 @@ class Numbers:
     def take(self, values: Array, *, fast: bool = False) -> None:
         values = values.astype(np.float32, copy=False)
         if fast:
-            from workbench.doctor.passes import fast_one
+            from workbench.doctor.compiled import fast_one
 
             self.note(len(values), *fast_one.numbers(values))
             return
@@ -209,7 +209,7 @@ class OneFold:
     def _compiled(
         self, state: OneState, values: Mapping[str, Array], kinds: Mapping[str, str | None], block: Block
     ) -> None:  # fmt: skip
-        from workbench.doctor.passes import fast_one
+        from workbench.doctor.compiled import fast_one
 
         roles = list(values)
         low, terms = _low_of(kinds), None
@@ -307,7 +307,7 @@ def _low(state: OneState, role: str, low: int, full: int) -> None:
 def _digest(bits: Array, start: int, fast: bool = False) -> int:
     """Σ mix(bits, position) mod 2⁶⁴: adds up over blocks in any order, and changes where two elements trade places."""
     if fast and bits.dtype.itemsize in (2, 4):
-        from workbench.doctor.passes import fast_one
+        from workbench.doctor.compiled import fast_one
 
         return fast_one.digest(bits, start)
     raw, total = bits.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[bits.dtype.itemsize]), 0

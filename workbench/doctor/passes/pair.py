@@ -315,7 +315,7 @@ def _compiled(
     values: Mapping[tuple[int, str], Array],
     start: int,
 ) -> None:
-    from workbench.doctor.passes import fast_pair
+    from workbench.doctor.compiled import fast_pair
 
     names = [(side, role) for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
     tensors = (*(values.get(name) for name in names), *(values.get((side, weight or "")) for side in (0, 1)))

@@ -147,7 +147,7 @@ class Sums:
     def _weights(self, x: Array, fast: bool) -> None:
         self.count += x.size
         if fast and x.dtype == np.float32:
-            from workbench.doctor.passes import fast_rows
+            from workbench.doctor.compiled import fast_rows
 
             rows, columns, fourth = fast_rows.square_sums(x)
         else:
@@ -163,7 +163,7 @@ class Sums:
         first = start // self.shape[1]
         cut = min(max(self.shape[0] // 2 - first, 0), len(v))
         if fast and v.dtype == np.float32:
-            from workbench.doctor.passes import fast_rows
+            from workbench.doctor.compiled import fast_rows
 
             rows, sums, rest = fast_rows.logs(v, cut, BACKGROUND)
         else:

@@ -6,7 +6,7 @@
                                     ├─ exponents ── bytes ──► eight tables of counts   one element at a time
                                     └─ low bits · rounding · digest · m² ≤ K·v         wide instructions
 
-Loops and kernels stay in one file, see :mod:`workbench.doctor.passes.compiled`.
+Loops and kernels stay in one file, see :mod:`workbench.doctor.compiled.kernels`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.passes.compiled import NEARLY, RUN, exact, ready, reordered
+from workbench.doctor.compiled.kernels import NEARLY, RUN, exact, ready, reordered
 
 __all__ = ["digest", "fold", "low_bits", "numbers", "rounding", "state_bound"]
 

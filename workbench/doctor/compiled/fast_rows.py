@@ -5,7 +5,7 @@
     x  (rows, columns) float32 ──┬─ means of x² by row, sums by column, Σ x⁴
                                  └─ the bits as a number: log₂ but for a curve; an octave is 1
 
-Loops and kernels stay in one file, see :mod:`workbench.doctor.passes.compiled`.
+Loops and kernels stay in one file, see :mod:`workbench.doctor.compiled.kernels`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.passes.compiled import exact, ready, reordered
+from workbench.doctor.compiled.kernels import exact, ready, reordered
 
 __all__ = ["logs", "square_sums"]
 

@@ -10,7 +10,7 @@
 Each law is a loop of its own that the compiler turns into wide instructions, in float64 and in the order in which
 :mod:`workbench.doctor.laws.bounds` writes it, so that both ways agree on every element. Only sums may be reordered.
 
-Loops and kernel stay in one file, see :mod:`workbench.doctor.passes.compiled`.
+Loops and kernel stay in one file, see :mod:`workbench.doctor.compiled.kernels`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.passes.compiled import NEARLY, RUN, exact, ready, reordered
+from workbench.doctor.compiled.kernels import NEARLY, RUN, exact, ready, reordered
 
 __all__ = ["COUNTS", "LAWS", "SUMS", "fold"]
 
