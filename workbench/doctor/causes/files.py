@@ -285,7 +285,7 @@ CHANGES = (
     made("H1", "Settings of the run changed.", "arguments of the new launch, or new defaults", "as the setting goes",
          "compare the arguments with what was meant; if they were not, resume again with those of before",
          "the arguments of both launches", "catalogue H1",
-         explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14",
+         explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
          losses="the loss depends on the setting",
          everywhere=True,
          pattern=settings),

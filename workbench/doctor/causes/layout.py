@@ -359,7 +359,7 @@ COPIES = (
     made("F4", "Averaged weights were loaded as the weights.", "the average was saved or loaded in their place",
          "better at first, then a bump", "load the raw weights; keep the average apart with its counter", ECHO,
          "schnetpack 785, YOLOX 1318, lightly 892",
-         explains="P05 P06 P08 P11 P12 P13 P17 P18 N21 R09 R02",
+         explains="P05 P06 P08 P11 P12 P13 P17 P18 N21 R09 R02 R03",
          losses="the first losses differ: better where the average is recent, worse where it is old",
          pattern=averaged),
     made("F5", "An adapter was not loaded, or was merged twice.", "wrapped twice, merged and active, other scaling",

@@ -159,8 +159,8 @@ def _among(facts: TrainingState) -> list[Sign]:
 
 def _against(facts: TrainingState) -> list[Sign]:
     usual, step = facts.steps.usual, facts.step
-    if usual is None or step is None or abs(usual - step) <= 1:
-        return []
+    if usual is None or step is None or any(abs(count - step) <= 1 for count in facts.steps.counts):
+        return []  # others stand still: frozen, or reset (see _among)
     skipped = facts.value("skipped_steps") or 0
     if skipped and abs(usual + skipped - step) <= 1:
         return []
