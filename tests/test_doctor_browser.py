@@ -36,8 +36,10 @@ def test_from_an_empty_tab_to_the_cause_and_back_by_the_link(quiet, served):
     assert "certain" in cause.inner_text()
     wanted = {"ckpt": "run/step-240.pt", "tab": "doctor", "echo": "run/step-240-echo.pt"}
     assert link(page, **wanted) == wanted
-    page.locator(".bk-Figure").nth(1).wait_for()  # shards, low bits
+    shards_and_low_bits = page.locator(".bk-Figure").nth(1)  # the last to be drawn: the tab is complete then
+    shards_and_low_bits.wait_for()
     page.reload()
+    shards_and_low_bits.wait_for()
     cause.wait_for()
     page.locator('.tabulator-cell[tabulator-field="rule"]', has_text="R09").click()
     page.locator("h3.finding", has_text="R09").wait_for()
