@@ -236,7 +236,7 @@ def _mark(one: Trial, way: str) -> str:
 
 
 def _sign(one: Trial, number: int, ways: Sequence[str]) -> str:
-    """What is told of a sealed case: whether it went right, and not what it is."""
+    """The line printed for a sealed case: the outcome, without the name of the fault."""
     marks = " ".join(_mark(one, way) for way in ways) if not one.failed else "could not be made"
     return f"sealed case {number:3}  {marks}   {one.made:4.1f}+{one.spent:.1f}s"
 

@@ -1,7 +1,7 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the two halves.
 
-The development half is what the doctor may be tuned on. The sealed half is never looked at while it is: only counts of
-its cases are told.
+Rules may be tuned on the development half. The sealed half only measures: its results are printed as counts, and nobody
+reads its cases while tuning.
 """
 
 from __future__ import annotations

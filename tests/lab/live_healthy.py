@@ -285,7 +285,7 @@ LIVE_HEALTHY: list[Fault] = [
     variant("v35_cyclic", "a cyclic learning rate", schedule=cyclic),
     variant("v36_pure_bf16", "bf16 weights and moments", net=halves, true=("D5", "D6")),
     variant("v37_scaler", "a loss scale that grows and backs off, and skipped updates", base=Sheltered),
-    variant("v38_tied_safetensors", "tied embeddings, of which safetensors stores one name", base=Tied,
+    variant("v38_tied_safetensors", "tied embeddings, which safetensors stores under one name", base=Tied,
             needs={"tied": True}, layouts=("folder", "folder", "torch_save")),
     variant("v39_unclipped_constant", "no clipping, no schedule", clip=0.0, schedule=lambda self, one: None),
     variant("d01_rewarm", "the schedule is begun anew on purpose", kind="deliberate", fresh=("scheduler",),

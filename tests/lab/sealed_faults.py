@@ -570,7 +570,7 @@ SEALED_FAULTS = [
           told(lambda s: {"step": s.trainer.step - 20}), also=("G6", "B2"), why="counters disagree"),
     Fault("s70_random_unsaved", "C8", "random states are not saved any more", AFTER,
           lambda state, lab: state.declared(unstored=("rng_state",)), also=("A5",),
-          formats=("torch_save", "dcp", "torch_masters"), why="state that is no tensor of the model's is gone"),
+          formats=("torch_save", "dcp", "torch_masters"), why="state outside the model's tensors is gone"),
     Fault("s81_schedule_unsaved", "C1", "the schedule is not loaded, nor saved any more: the lr starts again", AFTER,
           lambda state, lab: state.declared(unstored=("scheduler",)).told(scheduler=0), also=("C2",), formats=WHOLE,
           why="lr starts anew; the curve is not stored"),

@@ -306,7 +306,7 @@ TRIALS = [
           seen("alone echo next early"), steps(lambda step: 0.0, vectors)),
     Fault("u21_clip_off", "H1", "clipping is switched off in the arguments", AFTER,
           lambda state, lab: state.declared(clip=0.0), needs=with_(clip=1.0), formats=(*ARGUED, "megatron")),
-    Fault("u22_scale_not_removed", "D8", "gradients keep the loss scale, of which Adam shows nothing", AFTER,
+    Fault("u22_scale_not_removed", "D8", "gradients are not unscaled, which hardly changes Adam's updates", AFTER,
           told(lambda s: {"silent": (("gradient", 1024.0),)}), also=("B10", "G3", "H1"), needs=with_(clip=0.0),
           visible=False, why="as large gradients, whatever made them so"),
     Fault("u22b_gradients_summed", "C10", "gradients summed over eight ranks, not averaged", AFTER,

@@ -32,17 +32,17 @@ GONE = ("zero", "absent")  #: forms of a state that is lost
 
 @dataclass(frozen=True)
 class Match:
-    """Where the ledger holds what a cause would leave.
+    """A place in the ledger that shows what a cause would leave.
 
     Attributes:
-        leg: on which it was seen.
-        strength: from 0 to 1: 1 where this is what the cause, and no other that is known, leaves.
-        names: parameters that are affected; empty: the run as a whole.
-        exact: it rests on equality or an exact law that no deliberate change breaks.
-        question: another reading under which nothing is wrong, as a question; then no error is told.
+        leg: the leg on which it was seen.
+        strength: 0 to 1; 1 if no other known cause leaves the same trace.
+        names: affected parameters; empty if the run as a whole is affected.
+        exact: whether it rests on equality or an exact law that no deliberate change breaks.
+        question: asks whether the change was intended; if set, the cause is a warning at most.
         reasons: cause → a measured sentence that speaks against it.
-        signs: of which it consists, where these are no part of the ledger.
-        title: in place of the cause's own.
+        signs: the findings that it rests on, where these are not rows of the ledger.
+        title: replaces the cause's title.
     """
 
     leg: str
@@ -57,12 +57,15 @@ class Match:
 
 @dataclass(frozen=True)
 class Counters:
-    """Of the optimizer, on a leg: names of parameters each.
+    """The optimizer's counters on a leg, as sets of parameter names.
 
     Attributes:
-        kept: advanced as the trainer did (in a load: equal). reset: began anew.
-        ahead: advanced farther. behind: less far, or fell without beginning anew. known: any of these.
-        by: how far those that are ahead or behind are off, the commonest.
+        kept: advanced by as many updates as the trainer (in a load: unchanged).
+        reset: restarted from zero.
+        ahead: advanced by more updates than the trainer.
+        behind: advanced by fewer, or fell without restarting.
+        by: the most common difference of those that are ahead or behind, in updates.
+        known: the union of all four.
     """
 
     kept: frozenset[str] = frozenset()

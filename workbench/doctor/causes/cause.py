@@ -2,9 +2,9 @@
 
 ::
 
-    pattern     what the ledger holds if this is the cause             ──► matches: names, strength, measured reasons
+    pattern     finds in the ledger what this cause leaves  ──► matches: names, strength, measured reasons
     explains    rules whose signs may follow from it, on those names
-    expects     rules one of which fires if it is the cause and they were looked at
+    expects     rules; if the cause applies and they were checked, at least one of them fires
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Cause:
         settles: which further file or fact settles doubts.
         source: threads, papers or code that it was seen in.
         explains, expects: ids of rules, as above.
-        losses: which of the first losses after the resume shows it.
-        everywhere: it is about the run as a whole: about every parameter.
-        pattern: where the ledger matches it; ``None``: only its rules name it.
-        damage: what to expect, with the run's own numbers.
+        losses: which of the first losses after the resume are wrong.
+        everywhere: whether it affects every parameter.
+        pattern: finds it in the ledger; ``None`` if only its rules name it.
+        damage: states what to expect, with the run's own numbers.
     """
 
     id: str

@@ -25,10 +25,10 @@ _MAGNITUDE, _INFINITY, _ONE = 0x7FFFFFFF, 0x7F800000, 0x3F800000
 _SALT = 0x9E3779B97F4A7C15
 _NONE = np.zeros(0, np.int32)
 _NONE.flags.writeable = False
-MOST = 6  #: tensors of a parameter
-PART = 1 << 16  #: elements of each of them that are looked at together
-CHUNK = 512  #: elements whose extents are known
-THIRD = 1024  #: elements of which three runs are counted together
+MOST = 6  #: tensors of one parameter
+PART = 1 << 16  #: elements of each tensor that are processed in one go
+CHUNK = 512  #: elements that share one smallest and largest value
+THIRD = 1024  #: length of each of three runs whose exponents are counted in one loop
 
 
 def fold(
@@ -82,7 +82,10 @@ def numbers(values: Array) -> tuple[list[int], Array]:
 
 
 def low_bits(values: Array, low: int) -> tuple[int, int]:
-    """``float32`` bits of which those of ``low`` are 0, and of how many; powers of two, 0, NaN and Inf left out."""
+    """How many ``float32`` elements have zeros in all bits of ``low``, and how many were counted.
+
+    Powers of two, 0, NaN and Inf are skipped: they say nothing of a rounding.
+    """
     found = np.zeros(264, np.int64)
     _numbers(ready(values, np.int32), np.int32(low), found[:8], found[8:])
     return int(found[6]), int(found[7])
@@ -113,7 +116,7 @@ def state_bound(m: Array, v: Array, terms: tuple[float, float, float], known: fl
 
 @exact
 def _fold(a, b, c, d, e, f, count, low, places, start, limit, room, under, found, worst, at):
-    """In parts of which all tensors stay in a core's cache."""
+    """Process :data:`PART` elements of every tensor at a time, so that they stay in the core's cache."""
     every = (a, b, c, d, e, f)
     main, first, second = places
     broken, total, mixed = 0, 0.0, np.uint64(0)

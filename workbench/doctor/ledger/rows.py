@@ -118,13 +118,13 @@ class Change:
         return self._rows
 
     def seen(self, *quantities: str) -> set[str]:
-        """Parameters of which one of the quantities was compared."""
+        """Parameters for which at least one of the quantities was compared."""
         return set().union(*(self._seen.get(quantity, ()) for quantity in quantities))
 
     def hit(self, quantities: Iterable[str], *forms: str) -> set[str]:
-        """Parameters of which one of the quantities is beyond its law; with forms: and became one of those.
+        """Parameters with a quantity beyond its law; if ``forms`` are given, only those that took one of these forms.
 
-        A form that ends in ``.`` stands for all that begin so.
+        A form that ends in ``.`` matches every form that starts with it.
         """
         found: set[str] = set()
         for quantity in quantities:
@@ -150,7 +150,7 @@ class Change:
         return next((self._detail[q, name] for q in quantities if (q, name) in self._detail), {})
 
     def clean(self, quantities: Iterable[str], names: Iterable[str] | None = None) -> set[str]:
-        """Parameters of which at least one of the quantities was compared, and none is beyond its law."""
+        """Parameters with at least one of the quantities compared and none beyond its law."""
         quantities = tuple(quantities)
         found = self.seen(*quantities) - self.hit(quantities)
         return found if names is None else found & set(names)
@@ -160,7 +160,7 @@ class Change:
         return {name for name in self.hit(MOMENTS) if name in set(names) or name.startswith(NUMBERED)}
 
     def whole(self, quantities: Iterable[str], names: Iterable[str], share: float = 0.9) -> bool:
-        """Whether those are (nearly) all parameters of which the quantities were compared."""
+        """Whether ``names`` cover at least ``share`` of the parameters for which the quantities were compared."""
         seen = self.seen(*quantities)
         return bool(seen) and len(seen & set(names)) >= share * len(seen)
 

@@ -5,7 +5,7 @@
     linear_fc1   gate 0 │ gate 1 │ up 0 │ up 1   ──▶   gate_proj  gate 0 │ gate 1      up_proj  up 0 │ up 1
     linear_qkv   q q k v │ q q k v               ──▶   q_proj  q q q q    k_proj  k k    v_proj  v v
 
-A tensor of which the parts cannot be told is an atom itself. Nothing is read: boxes are composed in the catalog.
+A tensor whose parts are unknown stays whole. Nothing is read: boxes are composed in the catalog.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ __all__ = ["adapters", "averaged", "low_rank"]
 
 Array = np.ndarray[Any, Any]
 
-SAMPLED = 8  #: tensors of which the rank is looked at
+SAMPLED = 8  #: tensors whose rank is estimated
 SIDE = 384  #: rows and columns of a sample
 ENERGY = 0.9  #: of the change, in the leading directions; the rest is rounding
 SMALL = 0.25  #: rank over the shorter side, at most: noise has all of it

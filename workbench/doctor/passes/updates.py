@@ -34,7 +34,7 @@ MOST = 1e300  #: updates: a float holds no more
 
 
 def between(pair: Pair) -> dict[str, Update]:
-    """fqn → what is known of the updates from A to B; parameters of which not even their number is known are absent."""
+    """fqn → what is known of the updates from A to B; parameters without a known number of updates are left out."""
     a, b = pair.a.facts, pair.b.facts
     trainer = passed(a, b)
     ends = sorted({*a.beta_ends, *b.beta_ends})

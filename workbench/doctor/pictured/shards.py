@@ -58,8 +58,8 @@ class Shards:
 class Rows:
     """Attributes:
     fqn, role: of the tensor. sources: tensors whose rows were searched, itself first.
-    source, place: ``(n,)`` which row of which one each row is; -1: none.
-    exact: whether by equality, else by cosine.
+    source, place: ``(n,)`` the tensor, and the row in it, that each row came from; -1: none.
+    exact: whether rows were matched by equality, not by cosine.
     """
 
     fqn: str

@@ -75,7 +75,7 @@ register(
          "catalogue, F2", "error", "models whose config says that they are tied while they are not",
          "tie the weights before the optimizer is made"),
     Rule("S14", "a layer twice", ("E9",), "one", "no two trained matrices are equal", "bit for bit", "catalogue, E9",
-         "error", "shared layers of which a copy each is stored, moments too; without moments it is a warning",
+         "error", "layers shared on purpose, stored under each name with moments; without moments a warning",
          "check the mapping of pipeline stages to layers", looked=_count),
     Rule("S15", "norms that were never trained", ("A3", "A2"), "one", "a weight that saw a gradient moved",
          "all of a vector exactly 1", "catalogue, A3", "error", "weights of 16 bits whose updates round away",
