@@ -22,7 +22,7 @@ from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.sign import Sign
-from workbench.doctor.origins.index import Block, RowIndex, blocks_text, row_keys
+from workbench.doctor.origins.index import MovedRows, RowIndex, blocks_text, row_keys
 from workbench.doctor.rules.elsewhere import check_rows
 from workbench.doctor.rules.load import EchoValues, check_echo
 from workbench.doctor.rules.load_signs import ECHO
@@ -267,6 +267,6 @@ def test_rows_that_say_nothing_go_with_their_neighbours(tmp_path):
         save_file({"w": part.contiguous()}, tmp_path / f"{name}.safetensors")
     a, b = (wb.open(str(tmp_path / f"{name}.safetensors"), cache=False)["w"] for name in "ab")
     found = RowIndex([a]).origins(0, *row_keys(b))
-    assert found.blocks[-1] == Block(1, 8, 0, 0) and found.share == 1.0
+    assert found.blocks[-1] == MovedRows(1, 8, 0, 0) and found.share == 1.0
     assert blocks_text(found.blocks[-1:], ["w"]) == "rows 1:8 are w 0:7"
     assert np.array_equal(found.place[1:], np.arange(7))

@@ -12,7 +12,7 @@ from workbench.analysis.report import Finding, Report
 from workbench.doctor.facts.evidence import Evidence, Pair, State
 from workbench.doctor.ledger.sign import RULES
 from workbench.doctor.rules.facts import check_facts
-from workbench.doctor.rules.prints import Compared
+from workbench.doctor.rules.prints import ComparedPrints
 from workbench.errors import EchoError
 
 __all__ = ["EchoReport", "differences", "facts", "own"]
@@ -95,7 +95,7 @@ def own(echo: Echo, before: State | None) -> list[Finding]:
     return found
 
 
-def differences(found: Compared, *, state: bool) -> list[Finding]:
+def differences(found: ComparedPrints, *, state: bool) -> list[Finding]:
     """What fingerprints told, a finding a role and kind.
 
     Args:

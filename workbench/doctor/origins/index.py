@@ -27,7 +27,7 @@ import numpy as np
 from workbench.analysis.patterns.read import bits, fold
 from workbench.tensor import LazyTensor
 
-__all__ = ["Block", "Origins", "RowIndex", "blocks_text", "row_keys", "row_shape"]
+__all__ = ["MovedRows", "Origins", "RowIndex", "blocks_text", "row_keys", "row_shape"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -38,7 +38,7 @@ FREE, NOWHERE = -2, -1  #: a row that says nothing; one that was not there befor
 
 
 @dataclass(frozen=True)
-class Block:
+class MovedRows:
     """Rows ``start:stop`` that were rows ``first:…`` of tensor ``source`` (its number in the index)."""
 
     start: int
@@ -57,7 +57,7 @@ class Origins:
         looked: rows that moved or changed and say something; found: of them, those that were somewhere before.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[MovedRows, ...]
     place: Ints
     still: int
     looked: int
@@ -180,7 +180,7 @@ class RowIndex:
                     place[at] = follow
                     at += way
 
-    def _blocks(self, place: Ints) -> Iterator[Block]:
+    def _blocks(self, place: Ints) -> Iterator[MovedRows]:
         """Runs of rows that were neighbours before."""
         source = np.searchsorted(self.starts, place, side="right") - 1
         cut = (np.diff(place) != 1) | (np.diff(source) != 0)
@@ -188,7 +188,7 @@ class RowIndex:
         for start, stop in pairwise(edges):
             if stop > start and place[start] >= 0:
                 number = int(source[start])
-                yield Block(start, stop, number, int(place[start] - self.starts[number]))
+                yield MovedRows(start, stop, number, int(place[start] - self.starts[number]))
 
 
 def _search(ordered: Array, places: Ints, keys: Array) -> Ints:
@@ -198,7 +198,7 @@ def _search(ordered: Array, places: Ints, keys: Array) -> Ints:
     return np.where(ordered[at] == keys, places[at], NOWHERE)
 
 
-def blocks_text(blocks: Sequence[Block], names: Sequence[str], most: int = 4) -> str:
+def blocks_text(blocks: Sequence[MovedRows], names: Sequence[str], most: int = 4) -> str:
     """``rows 0:96 are gate_proj 0:96, rows 96:192 are up_proj 0:96``."""
     told = [
         f"rows {one.start:,}:{one.stop:,} are {names[one.source]} {one.first:,}:{one.first + one.stop - one.start:,}"

@@ -29,7 +29,7 @@ from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounde
 from workbench.doctor.origins.atoms import BUFFERS, Atom, Atoms
 from workbench.doctor.origins.became import one_factor
 from workbench.doctor.origins.flat import Found, find_windows
-from workbench.doctor.origins.index import Block, RowIndex, row_keys, row_shape
+from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
 from workbench.doctor.origins.tags import Move
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
@@ -70,7 +70,7 @@ class Look:
     cosine: float | None
     text: str = ""
     sources: tuple[str, ...] = ()
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[MovedRows, ...] = ()
     pattern: Pattern | None = None
     windows: tuple[tuple[int, str, int], ...] = ()
     form: Mapping[str, Any] = field(default_factory=dict)

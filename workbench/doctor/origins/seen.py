@@ -20,7 +20,7 @@ import numpy as np
 from workbench.analysis.patterns.forms import find_form
 from workbench.doctor.laws.bounds import bound
 from workbench.doctor.origins.atoms import Atom, Atoms, kind_of, names_of
-from workbench.doctor.origins.index import Block, row_shape
+from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.match import Matched, match, values
 from workbench.doctor.origins.tags import Move
 from workbench.doctor.passes.pair import Update
@@ -156,13 +156,13 @@ def _mended(found: Matched, known: Array) -> tuple[Array, Array]:
     return source, place
 
 
-def _blocks(found: Matched, source: Array, place: Array, names: dict[int, int]) -> Iterator[Block]:
+def _blocks(found: Matched, source: Array, place: Array, names: dict[int, int]) -> Iterator[MovedRows]:
     cut = np.flatnonzero((np.diff(place) != found.step) | (np.diff(source) != 0)) + 1
     edges = [0, *cut.tolist(), len(place)]
     for start, stop in pairwise(edges):
         first = int(found.rows[start])
         last = int(found.rows[stop]) if stop < len(place) else found.count
-        yield Block(first, last, names[int(source[start])], int(place[start]))
+        yield MovedRows(first, last, names[int(source[start])], int(place[start]))
 
 
 # ---- by how much -----------------------------------------------------------------------------------------------------

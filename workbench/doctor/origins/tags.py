@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from workbench.conventions import Geometry
 from workbench.doctor.origins.atoms import kind_of, names_of
-from workbench.doctor.origins.index import Block, blocks_text
+from workbench.doctor.origins.index import MovedRows, blocks_text
 
 __all__ = ["TAGS", "TOGETHER", "Move", "gathered", "own", "said", "tag_of", "whole"]
 
@@ -49,7 +49,7 @@ class Move:
     shape: tuple[int, ...]
     columns: bool = False
     sources: tuple[str, ...] = ()
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[MovedRows, ...] = ()
     form: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
 

@@ -7,7 +7,7 @@
                        │
     best first  B2: strength × what it explains  ──► those are spoken for; what is left, by others or by its own rule
 
-Names are spoken for one by one: a sign of ten parameters of which a cause affects four leaves six.
+A sign is explained parameter by parameter: if it names ten and a cause affects four of them, six remain unexplained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workbench.doctor.causes.case import Case, Match, leg_of, matches, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.ledger.sign import RULES, Sign
 
-__all__ = ["Found", "cover", "silent", "weight"]
+__all__ = ["Explanation", "cover", "silent", "weight"]
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
 SILENT = 0.5  #: where a rule that would have fired did not
@@ -33,13 +33,16 @@ _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
 
 
 @dataclass
-class Found:
-    """A cause with what it answers for.
+class Explanation:
+    """A cause, and the signs that it explains.
 
     Attributes:
-        match: its pattern's; ``None``: a rule named it, and no pattern.
-        proof: signs that it consists of; follows: those that follow from it.
-        score, rival: its own, and the best of another cause on the same proof; second: which that is.
+        match: what its pattern found; ``None`` if only a rule names it.
+        proof: signs that show the cause itself.
+        follows: signs that are consequences of it.
+        score: support for this cause.
+        rival: the best score of any other cause on the same proof.
+        second: the id of that other cause.
     """
 
     cause: str
@@ -59,12 +62,12 @@ def weight(sign: Sign) -> float:
     return (8.0 if rule.needs == "echo" else 4.0) * _GRAVE[sign.severity]
 
 
-def cover(case: Case) -> list[Found]:
+def cover(case: Case) -> list[Explanation]:
     """Causes, best first, until no warning or error is left."""
     every = list(matches(case, CAUSES))
     signs = [sign for sign in case.signs if sign.severity != "info"]
     left: dict[int, set[str]] = {id(sign): set(sign.tensors) or {""} for sign in signs}
-    found: list[Found] = []
+    found: list[Explanation] = []
     while open_ := [sign for sign in signs if left[id(sign)]]:
         scored = sorted(
             ((_score(case, cause, match, open_, left), cause, match) for cause, match in every),
@@ -72,7 +75,7 @@ def cover(case: Case) -> list[Found]:
         )
         if scored and scored[0][0] > 0:
             score, cause, match = scored[0]
-            one = Found(cause, match, score=score)
+            one = Explanation(cause, match, score=score)
             one.rival, one.second = _rival(case, cause, match, every, open_, left)
         else:
             one = _named(case, max(open_, key=weight))
@@ -87,11 +90,11 @@ def cover(case: Case) -> list[Found]:
     return found
 
 
-def _named(case: Case, sign: Sign) -> Found:
+def _named(case: Case, sign: Sign) -> Explanation:
     """A cause that a sign's own rule names."""
     causes = [cause for cause in sign.causes or RULES[sign.rule].causes if _possible(case, cause)]
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
-    return Found(causes[0], None, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
+    return Explanation(causes[0], None, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
 
 
 def _possible(case: Case, cause: str) -> bool:
@@ -99,7 +102,7 @@ def _possible(case: Case, cause: str) -> bool:
     return (case.mastered or cause not in ("D1", "D2", "D3")) and (case.adam or cause not in ("B3", "B4", "B5", "B6"))
 
 
-def _join(found: list[Found], one: Found) -> None:
+def _join(found: list[Explanation], one: Explanation) -> None:
     """One entry a cause."""
     same = next((other for other in found if other.cause == one.cause), None)
     if same is None:
@@ -179,7 +182,7 @@ def _rival(
     return max(others, default=(0.0, ""))
 
 
-def _take(case: Case, one: Found, open_: Sequence[Sign], left: dict[int, set[str]]) -> bool:
+def _take(case: Case, one: Explanation, open_: Sequence[Sign], left: dict[int, set[str]]) -> bool:
     """Mark what a cause answers for; whether that was anything."""
     taken = False
     for sign in open_:
@@ -208,7 +211,7 @@ def silent(cause: str, case: Case) -> str:
     return ran[0] if ran and not case.fired(*rules) else ""
 
 
-def _remarks(case: Case, found: list[Found], every: Sequence[tuple[str, Match]]) -> None:
+def _remarks(case: Case, found: list[Explanation], every: Sequence[tuple[str, Match]]) -> None:
     """Remarks go to the causes that name them; a declared change is told even where nothing follows from it."""
     for sign in case.signs:
         if sign.severity != "info":
@@ -216,13 +219,13 @@ def _remarks(case: Case, found: list[Found], every: Sequence[tuple[str, Match]])
         causes = sign.causes or RULES[sign.rule].causes
         home = next((one for one in found if one.cause in causes), None)
         if home is None and sign.rule == "R12":
-            home = Found("H1", next((match for cause, match in every if cause == "H1"), None))
+            home = Explanation("H1", next((match for cause, match in every if cause == "H1"), None))
             found.append(home)
         if home is not None and sign not in home.proof:
             home.proof.append(sign)
 
 
-def places(one: Found) -> set[str]:
+def places(one: Explanation) -> set[str]:
     """Checkpoints and pairs that a cause was seen in."""
     signs = [sign for sign in one.proof if sign.severity != "info"] or one.proof
     return {where_of(sign) for sign in signs}

@@ -9,7 +9,7 @@ from workbench.analysis.report import SEVERITIES
 from workbench.doctor.causes.case import Case, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.ledger.sign import Sign
-from workbench.doctor.reasoning.cover import Found, cover, places
+from workbench.doctor.reasoning.cover import Explanation, cover, places
 from workbench.doctor.reasoning.diagnosis import Suspect
 from workbench.doctor.reasoning.verdict import verdict
 
@@ -62,7 +62,7 @@ def _trait(sign: Sign, where: str) -> tuple[object, ...]:
 LASTING_TRAITS = frozenset({"S04", "S07", "S08", "S09", "S13", "S14", "S15", "S06", "S05"})
 
 
-def _questions(case: Case, found: Sequence[Found]) -> None:
+def _questions(case: Case, found: Sequence[Explanation]) -> None:
     """What may be meant is no error: its signs are warnings, unless they also prove another cause."""
     firm = {id(sign) for one in found if not (one.match and one.match.question) for sign in (*one.proof, *one.follows)}
     milder: dict[int, Sign] = {}
@@ -86,7 +86,7 @@ def _rank(one: Suspect) -> int:
     return SEVERITIES.index(one.severity)
 
 
-def _suspect(one: Found, case: Case) -> Suspect:
+def _suspect(one: Explanation, case: Case) -> Suspect:
     cause, match = CAUSES[one.cause], one.match
     signs = _ordered(one)
     names = _tensors(one)
@@ -112,7 +112,7 @@ def _settles(words: str, case: Case) -> str:
     return "" if "echo" in words and case.evidence.echo is not None else words
 
 
-def _ordered(one: Found) -> list[Sign]:
+def _ordered(one: Explanation) -> list[Sign]:
     """What it consists of first, the gravest and strongest first in each half."""
     from workbench.doctor.reasoning.cover import weight
 
@@ -121,13 +121,13 @@ def _ordered(one: Found) -> list[Sign]:
     ]  # fmt: skip
 
 
-def _tensors(one: Found) -> list[str]:
+def _tensors(one: Explanation) -> list[str]:
     if one.match is not None and one.match.names:
         return sorted(name for name in one.match.names if name)
     return list(dict.fromkeys(name for sign in one.proof for name in sign.tensors))
 
 
-def _certainty(one: Found, severity: str) -> str:
+def _certainty(one: Explanation, severity: str) -> str:
     """Certain: an exact form that no other known cause and no deliberate change leaves, and no rival comes near."""
     if severity != "error":
         return "possible" if severity == "info" or one.cause == "H1" or one.score < 1.0 else "likely"
@@ -137,7 +137,7 @@ def _certainty(one: Found, severity: str) -> str:
     return "certain" if sure and alone else "likely"
 
 
-def _since(one: Found, case: Case) -> int | None:
+def _since(one: Explanation, case: Case) -> int | None:
     seen = places(one)
     if any(place == "before" or place.endswith("echo") for place in seen) or (one.match and one.match.leg == "load"):
         return case.evidence.before.facts.step

@@ -1,4 +1,4 @@
-"""Where weights of after come from, of which the pair rules say that no update made them: rows, columns, other tensors.
+"""Where the weights came from that no update could have produced: rows, columns or other tensors of before.
 
 ::
 
@@ -20,7 +20,7 @@ from workbench.core.scan import Tick
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.atoms import Atom, Atoms
-from workbench.doctor.origins.index import Block, row_shape
+from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
 from workbench.doctor.origins.moments import descends
 from workbench.doctor.origins.seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see
@@ -32,9 +32,9 @@ __all__ = ["check_rows"]
 
 Array = np.ndarray[Any, Any]
 
-SUSPECTS = 64  #: weights that are looked at
-ALONE = 0.3  #: cosine below which a tensor has nothing of the old one
-WINDOWS = 8  #: odd weights of which a window is looked for in the line
+SUSPECTS = 64  #: weights that are examined
+ALONE = 0.3  #: cosine below which a tensor has nothing in common with the old one
+WINDOWS = 8  #: suspicious weights whose values are searched for in the concatenated model
 LIST = 100
 
 P17 = Rule(
@@ -154,7 +154,7 @@ def _line(
             shifts.append((one, place.at, source.fqn, place.place))
         elif source.tensor != one.atom.tensor:
             rows = row_shape(shape)[0]
-            move = Move(one.atom.fqn, shape, False, (source.fqn,), (Block(0, rows, 0, 0),))
+            move = Move(one.atom.fqn, shape, False, (source.fqn,), (MovedRows(0, rows, 0, 0),))
             whole[one.atom.tensor] = Seen(one.atom, move, False, one.cosine, 1.0)
     told = len(shifts) + len(whole)  # of a line that was cut anew some parts may fall on a tensor
     if not shifts or told < 2 or 2 * told <= len(looked):

@@ -33,7 +33,7 @@ from workbench.doctor.facts.gather import gather
 from workbench.errors import WorkbenchError
 from workbench.reshard.loading.ranks import Ranks
 
-__all__ = ["Compared", "Differing", "compare_prints", "echo_state", "paired"]
+__all__ = ["ComparedPrints", "Differing", "compare_prints", "echo_state", "paired"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _NUMBER = re.compile(r"(?:^|\.)state\.(\d{1,9})\.\w+$")
@@ -57,7 +57,7 @@ class Differing(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class ComparedPrints:
     """The outcome.
 
     Attributes:
@@ -97,7 +97,7 @@ def compare_prints(
     ranks: Ranks | None = None,
     threads: int | None = None,
     tick: Tick | None = None,
-) -> Compared:
+) -> ComparedPrints:
     """Compare the stored tensors of ``pair.a`` with the echo that ``pair.b`` was made of (:func:`echo_state`).
 
     Args:
@@ -132,7 +132,7 @@ def compare_prints(
     role |= {key: pair.a.ckpt.roles[pair.a.ckpt.catalog.index[key]] for key in missing if key in pair.a.ckpt}
     fqn = {key: one.fqn for key, one in echo.tensors.items()}
     fqn |= {key: pair.a.ckpt.fqns[pair.a.ckpt.catalog.index[key]] for key in missing if key in pair.a.ckpt}
-    return Compared(tuple(equal), tuple(differing), missing, tuple(extra), unlike, unread, role, nbytes, fqn)
+    return ComparedPrints(tuple(equal), tuple(differing), missing, tuple(extra), unlike, unread, role, nbytes, fqn)
 
 
 # ---- which with which ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Cleared, Outcome, Sign
 from workbench.doctor.rules import names as facts_names
 from workbench.doctor.rules.load_signs import ECHO
-from workbench.doctor.rules.prints import Compared, Differing, compare_prints
+from workbench.doctor.rules.prints import ComparedPrints, Differing, compare_prints
 
 __all__ = ["check_prints"]
 
@@ -40,7 +40,7 @@ _EXCLUDED = {
 class PrintValues(Outcome):
     """An outcome, with what was compared."""
 
-    compared: Compared | None = None
+    compared: ComparedPrints | None = None
 
 
 def check_prints(pair: Pair, echo: Echo, *, threads: int | None = None, tick: Tick | None = None) -> PrintValues:
@@ -69,7 +69,7 @@ def check_prints(pair: Pair, echo: Echo, *, threads: int | None = None, tick: Ti
     return outcome
 
 
-def _differing(found: Compared) -> Iterable[Sign]:
+def _differing(found: ComparedPrints) -> Iterable[Sign]:
     by_kind: dict[tuple[str, str], list[Differing]] = defaultdict(list)
     for one in found.differing:
         by_kind[one.role, one.holds].append(one)
@@ -92,7 +92,7 @@ def _differing(found: Compared) -> Iterable[Sign]:
         yield ECHO[rule].sign(message, evidence, names, hit=len(some), of=of, causes=causes)
 
 
-def _alone(found: Compared, echo: Echo) -> Iterable[Sign]:
+def _alone(found: ComparedPrints, echo: Echo) -> Iterable[Sign]:
     for kind, keys in (("are gone", list(found.missing)), ("are new", list(found.extra))):
         by_role: dict[str, list[str]] = defaultdict(list)
         for key in keys:
