@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 import workbench as wb
 from tests.lab.catalogue import HALVES
@@ -142,7 +143,7 @@ def tried(
     }  # fmt: skip
     try:
         case = draw(fault, seed, formats, k if fault.kind == "fault" else None)
-    except Exception:  # the lab's own mistake, which must not end a run of hundreds
+    except (Exception, CheckpointException):  # the lab's own mistake, which must not end a run of hundreds
         failed = traceback.format_exc(limit=-3)
         return Trial(**facts, seen=[], format="?", k=0, told={}, made=0.0, spent=0.0, failed=failed)
     made = time.process_time()

@@ -261,7 +261,7 @@ LIVE_HEALTHY: list[Fault] = [
             optimizer=optim(TORCH.SGD, factor=20.0, momentum=0.9, nesterov=True)),
     variant("v15_rprop", "Rprop", optimizer=plain(TORCH.Rprop)),
     variant("v16_asgd", "averaged SGD", optimizer=optim(TORCH.ASGD, factor=30.0), clip=0.5),
-    variant("v17_muon", "Muon beside AdamW: two optimizers", made=muon),
+    variant("v17_muon", "Muon beside AdamW: two optimizers", made=muon, layouts=("torch_save", "dcp", "lightning")),
     variant("v18_lr_tensor", "the learning rate is a tensor", optimizer=lr_tensor, schedule=lambda self, one: None),
     variant("v19_stable_adamw", "StableAdamW of pytorch_optimizer", optimizer=optim(other.StableAdamW)),
     variant("v20_adopt", "ADOPT", optimizer=optim(other.ADOPT)),

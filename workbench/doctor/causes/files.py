@@ -92,7 +92,8 @@ def zeroed(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(_all(change), "zeros"))
         if names:
             yield Match(change.leg, 0.98, names, False)
-        patch = frozenset(change.hit(_all(change), "patch"))
+        rows = change.hit((*change.weights, *MASTERS), "part")  # whole rows: no page of a file
+        patch = frozenset(change.hit(_all(change), "patch")) - rows
         if patch:
             yield Match(change.leg, 0.97, patch, False, title="A small part of one tensor is damaged.")
         whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
@@ -111,6 +112,8 @@ def truncated(case: Case) -> Iterator[Match]:
 def mixed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         weights = change.hit((*change.weights, *MASTERS), *VALUES)
+        if change.leg == "train" and weights == change.hit((*change.weights, *MASTERS), "slight"):
+            weights = set()  # steps a little too large, as mixed moments make them
         moments = change.hit(MOMENTS, *VALUES, "fallen")
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined

@@ -18,6 +18,7 @@ __all__ = ["NAMES", "OPTIMIZER"]
 ECHO = "an echo: save again right after the load, before any update"
 NEXT = "a checkpoint one update after the resume: it can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
+MOST = 0.7  #: share of the parameters that is nearly all: in small ones, laws are broken rarely
 WILD = 5.0  #: times what updates can do: steps that are divided by far too small second moments
 RELATED = 0.5  #: cosine from which a weight has much of the old one
 UNLIKE = ("other", "fill", "zero")  #: forms of weights in which nothing of the old ones is left
@@ -71,6 +72,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
 def _changed_some(change: Change) -> frozenset[str]:
     """Some weights of other values, while the rest and all moments are right: an average or an older save has all."""
     near = change.hit(change.weights, "near")
+    if change.whole(change.weights, change.hit(change.weights)):
+        return frozenset()
     alone = near and not change.hit(MOMENTS) and not change.hit(change.weights, "moved.", "part", "ratio", "zeros")
     return frozenset(near) if alone and not change.whole(change.weights, near) else frozenset()
 
@@ -224,6 +227,8 @@ def other_binding(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(MOMENTS, "moved.", "moved"))
         if any(map(is_numbered, names)) and change.hit(change.weights, "moved."):
             continue  # whose they are is not known: they moved with the weights
+        if names and not change.exact and not case.counters(change.leg).reset:
+            names |= change.hit(MOMENTS, "other", "fallen", "near")  # of small ones, no source can be shown
         if names and not change.hit((*change.weights, *MASTERS)) & names:
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
@@ -241,12 +246,19 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if swapped:
             yield Match(change.leg, 1.0, swapped, change.exact,
                         title="exp_avg and exp_avg_sq were exchanged.")  # fmt: skip
-        values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "part", "ratio"))
+        second = frozenset(change.hit(SECOND, "second_other"))
+        if second:
+            words = f"exp_avg of {many(len(second), 'parameter')} leads to gradients that fit"
+            yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
+        values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
         if any(map(is_numbered, values)) and change.hit(change.weights):
             continue
-        if values and not change.hit((*change.weights, *MASTERS)) & values and not case.counters(change.leg).reset:
+        held = (*change.weights, *MASTERS)
+        off = change.hit(held) - change.hit(held, "slight")  # mixed moments make steps that are a little too large
+        if values and not off & values and not case.counters(change.leg).reset:
             words = case.equal(change, change.weights, "weights", values)
-            yield Match(change.leg, 0.85, values, reasons=case.against(("E1 E9 A2 F4", words)))
+            whole = change.whole(MOMENTS, values, MOST)  # of some parameters: a rank's part of an older save
+            yield Match(change.leg, 0.85 if whole else 0.7, values, reasons=case.against(("E1 E9 A2 F4", words)))
     if signs := [one for one in case.fired("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
         yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

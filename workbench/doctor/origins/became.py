@@ -5,7 +5,8 @@
     moments, k = 1    m' = β1·m + (1−β1)·g,  v' = β2·v + (1−β2)·g²: one gradient, two equations. A hypothesis (m, v)
                       about what was loaded holds if both give the same g in every element: the stored state, zeros,
                       the two exchanged, rounded to 16 bits. Exact but for rounding.
-    moments, k > 1    v fell below β2^k·v: with the old profile it began anew; with another one it is another's
+    moments, k > 1    v fell below β2^k·v: in a few rows or columns alone, a part was lost; with the old profile it
+                      began anew; with another one it is another's
     weights           at k = 1 the update is taken back (W + lr·u); then constants, one factor, rounding, parts
 
 A form is proved on every element that was looked at; ``other`` and ``near`` are what is left.
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
-from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS
+from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.tensor import LazyTensor
@@ -35,6 +36,9 @@ FEW = 8  #: elements: a flipped bit or two
 PAGE = 512  #: elements from which zeros are a lost write, not a chance
 PARTLY = 0.98  #: share that is either as it should be or began from zero
 EXACT = 0.995  #: share of the elements in which a hypothesis about the moments holds
+CHANCE = 20.0  #: e-folds: of elements that would be below their floor too, were they like the others
+ENOUGH = 64  #: elements that must be looked at
+ALIKE = 0.5  #: correlation of log v with its past: of one parameter, some saves apart
 BEGAN = 0.5  #: correlation of log v with its past: from there on v kept its profile
 NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights with some of the old in them
 ROW_LIKE = 0.5  #: cosine of one row with itself below which it is another row
@@ -47,8 +51,8 @@ class Became:
     """A form and what it rests on.
 
     Attributes:
-        form: of moments ``still zero first_zero second_zero swapped rounded flip zeros fallen other``; of weights
-            ``zero fill ratio rounded part flip zeros near other``.
+        form: of moments ``still zero first_zero second_zero second_other swapped rounded flip zeros part fallen
+            other``; of weights ``zero fill ratio rounded part flip zeros near other``.
         exact: whether the form was proved on every element looked at.
         cosine: of the weights with those of before; looked: elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
@@ -85,6 +89,8 @@ def moments_became(
                 return Became(form, True, looked=len(v_b), detail={"share": share})
             if form == "zero" and (own | holds)[seen].mean() >= PARTLY and holds[seen & ~own].sum() >= PAGE // 8:
                 return Became("zeros", True, looked=len(v_b), detail={"share": share})
+        if _second_alone(m_a, v_a, m_b, v_b, update.betas):
+            return Became("second_other", looked=len(v_b))
     if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
         return Became("still", True, looked=len(v_b))
     broken = max(sums.floor.broken, sums.transition.broken)
@@ -93,6 +99,9 @@ def moments_became(
     lost = (v_b == 0) & (v_a != 0)
     if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
+    if update.k > 1 and update.betas is not None and (inside := _confined(after[1], v_a, v_b, update)) is not None:
+        began = _began(v_a[inside], v_b[inside], update) and not _began(v_a[~inside], v_b[~inside], update)
+        return Became("zeros" if began else "part", looked=len(v_b), detail={"elements": int(inside.sum())})
     like = _likeness(v_a, v_b)
     fell = sums.floor.broken > 0.02 * max(sums.floor.of, 1) and update.k > 1 and _began(v_a, v_b, update)
     detail = {"likeness": like, "share": sums.floor.broken / max(sums.floor.of, 1)}
@@ -106,6 +115,46 @@ def _began(v_a: Array, v_b: Array, update: Update) -> bool:
         return False
     gathered = 1 - update.betas[1] ** update.k
     return float(np.median(v_b[both] / v_a[both])) < (1 + gathered) / 2
+
+
+def _confined(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
+    """The rows or columns that hold every element below its floor, where others would have some if they were alike.
+
+    Elements that saw no gradient are at their floor, and tell nothing.
+    """
+    if len(tensor.shape) < 2:
+        return None
+    assert update.betas is not None
+    width = row_shape(tensor.shape)[1]
+    if width < 2 or len(v_b) % width:
+        return None
+    fade, lost, under = floor_terms(update.betas[1], update.k, tensor.element.name)
+    broken = (v_b < fade * v_a * (1 - lost) - under).reshape(-1, width)
+    seen = broken | (v_b > fade * v_a * (1 + 1e-3) + under).reshape(-1, width)
+    for axis in (0, 1):
+        places = np.flatnonzero(broken.any(1 - axis))
+        if len(places) < 2:
+            continue
+        first, stop = int(places[0]), int(places[-1]) + 1
+        inside = np.zeros(broken.shape, bool)
+        inside[(slice(first, stop), slice(None))[:: 1 if axis == 0 else -1]] = True
+        share = np.count_nonzero(broken) / np.count_nonzero(seen & inside)
+        if np.count_nonzero(seen & ~inside) * -math.log1p(-min(share, 0.99)) > CHANCE:
+            return inside.reshape(-1)
+    return None
+
+
+def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> bool:
+    """Whether the gradient that exp_avg shows leaves an exp_avg_sq that is positive everywhere, and like the old one.
+
+    Were exp_avg another one as well, the gradient would come out wrong, and its square too large in many elements.
+    """
+    first, second = betas
+    g = (m_b - first * m) / (1 - first)
+    loaded = (v_b - (1 - second) * g * g) / second
+    seen = (v > 0) & (v_b > 0)
+    room = 1e-4 * v_b
+    return bool(seen.sum() >= ENOUGH and (loaded[seen] >= -room[seen]).all() and _likeness(v, loaded) >= ALIKE)
 
 
 def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:

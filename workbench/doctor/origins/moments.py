@@ -1,17 +1,21 @@
-"""Which older moments a parameter's can have evolved from: laws that a parent keeps, and likeness that strangers lack.
+"""Which older moments a parameter's can have evolved from: laws that the parent keeps, and strangers would break.
 
 ::
 
-    v_B ≥ β2^k·v_A  and  (m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)     kept by the parent in every element; also by any
-                                                                     A of small moments, so that besides
-    r = correlation of log v_A and log v_B                           has to be much nearer to 1 than the own one's
+    v_B ≥ β2^k·v_A  and  (m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)     kept by the parent in every element
+    β2^k·v_A > 2·s·v_own,  s = median of v_B/v_own                   elements that put the floor to the test: there the
+                                                                     parent's v stands out from the parameter's own
 
-The laws are told only where moments are not those of their own name: there they are broken, which proves the fault.
+Small moments keep the laws by chance; a parent must keep them in at least :data:`TESTED` elements of the second kind.
+The search is made only for moments that break the laws with those of their own name, which proves the fault.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,92 +29,152 @@ from workbench.doctor.passes.pair import Update
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["descends"]
+__all__ = ["Descent", "descends"]
 
 Array = np.ndarray[Any, Any]
 
 SAMPLED = 128  #: rows of a tensor that are looked at
 CANDIDATES = 256  #: tensors of that shape
-FAILS = 0.02  #: share of elements from which its own moments are no parent
+FLIPS = 8  #: elements beyond the law that single flipped bits explain
+ORPHANS = 16  #: moments without a parent whose heirs are looked for
 KEPT = 0.05  #: β2^k below which the law tells nothing
-ALIKE = 0.7  #: r of a parent
-NEARER = 0.5  #: 1 − r of a parent over that of its own name
+TESTED = 12  #: elements in which a parent's floor stands out
+STANDS_OUT = 2.0  #: times what the parameter's own v would have become
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Second moments that can have evolved from another parameter's.
+
+    Attributes:
+        atom, parent: whose they are, and whose they were.
+        tested: elements in which the parent's floor stands out, of those looked at; 0 after a single update, which is
+            followed exactly.
+        orphan: whether they cannot have evolved from those of their own name.
+    """
+
+    atom: Atom
+    parent: Atom
+    tested: int = 0
+    orphan: bool = True
 
 
 def descends(
     atoms: Atoms, moments: Sequence[Atom], updates: Mapping[str, Update], not_checked: dict[str, str]
-) -> list[tuple[Atom, Atom]]:  # fmt: skip
-    """``(second moments, those that they can have evolved from)`` where that is one other tensor and not their own."""
+) -> list[Descent]:
+    """Where moments came from that are not their own, each from one other tensor.
+
+    Moments that took over larger ones break no law of their own: they are found as the heirs of suspicious ones.
+
+    Args:
+        moments: suspicious ``exp_avg_sq``.
+        not_checked: takes what could not be read.
+    """
     held = {(atom.fqn, atom.role): atom for atom in atoms.rows}
-    found = []
+    found: list[Descent] = []
+    orphans: list[Atom] = []
     for atom in moments:
-        update, first = updates.get(atom.owners[0]), held.get((atom.fqn, "exp_avg"))
-        if update is None or update.betas is None or first is None or update.k < 1:
-            continue
-        if update.bars("floor") or update.bars("transition"):
-            continue
-        dtype = atoms.before(atom).element.name
-        if update.betas[1] ** update.k < KEPT or has_slack(update.betas, dtype, update.k) is not None:
-            continue
         try:
-            parent = _parent(atoms, held, atom, first, update)
+            heir = _heir(atoms, held, atom, updates)
+            if heir is None:
+                continue
+            descent = heir.exactly(atoms, held) if heir.update.k == 1 else heir.parent(atoms, held)
         except WorkbenchError as error:
             not_checked[f"moments of {atom.fqn!r}"] = str(error)
             continue
-        if parent is not None:
-            found.append((atom, parent))
+        if descent is not None:
+            found.append(descent)
+        elif heir.update.k > 1 and heir.orphan:
+            orphans.append(atom)
+    known = {one.atom.fqn for one in found}
+    for atom in orphans[:ORPHANS]:
+        for other in _alike(atoms, atom):
+            heir = _heir(atoms, held, other, updates) if other.fqn not in known else None
+            if heir is not None and (tested := heir.tested(atoms, held, atom)):
+                known.add(other.fqn)
+                found.append(Descent(other, atom, tested, heir.orphan))
     return found
 
 
-def _parent(
-    atoms: Atoms, held: Mapping[tuple[str, str], Atom], atom: Atom, first: Atom, update: Update
-) -> Atom | None:  # fmt: skip
-    before, after = atoms.tensors(atom)
-    dtype = before.element.name
-    v, m = _some(after), _some(atoms.tensors(first)[1])
-    assert update.betas is not None
-    betas, k = update.betas, update.k
-    mine = _some(before)
-    if k == 1:
-        return _exactly(atoms, held, atom, m, v, betas)
-    if not v.any() or floor(mine, v, betas[1], k, dtype).broken <= FAILS * len(v):
-        return None
-    own = _likeness(mine, v)
-    best: tuple[float, Atom] | None = None
-    others = [
-        one for one in atoms.rows
-        if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == after.shape
-    ]  # fmt: skip
-    for one in others[:CANDIDATES]:
+@dataclass(frozen=True, eq=False)
+class _Heir:
+    """Samples of the moments of one parameter on both sides."""
+
+    atom: Atom
+    update: Update
+    betas: tuple[float, float]
+    dtype: str
+    mine: Array
+    m: Array
+    v: Array
+
+    @property
+    def orphan(self) -> bool:
+        """Whether they cannot have evolved from those of their own name."""
+        return bool(self.v.any()) and floor(self.mine, self.v, *self._terms).broken > FLIPS
+
+    @property
+    def _terms(self) -> tuple[float, int, str]:
+        return self.betas[1], self.update.k, self.dtype
+
+    def parent(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
+        """The other parameter whose moments keep the laws in the most elements that put them to the test."""
+        best: Descent | None = None
+        for one in _alike(atoms, self.atom) if self.orphan else []:
+            if tested := self.tested(atoms, held, one, best.tested if best is not None else TESTED - 1):
+                best = Descent(self.atom, one, tested)
+        return best
+
+    def tested(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom], one: Atom, least: int = TESTED - 1) -> int:
+        """In how many elements another's moments stand out and keep the laws; 0 where these are not more than least."""
         v_then = _some(atoms.before(one))
-        like = _likeness(v_then, v)
-        if like < ALIKE or 1 - like > NEARER * (1 - own) or (best is not None and like <= best[0]):
-            continue
+        both = (self.mine > 0) & (self.v > 0)
+        usual = float(np.median(self.v[both] / self.mine[both])) if both.any() else math.inf
+        risked = int(np.count_nonzero(self.betas[1] ** self.update.k * v_then > STANDS_OUT * usual * self.mine))
         partner = held.get((one.fqn, "exp_avg"))
-        if partner is None or floor(v_then, v, betas[1], k, dtype).broken:
-            continue
-        if not transition(_some(atoms.before(partner)), v_then, m, v, betas, k, dtype).broken:
-            best = like, one
-    return None if best is None else best[1]
+        if risked <= least or partner is None or floor(v_then, self.v, *self._terms).broken:
+            return 0
+        m_then = _some(atoms.before(partner))
+        broken = transition(m_then, v_then, self.m, self.v, self.betas, self.update.k, self.dtype).broken
+        return 0 if broken else risked
+
+    def exactly(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
+        """The other parameter from whose moments one gradient leads to these."""
+        m, v = self.m.astype(np.float64), self.v.astype(np.float64)
+        for one in _alike(atoms, self.atom):
+            partner = held.get((one.fqn, "exp_avg"))
+            if partner is None:
+                continue
+            m_then, v_then = (_some(atoms.before(each)).astype(np.float64) for each in (partner, one))
+            if one_gradient(m_then, v_then, m, v, self.betas) >= EXACT:
+                return Descent(self.atom, one)
+        return None
 
 
-def _exactly(
-    atoms: Atoms, held: Mapping[tuple[str, str], Atom], atom: Atom, m: Array, v: Array, betas: tuple[float, float]
-) -> Atom | None:
-    """The other parameter from whose moments one gradient leads to these."""
+def _heir(
+    atoms: Atoms, held: Mapping[tuple[str, str], Atom], atom: Atom, updates: Mapping[str, Update]
+) -> _Heir | None:  # fmt: skip
+    """``None`` where no law of Adam's tells anything of these moments."""
+    update, first = updates.get(atom.owners[0]), held.get((atom.fqn, "exp_avg"))
+    if update is None or update.betas is None or first is None or update.k < 1:
+        return None
+    dtype = atoms.before(atom).element.name
+    if update.bars("floor") or update.bars("transition"):
+        return None
+    if update.betas[1] ** update.k < KEPT or has_slack(update.betas, dtype, update.k) is not None:
+        return None
+    before, after = atoms.tensors(atom)
+    return _Heir(atom, update, update.betas, dtype, _some(before), _some(atoms.tensors(first)[1]), _some(after))
+
+
+def _alike(atoms: Atoms, atom: Atom) -> list[Atom]:
+    """Other tensors of that role and shape."""
     shape = atoms.before(atom).shape
-    others = [
+    others = (
         one for one in atoms.rows
         if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == shape
-    ]  # fmt: skip
-    for one in others[:CANDIDATES]:
-        partner = held.get((one.fqn, "exp_avg"))
-        if partner is None:
-            continue
-        m_then, v_then = (_some(atoms.before(each)).astype(np.float64) for each in (partner, one))
-        if one_gradient(m_then, v_then, m.astype(np.float64), v.astype(np.float64), betas) >= EXACT:
-            return one
-    return None
+    )  # fmt: skip
+    return list(islice(others, CANDIDATES))
 
 
 def _some(tensor: LazyTensor) -> Array:
@@ -121,14 +185,3 @@ def _some(tensor: LazyTensor) -> Array:
         if count > most:
             tensor = tensor.lazy[np.unique(np.linspace(0, count - 1, most).astype(np.int64)).tolist()]
     return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)))
-
-
-def _likeness(a: Array, b: Array) -> float:
-    """Correlation of the logarithms."""
-    both = (a > 0) & (b > 0)
-    if np.count_nonzero(both) < 8:
-        return -1.0
-    x, y = np.log(a[both].astype(np.float64)), np.log(b[both].astype(np.float64))
-    x, y = x - x.mean(), y - y.mean()
-    length = float(np.sqrt((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum()) / length if length > 0 else -1.0

@@ -22,7 +22,7 @@ from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
-from workbench.doctor.origins.moments import descends
+from workbench.doctor.origins.moments import Descent, descends
 from workbench.doctor.origins.seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see
 from workbench.doctor.origins.tags import TAGS, Move, gathered, said, tag_of
 from workbench.doctor.passes.updates import between
@@ -185,15 +185,25 @@ def _strangers(seen: Sequence[Seen], of: int) -> Iterator[Sign]:
     yield _sign(P18, [one.atom for one in seen], text, causes, None, {"in": "before → after", "cosine": high})
 
 
-def _moments(atoms: Atoms, moved: Sequence[tuple[Atom, Atom]]) -> Iterator[Sign]:
-    if moved:
-        one, source = moved[0]
+def _moments(atoms: Atoms, moved: Sequence[Descent]) -> Iterator[Sign]:
+    if not moved:
+        return
+    orphans = [one for one in moved if one.orphan]
+    if orphans:
+        first = orphans[0]
         text = (
-            f"second moments of {many(len(moved), 'tensor')} can have evolved from another's and not from their own: "
-            f"those of {one.fqn!r} from those of {source.fqn!r}"
+            f"second moments of {many(len(orphans), 'tensor')} can have evolved from another's and not from their own: "
+            f"those of {first.atom.fqn!r} from those of {first.parent.fqn!r}"
         )
-        pairs = [[one.fqn, source.fqn] for one, source in moved[:LIST]]
-        yield _sign(P17, [one for one, _ in moved], text, ("B5", "E13"), None, {"in": "before → after", "from": pairs})
+    else:
+        first = moved[0]
+        text = (
+            f"second moments of {many(len(moved), 'tensor')} took over another's: those of {first.atom.fqn!r} keep the "
+            f"floor of {first.parent.fqn!r}, and in {first.tested:,} of the elements looked at that is over twice what "
+            "their own would have become"
+        )
+    pairs = [[one.atom.fqn, one.parent.fqn] for one in moved[:LIST]]
+    yield _sign(P17, [one.atom for one in moved], text, ("B5", "E13"), None, {"in": "before → after", "from": pairs})
 
 
 def _count(seen: Sequence[Seen]) -> str:

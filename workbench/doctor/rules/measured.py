@@ -196,7 +196,8 @@ def train_rows(
                 looked += 1
                 became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
                 form, exact, detail = _weight_form(fqn, sums, became, moved, unlike)
-                form = _small(form, few_weights, sums.reach.broken, sums.reach.of, sums.reach.worst)
+                if form != "part" or detail["rows"] < PATCH * detail["of"]:
+                    form = _small(form, few_weights, sums.reach.broken, sums.reach.of, sums.reach.worst)
                 found.put(weight, Status.BEYOND, fqn, sums.count, form=form, exact=exact, detail=detail)
             elif seen:
                 found.put(weight, Status.WITHIN, fqn, sums.count)
@@ -242,7 +243,8 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
         tag = sign.evidence.get("tag")
         role = "param" if tag or "windows" in sign.evidence else "exp_avg"
         if not tag:
-            tag = "flat" if "windows" in sign.evidence and sign.causes[:1] == ("E13",) else "shift"
+            shifted = "shift" if sign.causes[:1] != ("E13",) else "flat"
+            tag = shifted if "windows" in sign.evidence else "name"
         moved |= {f"{role}:{name}": str(tag) for name in sign.tensors}
     return moved, unlike
 
