@@ -197,7 +197,7 @@ class Lamb(Optimizer):
         step.add_(weight, alpha=group["weight_decay"])
         norm, adam = weight.norm().clamp(0, 10), step.norm()
         state["weight_norm"], state["adam_norm"] = norm.clone(), adam
-        state["trust_ratio"] = norm.new_ones(()) if norm == 0 or adam == 0 else norm / adam  # DCP refuses a changed type
+        state["trust_ratio"] = norm.new_ones(()) if norm == 0 or adam == 0 else norm / adam  # DCP: one type
         weight.add_(step, alpha=-group["lr"] * float(state["trust_ratio"]))
 
 
