@@ -29,6 +29,7 @@ from workbench.doctor.reasoning.diagnose import diagnose
 from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject
 from workbench.doctor.reasoning.verdict import coverage
 from workbench.doctor.rules.alone import check_alone
+from workbench.doctor.rules.carried import check_carried
 from workbench.doctor.rules.elsewhere import check_rows
 from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.files import check_files
@@ -196,6 +197,7 @@ class _Passes:
         self._take(_outcome(values, where), where)
         self.pairs[where] = values.states
         pictured["pair"] = values
+        self._take(check_carried(pair, values.updates, values.states), where)
         signs = list(values.signs)
         if suspects := _suspects(values.signs):
             rows = check_rows(pair, suspects)

@@ -213,6 +213,21 @@ class Case:
         """Parameters whose first, and whose second, moments are gone."""
         return change.hit(FIRST, *GONE), change.hit(SECOND, *GONE)
 
+    def displaced(self, change: Change) -> set[str]:
+        """Weights and masters beyond their law, without what moments that are wrong do to the first updates.
+
+        Those make steps a little too large; replayed with the moments that the update used, such a step fits.
+        """
+        held = (*change.weights, *MASTERS)
+        slight = change.hit(held, "slight") if change.leg == "train" else set()
+        return change.hit(held) - (slight - {name for sign in self.fired("P12") for name in sign.tensors})
+
+    def grown(self, change: Change) -> float:
+        """Length of the weights that are others over what it was, the median; 1 where it is not known."""
+        other = change.hit(change.weights, "other")
+        sizes = sorted(float(change.detail(change.weights, name).get("size", 1.0)) for name in other)
+        return sizes[len(sizes) // 2] if sizes else 1.0
+
     def still(self, change: Change, names: Iterable[str]) -> bool:
         """Whether the weights and masters of those were compared, and are within their law."""
         names = set(names)

@@ -17,6 +17,9 @@ __all__ = ["CHANGES", "CORRUPTION"]
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the checkpoint before"
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
+MOST = 0.7  #: share of the weights that is nearly all of them
+GROWN = 2.0  #: length of weights over the old ones' that other weights of a run do not have
+STATES = ("near", "other", "part", "fallen", "second_other")  #: the same of moments
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments from which numbers explode
 TOP = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}  #: highest exponent bit
 
@@ -90,10 +93,14 @@ def moment_flipped(case: Case) -> Iterator[Match]:
 def zeroed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(_all(change), "zeros"))
+        parts = change.hit(MOMENTS, "part")  # of small ones, what a part became does not show
+        if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
+            names |= parts
         if names:
             yield Match(change.leg, 0.98, names, False)
-        rows = change.hit((*change.weights, *MASTERS), "part")  # whole rows: no page of a file
-        patch = frozenset(change.hit(_all(change), "patch")) - rows
+        patch = frozenset(change.hit(_all(change), "patch"))
+        rows = patch & change.hit((*change.weights, *MASTERS), "part")
+        patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # whole rows of a vocabulary
         if patch:
             yield Match(change.leg, 0.97, patch, False, title="A small part of one tensor is damaged.")
         whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
@@ -111,13 +118,11 @@ def truncated(case: Case) -> Iterator[Match]:
 
 def mixed(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        weights = change.hit((*change.weights, *MASTERS), *VALUES)
-        if change.leg == "train" and weights == change.hit((*change.weights, *MASTERS), "slight"):
-            weights = set()  # steps a little too large, as mixed moments make them
-        moments = change.hit(MOMENTS, *VALUES, "fallen")
+        weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
+        moments = change.hit(MOMENTS, *STATES)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
-        part = frozenset(change.hit(_all(change), "part"))
+        part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))
         numbered = {name for name in moments if is_numbered(name)} if weights else set()
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
         odd = case.counters(change.leg)
@@ -129,6 +134,8 @@ def mixed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.97, frozenset(weights | moments), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
+        elif both and not numbered and _strangers(case, change):
+            yield Match(change.leg, 0.8, both, False, title="Weights and moments are not this run's.")
         elif both and not change.whole(change.weights, both):
             words = f"the others of {many(len(change.seen(*change.weights)), 'weight')} are as they were"
             yield Match(change.leg, 0.95, both, False, reasons=case.against(("G7", words)))
@@ -141,6 +148,11 @@ def mixed(case: Case) -> Iterator[Match]:
     signs = [*case.fired("N24", "V04"), *files]
     if signs:
         yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _strangers(case: Case, change: Change) -> bool:
+    """Whether nearly all weights are others of the old size: by steps that are too large, they grow."""
+    return change.whole(change.weights, change.hit(change.weights, "other"), MOST) and case.grown(change) < GROWN
 
 
 def repeated(case: Case) -> Iterator[Match]:

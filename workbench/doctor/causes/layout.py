@@ -15,6 +15,8 @@ from workbench.doctor.ledger.sign import many
 __all__ = ["COPIES", "LAYOUTS"]
 
 OF_AVERAGES = ("ema", "average", "swa")  #: words in keys of averaged weights
+MOST = 0.7  #: share of the weights that is nearly all of them
+MANY_TAGS = 4  #: kinds of moves that have no cause but a line that was cut anew
 FAR = 0.1  #: distance from 1 of a factor of norms that their updates do not make
 OUTER = {"embed", "head"}  #: kinds that have a row a token
 ECHO = "an echo: save again right after the load, before any update"
@@ -40,6 +42,8 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                     names = names - (change.hit(MASTERS, form) & change.clean(WEIGHTS))
                 if form.startswith("moved.") and names:
                     by_tag.setdefault(form.removeprefix("moved."), set()).update(names)
+            if _cut_anew(change):
+                continue
             for tag, names in by_tag.items():
                 strength = TAGS.get(tag, {}).get(cause, 0.0)
                 if not strength:
@@ -56,8 +60,14 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
     return pattern
 
 
+def _cut_anew(change: Change) -> bool:
+    """Whether parts of the flat line are at other places: some of them are whole rows of another tensor by chance."""
+    tags = {form for form in change.forms((*change.weights, *MASTERS)) if form.startswith("moved.")}
+    return len(tags) >= MANY_TAGS and "moved.flat" in tags
+
+
 def _placed(change: Change, names: set[str]) -> str:
-    law = "bit for bit" if change.exact else "by their angle"
+    law = "bit for bit" if change.exact else "where they fit better than in their own place"
     return f"the rows of {many(len(names), 'weight')} were found elsewhere in before, {law}"
 
 
@@ -71,6 +81,8 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                 names = frozenset(change.hit(quantities, form))
                 if not names or cause not in strength:
                     continue
+                if form == "moved.flat" and _cut_anew(change):
+                    names = frozenset(change.hit(quantities, "moved."))
                 words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
                 yield Match(change.leg, strength[cause], names, change.exact and strength[cause] == 1.0,
                             reasons=case.against(("E1 E4 E9", words)))  # fmt: skip
@@ -140,6 +152,10 @@ def averaged(case: Case) -> Iterator[Match]:
     if stored:
         yield Match("load", 0.95, frozenset(n for s in stored for n in s.tensors), signs=tuple(stored),
                     title="The averaged weights are not those that were stored.")  # fmt: skip
+    if signs := case.fired("P22", "P23"):
+        question = "" if case.fired("P22") else "the averages restarted from the weights: was that intended?"
+        yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
+                    question=question, title="The averaged weights did not go on from the stored ones.")  # fmt: skip
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:
@@ -150,12 +166,18 @@ def averaged(case: Case) -> Iterator[Match]:
         ema = frozenset(change.hit(AVERAGES))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
             yield Match(change.leg, 0.95, ema, False, title="The averaged weights are not those that were stored.")
+        taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
+        if taken:
+            off = frozenset(change.hit((*change.weights, *MASTERS)))
+            words = f"{len(taken):,} of {many(len(off), 'weight')} are nearer to the stored average than to before"
+            yield Match(change.leg, 0.97, off, False, reasons=case.against(("A1 A2 D2 G6", words)))
+            continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
         if not near or change.hit(change.weights, "moved.") or change.moments(near):
             continue
-        whole = change.whole(change.weights, near)
+        whole = change.whole(change.weights, near, 0.9 if change.exact else MOST)  # laws of updates are loose
         kept = case.equal(change, MOMENTS, "moments", near)
-        low = min((c for n in near if (c := change.detail(change.weights, n).get("cosine")) is not None), default=0)
+        low = min((c for n in near if (c := change.detail(change.weights, n).get("cosine")) is not None), default=0.0)
         masters = change.leg == "load" and bool(change.seen(*MASTERS) & near) and not change.hit(MASTERS) & near
         if masters or (change.leg == "train" and case.mastered):
             continue
@@ -219,7 +241,7 @@ def merged(case: Case) -> Iterator[Match]:
 def vocabulary(case: Case) -> Iterator[Match]:
     yield from _moved("F7")(case)
     for change in case.changes:
-        patch = frozenset(change.hit((*change.weights, *MOMENTS), "patch"))
+        patch = frozenset(change.hit((*change.weights, *MOMENTS), "patch") - change.hit(change.weights, "part"))
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
         part = frozenset(change.hit(change.weights, "part", "zeros"))

@@ -19,6 +19,7 @@ ECHO = "an echo: save again right after the load, before any update"
 NEXT = "a checkpoint one update after the resume: it can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 MOST = 0.7  #: share of the parameters that is nearly all: in small ones, laws are broken rarely
+GROWN = 2.0  #: length of the weights over what it was: steps were divided by far too small second moments
 WILD = 5.0  #: times what updates can do: steps that are divided by far too small second moments
 RELATED = 0.5  #: cosine from which a weight has much of the old one
 UNLIKE = ("other", "fill", "zero")  #: forms of weights in which nothing of the old ones is left
@@ -32,6 +33,8 @@ def _unlike(case: Case, change: Change) -> frozenset[str]:
     names = change.hit(change.weights, *UNLIKE)
     if _related(change) and change.whole(change.weights, change.hit(change.weights)):
         names -= change.hit(change.weights, "other")  # all weights changed: an average, or another step's
+    if names and change.leg == "train":  # of fused ones, a part
+        names |= {name for name in change.hit(change.weights, "part") if not kinds([name]) <= {"embed", "head"}}
     return frozenset(names - change.hit(MOMENTS))
 
 
@@ -72,7 +75,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
 def _changed_some(change: Change) -> frozenset[str]:
     """Some weights of other values, while the rest and all moments are right: an average or an older save has all."""
     near = change.hit(change.weights, "near")
-    if change.whole(change.weights, change.hit(change.weights)):
+    if change.whole(change.weights, change.hit(change.weights), MOST):
         return frozenset()
     alone = near and not change.hit(MOMENTS) and not change.hit(change.weights, "moved.", "part", "ratio", "zeros")
     return frozenset(near) if alone and not change.whole(change.weights, near) else frozenset()
@@ -109,7 +112,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(("buffer",)))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             yield Match(change.leg, 0.9, names, change.exact)
-    if signs := case.fired("N4", "N26"):
+    if signs := case.fired("N4", "N26", "P24"):
         yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
@@ -200,7 +203,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
                 ("B1", words if names <= counters.kept else ""),
                 ("B4", f"exp_avg of {many(len(names), 'parameter')} is gone"),
             )  # fmt: skip
-            yield Match(change.leg, 1.0, names, True, reasons=reasons)
+            yield Match(change.leg, 1.0, names, change.proved(MOMENTS, "zero"), reasons=reasons)
 
 
 def second_gone(case: Case) -> Iterator[Match]:
@@ -220,11 +223,13 @@ def second_gone(case: Case) -> Iterator[Match]:
         worst = [float(train.detail(train.weights, name).get("worst") or 0) for name in train.hit(train.weights)]
         wild_steps = sorted(worst)[len(worst) // 2] > WILD
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
+    elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), MOST) and case.grown(train) > GROWN:
+        yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))
 
 
 def other_binding(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = frozenset(change.hit(MOMENTS, "moved.", "moved"))
+        names = frozenset(change.hit(MOMENTS, "moved.", "moved") - change.hit(MOMENTS, "moved.shift", "moved.flat"))
         if any(map(is_numbered, names)) and change.hit(change.weights, "moved."):
             continue  # whose they are is not known: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
@@ -246,19 +251,24 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if swapped:
             yield Match(change.leg, 1.0, swapped, change.exact,
                         title="exp_avg and exp_avg_sq were exchanged.")  # fmt: skip
-        second = frozenset(change.hit(SECOND, "second_other"))
+        second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
         if second:
             words = f"exp_avg of {many(len(second), 'parameter')} leads to gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
         if any(map(is_numbered, values)) and change.hit(change.weights):
             continue
-        held = (*change.weights, *MASTERS)
-        off = change.hit(held) - change.hit(held, "slight")  # mixed moments make steps that are a little too large
-        if values and not off & values and not case.counters(change.leg).reset:
+        if values and not case.displaced(change) & values and not case.counters(change.leg).reset:
             words = case.equal(change, change.weights, "weights", values)
-            whole = change.whole(MOMENTS, values, MOST)  # of some parameters: a rank's part of an older save
-            yield Match(change.leg, 0.85 if whole else 0.7, values, reasons=case.against(("E1 E9 A2 F4", words)))
+            large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
+            whole = len(values & large) >= MOST * len(large)  # else a rank's part of an older save
+            scaled = values <= change.hit(MOMENTS, "ratio")
+            yield Match(change.leg, 0.85 if whole else 0.7, values, reasons=case.against(("E1 E9 A2 F4", words)),
+                        title="The moments were multiplied by a factor." if scaled else "")  # fmt: skip
+    if signs := case.fired("P21"):
+        factor = signs[0].evidence["kind"] == "factor"
+        title = f"The second moments were {'multiplied by a factor' if factor else 'raised to a power'}."
+        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
     if signs := [one for one in case.fired("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
         yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -338,7 +348,7 @@ NAMES = (
          "routing out of balance, slow drift", "register the buffers as persistent and restore them", ECHO,
          "FlagScale 411",
          megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
-         explains="N4 R01 R09 R03",
+         explains="N4 R01 R09 R03 P24",
          losses="the first losses are wrong, and heal over 10² to 10³ updates",
          pattern=buffers_lost),
 )  # fmt: skip
@@ -408,7 +418,7 @@ OPTIMIZER = (
     made("B6", "exp_avg and exp_avg_sq are from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
          "the checkpoint before the one that was resumed from", "catalogue B6",
-         explains="S04 S19 N5 P03 P04 P05 P12 R09 R02",
+         explains="S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
          losses="the first loss is right, then a slow bump",
          pattern=mixed_moments),
     made("B7", "Parameters changed their param group: weight decay is on the wrong ones.",

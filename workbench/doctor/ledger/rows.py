@@ -155,6 +155,11 @@ class Change:
         found = self.seen(*quantities) - self.hit(quantities)
         return found if names is None else found & set(names)
 
+    def proved(self, quantities: Iterable[str], form: str) -> bool:
+        """Whether all that became that form did so by equality or an exact law."""
+        wanted = set(quantities)
+        return all(row.exact for row in self._rows if row.quantity in wanted and row.form == form)
+
     def moments(self, names: Iterable[str]) -> set[str]:
         """Of those parameters, what has moments beyond their law; numbered moments may be of any of them."""
         return {name for name in self.hit(MOMENTS) if name in set(names) or name.startswith(NUMBERED)}

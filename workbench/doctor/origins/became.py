@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.numbers import Decoder
-from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms
+from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms, transition
 from workbench.doctor.origins.index import row_shape
+from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.tensor import LazyTensor
 
@@ -31,16 +31,17 @@ __all__ = ["EXACT", "Became", "moments_became", "one_factor", "one_gradient", "w
 
 Array = np.ndarray[Any, Any]
 
-SAMPLED = 1 << 18  #: elements of a tensor that are looked at, whole rows spread over it
 FEW = 8  #: elements: a flipped bit or two
 PAGE = 512  #: elements from which zeros are a lost write, not a chance
 PARTLY = 0.98  #: share that is either as it should be or began from zero
 EXACT = 0.995  #: share of the elements in which a hypothesis about the moments holds
 CHANCE = 20.0  #: e-folds: of elements that would be below their floor too, were they like the others
-ENOUGH = 64  #: elements that must be looked at
+ENOUGH = 24  #: elements that must be looked at
 ALIKE = 0.5  #: correlation of log v with its past: of one parameter, some saves apart
 BEGAN = 0.5  #: correlation of log v with its past: from there on v kept its profile
 NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights with some of the old in them
+NEARER = 0.7  #: distance to the stored average over that to the old weights
+RANKS = 65  #: shards that are thought of
 ROW_LIKE = 0.5  #: cosine of one row with itself below which it is another row
 SCALED = 0.02  #: relative distance of a factor from 1 that is told
 BF16 = np.uint32(0xFFFF0000)
@@ -52,7 +53,8 @@ class Became:
 
     Attributes:
         form: of moments ``still zero first_zero second_zero second_other swapped rounded flip zeros part fallen
-            other``; of weights ``zero fill ratio rounded part flip zeros near other``.
+            other``; of weights ``zero fill ratio rounded average part flip zeros near
+            other``.
         exact: whether the form was proved on every element looked at.
         cosine: of the weights with those of before; looked: elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
@@ -79,8 +81,8 @@ def moments_became(
     Raises:
         OpenError: a tensor cannot be read.
     """
-    rows = _rows(after[0])
-    m_a, v_a, m_b, v_b = (_values(tensor, rows) for tensor in (*before, *after))
+    rows = spread(after[0].shape)
+    m_a, v_a, m_b, v_b = (sampled(tensor, rows) for tensor in (*before, *after))
     if update.betas is not None and update.k == 1 and not update.bars("transition"):
         seen, own = (m_b != 0) | (v_b != 0), _follows(m_a, v_a, m_b, v_b, update.betas)
         for form, (m, v) in _hypotheses(m_a, v_a) if seen.any() else []:
@@ -91,6 +93,8 @@ def moments_became(
                 return Became("zeros", True, looked=len(v_b), detail={"share": share})
         if _second_alone(m_a, v_a, m_b, v_b, update.betas):
             return Became("second_other", looked=len(v_b))
+    if update.k > 1 and update.betas is not None and _first_gone(v_a, m_b, v_b, update, sums, after[1].element.name):
+        return Became("first_zero", looked=len(v_b))
     if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
         return Became("still", True, looked=len(v_b))
     broken = max(sums.floor.broken, sums.transition.broken)
@@ -99,7 +103,7 @@ def moments_became(
     lost = (v_b == 0) & (v_a != 0)
     if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
-    if update.k > 1 and update.betas is not None and (inside := _confined(after[1], v_a, v_b, update)) is not None:
+    if update.k > 1 and update.betas is not None and (inside := _below(after[1], v_a, v_b, update)) is not None:
         began = _began(v_a[inside], v_b[inside], update) and not _began(v_a[~inside], v_b[~inside], update)
         return Became("zeros" if began else "part", looked=len(v_b), detail={"elements": int(inside.sum())})
     like = _likeness(v_a, v_b)
@@ -117,20 +121,24 @@ def _began(v_a: Array, v_b: Array, update: Update) -> bool:
     return float(np.median(v_b[both] / v_a[both])) < (1 + gathered) / 2
 
 
-def _confined(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
-    """The rows or columns that hold every element below its floor, where others would have some if they were alike.
-
-    Elements that saw no gradient are at their floor, and tell nothing.
-    """
-    if len(tensor.shape) < 2:
-        return None
+def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
+    """The part of exp_avg_sq that holds all elements below their floor; those without a gradient are at it."""
     assert update.betas is not None
-    width = row_shape(tensor.shape)[1]
-    if width < 2 or len(v_b) % width:
-        return None
     fade, lost, under = floor_terms(update.betas[1], update.k, tensor.element.name)
-    broken = (v_b < fade * v_a * (1 - lost) - under).reshape(-1, width)
-    seen = broken | (v_b > fade * v_a * (1 + 1e-3) + under).reshape(-1, width)
+    broken = v_b < fade * v_a * (1 - lost) - under
+    return _confined(tensor.shape, broken, broken | (v_b > fade * v_a * (1 + 1e-3) + under))
+
+
+def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | None:
+    """The rows or columns that hold all broken elements, where others would have some if they were alike.
+
+    Args:
+        seen: elements that tell something.
+    """
+    width = row_shape(shape)[1] if len(shape) > 1 else 0
+    if width < 2 or len(broken) % width or not broken.any():
+        return None
+    broken, seen = broken.reshape(-1, width), seen.reshape(-1, width)
     for axis in (0, 1):
         places = np.flatnonzero(broken.any(1 - axis))
         if len(places) < 2:
@@ -155,6 +163,14 @@ def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float
     seen = (v > 0) & (v_b > 0)
     room = 1e-4 * v_b
     return bool(seen.sum() >= ENOUGH and (loaded[seen] >= -room[seen]).all() and _likeness(v, loaded) >= ALIKE)
+
+
+def _first_gone(v_a: Array, m_b: Array, v_b: Array, update: Update, sums: PairState, kind: str) -> bool:
+    """Whether exp_avg_sq went on, and exp_avg can have evolved from zeros and from its old values cannot."""
+    if sums.floor.broken or sums.transition.broken < 2 or kind not in UNITS:
+        return False
+    assert update.betas is not None
+    return not transition(np.zeros_like(m_b), v_a, m_b, v_b, update.betas, update.k, kind).broken
 
 
 def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
@@ -194,19 +210,19 @@ def weights_became(
     update: Update,
     sums: PairState,
     moments: tuple[LazyTensor, LazyTensor] | None = None,
-    kind: str = "float32",
+    average: LazyTensor | None = None,
 ) -> Became:
     """The form of a weight that its updates cannot have reached.
 
     Args:
         moments: ``exp_avg`` and ``exp_avg_sq`` after one update, by which it is taken back; ``None``: not stored.
-        kind: element type of the weights that the model holds, for what went through it.
+        average: of the weights, stored beside ``before``.
 
     Raises:
         OpenError: a tensor cannot be read.
     """
-    rows = _rows(after)
-    a, b = _values(before, rows), _values(after, rows)
+    rows = spread(after.shape)
+    a, b = sampled(before, rows), sampled(after, rows)
     room = update.most if update.most is not None and math.isfinite(update.most) else None
     back = _taken_back(b, a, update, rows, moments)
     loaded, slack = (b, room) if back is None else (back, 4e-6)
@@ -226,9 +242,17 @@ def weights_became(
             return Became("rounded", True, cosine, len(b), {"through": "bfloat16"})
     if room is not None and broken > FEW and _cast(a, b, room):
         return Became("rounded", False, cosine, len(b), {"through": "bfloat16"})
+    if average is not None and average.shape == before.shape and _nearer(sampled(average, rows), a, loaded):
+        return Became("average", cosine=cosine, looked=len(b))
     part = _part(before, a, loaded)
     if part is not None:
-        return Became("part", cosine=cosine, looked=len(b), detail={"rows": part[0], "of": part[1]})
+        return Became("part", cosine=cosine, looked=len(b), detail={**part, "tail": rows is None and part["tail"]})
+    if room is not None and broken > FEW:
+        inside = _confined(after.shape, np.abs(b - a) > room * 1.001, np.ones(len(a), bool))
+        if inside is not None:
+            width = row_shape(after.shape)[1]
+            count = int(inside.reshape(-1, width).any(1).sum())
+            return Became("part", cosine=cosine, looked=len(b), detail={"rows": count, "of": len(b) // width})
     near = cosine is not None and cosine >= NEAR
     return Became("near" if near else "other", cosine=cosine, looked=len(b))
 
@@ -245,13 +269,18 @@ def _taken_back(
     if high <= 0 or high - low > 0.2 * high:
         return None
     lr, decay = (low + high) / 2, update.decays[-1] if update.decays and update.decoupled is not False else 0.0
-    m, v = (_values(tensor, rows) for tensor in moments)
+    m, v = (sampled(tensor, rows) for tensor in moments)
     if m.shape != b.shape:
         return None
     with np.errstate(all="ignore"):
         root = np.sqrt(v / (1 - update.betas[1] ** update.after)) + update.eps
         found = (b + lr * m / (1 - update.betas[0] ** update.after) / root) / (1 - lr * decay)
     return found if np.isfinite(found).all() else None
+
+
+def _nearer(average: Array, a: Array, b: Array) -> bool:
+    """Whether weights are clearly nearer to a stored average than to what they were."""
+    return bool(np.linalg.norm(b - average) < NEARER * np.linalg.norm(b - a))
 
 
 def _cast(a: Array, b: Array, room: float) -> bool:
@@ -306,12 +335,13 @@ def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
     Raises:
         OpenError: a tensor cannot be read.
     """
-    rows = _rows(after)
-    return _factor(_values(before, rows), _values(after, rows), 0.0, len(before.shape))
+    rows = spread(after.shape)
+    return _factor(sampled(before, rows), sampled(after, rows), 0.0, len(before.shape))
 
 
-def _part(tensor: LazyTensor, a: Array, b: Array) -> tuple[int, int] | None:
-    """Rows that are others while the rest are what they were."""
+def _part(tensor: LazyTensor, a: Array, b: Array) -> dict[str, Any] | None:
+    """Rows that are others while the rest are what they were: how many ``rows`` ``of`` all, and whether they are the
+    last, smaller shard of an uneven split (``tail``)."""
     if len(tensor.shape) < 2:
         return None
     width = row_shape(tensor.shape)[1]
@@ -322,27 +352,14 @@ def _part(tensor: LazyTensor, a: Array, b: Array) -> tuple[int, int] | None:
     with np.errstate(all="ignore"):
         cosine = np.where(length > 0, (x * y).sum(1) / length, 1.0)
     other, same = int(np.count_nonzero(cosine < ROW_LIKE)), int(np.count_nonzero(cosine > NEAR))
-    return (other, len(cosine)) if other >= 2 and same >= 2 and other + same >= 0.95 * len(cosine) else None
+    if other < 2 or same < 2 or other + same < 0.95 * len(cosine):
+        return None
+    count, first = len(cosine), int(np.flatnonzero(cosine < ROW_LIKE)[0])
+    last = {-(-count // ranks) * (ranks - 1) for ranks in range(2, min(count, RANKS)) if count % ranks}
+    return {"rows": other, "of": count, "tail": count - first <= other + 1 and bool({first, first - 1} & last)}
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def _rows(tensor: LazyTensor) -> Array | None:
-    """Rows of the first axis spread over a tensor; ``None``: all of it."""
-    if len(tensor.shape) < 2 or tensor.numel <= SAMPLED:
-        return None
-    count = tensor.shape[0]
-    many = max(SAMPLED * count // tensor.numel, 1)
-    return np.unique(np.linspace(0, count - 1, many).astype(np.int64))
-
-
-def _values(tensor: LazyTensor, rows: Array | None) -> Array:
-    if rows is not None:
-        tensor = tensor.lazy[rows.tolist()]
-    elif tensor.numel > SAMPLED:  # a flat line
-        tensor = tensor.lazy[:SAMPLED]
-    return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)), np.float64)
 
 
 def _cosine(a: Array, b: Array) -> float | None:

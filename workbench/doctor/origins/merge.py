@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 SAMPLED = 8  #: tensors whose rank is estimated
 SIDE = 384  #: rows and columns of a sample
 ENERGY = 0.9  #: of the change, in the leading directions; the rest is rounding
+LIKE = 0.3  #: cosine with the old weights: what was added is not all there is
 SMALL = 0.25  #: rank over the shorter side, at most: noise has all of it
 
 
@@ -54,7 +55,8 @@ def _equal(average: LazyTensor, weight: LazyTensor) -> bool:
 def low_rank(atoms: Atoms, weights: Sequence[Look]) -> int | None:
     """The largest rank of the changes of some matrices, or ``None`` where one of them has no low rank."""
     found = []
-    picked = [one for one in weights if len(one.row.shape_b) == 2 and min(one.row.shape_b) >= 16 and one.kind == "near"]
+    picked = [one for one in weights if len(one.row.shape_b) == 2 and min(one.row.shape_b) >= 16]
+    picked = [one for one in picked if one.kind == "near" or (one.kind == "other" and (one.cosine or 0) > LIKE)]
     if len(picked) < len(weights):
         return None
     for one in picked[:: max(len(picked) // SAMPLED, 1)]:

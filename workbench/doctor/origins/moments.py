@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.numbers import Decoder
 from workbench.doctor.laws.bounds import floor, has_slack, transition
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import EXACT, one_gradient
-from workbench.doctor.origins.index import row_shape
+from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import Update
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
@@ -33,7 +32,7 @@ __all__ = ["Descent", "descends"]
 
 Array = np.ndarray[Any, Any]
 
-SAMPLED = 128  #: rows of a tensor that are looked at
+SAMPLED = 1 << 15  #: elements of a tensor that are looked at
 CANDIDATES = 256  #: tensors of that shape
 FLIPS = 8  #: elements beyond the law that single flipped bits explain
 ORPHANS = 16  #: moments without a parent whose heirs are looked for
@@ -140,13 +139,12 @@ class _Heir:
 
     def exactly(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
         """The other parameter from whose moments one gradient leads to these."""
-        m, v = self.m.astype(np.float64), self.v.astype(np.float64)
         for one in _alike(atoms, self.atom):
             partner = held.get((one.fqn, "exp_avg"))
             if partner is None:
                 continue
-            m_then, v_then = (_some(atoms.before(each)).astype(np.float64) for each in (partner, one))
-            if one_gradient(m_then, v_then, m, v, self.betas) >= EXACT:
+            m_then, v_then = (_some(atoms.before(each)) for each in (partner, one))
+            if one_gradient(m_then, v_then, self.m, self.v, self.betas) >= EXACT:
                 return Descent(self.atom, one)
         return None
 
@@ -178,10 +176,4 @@ def _alike(atoms: Atoms, atom: Atom) -> list[Atom]:
 
 
 def _some(tensor: LazyTensor) -> Array:
-    """Rows spread over a tensor, flat."""
-    if len(tensor.shape) > 1:
-        count = tensor.shape[0]
-        most = max(SAMPLED * row_shape(tensor.shape)[1] // max(tensor.numel // count, 1), 1)
-        if count > most:
-            tensor = tensor.lazy[np.unique(np.linspace(0, count - 1, most).astype(np.int64)).tolist()]
-    return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)))
+    return sampled(tensor, spread(tensor.shape, SAMPLED), SAMPLED)

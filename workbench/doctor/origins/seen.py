@@ -4,7 +4,8 @@
 
     own rows, cosine ≥ .9        nothing moved
     rows of its family           its own, its siblings' (gate and up; q, k, v), the nearest layers', the experts'
-    columns                      its own
+    columns                      its own, and its own as rows: transposed
+    a vector as a whole          another of its shape, if the updates lead there and not to its own
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from workbench.analysis.patterns.forms import find_form
-from workbench.doctor.laws.bounds import bound
+from workbench.doctor.laws.bounds import UNITS, bound, reach
 from workbench.doctor.origins.atoms import Atom, Atoms, kind_of, names_of
 from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.match import Matched, match, values
+from workbench.doctor.origins.samples import sampled
 from workbench.doctor.origins.tags import Move
 from workbench.doctor.passes.pair import Update
 from workbench.tensor import LazyTensor
 
-__all__ = ["GAP", "SELF", "SURE", "Seen", "others_stay", "out_of_reach", "see"]
+__all__ = ["GAP", "SELF", "SURE", "Seen", "others_stay", "out_of_reach", "see", "see_vector"]
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +41,9 @@ FEW = 0.1  #: share of the rows that have to be others
 ROOM = 0.1  #: above the best cosine that chance gives
 DULL = 0.98  #: such a cosine from which rows are too short to tell which is which
 SIBLINGS = 16  #: tensors that each is searched in
+STRIP = 16  #: rows that are compared with as many columns
+BROKEN = 0.2  #: share of a vector's elements beyond reach
+VECTORS = 256  #: of one shape
 TURN = 0.9  #: length of a change over that of the weight, below which the cosine stays above ALONE
 FEW_ROWS = 16  #: rows that tell how large a weight is
 ROWS = 128  #: rows that are compared with themselves
@@ -75,10 +80,60 @@ def see(atoms: Atoms, atom: Atom) -> Seen:
     family = [atom, *_family(atoms, atom)]
     rows = match(after, [atoms.before(one) for one in family], 0)
     seen = _read(atom, rows, [one.fqn for one in family], False, after.shape, middle)
-    if seen.move is not None or len(after.shape) != 2:
-        return seen
-    columns = match(after, [before], 0, columns=True)
-    return _read(atom, columns, [atom.fqn], True, after.shape, middle)
+    if seen.move is None and len(after.shape) == 2:
+        columns = match(after, [before], 0, columns=True)
+        seen = _read(atom, columns, [atom.fqn], True, after.shape, middle)
+    return seen if seen.move is not None else _transposed(atom, before, after) or seen
+
+
+def _transposed(atom: Atom, before: LazyTensor, after: LazyTensor) -> Seen | None:
+    """Whether its rows are its old columns."""
+    if len(after.shape) < 2 or after.shape[0] != after.shape[1]:
+        return None
+    found = []
+    for at in np.unique(np.linspace(0, max(after.shape[0] - STRIP, 0), 3).astype(np.int64)).tolist():
+        strip = slice(at, at + STRIP)
+        old = before.lazy[:, strip]
+        turned = np.swapaxes(sampled(old, None, old.numel).reshape(old.shape), 0, 1)
+        found.append(_angle(sampled(after.lazy[strip], None, old.numel), turned.ravel()))
+    if min(found) < SELF:
+        return None
+    move = Move(atom.fqn, after.shape, True, text="rows are the old columns", form={"form": "transposed"})
+    return Seen(atom, move, True, 0.0, 1.0)
+
+
+def see_vector(atoms: Atoms, atom: Atom, update: Update) -> Seen | None:
+    """The other vector of its shape and kind that the updates lead from, where they do not from its own.
+
+    Raises:
+        HoleError, OpenError: an element is stored nowhere or cannot be read.
+    """
+    before, after = atoms.tensors(atom)
+    if update.most is None or update.bars("reach") or len(after.shape) != 1:
+        return None
+    terms = (update.most, update.factors, update.k, after.element.name)
+    if after.element.name not in UNITS:
+        return None
+    mine, now = sampled(before, None), sampled(after, None)
+    if reach(mine, now, *terms).broken < BROKEN * len(now):
+        return None
+    others = (
+        one for one in atoms.rows
+        if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == after.shape
+    )  # fmt: skip
+    fitting = [
+        (one, old) for one in islice(others, VECTORS)
+        if not reach(old := sampled(atoms.before(one), None), now, *terms).broken
+    ]  # fmt: skip
+    if len(fitting) != 1 or _angle(now - now.mean(), fitting[0][1] - fitting[0][1].mean()) < SELF:
+        return None  # new norms are near 1, as others may be: their profile tells
+    move = Move(atom.fqn, after.shape, False, (fitting[0][0].fqn,), (MovedRows(0, 1, 0, 0),))
+    return Seen(atom, move, True, _angle(mine, now), 1.0)
+
+
+def _angle(one: Array, two: Array) -> float:
+    length = float(np.linalg.norm(one) * np.linalg.norm(two))
+    return float(one @ two) / length if length > 0 else float(not one.any() and not two.any())
 
 
 def _straight(before: LazyTensor, after: LazyTensor) -> float:
@@ -87,8 +142,7 @@ def _straight(before: LazyTensor, after: LazyTensor) -> float:
     found = []
     for row in np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64)).tolist():
         one, two = (values(tensor, row, row + 1)[0].astype(np.float64) for tensor in (before, after))
-        length = float(np.linalg.norm(one) * np.linalg.norm(two))
-        found.append(float(one @ two) / length if length > 0 else float(not one.any() and not two.any()))
+        found.append(_angle(one, two))
     return float(np.median(found))
 
 

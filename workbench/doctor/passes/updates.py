@@ -167,6 +167,8 @@ def _lrs(state: TrainingState, fqn: str) -> list[float]:
 
 def _peaks(state: TrainingState) -> list[float]:
     found = [one.initial_lr for one in state.groups if one.initial_lr is not None]
+    tops = [one.settings.get("max_lr") for one in state.groups]  # OneCycleLR begins far below it
+    found += [float(top) for top in tops if isinstance(top, (int, float)) and math.isfinite(top)]
     if state.schedule is not None:
         found += [*state.schedule.base_lrs, *([state.schedule.max_lr] if state.schedule.max_lr is not None else [])]
     plan = plan_of(state.schedule, state.args, state.told)

@@ -97,7 +97,12 @@ def same_counters(pair: Pair) -> list[Sign] | str:
 def counters_advance(pair: Pair) -> list[Sign] | str:
     a, b = pair.a.facts.step, pair.b.facts.step
     if a is None or b is None:
-        return "a trainer's step is not stored"
+        one, two = pair.a.facts.steps, pair.b.facts.steps
+        if one.usual is None or two.usual is None or two.usual >= one.usual or len(one.counts) > 1:
+            return "a trainer's step is not stored"
+        words = f"the optimizer's counters went from {one.usual:,.0f} to {two.usual:,.0f}; updates only raise them"
+        names = [name for name in two.by_name if pair.comparable(name)]
+        return [P01.sign(words, {"kind": "fell"}, names, hit=len(names) or 1, of=len(names) or 1, severity="warn")]
     if b <= a:
         return f"the later checkpoint is of step {b:,}, the earlier of {a:,}"
     ratio = per_step(pair.a.facts, pair.b.facts) or 1
@@ -228,10 +233,12 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
         of = len(b.groups)
     if not off:
         return []
+    old, new = ({group.weight_decay for group in side.groups if group.weight_decay} for side in (a, b))
+    whole = not old & new  # no decay that was in use is: another setting, not another grouping
     what = "parameters" if named else "param groups"
     words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument says so"
     tensors = sorted(off)[:NAMED] if named else []
-    return [R12.sign(words, {"kind": "groups"}, tensors, hit=len(off), of=of)]
+    return [R12.sign(words, {"kind": "decay" if whole else "groups"}, tensors, hit=len(off), of=of)]
 
 
 def _declared(a: TrainingState, b: TrainingState) -> list[str]:

@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
 from workbench.doctor.origins.moments import Descent, descends
-from workbench.doctor.origins.seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see
+from workbench.doctor.origins.seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see, see_vector
 from workbench.doctor.origins.tags import TAGS, Move, gathered, said, tag_of
+from workbench.doctor.passes.pair import Update
 from workbench.doctor.passes.updates import between
 from workbench.errors import WorkbenchError
 
@@ -35,6 +37,7 @@ Array = np.ndarray[Any, Any]
 SUSPECTS = 64  #: weights that are examined
 ALONE = 0.3  #: cosine below which a tensor has nothing in common with the old one
 WINDOWS = 8  #: suspicious weights whose values are searched for in the concatenated model
+FRESH = 0.8  #: β2^k from which second moments are mostly what they were
 LIST = 100
 
 P17 = Rule(
@@ -84,6 +87,7 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
         if tick is not None:
             tick((number + 1) / len(weights))
     updates = between(pair)
+    seen += _vectors(atoms, wanted, of_weights, role, updates, found.not_checked)
     odd = [one for one in seen if one.cosine < ALONE and not (one.move is not None and one.sure)]
     whole, cut = _line(atoms, odd, found.not_checked)
     if cut is not None:
@@ -99,13 +103,36 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
     found.signs += _strangers(strangers, len(of_weights))
     if not found.signs:  # moments that moved with their weights need no words of their own
         states = [atom for atom in atoms.rows if set(atom.owners) & wanted and atom.role == "exp_avg_sq"]
-        found.signs += _moments(atoms, descends(atoms, states, updates, found.not_checked))
+        moved = descends(atoms, states, updates, found.not_checked)
+        found.signs += _moments(atoms, moved)
+        if not moved:
+            found.signs += _line_of_moments(atoms, states, updates, found.not_checked)
     if wanted:
         found.checked["P17"] = f"{many(len(weights), 'weight')}, rows and columns"
         found.checked["P18"] = f"{many(len(weights), 'weight')}"
     else:
         found.not_checked.setdefault("P17", Inapplicable("no parameter is suspicious"))
     return found
+
+
+def _vectors(
+    atoms: Atoms, wanted: set[str], of_weights: set[str], role: str, updates: Mapping[str, Update],
+    not_checked: dict[str, str],
+) -> Iterator[Seen]:  # fmt: skip
+    """Suspicious vectors that are others."""
+    looked = [
+        atom for atom in atoms.rows
+        if atom.owners[0] in wanted and len(atoms.before(atom).shape) == 1
+        and atom.role == (role if atom.fqn in of_weights else "param")
+    ]  # fmt: skip
+    for atom in looked[:SUSPECTS]:
+        try:
+            one = see_vector(atoms, atom, updates[atom.owners[0]]) if atom.owners[0] in updates else None
+        except WorkbenchError as error:
+            not_checked["P17"] = f"{atom.fqn!r}: {error}"
+            continue
+        if one is not None:
+            yield one
 
 
 # ---- signs -----------------------------------------------------------------------------------------------------------
@@ -174,6 +201,19 @@ def _line(
         "in": "before → after", "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts],
     }  # fmt: skip
     return whole, _sign(P17, [one.atom for one in seen], text, causes, None, evidence)
+
+
+def _line_of_moments(
+    atoms: Atoms, states: Sequence[Atom], updates: Mapping[str, Update], not_checked: dict[str, str]
+) -> list[Sign]:
+    """Whether second moments are other parts of the optimizer's flat line; of many updates, new ones hide it."""
+    known = [(atom, updates.get(atom.owners[0])) for atom in states]
+    fresh = [
+        Seen(atom, None, False, 0.0, 0.0) for atom, one in known
+        if one is not None and one.betas is not None and one.betas[1] ** one.k > FRESH
+    ]  # fmt: skip
+    cut = _line(atoms, fresh, not_checked)[1] if fresh else None
+    return [] if cut is None else [replace(cut, evidence={**cut.evidence, "role": "exp_avg"})]
 
 
 def _strangers(seen: Sequence[Seen], of: int) -> Iterator[Sign]:

@@ -196,8 +196,10 @@ def train_rows(
                 looked += 1
                 became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
                 form, exact, detail = _weight_form(fqn, sums, became, moved, unlike)
-                if form != "part" or detail["rows"] < PATCH * detail["of"]:
-                    form = _small(form, few_weights, sums.reach.broken, sums.reach.of, sums.reach.worst)
+                rows = form == "part" and detail["rows"] >= PATCH * detail["of"]
+                if not rows and fqn not in unlike:
+                    alone = few_weights and not (sums.floor.broken or sums.transition.broken)
+                    form = _small(form, alone, sums.reach.broken, sums.reach.of, sums.reach.worst)
                 found.put(weight, Status.BEYOND, fqn, sums.count, form=form, exact=exact, detail=detail)
             elif seen:
                 found.put(weight, Status.WITHIN, fqn, sums.count)
@@ -218,7 +220,7 @@ def train_rows(
 
 def _small(form: str, few: bool, broken: int, of: int, worst: float, many: str = "near") -> str:
     """A form, where only a part of one or two parameters is concerned, or where it is barely beyond."""
-    if form in ("flip", "near") and worst < BARELY:
+    if form in ("flip", "near") and worst < BARELY and not (few and broken == 1):
         return "slight"
     if form == "flip":
         return "flip" if few else many
@@ -241,7 +243,7 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
         if sign.rule != "P17":
             continue
         tag = sign.evidence.get("tag")
-        role = "param" if tag or "windows" in sign.evidence else "exp_avg"
+        role = str(sign.evidence.get("role", "param" if tag or "windows" in sign.evidence else "exp_avg"))
         if not tag:
             shifted = "shift" if sign.causes[:1] != ("E13",) else "flat"
             tag = shifted if "windows" in sign.evidence else "name"
@@ -257,12 +259,13 @@ def _weight_form(
     if cosine is not None:
         detail["cosine"] = cosine
     detail.setdefault("worst", sums.reach.worst)
+    detail["size"] = math.sqrt(sums.bb / sums.aa) if sums.aa > 0 else 1.0
     detail["scale"] = sums.ab / sums.aa if sums.aa > 0 else 1.0
     if tag := moved.get(f"param:{fqn}"):
         return f"moved.{tag}", True, detail
     if sums.nan:
         return "nan", True, detail
-    if became is not None and not (fqn in unlike and became.form == "near"):
+    if became is not None and not (fqn in unlike and became.form in ("near", "flip")):
         return became.form, became.exact, detail
     return "other" if fqn in unlike else "near", False, detail
 
@@ -272,10 +275,11 @@ def _weights(
 ) -> Became | None:
     a, b = _tensor(pair.a, places[weight][0]), _tensor(pair.b, places[weight][1])
     moments = None
+    average = _tensor(pair.a, places["ema"][0]) if "ema" in places else None
     if "exp_avg" in places and "exp_avg_sq" in places:
         moments = _tensor(pair.b, places["exp_avg"][1]), _tensor(pair.b, places["exp_avg_sq"][1])
     try:
-        return weights_became(a, b, update, sums, moments)
+        return weights_became(a, b, update, sums, moments, average)
     except WorkbenchError:
         return None
 
@@ -358,7 +362,12 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
         if None in usual:
             return
         names, a, b = [""], {"": usual[0]}, {"": usual[1]}  # type: ignore[dict-item]
-    if k is None:
+    if k is None:  # then only that all of them fell is known
+        fallen = [name for name in names if a[name] > COUNTED and b[name] < a[name]]
+        if fallen and len(fallen) == len(names):
+            for name in fallen:
+                found.put("step", Status.BEYOND, name, form="reset", detail={"by": b[name] - a[name]})
+            yield from found.rows()
         return
     moved = {name: b[name] - a[name] for name in names}
     common = Counter(moved.values()).most_common(1)[0][0]

@@ -72,6 +72,16 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
         gone, new = _without(a, b), _without(b, a)
     tied = pair.a.facts.value("tied"), pair.b.facts.value("tied")
     found = []
+    shaped = [] if pair.mapped else [
+        fqn for fqn, roles in pair.a.params.items()
+        if "param" in roles and "param" in pair.b.params.get(fqn, {})
+        and pair.a.shape(roles["param"]) != pair.b.shape(pair.b.params[fqn]["param"])
+    ]  # fmt: skip
+    if shaped:
+        one, two = (side.shape(side.params[shaped[0]]["param"]) for side in (pair.a, pair.b))
+        message = f"{many(len(shaped), 'parameter')} changed shape: {shaped[0]!r} from {list(one)} to {list(two)}"
+        kind = {"kind": "have another shape"}
+        found.append(P02.sign(message, kind, shaped[:NAMED], hit=len(shaped), of=len(a), severity="warn"))
     for words, names in (("vanished", gone), ("appeared", new)):
         if names:
             severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"

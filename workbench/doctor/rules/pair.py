@@ -20,6 +20,7 @@ BLUNT = 0.1  #: rounding from which a replay proves nothing
 RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between a weight now and then, within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same where the optimizer's laws are not known
+STILL = 0.95  #: cosine of most weights, without which one that turned is none by itself
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
@@ -102,6 +103,7 @@ def adams(updates: Mapping[str, Update], slots: Sequence[Slot]) -> set[str]:
         for slot in slots
         if any(all((side, role) in slot.tensors for role in moments) for side in (0, 1))
         and updates[slot.fqn].betas is not None
+        and not updates[slot.fqn].bars("reach")
     }
 
 
@@ -178,6 +180,9 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     least = {fqn: TURNED if fqn in known else TURNED_FAR for fqn in soon}
     turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < least[fqn]}
     turned = {fqn: c for fqn, c in turned.items() if not _may_turn(updates[fqn], found[fqn])}
+    unknown = [c for fqn in soon if fqn not in known and (c := found[fqn].cosine) is not None]
+    if unknown and TURNED_FAR <= median(unknown) < STILL:  # whatever that optimizer does, it does to many
+        turned = {fqn: c for fqn, c in turned.items() if fqn in known}
     if turned:
         lowest = min(turned.values())
         text = f"{_names(list(turned))} point elsewhere: cosine {lowest:.3f} or more with what they were"

@@ -1,0 +1,238 @@
+"""Rules of a pair on what updates carry on: second moments, averages, counters of running statistics; on samples.
+
+::
+
+    v_B        k gradients were added to the old profile: they leave no element that is a function of the old one   P21
+    e_B        an average lies between the old one and the weights that it saw                                      P22
+    e_B        and not at the weights, as if it had begun there                                                     P23
+    n_B ≥ n_A  batches that running statistics saw                                                                  P24
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
+from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.origins.samples import sampled, spread
+from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.rules.stated import NAMED
+from workbench.errors import WorkbenchError
+from workbench.tensor import LazyTensor
+
+__all__ = ["check_carried"]
+
+Array = np.ndarray[Any, Any]
+
+SAMPLED = 1 << 14  #: elements of a tensor
+LOOKED = 64  #: parameters, spread over all
+GROWN = 2.0  #: least v_B/v_A of a parameter, over all of its elements, from which its profile is looked at
+SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A, of what no gradient has blurred
+STRAIGHT = 0.02  #: distance of the line's slope from 1 within which it is a factor
+ENOUGH = 64  #: elements
+KEPT = 0.05  #: β2^k below which new gradients are an average themselves
+OUTSIDE = 0.05  #: share of the elements of an average
+DECAY = 0.95  #: of an average, at least: those in use are 0.99 and more, and rise as (1+n)/(10+n) to begin with
+SETTLED = 20  #: updates
+CLEAR = 0.15  #: above what that decay allows
+APART = 1e-3  #: of the weights' size: an average that is nearer to them tells nothing
+BATCHES = "num_batches_tracked"  #: torch.nn.BatchNorm*
+
+P21 = Rule(
+    "P21", "second moments that were transformed", ("B6",), "pair",
+    "k gradients blur the profile of v: no v_B is a function of v_A where every element grew",
+    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A", "workbench.doctor.laws", "error",
+    "none known", "load exp_avg_sq as it was saved: unscaled, and squared",
+)  # fmt: skip
+P22 = Rule(
+    "P22", "an average that is not one of these weights", ("F4",), "pair",
+    "an exponential average stays between its old value and the weights that it saw, element by element",
+    f"more than {OUTSIDE:.0%} of the elements outside, with the weights' reach", "convexity", "error",
+    "averages that are stored with a correction", "restore the averages with the weights",
+)  # fmt: skip
+P23 = Rule(
+    "P23", "an average that restarted from the weights", ("F4",), "pair",
+    "in k updates an average of decay d goes at most 1 − d^k of the way to the weights",
+    f"{CLEAR:g} more of the way than with d = min({DECAY:g}, (1+n)/(10+n))", "definition of the average", "warn",
+    "a decay that is smaller, or still rising", "restore the averages with the weights",
+)  # fmt: skip
+P24 = Rule(
+    "P24", "running statistics restarted", ("A5",), "pair", "num_batches_tracked never falls", "exact",
+    "torch.nn.BatchNorm", "error", "statistics that were reset on purpose", "restore the buffers of the norms",
+)  # fmt: skip
+register(P21, P22, P23, P24)
+
+
+def check_carried(
+    pair: Pair,
+    updates: Mapping[str, Update],
+    states: Mapping[str, PairState],
+) -> Outcome:
+    """Judge what updates carry on, on samples.
+
+    Args:
+        updates, states: fqn → what lies between the two, and the sums of their pass.
+    """
+    found = Outcome()
+    _profiles(pair, updates, states, found)
+    _averages(pair, updates, states, found)
+    _batches(pair, found)
+    return found
+
+
+def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
+    held = dict(pair.shared())
+    slopes: dict[str, tuple[float, float]] = {}
+    seen = 0
+    for fqn, sums in states.items():
+        update = updates[fqn]
+        if update.betas is None or sums.skipped.get("floor") or update.betas[1] ** update.k < KEPT:
+            continue
+        seen += 1
+        if sums.floor.broken or not GROWN <= sums.ratio < math.inf or sums.floor.of < ENOUGH or len(slopes) >= LOOKED:
+            continue
+        one, two = held[fqn]["exp_avg_sq"]
+        try:
+            v_a, v_b = (_sample(_tensor(side, at)) for side, at in ((pair.a, one), (pair.b, two)))
+        except WorkbenchError as error:
+            found.not_checked["P21"] = f"{fqn!r}: {error}"
+            continue
+        line = _line(v_a, v_b)
+        if line is not None:
+            slopes[fqn] = line
+    if seen:
+        found.checked["P21"] = f"{many(seen, 'parameter')}"
+    else:
+        found.not_checked.setdefault("P21", Inapplicable("no law of second moments is known"))
+    if slopes:
+        name, (slope, factor) = next(iter(slopes.items()))
+        power = abs(slope - 1) > STRAIGHT
+        words = f"the power {slope:.3g} of the old values" if power else f"{factor:.4g} times the old values"
+        text = f"exp_avg_sq of {many(len(slopes), 'parameter')} is a function of the old one: of {name!r}, {words}"
+        evidence = {"kind": "power" if power else "factor", "slope": slope, "factor": factor}
+        found.signs.append(P21.sign(text, evidence, list(slopes)[:NAMED], hit=len(slopes), of=seen))
+
+
+def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
+    """Slope of log v_B over log v_A and the median factor, if nothing has blurred them."""
+    both = (v_a > 0) & (v_b > 0)
+    if np.count_nonzero(both) < ENOUGH:
+        return None
+    x, y = np.log(v_a[both]), np.log(v_b[both])
+    if min(x.std(), y.std()) < 4 * SHARP:  # of equal numbers, anything is a function
+        return None
+    slope = float(((x - x.mean()) * (y - y.mean())).mean() / x.var())
+    rest = (y - y.mean()) - slope * (x - x.mean())
+    return (slope, float(np.median(v_b[both] / v_a[both]))) if rest.std() <= SHARP else None
+
+
+def _averages(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome
+) -> None:  # fmt: skip
+    held = {fqn: roles for fqn, roles in pair.shared() if "ema" in roles and ("master" in roles or "param" in roles)}
+    if not held:
+        why = Inapplicable("no averaged weights are stored beside weights on both sides")
+        found.not_checked["P22"] = found.not_checked["P23"] = why
+        return
+    outside: dict[str, float] = {}
+    near: dict[str, float] = {}
+    looked = dict.fromkeys(("P22", "P23"), 0)
+    for fqn in list(held)[:: max(len(held) // LOOKED, 1)]:
+        roles, update = held[fqn], updates.get(fqn)
+        weight = "master" if "master" in roles else "param"
+        try:
+            e_a, e_b = (_sample(_tensor(side, at)) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True))
+            w_a, w_b = (_sample(_tensor(side, at)) for side, at in zip((pair.a, pair.b), roles[weight], strict=True))
+        except WorkbenchError as error:
+            found.not_checked["P22"] = f"{fqn!r}: {error}"
+            continue
+        if update is None or update.k < 1 or len({len(one) for one in (e_a, e_b, w_a, w_b)}) > 1:
+            continue
+        kinds = [side.dtype(at) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True)]
+        reach = states[fqn].reach if fqn in states else None
+        if update.most is not None and reach is not None and reach.of and not reach.broken:  # else other weights
+            looked["P22"] += 1
+            share = _outside(e_a, e_b, w_a, update.most, max(UNITS.get(kind, 1.0) for kind in kinds))
+            if share > OUTSIDE:
+                outside[fqn] = share
+        way = _way(e_a, e_b, w_b)
+        if way is not None and update.before is not None and update.before >= SETTLED:
+            looked["P23"] += 1
+            decay = min(DECAY, (1 + update.before) / (10 + update.before))
+            if way > 1 - decay**update.k + CLEAR:
+                near[fqn] = way
+    for rule, count in looked.items():
+        if count:
+            found.checked[rule] = many(count, "parameter")
+        else:
+            found.not_checked.setdefault(rule, "the updates between are not known well enough")
+    found.signs += _strayed(outside, near, looked)
+
+
+def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Mapping[str, int]) -> Iterator[Sign]:
+    if outside:
+        share = max(outside.values())
+        text = (
+            f"the averages of {many(len(outside), 'parameter')} left the range between their old values and the "
+            f"weights, in up to {share:.0%} of the elements looked at"
+        )
+        yield P22.sign(text, {"share": share}, list(outside)[:NAMED], hit=len(outside), of=looked["P22"])
+    near = {fqn: way for fqn, way in near.items() if fqn not in outside}
+    if near and 2 * len(near) > looked["P23"]:
+        way = sorted(near.values())[len(near) // 2]
+        text = f"the averages of {many(len(near), 'parameter')} went {way:.0%} of the way to the weights"
+        yield P23.sign(text, {"way": way}, list(near)[:NAMED], hit=len(near), of=looked["P23"])
+
+
+def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> float:
+    """Share of the elements that no average of the old one and weights within reach of ``w_a`` has."""
+    low, high = np.minimum(e_a, w_a - most), np.maximum(e_a, w_a + most)
+    room = ROUNDINGS * unit * np.maximum(np.abs(e_a), np.abs(w_a))
+    return float(((e_b < low - room) | (e_b > high + room)).mean())
+
+
+def _way(e_a: Array, e_b: Array, w_b: Array) -> float | None:
+    """How far along the line to the weights an average went; ``None`` where it was there from the start."""
+    gap = w_b - e_a
+    size = float(np.dot(gap, gap))
+    if not size > APART**2 * float(np.dot(w_b, w_b)):
+        return None
+    return float(np.dot(e_b - e_a, gap)) / size
+
+
+def _batches(pair: Pair, found: Outcome) -> None:
+    """Counters of batches that fell."""
+    fell, seen = {}, 0
+    for fqn, roles in pair.shared():
+        if not fqn.endswith(BATCHES) or seen >= LOOKED:
+            continue
+        one, two = next(iter(roles.values()))
+        try:
+            a, b = (int(_sample(_tensor(side, at))[0]) for side, at in ((pair.a, one), (pair.b, two)))
+        except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
+            found.not_checked["P24"] = f"{fqn!r}: {error}"
+            continue
+        seen += 1
+        if b < a:
+            fell[fqn] = (a, b)
+    if seen:
+        found.checked["P24"] = many(seen, "counter")
+    else:
+        found.not_checked.setdefault("P24", Inapplicable("no running statistics count their batches"))
+    if fell:
+        name, (a, b) = next(iter(fell.items()))
+        text = f"{len(fell):,} of {many(seen, 'counter')} of running statistics fell: {name!r} from {a:,} to {b:,}"
+        found.signs.append(P24.sign(text, {"before": a, "after": b}, list(fell)[:NAMED], hit=len(fell), of=seen))
+
+
+def _sample(tensor: LazyTensor) -> Array:
+    return sampled(tensor, spread(tensor.shape, SAMPLED), SAMPLED)
+
+
+def _tensor(state: State, position: int) -> LazyTensor:
+    return state.ckpt[state.ckpt.catalog.keys[position]]
