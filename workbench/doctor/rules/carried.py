@@ -88,10 +88,13 @@ def check_carried(
 def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
     held = dict(pair.shared())
     slopes: dict[str, tuple[float, float]] = {}
-    seen = 0
+    seen = late = 0
     for fqn, sums in states.items():
         update = updates[fqn]
-        if update.betas is None or sums.skipped.get("floor") or update.betas[1] ** update.k < KEPT:
+        if update.betas is None or sums.skipped.get("floor"):
+            continue
+        if update.betas[1] ** update.k < KEPT:
+            late += 1
             continue
         seen += 1
         if sums.floor.broken or not GROWN <= sums.ratio < math.inf or sums.floor.of < ENOUGH or len(slopes) >= LOOKED:
@@ -107,6 +110,8 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             slopes[fqn] = line
     if seen:
         found.checked["P21"] = f"{many(seen, 'parameter')}"
+    elif late:
+        found.not_checked.setdefault("P21", "so many updates lie between that little of the old second moments is left")
     else:
         found.not_checked.setdefault("P21", Inapplicable("no law of second moments is known"))
     if slopes:

@@ -1,0 +1,162 @@
+"""What a pair shows of values that updates carry on: each law on a healthy run of plain torch, and on a spoilt one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workbench as wb
+
+torch = pytest.importorskip("torch")
+WIDTH, FIRST = 24, 80
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(),
+        torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH),
+    )  # fmt: skip
+
+
+class Run:
+    """A regression with an average of the weights."""
+
+    def __init__(self) -> None:
+        self.net = model()
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        self.average = {name: one.detach().clone() for name, one in self.net.named_parameters()}
+        self.step = 0
+
+    def train(self, count: int) -> None:
+        for _ in range(count):
+            draw = torch.Generator().manual_seed(self.step)
+            given = torch.randn(16, WIDTH, generator=draw)
+            self.optimizer.zero_grad()
+            (self.net(given) - given.roll(1, 1).sin()).square().mean().backward()
+            self.optimizer.step()
+            self.step += 1
+            for name, one in self.net.named_parameters():
+                self.average[name].lerp_(one.detach(), 0.02)
+
+    def save(self, path: Path) -> Path:
+        torch.save(
+            {
+                "model": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+                "ema": copy.deepcopy(self.average),
+            },
+            path,
+        )  # fmt: skip
+        return path
+
+
+def resumed(folder: Path, spoil: Callable[[Run], None] | None, k: int) -> Any:
+    run = Run()
+    run.train(FIRST)
+    before = run.save(folder / f"step-{FIRST}.pt")
+    if spoil is not None:
+        with torch.no_grad():
+            spoil(run)
+    run.train(k)
+    return wb.doctor(before, run.save(folder / f"step-{FIRST + k}.pt"))
+
+
+def state(run: Run, layer: int) -> dict[str, Any]:
+    found: dict[str, Any] = run.optimizer.state[run.net[layer].weight]
+    return found
+
+
+def times(run: Run) -> None:
+    for one in run.optimizer.state.values():
+        one["exp_avg"].mul_(1024)
+        one["exp_avg_sq"].mul_(1024**2)
+
+
+def root(run: Run) -> None:
+    for one in run.optimizer.state.values():
+        one["exp_avg_sq"].sqrt_()
+
+
+def first_lost(run: Run) -> None:
+    for one in run.optimizer.state.values():
+        one["exp_avg"].zero_()
+
+
+def exchanged(run: Run) -> None:
+    one, two = state(run, 0), state(run, 5)
+    for name in ("exp_avg", "exp_avg_sq"):
+        kept = one[name].clone()
+        one[name].copy_(two[name])
+        two[name].copy_(kept)
+
+
+def half_lost(run: Run) -> None:
+    for layer in (0, 2, 5):
+        for name in ("exp_avg", "exp_avg_sq"):
+            state(run, layer)[name][WIDTH // 2 :] = 0
+
+
+def average_restarted(run: Run) -> None:
+    run.average = {name: one.detach().clone() for name, one in run.net.named_parameters()}
+
+
+def average_of_another(run: Run) -> None:
+    torch.manual_seed(1)
+    run.average = {name: torch.randn_like(one) * 0.2 for name, one in run.average.items()}
+
+
+def average_loaded(run: Run) -> None:
+    for name, one in run.net.named_parameters():
+        one.copy_(run.average[name])
+
+
+def statistics_lost(run: Run) -> None:
+    run.net[1].reset_running_stats()
+
+
+def transposed(run: Run) -> None:
+    run.net[2].weight.copy_(run.net[2].weight.T.clone())
+
+
+def vectors_exchanged(run: Run) -> None:
+    one, two = run.net[0].bias, run.net[5].bias
+    kept = one.clone()
+    one.copy_(two)
+    two.copy_(kept)
+
+
+@pytest.mark.parametrize("k", [1, 5, 20, 60])
+def test_a_healthy_run_breaks_none(tmp_path: Path, k: int) -> None:
+    found = resumed(tmp_path, None, k)
+    assert not found.causes
+    assert {"P22", "P23", "P24"} <= set(found.checked)
+    assert ("P21" in found.checked) == (k < 60)  # .95^60 of the old second moments is less than a twentieth
+
+
+@pytest.mark.parametrize(
+    ("spoil", "k", "cause", "rule"),
+    [
+        (times, 5, "B6", "P21"), (root, 5, "B6", "P21"), (first_lost, 1, "B3", "P04"), (first_lost, 5, "B3", "P04"),
+        (exchanged, 1, "B5", "P17"), (exchanged, 10, "B5", "P17"), (half_lost, 5, "G5", "P03"),
+        (average_restarted, 5, "F4", "P23"), (average_of_another, 5, "F4", "P22"), (average_loaded, 1, "F4", "P05"),
+        (statistics_lost, 3, "A5", "P24"), (transposed, 3, "E1", "P17"), (vectors_exchanged, 3, "E9", "P17"),
+    ],
+)  # fmt: skip
+def test_each_is_named(tmp_path: Path, spoil: Callable[[Run], None], k: int, cause: str, rule: str) -> None:
+    found = resumed(tmp_path, spoil, k)
+    assert found.causes[0].cause == cause, found.verdict
+    assert rule in {one.rule for one in found.found}
+
+
+def test_only_what_is_off_is_named(tmp_path: Path) -> None:
+    found = resumed(tmp_path, exchanged, 10)
+    (sign,) = [one for one in found.found if one.rule == "P17"]
+    numbers = [
+        number for number, (name, _) in enumerate(model().named_parameters()) if name in ("0.weight", "5.weight")
+    ]
+    moved = {"0.weight", "5.weight"} | {f"optimizer state {number}" for number in numbers}
+    assert {name for pair in sign.evidence["from"] for name in pair} <= moved
