@@ -98,7 +98,7 @@ def zeroed(case: Case) -> Iterator[Match]:
             names |= parts
         if names:
             yield Match(change.leg, 0.98, names, False)
-        patch = frozenset(change.hit(_all(change), "patch"))
+        patch = frozenset(change.hit(_all(change), "patch") - change.hit(change.weights, "moved."))
         rows = patch & change.hit((*change.weights, *MASTERS), "part")
         patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # whole rows of a vocabulary
         if patch:

@@ -228,7 +228,7 @@ def weights_became(
     loaded, slack = (b, room) if back is None else (back, 4e-6)
     cosine = _cosine(a, loaded)
     broken = sums.reach.broken
-    if 0 < broken <= FEW and broken < 0.05 * max(sums.reach.of, 1):
+    if 0 < broken <= FEW and broken < 0.05 * max(sums.reach.of, 1) and _rest_stays(a, b, room):
         return Became("flip", cosine=cosine, looked=len(b), detail={"elements": broken, "worst": sums.reach.worst})
     if slack is not None:
         form = _constant(a, loaded, slack) or _gone(a, loaded, slack)
@@ -276,6 +276,13 @@ def _taken_back(
         root = np.sqrt(v / (1 - update.betas[1] ** update.after)) + update.eps
         found = (b + lr * m / (1 - update.betas[0] ** update.after) / root) / (1 - lr * decay)
     return found if np.isfinite(found).all() else None
+
+
+def _rest_stays(a: Array, b: Array, room: float | None) -> bool:
+    """Whether the elements within reach are the old weights: else they are others that are not far."""
+    kept = np.abs(b - a) <= (math.inf if room is None else room)
+    cosine = _cosine(a[kept], b[kept])
+    return cosine is None or cosine >= NEAR
 
 
 def _nearer(average: Array, a: Array, b: Array) -> bool:

@@ -154,7 +154,8 @@ def lr_range(a: TrainingState, b: TrainingState, fqn: str, k: int) -> tuple[tupl
     if not ends:
         return None, False
     peaks = [*_peaks(a), *_peaks(b)]
-    return (0.0, max([*ends, *peaks])), bool(peaks)
+    # an lr above what was taken for the peak: where the schedule goes between the two is not known
+    return (0.0, max([*ends, *peaks])), bool(peaks) and max(ends) <= max(peaks) * (1 + 1e-6)
 
 
 def _lrs(state: TrainingState, fqn: str) -> list[float]:
@@ -168,6 +169,9 @@ def _lrs(state: TrainingState, fqn: str) -> list[float]:
 def _peaks(state: TrainingState) -> list[float]:
     found = [one.initial_lr for one in state.groups if one.initial_lr is not None]
     tops = [one.settings.get("max_lr") for one in state.groups]  # OneCycleLR begins far below it
+    if state.schedule is not None:
+        cycled = state.schedule.settings.get("max_lrs")  # CyclicLR begins at the lowest
+        tops += cycled if isinstance(cycled, (list, tuple)) else []
     found += [float(top) for top in tops if isinstance(top, (int, float)) and math.isfinite(top)]
     if state.schedule is not None:
         found += [*state.schedule.base_lrs, *([state.schedule.max_lr] if state.schedule.max_lr is not None else [])]

@@ -34,6 +34,7 @@ FEW = 2  #: parameters
 FLIPS = 8  #: elements that are spoken of as flipped bits
 PATCH = 0.2  #: share of one parameter that is a damaged part of it
 BARELY = 1.5  #: times what the updates can do: rounding of what was loaded, not other values
+LIKE = 0.9  #: cosine below which weights are others, however little each of them is beyond reach
 MANY = 400  #: parameters whose form is looked for; of further ones that they broke a law is known
 
 
@@ -199,7 +200,9 @@ def train_rows(
                 rows = form == "part" and detail["rows"] >= PATCH * detail["of"]
                 if not rows and fqn not in unlike:
                     alone = few_weights and not (sums.floor.broken or sums.transition.broken)
-                    form = _small(form, alone, sums.reach.broken, sums.reach.of, sums.reach.worst)
+                    far = form == "near" and float(detail.get("cosine", 1.0)) < LIKE
+                    worst = math.inf if far else sums.reach.worst
+                    form = _small(form, alone, sums.reach.broken, sums.reach.of, worst)
                 found.put(weight, Status.BEYOND, fqn, sums.count, form=form, exact=exact, detail=detail)
             elif seen:
                 found.put(weight, Status.WITHIN, fqn, sums.count)

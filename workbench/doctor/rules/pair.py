@@ -21,6 +21,7 @@ RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between a weight now and then, within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same where the optimizer's laws are not known
 STILL = 0.95  #: cosine of most weights, without which one that turned is none by itself
+YOUNG = 3  #: times the updates between, of those before: else the weights may be on their first way
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
@@ -183,6 +184,8 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     unknown = [c for fqn in soon if fqn not in known and (c := found[fqn].cosine) is not None]
     if unknown and TURNED_FAR <= median(unknown) < STILL:  # whatever that optimizer does, it does to many
         turned = {fqn: c for fqn, c in turned.items() if fqn in known}
+    young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
+    turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
     if turned:
         lowest = min(turned.values())
         text = f"{_names(list(turned))} point elsewhere: cosine {lowest:.3f} or more with what they were"
