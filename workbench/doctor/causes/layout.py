@@ -245,9 +245,12 @@ def vocabulary(case: Case) -> Iterator[Match]:
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
         part = frozenset(change.hit(change.weights, "part", "zeros"))
-        if part and kinds(part) <= {"embed", "head"} and not case.traits.get("confined"):
+        alone = len(change.hit(change.weights) - part) <= len(part)  # of an average, rows that were not trained stay
+        if part and alone and kinds(part) <= OUTER and not case.traits.get("confined"):
             rows = change.detail(change.weights, min(part))
             words = f"only some rows changed ({rows['rows']:,} of {rows['of']:,})" if "rows" in rows else ""
+            numbered = {name for name in change.hit(MOMENTS) if is_numbered(name)}
+            part |= numbered if len(numbered) <= len(part) else set()  # as many as those weights have
             yield Match(change.leg, 0.96, part, False, reasons=case.against(("A2 G6 F4", words)))
     shaped = [
         one for one in case.fired("R01", "P02")

@@ -168,6 +168,11 @@ def another_step(case: Case) -> Iterator[Match]:
         names = counters.ahead | counters.behind
         if not names or len(names) < 0.9 * len(counters.known):
             continue
+        fell = [one for one in case.fired("P01") if one.evidence.get("kind") == "fell"]
+        if change.leg == "train" and fell:
+            yield Match("train", 0.6, frozenset(names), signs=tuple(fell), title="The optimizer's counters went back.",
+                        question="are the two checkpoints in the wrong order?")  # fmt: skip
+            continue
         moved = change.hit(change.weights) if change.moments(change.hit(change.weights)) else set()
         if change.leg == "load" and moved and change.whole(change.weights, moved) and 0 < counters.by <= 3:
             title = f"The load made {counters.by:,.0f} update{'s' if counters.by > 1 else ''} of its own."

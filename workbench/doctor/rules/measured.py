@@ -366,11 +366,11 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
             return
         names, a, b = [""], {"": usual[0]}, {"": usual[1]}  # type: ignore[dict-item]
     if k is None:  # then only that all of them fell is known
-        fallen = [name for name in names if a[name] > COUNTED and b[name] < a[name]]
-        if fallen and len(fallen) == len(names):
-            for name in fallen:
-                found.put("step", Status.BEYOND, name, form="reset", detail={"by": b[name] - a[name]})
-            yield from found.rows()
+        if names and all(a[name] > COUNTED and b[name] < a[name] for name in names):
+            fell = Counter(a[name] - b[name] for name in names).most_common(1)[0][0]
+            reset = all(2 * b[name] < a[name] for name in names)  # an older save's are not that far behind
+            form = "reset" if reset else "behind"
+            yield Row(leg, "step", Status.BEYOND, form, tuple(names), detail={"by": fell})
         return
     moved = {name: b[name] - a[name] for name in names}
     common = Counter(moved.values()).most_common(1)[0][0]
