@@ -12,10 +12,12 @@ what the values say can give it away. Times of files are all made equal, but whe
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,6 +221,30 @@ def resealed(archive: bytes) -> bytes:
             struct.pack_into("<L", data, offset + 14, crc)
         at += 46 + names + extras + comments
     return bytes(data)
+
+
+def checked_records(data: bytes) -> list[tuple[str, int, int]]:
+    """Name, start and stop of every record with a CRC-32, of every archive in a file: found by the end records, and
+    read by the standard library.
+    """
+    found = []
+    for match in re.finditer(b"PK\x05\x06", data):
+        at, end = match.start(), match.start() + 22
+        size, offset = struct.unpack_from("<LL", data, at + 12)
+        directory = at
+        if data[at - 20 : at - 16] == b"PK\x06\x07":
+            directory = at - 20 - 56
+            size, offset = struct.unpack_from("<QQ", data, directory + 40)
+        start = directory - size - offset
+        infos = zipfile.ZipFile(io.BytesIO(data[start:end])).infolist()
+        if all(info.CRC == 0 for info in infos if info.filename.endswith(("/byteorder", "/version"))):
+            continue  # saved without checksums
+        for info in infos:
+            head = start + info.header_offset
+            begin = head + 30 + sum(struct.unpack_from("<2H", data, head + 26))
+            if info.compress_size:
+                found.append((info.filename, begin, begin + info.compress_size))
+    return found
 
 
 # ---- faults of the bytes -------------------------------------------------------------------------------------------

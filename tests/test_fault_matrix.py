@@ -1,24 +1,29 @@
 """The fault matrix: real checkpoints, damaged in every way, and which depth of ``verify`` says so.
 
-A fault counts as found only where an error or a warning names the file or a tensor that was hit. The table in
-docs/faults.md is what this module measured: ``python -m tests.test_fault_matrix`` writes it, the test compares.
+A fault counts as found only where an error or a warning names the file or a tensor that was hit. Single-bit flips are
+counted by where they fall as well. The tables in docs/faults.md are what this module measured:
+``python -m tests.test_fault_matrix`` writes them, the tests compare.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import workbench as wb
-from tests.faults import BYTES, SAMPLES, Case, DoesNotApply, Injected, Sample
+from tests.faults import BYTES, SAMPLES, Case, DoesNotApply, Injected, Sample, checked_records
 from tests.faults_metadata import METADATA
 from workbench.analysis import manifest
 from workbench.analysis.report import Report
 from workbench.analysis.verify import verify
+from workbench.core import catalog as cat
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 FAULTS = {**BYTES, **METADATA}
@@ -35,6 +40,23 @@ The table is measured: `python -m tests.test_fault_matrix` writes it, a test com
 were made to fit where the fault could have happened before they were written (NaN, another step), and times of files
 were made equal, but for stale metadata.
 
+"""
+
+BARE = (cat.RAW, cat.RAW_BE, cat.LATIN1_TEXT)  #: codecs of chunks that are not an archive of their own
+FLIPS = 16  #: of each sample in each kind of bytes
+WHERE = ("records with a CRC", "tensors without a CRC", "the rest")
+FLIPS_HEAD = f"""## Single-bit flips, by where they fall
+
+`torch.save` stores a CRC-32 with each record of an archive. Many formats consist of such archives, in part or as a
+whole: a flip in one of their records is always found by `--deep`, in tensors and in what is not a tensor (random
+states, schedulers, arguments). For other bytes most formats store no checksum.
+
+In each kind of bytes, up to {FLIPS} bits of each checkpoint were flipped, one at a time. The numbers say at which
+depth an error or a warning appeared first.
+
+- *{WHERE[0]}*: each bit in another record; the files take turns.
+- *{WHERE[1]}*: any byte of a tensor that lies in no such record.
+- *{WHERE[2]}*: headers, directories of archives, padding, metadata, JSON.
 """
 
 
@@ -89,6 +111,78 @@ def measured(samples: tuple[Sample, ...] = SAMPLES) -> dict[tuple[str, str], Out
     return found
 
 
+def places(case: Case) -> dict[str, list[tuple[Path, int]]]:
+    """Where bits are flipped: files and bytes, by kind of bytes."""
+    chance = random.Random(case.sample.title)
+    paths = sorted(path for path in case.folder.rglob("*") if path.is_file()) if case.path.is_dir() else [case.path]
+    records: list[list[tuple[Path, int, int]]] = []
+    bare: list[tuple[Path, int, int]] = []
+    rest: list[tuple[Path, int, int]] = []
+    c = case.catalog
+    for path in paths:
+        data = path.read_bytes()
+        kind = np.full(len(data), 2, np.uint8)
+        name = path.relative_to(case.folder).as_posix()
+        for row in range(c.chunks):
+            if c.files[c.file[row]] == name and c.codec[row] in BARE:
+                kind[int(c.start[row]) : int(c.stop[row])] = 1
+        ranges = checked_records(data)
+        for _, start, stop in ranges:
+            kind[start:stop] = 0
+        edges = np.flatnonzero(np.diff(kind)) + 1
+        spans = zip([0, *edges.tolist()], [*edges.tolist(), len(data)], strict=True)
+        for start, stop in spans if len(data) else ():
+            if kind[start]:
+                (bare if kind[start] == 1 else rest).append((path, start, stop))
+        records.append([(path, start, stop) for _, start, stop in ranges])
+    for of_file in records:
+        chance.shuffle(of_file)
+    turns = [one for turn in itertools.zip_longest(*records) for one in turn if one is not None]
+    hit = [(path, chance.randrange(start, stop)) for path, start, stop in turns[:FLIPS]]
+    return {
+        WHERE[0]: hit,
+        **{name: anywhere(spans, chance) for name, spans in zip(WHERE[1:], (bare, rest), strict=True)},
+    }
+
+
+def anywhere(spans: list[tuple[Path, int, int]], chance: random.Random) -> list[tuple[Path, int]]:
+    """Bytes of the spans, each as likely as any other."""
+    if not spans:
+        return []
+    chosen = chance.choices(spans, [stop - start for _, start, stop in spans], k=FLIPS)
+    return [(path, chance.randrange(start, stop)) for path, start, stop in chosen]
+
+
+def flips(sample: Sample, folder: Path) -> list[str]:
+    """Cells of a sample's row: how many flips each depth found, by kind of bytes."""
+    case = Case(sample, folder / "case")
+    known = manifest.write(case.ckpt, folder / "known.json", threads=1)
+    ways = {"structure": {}, "content": {"deep": True}, "manifest": {"manifest": known}}
+    chance, cells = random.Random(sample.title), []
+    for hit in places(case).values():
+        counts = dict.fromkeys(ways, 0)
+        for path, at in hit:
+            whole = path.read_bytes()
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :])
+            case.settle()
+            counts[next(depth for depth, how in ways.items() if verify(case.path, threads=1, **how).exit_code)] += 1
+            path.write_bytes(whole)
+            case.settle()
+        cells.append(", ".join(f"{depth} {count}" for depth, count in counts.items() if count) or "*none*")
+    return cells
+
+
+def flips_row(sample: Sample) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return f"| {sample.title} | {' | '.join(flips(sample, Path(folder)))} |"
+
+
+def flips_table() -> list[str]:
+    """The section on flips."""
+    head = [FLIPS_HEAD, f"| format | {' | '.join(WHERE)} |", "|---" * (len(WHERE) + 1) + "|"]
+    return [*head, *map(flips_row, SAMPLES), ""]
+
+
 def table(found: dict[tuple[str, str], Outcome]) -> str:
     """The page."""
     titles = [sample.title for sample in SAMPLES]
@@ -103,6 +197,7 @@ def table(found: dict[tuple[str, str], Outcome]) -> str:
             one = found[sample.title, fault]
             lines.append(f"| {sample.title} | {one.cell} | {one.how} |")
         lines.append("")
+    lines += flips_table()
     counts = {depth: sum(one.depth == depth for one in found.values()) for depth in DEPTHS}
     applies = sum(counts.values())
     lines += [
@@ -125,6 +220,19 @@ def test_every_fault_is_found_where_the_page_says(sample):
     for fault, one in ((fault, o) for (_, fault), o in measured((sample,)).items()):
         section = page.split(f"## {fault[0].upper()}{fault[1:]}\n", 1)[1].split("\n## ", 1)[0]
         assert f"| {sample.title} | {one.cell} | {one.how} |" in section, (fault, one)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.title)
+def test_flips_are_found_where_the_page_says(sample):
+    assert flips_row(sample) in PAGE.read_text().splitlines()
+
+
+def test_a_flip_in_a_record_with_a_crc_needs_no_manifest():
+    section = PAGE.read_text().split("## Single-bit flips", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["format", *WHERE] and [row[0] for row in rows[1:]] == [sample.title for sample in SAMPLES]
+    cells = [row[1] for row in rows[1:] if row[1] != "*none*"]
+    assert len(cells) > 5 and not any("manifest" in cell for cell in cells)
 
 
 def test_what_must_never_pass_does_not():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -18,8 +20,10 @@ import torch
 from safetensors.torch import save_file
 
 import workbench as wb
+from tests.faults import checked_records
 from workbench import errors
 from workbench.analysis.verify import verify
+from workbench.core import checksums as checksums_module
 from workbench.core import scan as scan_module
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -562,6 +566,125 @@ def test_without_checksums_the_report_says_how_many_tensors_may_be_flipped(tmp_p
         torch.serialization.set_crc32_options(True)
     report = verify(tmp_path / "c.pt", deep=True)
     assert report.exit_code == 0 and "in 16 of 16 tensors" in report.not_checked["flips"]
+
+
+#: Files and items that hold objects and, but for the controls, no tensor of the catalog.
+OBJECTS = (
+    ("trainer_run/checkpoint-3", "rng_state.pth"),
+    ("trainer_run/checkpoint-3", "scheduler.pt"),
+    ("trainer_run/checkpoint-3", "training_args.bin"),
+    ("bytecheckpoint_fsdp1_flat/global_step_3", "extra_state/extra_state_rank_1.pt"),
+    ("bytecheckpoint_fsdp1_flat/global_step_3", "optimizer/__0_0.distcp"),  # param_groups, before tensors without CRC
+    ("megatron_dp_reshardable", "common.pt"),
+    ("titan_run/step-2", "__0_0.distcp"),  # dataloader.dp_rank_0 comes first
+)
+
+
+def accelerate_state(folder: Path) -> Path:
+    """Write what ``Accelerator.save_state`` writes: archives of torch.save that end in ``.bin`` and ``.pkl``."""
+    folder.mkdir()
+    save_file(model(1), folder / "model.safetensors")
+    torch.save({"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}, folder / "optimizer.bin")
+    torch.save({"last_epoch": 3, "_last_lr": [0.1]}, folder / "scheduler.bin")
+    torch.save({"torch_manual_seed": torch.get_rng_state(), "step": 3}, folder / "random_states_0.pkl")
+    torch.save({"counter": 4}, folder / "custom_checkpoint_0.pkl")
+    return folder
+
+
+def check_every_record(checkpoint: Path, name: str, most: int = 12) -> int:
+    """Flip a bit in each of the first records of a file: deep verify names it, with its bytes and both CRCs."""
+    path, chance = checkpoint / name, random.Random(name)
+    whole, stat = path.read_bytes(), path.stat()
+    records = checked_records(whole)[:most]
+    for record, start, stop in records:
+        at = chance.randrange(start, stop)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :])
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        report = verify(checkpoint, deep=True, threads=1)
+        (found,) = told(report, "checksum.mismatch")
+        place = {key: found.evidence[key] for key in ("file", "record", "start", "stop")}
+        assert place == {"file": name, "record": record, "start": start, "stop": stop}
+        assert found.evidence["computed"] == zlib.crc32(path.read_bytes()[start:stop])
+        assert found.evidence["stored"] == zlib.crc32(whole[start:stop])
+        assert repr(record) in found.message and f"{start:,} to {stop:,} of {name!r}" in found.message
+        assert (
+            f"{found.evidence['stored']:08x}" in found.message and f"{found.evidence['computed']:08x}" in found.message
+        )
+        assert report.exit_code == 2
+    path.write_bytes(whole)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    return len(records)
+
+
+@pytest.mark.parametrize(("sample", "name"), OBJECTS)
+def test_every_record_of_files_and_items_without_tensors_is_compared(tmp_path, sample, name):
+    shutil.copytree(ROOT / "sample_ckpts" / sample, tmp_path / "c")
+    assert check_every_record(tmp_path / "c", name) >= 5
+    assert verify(tmp_path / "c", deep=True).exit_code == 0
+
+
+def test_every_record_of_accelerates_states_is_compared(tmp_path):
+    folder = accelerate_state(tmp_path / "c")
+    for name in ("scheduler.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl"):
+        assert check_every_record(folder, name) >= 5
+    assert verify(folder, deep=True).exit_code == 0
+
+
+def test_one_file_without_tensors_is_a_checkpoint_that_is_compared_too(tmp_path):
+    torch.save({"epoch": 3, "name": "run"}, tmp_path / "state.pt")
+    path = tmp_path / "state.pt"
+    data = path.read_bytes()
+    start = next(start for name, start, _ in checked_records(data) if name.endswith("/.data/serialization_id"))
+    path.write_bytes(data[:start] + bytes([data[start] ^ 8]) + data[start + 1 :])
+    assert one(verify(path, deep=True), "checksum.mismatch").evidence["start"] == start
+
+
+def test_long_records_of_such_files_are_cut_and_combined(tmp_path, monkeypatch):
+    monkeypatch.setattr(checksums_module, "TASK", 1000)
+    shutil.copytree(ROOT / "sample_ckpts/trainer_run/checkpoint-3", tmp_path / "c")
+    assert check_every_record(tmp_path / "c", "rng_state.pth") >= 5
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_file_of_objects_without_checksums_is_not_called_damaged(tmp_path, io):
+    folder = accelerate_state(tmp_path / "c")
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"last_epoch": 3, "_last_lr": [0.1]}, folder / "scheduler.bin")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    report = verify(folder, deep=True, io=io)
+    assert report.exit_code == 0
+    assert report.not_checked["checksums"] == "'scheduler.bin': saved without checksums"
+    data = (folder / "scheduler.bin").read_bytes()
+    assert b"last_epoch" in data
+    (folder / "scheduler.bin").write_bytes(data.replace(b"last_epoch", b"lost_epoch"))
+    assert not told(verify(folder, deep=True, io=io), "checksum.mismatch")
+
+
+def test_what_is_no_part_of_the_checkpoint_is_not_judged_by_its_archives(tmp_path):
+    """A shard of an older save and a save that still runs are reported by name; neither is damage of this one."""
+    folder = tmp_path / "c"
+    shutil.copytree(ROOT / "sample_ckpts/dcp_hsdp_2x2", folder)
+    shutil.copy(folder / "__0_0.distcp", folder / "__9_0.distcp")
+    (folder / "meta.pt.tmp").write_bytes((folder / "__0_0.distcp").read_bytes()[:3000])
+    report = verify(folder, deep=True)
+    assert {f.rule for f in report.found if f.severity != "info"} == {"files.unlisted", "files.leftover"}
+    assert report.not_checked["checksums"].startswith("'__9_0.distcp': no metadata that was read says")
+    # of these tensors there is nothing in some of the files, each a chain of archives
+    assert not told(verify(wb.open(folder).select("norm"), deep=True), "checksum.damaged")
+
+
+def test_an_object_is_not_shown_when_its_records_do_not_match(tmp_path):
+    folder = accelerate_state(tmp_path / "c")
+    path = folder / "random_states_0.pkl"
+    whole = path.read_bytes()
+    assert wb.open(folder, cache=False).objects["random_states_0"]["step"] == 3
+    for record, start, _ in checked_records(whole):
+        if record.endswith(("/data.pkl", "/data/0")):
+            path.write_bytes(whole[: start + 9] + bytes([whole[start + 9] ^ 2]) + whole[start + 10 :])
+            with pytest.raises(errors.CorruptError, match=f"{record.rpartition('/')[2]}.*CRC-32 is"):
+                wb.open(folder, cache=False).objects["random_states_0"]
 
 
 # ---- the pass ------------------------------------------------------------------------------------------------------

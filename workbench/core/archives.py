@@ -3,7 +3,8 @@
 ::
 
     items of chunks and objects     __0_0.distcp [0, 1600) [1600, 3200) …      named by the catalog
-    whole files                     model.pt, training_args.bin                told by how they begin and end
+    whole files with tensors        model.pt                                   recognised by how they begin and end
+    whole files without tensors     training_args.bin, extra_state_rank_0.pt   as above; the caller names them
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from workbench.core import catalog as cat
 from workbench.core.dtypes import nbytes_of
 from workbench.core.objects import OBJECT_LIMIT
 from workbench.core.payload import PART_LIMIT, ZIP_OVERHEAD, Payloads
-from workbench.core.place import Place
+from workbench.core.place import Place, stat_or_absent
 from workbench.core.storage import SourcePool
 from workbench.errors import WorkbenchError
 
@@ -93,21 +94,25 @@ class ItemArchives:
 def file_archives(payloads: Payloads, place: Place | None, others: Iterable[str]) -> Iterator[ArchiveRange]:
     """Files that are one archive each.
 
+    A file of the catalog that holds no chunk and no object is looked at only if ``others`` names it: in a selection of
+    a few tensors it may be a ``.distcp`` file of many archives, whose bounds only the whole catalog knows.
+
     Args:
-        place, others: names of files of the place that the catalog does not know, to look at as well.
+        place, others: names of files of the place to look at as well; those that the catalog reads are skipped.
     """
     catalog = payloads.catalog
-    holds_items = set(catalog.file[np.isin(catalog.codec, PLAIN + ZSTD)].tolist())
-    holds_items |= set(catalog.objects.file.tolist())
-    for file, (name, stat) in enumerate(zip(catalog.files, catalog.file_stats, strict=True)):
-        archive = ArchiveRange(payloads.pool, file, name, 0, stat.size)
-        if file not in holds_items and stat.size > 0 and looks_like_one(archive):
+    items = np.isin(catalog.codec, PLAIN + ZSTD)
+    holds_items = {*catalog.file[items].tolist(), *catalog.objects.file.tolist()}
+    holds_raw = set(catalog.file[~items].tolist())
+    for file in sorted(holds_raw - holds_items):
+        archive = ArchiveRange(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size)
+        if looks_like_one(archive):
             yield archive
-    names = sorted(set(others) - set(catalog.files))
+    names = sorted(set(others) - {catalog.files[file] for file in holds_raw | holds_items})
     if place is None or not names:
         return
-    stats = [place.stat(name) for name in names]
-    pool = SourcePool(place, names, stats)
+    stats = [stat_or_absent(place, name) for name in names]
+    pool = SourcePool(place, names, stats, "mmap" if payloads.pool.mapped else "pread")
     for file, (name, stat) in enumerate(zip(names, stats, strict=True)):
         archive = ArchiveRange(pool, file, name, 0, stat.size)
         if looks_like_one(archive):

@@ -97,13 +97,13 @@ def check_archives(
 ) -> Iterator[RecordCheck]:
     """Compute the CRC-32 of every record of every ``torch.save`` archive, archive by archive.
 
-    Archives are: the items of chunk rows and objects; files of the catalog; and other files of the checkpoint that
-    look like one. A file without archives yields nothing.
+    Archives are: the items of chunk rows and objects; files with tensors; and the files of ``others`` that look like
+    one. A file without archives yields nothing.
 
     Args:
         payloads: the catalog and its files.
         place: the checkpoint's folder, needed for ``others``.
-        others: names of files, relative to the place, that the catalog does not know.
+        others: names of files without tensors, relative to the place; those that the catalog reads are skipped.
         threads: how many work side by side; by default as many as this process may use cores, at most 8.
         tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
     """

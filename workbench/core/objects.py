@@ -1,13 +1,14 @@
 """Non-tensor items stored as ``torch.save`` archives inside byte ranges, decoded when somebody looks.
 
 Tensors inside such an object (generator states, small buffers) become ``torch.Tensor`` values; everything that the
-pickle names beyond plain data stays an inert, named leaf (:mod:`workbench.core.unpickle`).
+pickle names beyond plain data stays an inert, named leaf (:mod:`workbench.core.unpickle`). An object is decoded whole,
+so each record that it is made of is compared with its CRC-32 first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -37,17 +38,22 @@ def decode_archive(data: Array, *, what: str) -> Any:
     """The object in one ``torch.save`` archive.
 
     Raises:
-        CorruptError: no such archive, or one that contradicts itself.
+        CorruptError: no such archive, one that contradicts itself, or a record that does not match its CRC-32.
     """
     archive = ziparchive.read_directory(data, what=what)
     record = archive.records.get(f"{archive.prefix}/data.pkl")
     if record is None:
         raise CorruptError(f"{what} is an archive without data.pkl, so no torch.save object")
-    start, stop = archive.payload(record)
-    value = unpickle.loads(bytes(data[start:stop]), what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+    content = archive.read(record)
+    value = unpickle.loads(content, what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+
+    @cache  # tensors may share a storage; its CRC is computed once
+    def storage(record: ziparchive.Record) -> bytearray:
+        archive.payload(record)  # refuses a compressed storage: many small ones could inflate to any size
+        return bytearray(archive.read(record))
 
     def tensor(ref: TensorRef) -> Any:
-        return _tensor(ref, archive, data, what)
+        return _tensor(ref, archive, storage, what)
 
     return replace_tensors(value, tensor)
 
@@ -110,7 +116,9 @@ def _read(place: Place, catalog: Catalog, row: int) -> Any:
         raise CorruptError(f"{what} nests too deeply to be shown") from None
 
 
-def _tensor(ref: TensorRef, archive: ziparchive.Archive, data: Array, what: str) -> Any:
+def _tensor(
+    ref: TensorRef, archive: ziparchive.Archive, storage_of: Callable[[ziparchive.Record], bytearray], what: str
+) -> Any:
     import torch
 
     storage = ref.storage
@@ -119,16 +127,12 @@ def _tensor(ref: TensorRef, archive: ziparchive.Archive, data: Array, what: str)
     record = archive.records.get(f"{archive.prefix}/data/{storage.key}")
     if record is None:
         raise CorruptError(f"{what} names the storage {storage.key!r}, which the archive does not hold")
-    start, stop = archive.payload(record)
+    content = storage_of(record)
     dtype = by_name(ref.dtype)
     reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True)) + 1 if 0 not in ref.shape else 0
-    if (ref.storage_offset + reach) * dtype.itemsize > stop - start:
+    if (ref.storage_offset + reach) * dtype.itemsize > len(content):
         raise CorruptError(f"{what}: a tensor of shape {ref.shape} reaches past its storage {storage.key!r}")
-    flat = (
-        torch.frombuffer(bytearray(data[start:stop]), dtype=torch.uint8)
-        if stop > start
-        else torch.empty(0, dtype=torch.uint8)
-    )
+    flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     if archive.byteorder == "big" and dtype.itemsize > 1:
         part = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         flat = flat.reshape(-1, part).flip(1).reshape(-1).contiguous()

@@ -2,7 +2,8 @@
 
 ::
 
-    torch.save archive          a CRC-32 a record, which torch itself never compares
+    torch.save archive          a CRC-32 a record, which torch itself never compares: items, files of tensors, and
+                                files of objects alone (rng_state.pth, scheduler.pt, extra_state_rank_0.pt)
     zstd stream                 a frame that decompresses, with a checksum where the writer asked for one
     integrity.json              sha256 of every file (Megatron, --verify-integrity)
     .cache/huggingface, blobs   sha256 of every large file, as the hub named it
@@ -24,7 +25,9 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis import manifest_check
+from workbench.analysis.folder import files_of
 from workbench.analysis.verify.log import Log, Subject, names, plural
+from workbench.analysis.verify.siblings import leftovers
 from workbench.core import catalog as cat
 from workbench.core.checksums import RecordCheck, check_archives
 from workbench.core.place import Place
@@ -83,13 +86,17 @@ def _archives(subject: Subject, tick: Tick | None) -> Array:
     counts = {"ok": 0, "absent": 0, "mismatch": 0, "damaged": 0}
     covered = np.zeros(catalog.chunks, bool)
     by_file = np.argsort(catalog.file, kind="stable")
-    checks = check_archives(subject.payloads, subject.place, threads=subject.threads, tick=tick)
+    others, left = _others(subject)
+    checks = check_archives(subject.payloads, subject.place, others, threads=subject.threads, tick=tick)
+    without: set[str] = set()
     for file, group in groupby(checks, key=lambda one: one.file):  # one file at a time: millions of records are many
         good = []
         for one in group:
             counts[one.status] += 1
             if one.status in ("ok", "mismatch"):
                 good.append((one.start, one.stop))
+            elif one.status == "absent" and file in others:
+                without.add(file)
             _tell(subject, one)
         if good and file in catalog.files:
             number = catalog.files.index(file)
@@ -98,7 +105,33 @@ def _archives(subject: Subject, tick: Tick | None) -> Array:
             covered[rows] |= _inside(np.array(sorted(good), np.int64), catalog, rows)
     if counts["ok"] or counts["mismatch"]:
         log.checked["checksums"] = f"the CRC-32 of {plural(counts['ok'] + counts['mismatch'], 'record')} of torch.save"
+    if without:
+        left.append(f"{names(sorted(without))}: saved without checksums")
+    if left:
+        log.not_checked["checksums"] = "; ".join(left)
     return covered
+
+
+def _others(subject: Subject) -> tuple[set[str], list[str]]:
+    """Files that may hold no tensor, such as generators, schedulers and arguments; and what is not looked at, and why.
+
+    A DCP file that the metadata does not name has no known items, and a temporary file is rightly cut short: other
+    rules report both by name.
+    """
+    if subject.ckpt._parent is not None:
+        return set(), ["files that hold no tensor of this selection: verify the whole checkpoint"]
+    place, temporary = subject.place, {*leftovers(subject.place)}
+    found, skipped = files_of(subject.ckpt)
+    shut = [
+        name for name in found if name not in subject.shut and not os.access(os.path.join(place.root, name), os.R_OK)
+    ]
+    links = [name for name in skipped if not os.path.isdir(os.path.join(place.root, name))]
+    left = [f"{names(shut)}: may not be read by this user"] if shut else []
+    left += [f"{names(links)}: {skipped[links[0]]}"] if links else []
+    chains = {name for name in found if name.endswith(".distcp")}
+    if unnamed := sorted(chains - {*subject.catalog.files} - temporary):
+        left.append(f"{names(unnamed)}: no metadata that was read says where their items are")
+    return {*found} - temporary - chains, left
 
 
 def _tell(subject: Subject, one: RecordCheck) -> None:
