@@ -391,3 +391,13 @@ def test_listing_and_showing_need_no_heavy_package(samples: Path, name: str) -> 
         [sys.executable, "-c", code, str(samples / name), key], capture_output=True, text=True, env=env, timeout=60
     )
     assert result.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "1>&- 2", "0<&- 1>&- 2"])
+def test_a_closed_stream_is_no_traceback(closed, tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    for words, code in (("ls", 0), ("verify", 0), ("ls --json", 0), ("--help", 0), ("formats", 0)):
+        path = "" if words in ("--help", "formats") else str(tmp_path)
+        command = f"{sys.executable} -m workbench {words} {path} {closed}>&-"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
+        assert done.returncode == code and "Traceback" not in done.stderr, (words, done)

@@ -22,6 +22,7 @@ from workbench.analysis.manifest_file import INSIDE
 from workbench.core.fingerprint import tensor_fingerprints
 from workbench.reshard import export as module
 from workbench.reshard.export import export
+from workbench.reshard.selection import choose
 from workbench.reshard.writers.plain import plain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,6 +99,51 @@ def small(tmp_path):
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     return wb.open(folder), tensors
+
+
+#: Parameters, buffers, scales and adapters of each sample, counted in what its framework wrote.
+MODELS = {
+    "bytecheckpoint_fsdp1_flat/global_step_3": 39, "dcp_fsdp2": 39, "dcp_hsdp_2x2": 21, "dcp_single_odd": 15,
+    "dcp_tp2_fsdp2_vocab515": 21, "deepspeed_zero1/global_step4": 55, "hf_deepseek_fp8_block": 35,
+    "hf_llama_bf16_sharded": 39, "hf_llama_tied_fp32": 38, "hf_peft_lora": 16, "loss_spike/step-240-echo.pt": 20,
+    "loss_spike/step-240.pt": 20, "loss_spike/step-245.pt": 20, "megatron_dp_reshardable": 31, "paddle_dist": 6,
+    "paddle_save": 29, "paddlenlp_legacy": 39, "titan_run/step-2": 21, "titan_run/step-4": 21,
+    "torch_save/ckpt.pt": 21, "torch_save/ckpt_legacy.pt": 21, "torch_save/odd.pt": 28, "trainer_run/checkpoint-3": 20,
+    "trainer_run/checkpoint-6": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_model_of_every_sample_is_its_parameters_and_buffers(name, tmp_path):
+    ckpt = wb.open(ROOT / "sample_ckpts" / name)
+    selected = choose(ckpt, role="model").names
+    loaded = {"param", "buffer", "scale", "lora_A", "lora_B"}
+    assert len(selected) == MODELS[name]
+    assert set(selected) == {key for key, role in zip(ckpt, ckpt.roles, strict=True) if role in loaded}
+
+
+def test_the_samples_counted_are_all_samples():
+    assert set(MODELS) == {path for path in wb.discover(ROOT / "sample_ckpts")["path"] if not path.startswith("truth/")}
+
+
+def test_an_export_of_a_paddlenlp_model_has_no_powers_of_beta(tmp_path):
+    source = ROOT / "sample_ckpts" / "paddlenlp_legacy"
+    wb.export(wb.open(source), tmp_path / "out")
+    stored = load(tmp_path / "out", "safetensors")
+    assert len(stored) == 39 and not [key for key in stored if "beta" in key or "moment" in key]
+
+
+def test_state_that_no_table_lists_is_not_the_models(tmp_path):
+    torch.save(
+        {
+            "model": {"a.weight": torch.ones(2), "a._extra_state": torch.ones(1), "a.weight_shape": torch.ones(2)},
+            "optim": {"state": {"a.weight": {"preconditioner": torch.ones(2), "exp_avg": torch.ones(2)}}},
+        },
+        tmp_path / "x.pt",
+    )
+    ckpt = wb.open(tmp_path / "x.pt")
+    assert ckpt["optim.state.a.weight.preconditioner"].fqn == "a.weight"
+    assert set(choose(ckpt).names) == {"model.a.weight", "model.a._extra_state", "model.a.weight_shape"}
 
 
 def test_what_is_selected_and_how_it_is_called(small, tmp_path):
@@ -335,6 +381,7 @@ def test_memory_stays_small(tmp_path):
     code = """
 import sys, numpy as np, workbench as wb
 from workbench.reshard.export import export
+from workbench.reshard.selection import choose
 from workbench.reshard.writers.plain import plain
 def anon():
     with open('/proc/self/status') as f:

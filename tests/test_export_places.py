@@ -80,17 +80,60 @@ def test_links_to_nowhere_and_in_circles(tmp_path):
             pytest.fail("the block ran")
 
 
-def test_a_target_inside_its_source(samples, tmp_path):
-    """The source is read as before; one that would be replaced by its own export is refused in test_export."""
+def test_a_target_inside_its_source_is_refused(samples, tmp_path):
+    """It would become part of the checkpoint. One that would be replaced by its own export: test_export."""
     source = tmp_path / "source"
     shutil.copytree(samples / "hf_llama_bf16_sharded", source)
+    (tmp_path / "link").symlink_to(source)
+    (source / "deeper").mkdir()
     before = sorted(path.name for path in source.iterdir())
     with wb.open(source) as ckpt:
-        keys = list(ckpt)
-        report = export(ckpt, source / "again", verify=True)
-    assert report.identical and sorted(path.name for path in source.iterdir()) == sorted([*before, "again"])
-    with wb.open(source) as ckpt:
-        assert list(ckpt) == keys
+        for target in (source / "again", source / "deeper" / "again", tmp_path / "link" / "again"):
+            for more in ({}, {"dry_run": True}, {"overwrite": True}):
+                with pytest.raises(errors.UsageError, match="inside the checkpoint that is exported"):
+                    export(ckpt, target, **more)
+    assert sorted(path.name for path in source.iterdir()) == before
+    with wb.open(samples / "torch_save" / "ckpt.pt") as ckpt:  # beside a file is not inside it
+        shutil.copy(samples / "torch_save" / "ckpt.pt", source / "ckpt.pt")
+    with wb.open(source / "ckpt.pt") as ckpt:
+        assert export(ckpt, source / "beside").identical
+
+
+def test_an_adapter_is_not_overwritten_by_its_merge(samples, tmp_path):
+    adapter = tmp_path / "adapter"
+    shutil.copytree(samples / "hf_peft_lora", adapter)
+    with wb.open(samples / "hf_llama_bf16_sharded") as ckpt:
+        for target in (adapter, adapter / "merged"):
+            with pytest.raises(errors.UsageError, match="the checkpoint that is exported"):
+                export(ckpt, target, lora=adapter, overwrite=True)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("format", ["bytecheckpoint", "safetensors"])
+def test_a_folder_that_cannot_be_made_is_our_error(samples, tmp_path, monkeypatch, code, format):
+    made = os.mkdir
+    for allowed in range(4):
+        left = [allowed]
+
+        def refusing(path, *rest, left=left, **more):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(code, os.strerror(code), path)
+            made(path, *rest, **more)
+
+        with wb.open(samples / "dcp_hsdp_2x2") as ckpt, monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", refusing)
+            try:
+                export(ckpt, tmp_path / f"out{allowed}", format)
+            except errors.WriteError as error:
+                assert os.strerror(code) in str(error)
+    assert not [name for name in os.listdir(tmp_path) if not name.startswith("out")]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_target_that_no_file_system_can_hold(samples, tmp_path, name):
+    with wb.open(samples / "hf_llama_bf16_sharded") as ckpt, pytest.raises(errors.UsageError, match="not a name"):
+        export(ckpt, f"{tmp_path}/{name}")
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS], ids=["EACCES", "EROFS"])

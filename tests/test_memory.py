@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+import workbench as wb
 from workbench.core import memory
+from workbench.core.memory import map_file
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (1 << 20,), (1031, 1033), (2, 1 << 20), (0, 1 << 22)])
@@ -37,3 +43,62 @@ def test_no_room_for_another_map_is_still_memory(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(memory.mmap, "mmap", refuse)
     assert memory.empty((4 << 20,), np.dtype("u1")).nbytes == 4 << 20
+
+
+# ---- maps and descriptors --------------------------------------------------------------------------------------------
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+def test_an_open_checkpoint_holds_no_descriptor(samples, tmp_path):
+    for name in ("hf_llama_bf16_sharded", "torch_save/ckpt.pt", "dcp_fsdp2"):
+        before = _descriptors()
+        with wb.open(samples / name, cache=False) as ckpt:
+            held = [ckpt[key].torch() for key in ckpt] + [ckpt[key].numpy() for key in ckpt]
+            assert _descriptors() == before, name
+        assert _descriptors() == before and len(held) == 2 * len(ckpt)
+
+
+def test_a_map_outlives_its_descriptor_and_goes_with_its_last_view(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(256)) * 64)
+    with open(path, "rb") as handle:
+        shared = map_file(handle.fileno(), 1 << 14)
+        own = map_file(handle.fileno(), 1 << 12, private=True)
+    view = shared[100:104]
+    del shared
+    gc.collect()
+    assert view.tolist() == [100, 101, 102, 103] and not view.flags.writeable
+    own[0] = 77
+    assert own[0] == 77 and path.read_bytes()[0] == 0
+    with open(path, "rb") as handle, pytest.raises(OSError):
+        map_file(handle.fileno(), 1 << 14, offset=1)
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_process_out_of_descriptors_is_told_so(samples, io):
+    code = (
+        "import resource, sys, workbench as wb\n"
+        f"path = {os.fspath(samples / 'hf_llama_bf16_sharded')!r}\n"
+        f"first = wb.open(path, cache=False, io={io!r})\n"
+        "[first[key].torch().sum() for key in first]\n"
+        "wb.verify(path)\n"  # what it imports is there
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "held = []\n"
+        "try:\n"
+        "    for _ in range(100):\n"
+        f"        held.append(wb.open(path, cache=False, io={io!r}))\n"
+        "        [held[-1][key].torch().sum() for key in held[-1]]\n"
+        "except wb.errors.WorkbenchError as error:\n"
+        "    print(type(error).__name__, error)\n"
+        "print(len(held))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    if io == "mmap":
+        assert done.stdout == "100\n"
+    else:
+        assert "OpenError" in done.stdout and "too many files are open" in done.stdout and "ulimit" in done.stdout

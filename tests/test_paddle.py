@@ -133,7 +133,7 @@ def test_further_layouts_of_paddlenlp(outside: Path, layout: str) -> None:
     if "quant" in layout:
         assert any("O1" in note and "117 scales" in note for note in ckpt.notes)
         assert ckpt["llama.norm.weight/moment1_0"].dtype == torch.int8
-        assert ckpt["llama.norm.weight/moment1_0@scales"].role == "scale"
+        assert ckpt["llama.norm.weight/moment1_0@scales"].role == "exp_avg_scale"
 
 
 def test_fleet_folders_without_a_configuration_stay_apart_by_rank(outside: Path) -> None:

@@ -23,6 +23,7 @@ from workbench.errors import (
     MissingFileError,
 )
 from workbench.formats import paddlenlp_axes
+from workbench.reshard.selection import choose
 
 CONFIG = {
     "hidden_size": 8,
@@ -222,7 +223,9 @@ def test_a_quantised_optimizer_may_lack_what_its_index_lists(tmp_path: Path) -> 
     save_file({**packed, **scales}, folder / "optimizer-00001-of-00001.safetensors")
     ckpt = wb.open(folder)
     assert any("quantised (O2), 2 scales" in note and "2 of the index's names" in note for note in ckpt.notes)
-    assert ckpt["a.weight/moment2_0@scales"].role == "scale" and ckpt["a.weight/moment2_0@scales"].fqn == "a.weight"
+    scale = ckpt["a.weight/moment2_0@scales"]
+    assert scale.role == "exp_avg_sq_scale" and scale.fqn == "a.weight"
+    assert set(choose(ckpt).names) == {"a.weight", "b.weight"}
     index = folder / "optimizer.safetensors.index.json"
     index.write_text(index.read_text().replace("O2", "O0"))
     with pytest.raises(

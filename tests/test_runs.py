@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from tests.fresh import deepspeed_like as like
+from workbench.cli import main
 from workbench.core.place import Place
 from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, UnsafeError
 from workbench.runs import Found, pick, step_of
@@ -95,6 +96,42 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     found = by_path(root)
     assert set(found) == {"step-2", "x.pt"}
     assert found["x.pt"].format == "unreadable" and "link out of" in found["x.pt"].why
+
+
+def test_one_planted_link_hides_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = run(tmp_path / "root", 1, 2)
+    save_file({"w": torch.ones(1)}, tmp_path / "outside.safetensors")
+    save_file({"w": torch.ones(1)}, root / "fine.safetensors")
+    (root / "planted.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    found = by_path(root)
+    assert {path for path, item in found.items() if item.complete} == {"step-1", "step-2", "fine.safetensors"}
+    assert "link out of" in found["planted.safetensors"].why
+    assert main(["ls", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("step-1", "step-2", "fine.safetensors", "planted.safetensors"))
+    for path in ("step-1", "step-2"):
+        for file in (root / path).iterdir():
+            file.unlink()
+    (root / "fine.safetensors").unlink()
+    assert main(["ls", str(root)]) == 3  # nothing else lies there
+    assert "link out of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["\ud800.safetensors", "a\0.safetensors"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "root" / "weights"
+    folder.mkdir(parents=True)
+    save_file({"w": torch.ones(1)}, folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(UnsafeError, match="refused"):
+        wb.open(folder)
+    assert wb.verify(folder).exit_code == 2 and main(["verify", str(folder), "--deep"]) == 2
+    run(tmp_path / "root", 1)
+    assert by_path(tmp_path / "root")["step-1"].complete
+    assert main(["ls", str(tmp_path / "root")]) == 0 and main(["ls", str(folder)]) == 3
+    capsys.readouterr()
+    with pytest.raises(NotACheckpointError):
+        wb.open(str(tmp_path / name))
 
 
 def test_a_checkpoint_whose_data_are_links_out_of_it_is_not_complete(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,15 +48,17 @@ def agrees(row, finite, values):
     assert row["zero"] == (values == 0).sum() and row["nan"] == np.isnan(values).sum()
     assert row["posinf"] == (values == np.inf).sum() and row["neginf"] == (values == -np.inf).sum()
     if not len(finite):
-        assert all(np.isnan(row[name]) for name in ("min", "max", "mean", "std", "norm", "absmean", "rms"))
+        assert all(np.isnan(row[name]) for name in ("min", "max", "mean", "std", "absmean"))
+        assert row["norm"] == row["rms"] == np.inf or (np.isnan(row["norm"]) and np.isnan(row["rms"]))
         return
     if values.dtype != object:
         assert (row["min"], row["max"]) == (finite.min(), finite.max())
     size = np.abs(finite).mean()
     assert row["mean"] == pytest.approx(finite.mean(), abs=1e-6 * size)
     assert row["std"] == pytest.approx(finite.std(), rel=1e-6, abs=1e-12 * size)
-    assert row["norm"] == pytest.approx(np.sqrt((finite**2).sum()), rel=1e-6)
-    assert row["rms"] == pytest.approx(np.sqrt((finite**2).mean()), rel=1e-6)
+    with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are in both, as torch has it
+        assert row["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=1e-6, nan_ok=True)
+        assert row["rms"] == pytest.approx(np.sqrt((values**2).mean()), rel=1e-6, nan_ok=True)
     assert row["absmean"] == pytest.approx(size, rel=1e-6)
 
 
@@ -99,6 +102,26 @@ def test_modules_are_the_sum_of_their_tensors():
         agrees(row, whole[np.isfinite(whole)], whole)
     assert "" in frame.index and "model.layers.0" in frame.index and frame.index.is_unique
     assert "model.embed_tokens.weight" not in frame.index  # a tensor
+
+
+@pytest.mark.parametrize("by", ["tensor", "shard", "module"])
+@pytest.mark.parametrize("quantiles", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_over_nan_is_nan(by, quantiles, dtype, tmp_path):
+    values = torch.ones(8, dtype=dtype)
+    values[2] = torch.nan
+    large = torch.ones(8, dtype=dtype)
+    large[1] = -torch.inf
+    save_file({"m.bad": values, "n.inf": large, "o.fine": torch.ones(4, dtype=dtype), "p.all": values[2:3].clone()},
+              tmp_path / "model.safetensors")  # fmt: skip
+    frame = stats(wb.open(tmp_path), by, quantiles=quantiles and by != "module")
+    rows = frame.set_index("module" if by == "module" else "key")
+    for name in ("norm", "rms"):
+        names = ("m", "n", "o", "p") if by == "module" else ("m.bad", "n.inf", "o.fine", "p.all")
+        bad, large, fine, only = (rows.loc[one, name] for one in names)
+        assert np.isnan(bad) and large == np.inf and fine == (2 if name == "norm" else 1) and np.isnan(only)
+    assert rows.iloc[0]["nan"] == (2 if by == "module" else 1)
+    assert by != "module" or np.isnan(rows.loc["", "norm"])
 
 
 def test_modules_count_integers_but_do_not_mix_them_in(tmp_path):
@@ -254,11 +277,44 @@ def options(path, **more):
 
 @pytest.mark.parametrize("folder", ["dcp_fsdp2", "dcp_single_odd", "hf_deepseek_fp8_block", "trainer_run"])
 @pytest.mark.parametrize("by, quantiles", [("tensor", False), ("tensor", True), ("shard", True), ("module", False)])
-def test_the_table_fits_100_columns(folder, by, quantiles, capsys):
+def test_the_table_fits_100_columns_of_a_terminal(folder, by, quantiles, capsys, monkeypatch):
+    monkeypatch.setattr(cli_stats, "table_width", lambda: 100)
     code = cli_stats.stats(options(ROOT / "sample_ckpts" / folder, by=by, quantiles=quantiles))
     out = capsys.readouterr().out
     assert code == 0 and len(out.splitlines()) > 2
     assert all(columns(line) <= 100 for line in out.splitlines())
+
+
+@pytest.mark.parametrize("folder", ["dcp_fsdp2", "paddle_save"])
+def test_in_a_pipe_every_name_is_whole(folder, capsys):
+    assert cli_stats.stats(options(ROOT / "sample_ckpts" / folder)) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines if not line.startswith(" ")][:5] == list(
+        wb.open(ROOT / "sample_ckpts" / folder)
+    )[:5]
+    assert all(key in "\n".join(lines) for key in wb.open(ROOT / "sample_ckpts" / folder))
+
+
+def test_on_a_terminal_every_name_keeps_its_layer(capsys, monkeypatch):
+    monkeypatch.setattr(cli_stats, "table_width", lambda: 100)
+    cli_stats.stats(options(ROOT / "sample_ckpts" / "dcp_fsdp2", role="param"))
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert len(set(names)) == len(names) == 39
+    for name, key in zip(names, wb.open(ROOT / "sample_ckpts" / "dcp_fsdp2").select(role="param"), strict=False):
+        assert re.findall(r"\d+", key) == re.findall(r"\d+", name), (name, key)
+
+
+def test_the_table_counts_nan_where_there_is_one(tmp_path, capsys):
+    bad = torch.ones(4)
+    bad[1] = torch.nan
+    save_file({"bad": bad, "fine": torch.ones(4)}, tmp_path / "model.safetensors")
+    cli_stats.stats(options(tmp_path))
+    head, first, odd, second, _ = capsys.readouterr().out.splitlines()
+    assert head.split()[-2:] == ["norm", "nan"] and odd.strip() == "NaN!"
+    assert first.split()[-2:] == ["nan", "1"] and second.split()[-2:] == ["2", "0"]
+    save_file({"fine": torch.ones(4)}, tmp_path / "model.safetensors")
+    cli_stats.stats(options(tmp_path))
+    assert "nan" not in capsys.readouterr().out
 
 
 def test_json_has_a_row_each_and_no_nan(capsys):

@@ -232,6 +232,23 @@ def test_the_result_is_kept_while_a_and_b_stay_and_dropped_with_them(root):
     tab.close()
 
 
+def test_of_two_steps_the_earlier_one_is_a_whichever_is_open(root):
+    page = Page()
+    key = "layers.1.attention.wq.weight"
+    state, tab = compared(root, page, B, A, tensor=key)
+    assert tab.view.diff.steps == (2, 4) and tab.view.tensor == key and state.tensor == key
+    forth = tab.view.diff.tensor(key).comparison.rel_l2
+    text = shown(tab)
+    assert text.index(A) < text.index(B) and (state.path, state.other) == (B, A)
+    other = next(row.key_b for row in tab.view.diff.rows if row.key_b != key)
+    tab.view.tensor = other
+    assert state.tensor == other
+    tab.swap()
+    page.until(lambda: tab.view is not None)
+    assert tab.view.diff.steps == (2, 4) and (state.path, state.other) == (A, B)
+    assert tab.view.diff.tensor(key).comparison.rel_l2 == forth
+
+
 def test_swapping_turns_the_difference_around(root):
     page = Page()
     state, tab = compared(root, page, "plain", "edited", tensor="layers.1.up")

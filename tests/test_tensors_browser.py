@@ -90,3 +90,12 @@ def test_the_overview_tells_health_and_turns_to_another_step(quiet, served):
     page.get_by_role("button", name="Open Integrity").click()
     page.get_by_role("button", name="Verify").wait_for()
     link(page, tab="integrity")
+
+
+def test_a_rank_that_is_not_stored_is_a_dash(quiet, served):
+    page = quiet
+    page.goto(f"{served}?ckpt=long&tab=tensors&tensor=y")
+    page.locator("h3", has_text="Chunks").wait_for()
+    cell = page.locator(".tabulator-cell[tabulator-field=rank]").last
+    cell.wait_for()
+    assert cell.inner_text() == "–"

@@ -46,6 +46,33 @@ def test_incomplete_and_damaged_steps_are_rows_that_say_why(tmp_path):
     assert bare["norm_param"].isna().all() and bare["tensors"].tolist()[0] == 1
 
 
+def test_nan_is_seen_in_the_norms_the_changes_and_a_count(tmp_path):
+    for step in (1, 2, 3, 4):
+        (tmp_path / f"step-{step}").mkdir()
+        tensors = {"v": torch.full((9,), float(step)), "w": torch.full((10,), float(step)), "none": torch.zeros(0)}
+        if step > 2:
+            tensors["w"][3] = float("nan")
+        save_file(tensors, str(tmp_path / f"step-{step}" / "model.safetensors"))
+    frame = timeline(tmp_path)
+    assert frame["nan"].tolist() == [0, 0, 1, 1]
+    assert frame["norm_param"].isna().tolist() == [False, False, True, True]
+    assert frame["change"].isna().tolist() == [True, False, True, True]
+    assert frame["norm_param"][1] == pytest.approx(2 * 19**0.5) and frame["change"][1] == pytest.approx(1.0)
+    tensors = timeline(tmp_path, by="tensor").set_index(["step", "key"])
+    assert tensors["norm"][3, "v"] == pytest.approx(9.0) and tensors["change"][3, "v"] == pytest.approx(0.5)
+    assert torch.isnan(torch.tensor([tensors["norm"][3, "w"], tensors["change"][3, "w"]])).all()
+
+
+def test_an_infinity_is_an_infinite_norm(tmp_path):
+    for step in (1, 2):
+        (tmp_path / f"step-{step}").mkdir()
+        w = torch.full((10,), float(step))
+        w[0] = float("inf") if step == 2 else 1.0
+        save_file({"w": w}, str(tmp_path / f"step-{step}" / "model.safetensors"))
+    frame = timeline(tmp_path)
+    assert frame["norm_param"][1] == float("inf") and frame["change"].isna().all() and not frame["nan"].any()
+
+
 def test_a_list_of_checkpoints_is_a_run_too(samples):
     paths = [samples / "trainer_run/checkpoint-6", wb.open(samples / "trainer_run/checkpoint-3")]
     told = []

@@ -53,6 +53,7 @@ def test_a_healthy_sample_is_clean_at_every_depth(root, path):
         told = {one.rule for one in report.found if one.severity != "info"}
         assert told == (SICK.get(path, set()) if deep else set()), report
         assert report.checked and "values" in (report.checked if deep else report.not_checked)
+        assert repr(report).splitlines()[0].endswith("; values not checked") is not deep
 
 
 def test_outside_samples_were_there():
@@ -721,3 +722,21 @@ def test_every_rule_is_on_the_page_and_the_reverse():
         code |= set(re.findall(r"\.add\(\s*\"([a-z]+\.[a-z_]+)\"", text))
         code |= set(re.findall(r"\"((?:open|headers)\.[a-z]+)\"", text))
     assert code == {rule for rule in page if not rule.endswith((".json", ".save", ".*"))}
+
+
+# ---- progress --------------------------------------------------------------------------------------------------------
+
+
+def test_progress_weighs_each_pass_by_the_bytes_it_reads(tmp_path, monkeypatch):
+    tensors = {f"w{n}": torch.full((1 << 22,), 1.0) for n in range(4)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    plain = []
+    verify(tmp_path / "model.safetensors", deep=True, threads=1, tick=plain.append)
+    assert plain == sorted(plain) and plain[0] <= 0.25 and plain[-1] == pytest.approx(1.0), plain
+    torch.save(tensors, tmp_path / "x.pt")
+    summed = []
+    monkeypatch.setattr(
+        sys.modules["workbench.analysis.verify"], "check_values", lambda subject, tick: summed.append("values")
+    )
+    verify(tmp_path / "x.pt", deep=True, threads=1, tick=summed.append)
+    assert summed[summed.index("values") - 1] == pytest.approx(0.5, abs=0.02)  # CRCs and values read the same bytes

@@ -343,3 +343,21 @@ def test_html_size_is_bounded(tmp_path: Path) -> None:
     page = checkpoint_html(wb.open(path, cache=False))
     assert len(page.encode()) < 60_000
     assert "99,960 more" in page
+
+
+# ---- names and their numbers ---------------------------------------------------------------------------------------
+
+
+def test_what_is_left_out_of_a_name_is_not_its_layer() -> None:
+    names = [f"model.model.layers.{layer}.self_attn.k_proj.weight" for layer in range(12)]
+    for width in (24, 30, 34, 39):
+        short = [shorten(name, width) for name in names]
+        assert len(set(short)) == 12 and all(len(name) <= width for name in short)
+        assert all(re.search(rf"\b{layer}\b", name) for layer, name in enumerate(short)), short
+    expert = "model.layers.31.mlp.experts.127.down_proj.weight_scale_inv"
+    assert re.findall(r"\d+", shorten(expert, 44)) == ["31", "127"]
+    assert shorten(expert, None) == expert
+
+
+def test_a_long_hostile_name_is_shortened_at_once() -> None:
+    assert len(shorten("1." * 100_000, 400)) == 400

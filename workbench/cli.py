@@ -28,6 +28,10 @@ CANNOT_READ, INTERRUPTED, PIPE = 3, 130, 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Errors that are the input's fault are one line, never a traceback."""
+    if sys.stdout is None:  # closed by who started us (`>&-`): nobody reads the results, the exit code still tells
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding still gets every name

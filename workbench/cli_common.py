@@ -15,7 +15,7 @@ from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.names import safe
 
-__all__ = ["narrow", "note", "open_as", "paint", "print_json"]
+__all__ = ["narrow", "note", "open_as", "paint", "print_json", "table_width"]
 
 _COLOURS = {"bad": "31", "head": "1"}
 
@@ -55,6 +55,11 @@ def note(sentence: str) -> None:
 def print_json(document: Any) -> None:
     """One document on one line, all ASCII: control characters and bidi marks are JSON escapes."""
     print(json.dumps(document, allow_nan=False))
+
+
+def table_width() -> int | None:
+    """Columns that a table may take on a terminal; ``None`` in a pipe or a file, where names are never cut."""
+    return 100 if sys.stdout.isatty() else None
 
 
 def paint(text: str, colour: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from workbench.analysis.diff import diff as compute
-from workbench.cli_common import narrow, note, open_as, print_json
+from workbench.cli_common import narrow, note, open_as, print_json, table_width
 from workbench.views.diff import SHOWN, diff_lines, tensor_text
 from workbench.views.progress import progress
 
@@ -35,9 +35,9 @@ def diff(options: argparse.Namespace) -> int:
     elif options.json:
         print_json(found.to_json())
     elif options.detail is not None:
-        print(tensor_text(found.tensor(options.detail)))
+        print(tensor_text(found.tensor(options.detail), width=table_width()))
     else:
-        print("\n".join(diff_lines(found, None if options.all else SHOWN)))
+        print("\n".join(diff_lines(found, None if options.all else SHOWN, width=table_width())))
     if any(row.status == "unread" for row in found.rows):
         note("some tensors could not be read; what is said holds for the others")
         return CANNOT_READ

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli_common import note, open_as, print_json
+from workbench.cli_common import note, open_as, print_json, table_width
 from workbench.errors import UsageError
 from workbench.reshard.export import export as write
 from workbench.reshard.layouts.rules_file import read_rules
@@ -60,7 +60,7 @@ def export(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_dict())
     else:
-        print(export_text(report))
+        print(export_text(report, width=table_width()))
     return 0
 
 

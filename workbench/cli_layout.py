@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.layout import Layout
 from workbench.analysis.layout import layout as compute
-from workbench.cli_common import narrow, open_as, print_json
+from workbench.cli_common import narrow, open_as, print_json, table_width
 from workbench.errors import UsageError
 from workbench.views.layout import ROWS, holder_text, layout_lines, tensor_lines
 
@@ -39,7 +39,7 @@ def layout(options: argparse.Namespace) -> int:
     elif options.json:
         print_json(found.to_json())
     else:
-        print("\n".join(layout_lines(found, None if options.all else ROWS)))
+        print("\n".join(layout_lines(found, None if options.all else ROWS, width=table_width())))
     return BROKEN if len(found.holes) or len(found.overlaps) else 0
 
 
@@ -63,7 +63,7 @@ def _rank(found: Layout, options: argparse.Namespace) -> None:
             "nbytes": view.nbytes, "pieces": _records(view.pieces),
         })  # fmt: skip
     else:
-        print(holder_text(view, None if options.all else ROWS))
+        print(holder_text(view, None if options.all else ROWS, width=table_width()))
 
 
 def _fit(options: argparse.Namespace) -> int:

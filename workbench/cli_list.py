@@ -7,15 +7,20 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli_common import narrow, open_as, paint, print_json
+from workbench.cli_common import narrow, note, open_as, paint, print_json
 from workbench.core.place import Place
+from workbench.errors import OpenError, WorkbenchError
 from workbench.formats import FORMATS, detect, detect_or_raise
 from workbench.views import facts, units
 from workbench.views.names import columns, pad, safe
 from workbench.views.rows import tensor_rows
 from workbench.views.text import tree_lines
+
+if TYPE_CHECKING:
+    from workbench.runs import Found
 
 __all__ = ["formats", "ls"]
 
@@ -31,9 +36,16 @@ def formats(options: argparse.Namespace) -> None:
 
 def ls(options: argparse.Namespace) -> None:
     """A checkpoint's modules; or the checkpoints under a folder that is none itself."""
-    if options.format is None and not (options.pattern or options.flat or options.role) and _listed(options):
+    plain = options.format is None and not (options.pattern or options.flat or options.role)
+    if plain and _listed(options):
         return
-    ckpt = narrow(open_as(options, options.path), options)
+    try:
+        ckpt = narrow(open_as(options, options.path), options)
+    except OpenError as error:  # one planted or damaged file must not hide the checkpoints beside it
+        if not plain or not _list_beside(options):
+            raise
+        note(str(error))
+        return
     if options.json:
         head = {"path": ckpt.path, "format": ckpt.format, "step": ckpt.step, "world_size": ckpt.world_size}
         print_json(head | {"notes": ckpt.notes, "tensors": tensor_rows(ckpt)})
@@ -48,14 +60,33 @@ def _listed(options: argparse.Namespace) -> bool:
     from workbench.runs import discover
 
     place = Place(options.path)
-    if detect(place) is not None:
+    try:
+        if detect(place) is not None:
+            return False
+    except WorkbenchError:  # told by opening it
         return False
     found = discover(options.path)
     if not found:
         detect_or_raise(place)
+    _print_found(options, found)
+    return True
+
+
+def _list_beside(options: argparse.Namespace) -> bool:
+    """Print what lies under a folder that cannot be opened itself; false if no checkpoint there is whole."""
+    from workbench.runs import discover
+
+    found = discover(options.path)
+    if not any(item.complete and item.path != "." for item in found):
+        return False
+    _print_found(options, found)
+    return True
+
+
+def _print_found(options: argparse.Namespace, found: Sequence[Found]) -> None:
     if options.json:
         print_json({"root": options.path, "checkpoints": [asdict(item) for item in found]})
-        return True
+        return
     now = time.time()
     _table(
         ("path", "format", "step", "size", "age", "complete"),
@@ -71,7 +102,6 @@ def _listed(options: argparse.Namespace) -> bool:
             for item in found
         ],
     )
-    return True
 
 
 def _tree(ckpt: Checkpoint, depth: int | None) -> None:

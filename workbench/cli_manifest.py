@@ -17,7 +17,7 @@ from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_diff import ManifestDiff, compare
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_file import read
-from workbench.cli_common import open_as, print_json
+from workbench.cli_common import open_as, print_json, table_width
 from workbench.errors import MissingFileError, UsageError, WorkbenchError
 from workbench.views import units
 from workbench.views.names import safe, shorten
@@ -26,7 +26,6 @@ from workbench.views.report import report_text
 
 __all__ = ["manifest"]
 
-WIDTH = 100
 SHOWN = 20  #: names of one kind
 _TAKES = {"write": (1, 1), "check": (1, 2), "diff": (2, 2)}
 
@@ -57,7 +56,7 @@ def _write(options: argparse.Namespace) -> int:
         f"{units.plural(len(made.tensors), 'tensor')} with fingerprints" + (f", {lost:,} without" if lost else "")
     )
     for name, why in list(made.left_out.items())[:SHOWN]:
-        print(shorten(f"  left out: {safe(name)}: {safe(why)}", WIDTH))
+        print(shorten(f"  left out: {safe(name)}: {safe(why)}", table_width()))
     return 0
 
 
@@ -72,7 +71,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_json())
     else:
-        print(report_text(report))
+        print(report_text(report, width=table_width()))
     return report.exit_code
 
 
@@ -82,10 +81,10 @@ def _diff(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_json())
     else:
-        print(shorten(f"{safe(first.name)} → {safe(second.name)}: {_headline(found)}", WIDTH))
+        print(shorten(f"{safe(first.name)} → {safe(second.name)}: {_headline(found)}", table_width()))
         for kind, names in _rows(found):
             for name in names[:SHOWN]:
-                print(shorten(f"  {kind:8} {name}", WIDTH))
+                print(shorten(f"  {kind:8} {name}", table_width()))
             if len(names) > SHOWN:
                 print(f"  {kind:8} … {len(names) - SHOWN:,} more")
     return 0 if found.same else 1

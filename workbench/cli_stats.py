@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.stats import stats as statistics
-from workbench.cli_common import narrow, note, open_as, paint, print_json
+from workbench.cli_common import narrow, note, open_as, paint, print_json, table_width
 from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.progress import progress
@@ -58,7 +58,7 @@ def _sorted(frame: pd.DataFrame, column: str | None) -> pd.DataFrame:
 
 
 def _print(frame: pd.DataFrame, by: str) -> None:
-    for at, line in enumerate(stats_lines(frame, by)):
+    for at, line in enumerate(stats_lines(frame, by, width=table_width())):
         print(paint(line, "head") if not at else paint(line, "bad") if line.startswith("  ") else line)
     sick = sum(bool(sick_words(row)) for row in frame.to_dict("records"))
     if sick:

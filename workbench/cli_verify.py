@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from workbench.analysis.verify import verify as check
-from workbench.cli_common import print_json
+from workbench.cli_common import print_json, table_width
 from workbench.views.progress import progress
 from workbench.views.report import report_text
 
@@ -31,5 +31,5 @@ def verify(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_json())
     else:
-        print(report_text(report))
+        print(report_text(report, width=table_width()))
     return report.exit_code

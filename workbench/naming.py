@@ -35,7 +35,14 @@ from typing import Any
 
 from workbench.param_ids import is_uncertain, join_param_groups, uncertain
 
-__all__ = ["STATES", "is_uncertain", "join_param_groups", "no_such", "resolve", "uncertain"]
+__all__ = [
+    "MODEL_ROLES", "STATES", "is_uncertain", "join_param_groups", "no_such", "of_model", "resolve", "uncertain",
+]  # fmt: skip
+
+#: Roles of what a model loads. Optimizers invent names for their state, so what is not listed is not the model's.
+MODEL_ROLES: frozenset[str] = frozenset({
+    "param", "buffer", "scale", "zero_point", "amax_history", "lora_A", "lora_B", "lora_magnitude_vector", "ia3_l",
+})  # fmt: skip
 
 #: What optimizers call their tensors, and the role it has here.
 STATES: dict[str, str] = {
@@ -79,6 +86,7 @@ _SCALE = re.compile(
     re.S,
 )
 _QUANTISED = re.compile(r"(.*\.)(?:qweight|weight_packed)|(.*_proj)_blocks", re.S)
+_OF_MODEL = re.compile(r"(?:.*\.)?(?:_extra_state|weight_shape|weight_g_idx|g_idx)", re.S)  #: in it, of role ``other``
 _ODD_LEAF = re.compile(r"scale|SCB|absmax|quant|qweight|packed|_blocks|zero|qzeros|g_idx|amax|_extra_state")
 
 
@@ -129,6 +137,11 @@ def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tupl
         fqns.append(fqn)
         roles.append(role)
     return fqns, roles
+
+
+def of_model(key: str, fqn: str | None, role: str) -> bool:
+    """Whether a model loads this tensor: not the state of an optimizer, an average, or the trainer's own."""
+    return role in MODEL_ROLES or (role == "other" and fqn is not None and _OF_MODEL.fullmatch(key) is not None)
 
 
 # ---- one key -------------------------------------------------------------------------------------------------------

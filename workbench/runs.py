@@ -177,14 +177,19 @@ def _some(found: list[Found]) -> str:
 
 
 def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
+    name = None
+    try:
+        files = place.files
+    except WorkbenchError as error:
+        yield _unreadable(relative or ".", error)
+        return
     try:
         name = formats.detect(place)
         if name == "safetensors" and place.file is None and is_collection(place):
             name = None  # each file is listed: together they are nothing that could be opened
-        files = place.files
-    except WorkbenchError as error:
-        yield Found(relative or ".", "unreadable", step_of(relative), 0, 0.0, False, str(error))
-        return
+    except WorkbenchError as error:  # of one file, which may be planted: what else lies there is listed as well
+        name = None
+        yield _unreadable(relative or ".", error)
     if name is not None:
         yield _found(place, relative or ".", name, relative or place.name)
     if name not in CLOSED:
@@ -206,10 +211,14 @@ def _single(place: Place, relative: str, file: str) -> Iterator[Found]:
         inner = place.sub(file)
         name = formats.detect(inner)
     except WorkbenchError as error:  # a link out of the root, or no permission: listed, not followed
-        yield Found(path, "unreadable", step_of(path), 0, 0.0, False, str(error))
+        yield _unreadable(path, error)
         return
     if name is not None:
         yield _found(inner, path, name, path)
+
+
+def _unreadable(path: str, error: WorkbenchError) -> Found:
+    return Found(path, "unreadable", step_of(path), 0, 0.0, False, str(error))
 
 
 def _found(place: Place, path: str, format: str, named: str) -> Found:

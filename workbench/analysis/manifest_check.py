@@ -73,7 +73,7 @@ def check(
     }
     not_checked = {
         "before": f"what was wrong already when the manifest was made, {manifest.made}",
-        "values": "what the bytes mean; verify with deep=True looks at values",
+        "meaning": "what the bytes mean; verify with deep=True looks at values",
     }
     if manifest.left_out:
         not_checked["left out"] = f"{len(manifest.left_out):,} entries of the folder: {_some(list(manifest.left_out))}"

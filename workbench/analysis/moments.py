@@ -111,12 +111,16 @@ class Moment:
 
     @property
     def norm(self) -> float | None:
-        """√Σx²."""
+        """√Σx² of all elements, as torch has it: NaN where one is, else infinite where one is."""
+        if self.nan or self.posinf or self.neginf:
+            return math.nan if self.nan else math.inf
         return float(np.sqrt(self._rms2()) * math.sqrt(self.finite)) if self.finite else None
 
     @property
     def rms(self) -> float | None:
-        """√(Σx² / n)."""
+        """√(Σx² / n) of all elements, as :attr:`norm`."""
+        if self.nan or self.posinf or self.neginf:
+            return math.nan if self.nan else math.inf
         return float(np.sqrt(self._rms2())) if self.finite else None
 
     @property

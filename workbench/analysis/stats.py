@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["BY", "NUMBERS", "QUANTILES", "stats"]
 
 Array = np.ndarray[Any, Any]
-VERSION = 1  #: of what is computed; part of the cache's key
+VERSION = 2  #: of what is computed; part of the cache's key
 WORTH_KEEPING = 1.0  #: seconds from which a result is kept
 BY = ("tensor", "shard", "module")
 REALS = ("min", "max", "mean", "std", "norm", "absmean", "rms")
@@ -70,9 +70,10 @@ def stats(
 
     Returns:
         by tensor: key fqn role dtype shape numel nbytes, by shard: key fqn role dtype offsets sizes file rank replica
-        numel nbytes, by module: module tensors numel nbytes; then min max mean std norm absmean rms of the finite
-        elements (of complex ones the magnitudes; NaN where there is none), zero nan posinf neginf subnormal as
-        counts, and ``error``: why some elements are missing from the row's numbers, or NA.
+        numel nbytes, by module: module tensors numel nbytes; then min max mean std absmean of the finite elements
+        (of complex ones the magnitudes; NaN where there is none), norm rms of all elements (NaN where one is NaN,
+        else infinite where one is infinite), zero nan posinf neginf subnormal as counts, and ``error``: why some
+        elements are missing from the row's numbers, or NA.
         ``attrs["engine"]`` says what computed it: ``numpy``, ``numba`` or ``cache``.
 
     Raises:
@@ -233,8 +234,13 @@ def _merged(columns: dict[str, Array], where: Array, who: Array, rows: int) -> d
     found["mean"], found["absmean"] = average(each["mean"]), average(each["absmean"])
     with np.errstate(over="ignore"):
         found["std"] = np.sqrt(average(each["std"] ** 2 + (each["mean"] - found["mean"][where]) ** 2))
-        found["rms"] = np.sqrt(average(each["rms"] ** 2))
-    found["norm"] = found["rms"] * np.sqrt(total)
+        square = average(each["std"] ** 2 + each["mean"] ** 2)  # of the finite: others' rms would spoil a sum
+        found["rms"] = np.sqrt(square)
+        found["norm"] = found["rms"] * np.sqrt(total)
+    spoilt = [(found["posinf"] + found["neginf"] > 0, np.inf), (found["nan"] > 0, np.nan)]
+    for name in ("norm", "rms"):
+        for where_spoilt, value in spoilt:
+            found[name][where_spoilt] = value
     return found
 
 

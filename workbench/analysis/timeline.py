@@ -2,12 +2,14 @@
 
 ::
 
-    step  path         complete  tensors  nbytes   norm_param  norm_exp_avg  norm_exp_avg_sq  change
-    2000  step-2000    yes           738  11.2 GB      412.7         0.031           2.1e-05      –
-    4000  step-4000    yes           738  11.2 GB      431.0         0.027           1.9e-05  0.081     ‖w₄ − w₂‖ / ‖w₂‖
-    6000  step-6000    no: .metadata is missing
+    step  path         complete  tensors  nbytes   norm_param  norm_exp_avg  norm_exp_avg_sq  change  nan
+    2000  step-2000    yes           738  11.2 GB      412.7         0.031           2.1e-05      –    0
+    4000  step-4000    yes           738  11.2 GB      431.0         0.027           1.9e-05   0.081   0
+    6000  step-6000    yes           738  11.2 GB        NaN         0.029           1.9e-05     NaN   1
+    8000  step-8000    no: .metadata is missing
 
-``change`` is that of all weights (role ``param``) against the complete step before, over the tensors that both hold.
+``change`` is ``‖w₄ − w₂‖ / ‖w₂‖`` of all weights (role ``param``) against the complete step before, over the tensors
+that both hold. A norm over NaN is NaN, and so is a change from or to it; ``nan`` counts the NaNs of all tensors.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["timeline"]
 
 ROLES = ("param", "exp_avg", "exp_avg_sq")
+BOTH = 3  #: readings of a step that takes part in a change: its statistics, and it and the step before, compared
 STEP_COLUMNS = (
     "step", "path", "format", "complete", "why", "tensors", "nbytes", "norm_param", "norm_exp_avg", "norm_exp_avg_sq",
-    "change",
+    "change", "nan",
 )  # fmt: skip
 TENSOR_COLUMNS = ("step", "path", "key", "fqn", "role", "norm", "absmean", "nan", "change")
 
@@ -59,8 +62,8 @@ def timeline(
         threads, tick: as for ``stats``.
 
     Returns:
-        by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change; what a
-        step lacks is missing. By tensor: step path key fqn role norm absmean nan change, with ``change`` of weights
+        by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change nan; what
+        a step lacks is missing. By tensor: step path key fqn role norm absmean nan change, with ``change`` of weights
         and moments alike. A step that is incomplete or cannot be read is a row whose ``why`` says so.
 
     Raises:
@@ -72,9 +75,11 @@ def timeline(
         raise UsageError(f"by={by!r}: choose 'step', or 'tensor' with values=True")
     found = _steps(run)
     rows: list[dict[str, Any]] = []
-    before: Checkpoint | None = None
+    before: _Read | None = None
+    total = 1 + BOTH * (len(found) - 1)  # in readings of one step
     for number, one in enumerate(found):
-        told = None if tick is None else _part(tick, number, len(found))
+        begin, end = max(1 + BOTH * (number - 1), 0), 1 + BOTH * number
+        told = None if tick is None else _part(tick, begin / total, end / total)
         row: dict[str, Any] = dict.fromkeys(STEP_COLUMNS)
         row |= {"step": one.step, "path": one.path, "complete": not one.why, "why": one.why, "format": one.format}
         try:
@@ -83,16 +88,15 @@ def timeline(
                 row |= {"format": ckpt.format, "step": one.step if ckpt.step is None else ckpt.step}
                 row |= {"tensors": len(ckpt), "nbytes": int(ckpt.catalog.tensor_nbytes.sum())}
                 if values:
-                    tensors = _tensors(before, ckpt, row, threads, told)
+                    before, tensors = _tensors(before, ckpt, row, threads, told)
                     if by == "tensor":
                         rows += tensors
-                before = ckpt
         except WorkbenchError as error:
             row |= {"complete": False, "why": str(error)}
         if by == "step":
             rows.append(row)
         if tick is not None:
-            tick((number + 1) / len(found))
+            tick(end / total)
     frame = pd.DataFrame(rows, columns=list(STEP_COLUMNS if by == "step" else TENSOR_COLUMNS))
     for name in ("step", "tensors", "nbytes", "nan"):
         if name in frame:
@@ -132,35 +136,54 @@ def _steps(run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Check
     return sorted(steps, key=lambda one: (one.step is None, one.step or 0))
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A step that was read: its checkpoint, and by tensor whether an element is NaN or infinite."""
+
+    ckpt: Checkpoint
+    spoilt: np.ndarray[Any, np.dtype[np.bool_]]
+
+
 def _tensors(
-    before: Checkpoint | None, ckpt: Checkpoint, row: dict[str, Any], threads: int | None, tick: Tick | None
-) -> list[dict[str, Any]]:
-    """Fill in a step's norms and change; returns the rows of its tensors."""
-    frame = stats(ckpt, threads=threads, tick=None if tick is None else _part(tick, 0, 2))
+    before: _Read | None, ckpt: Checkpoint, row: dict[str, Any], threads: int | None, tick: Tick | None
+) -> tuple[_Read, list[dict[str, Any]]]:
+    """Fill in a step's norms, change and NaNs; returns the step as read, and the rows of its tensors."""
+    frame = stats(ckpt, threads=threads, tick=tick if tick is None or before is None else _part(tick, 0, 1 / BOTH))
     roles = np.array(ckpt.roles)
     norms = frame["norm"].to_numpy("float64", na_value=math.nan)
+    nans = frame["nan"].to_numpy("int64")
+    after = _Read(ckpt, nans + frame["posinf"].to_numpy("int64") + frame["neginf"].to_numpy("int64") > 0)
+    row["nan"] = int(nans.sum())
     for role in ROLES:
-        picked = norms[(roles == role) & ~np.isnan(norms)]
-        if len(picked):
+        mine = roles == role
+        picked = norms[mine & ~np.isnan(norms)]  # a tensor without elements has no norm
+        if nans[mine].any():
+            row[f"norm_{role}"] = math.nan
+        elif len(picked):
             row[f"norm_{role}"] = math.hypot(*picked.tolist())
-    changes = {} if before is None else _changes(before, ckpt, threads, None if tick is None else _part(tick, 1, 2))
+    changes = (
+        {} if before is None else _changes(before, after, threads, None if tick is None else _part(tick, 1 / BOTH, 1))
+    )
     weights = [squares for u, squares in changes.items() if ckpt.roles[u] == "param"]
     if weights:
-        row["change"] = ratio_of(sum(s[0] for s in weights), sum(s[1] for s in weights))
+        sums = [squares for squares in weights if squares is not None]
+        whole = len(sums) == len(weights)
+        row["change"] = ratio_of(sum(s[0] for s in sums), sum(s[1] for s in sums)) if whole else math.nan
     rows = []
     for u, (key, norm, mean, nan) in enumerate(
-        zip(frame["key"].tolist(), norms.tolist(), frame["absmean"].tolist(), frame["nan"].tolist(), strict=True)
+        zip(frame["key"].tolist(), norms.tolist(), frame["absmean"].tolist(), nans.tolist(), strict=True)
     ):
         made = {"step": row["step"], "path": row["path"], "key": key, "fqn": ckpt.fqns[u], "role": ckpt.roles[u]}
-        change = ratio_of(*changes[u]) if u in changes else None
+        squares = changes.get(u)
+        change = None if squares is None else ratio_of(*squares)
         rows.append(made | {"norm": norm, "absmean": mean, "nan": nan, "change": change})
-    return rows
+    return after, rows
 
 
-def _changes(
-    before: Checkpoint, ckpt: Checkpoint, threads: int | None, tick: Tick | None
-) -> dict[int, tuple[int, int]]:
-    """For tensors that both steps hold whole: exact Σδ² and Σa², by position in the later step."""
+def _changes(first: _Read, second: _Read, threads: int | None, tick: Tick | None) -> dict[int, tuple[int, int] | None]:
+    """For tensors that both steps hold whole: exact Σδ² and Σa², by position in the later step; ``None`` where one of
+    the two has NaN or infinities: sums of the rest would look like a small change."""
+    before, ckpt = first.ckpt, second.ckpt
     pairs = [
         pair
         for pair in align(before, ckpt).pairs
@@ -172,11 +195,13 @@ def _changes(
         before.payloads, ckpt.payloads, left, right, threads=threads, tick=tick, on_error=lambda *_: None, norms=True
     )
     return {
-        pairs[k].tensor_b: (state.squares[0], state.squares[1])
+        pairs[k].tensor_b: None
+        if first.spoilt[pairs[k].tensor_a] or second.spoilt[pairs[k].tensor_b]
+        else (state.squares[0], state.squares[1])
         for k, state in passed
         if state.how in ("bits", "numbers") and state.seen == ckpt.catalog.numel[pairs[k].tensor_b]
     }
 
 
-def _part(tick: Tick, number: int, of: int) -> Tick:
-    return lambda share: tick((number + share) / of)
+def _part(tick: Tick, begin: float, end: float) -> Tick:
+    return lambda share: tick(begin + share * (end - begin))

@@ -46,7 +46,11 @@ TABLE = """
 
 # `<%-` escapes, in the cell and in its tooltip; Tabulator's own tooltips do not.
 _TEXT = '<span title="<%- value %>"><%- value %></span>'
-_COUNT = "<%= value == null ? '–' : Number(value).toLocaleString('en-US').replaceAll(',', '\u2009') %>"
+# What is missing comes as null, or as NaN from a column of numbers; NaN as a value is written in words elsewhere.
+_COUNT = (
+    "<%= value == null || Number.isNaN(value) ? '–' "
+    ": Number(value).toLocaleString('en-US').replaceAll(',', '\u2009') %>"
+)
 _BYTES = (
     "<% var v = Number(value), u = 0; while (v >= 1023.95 && u < 5) { v /= 1024; u++ } %>"
     "<span title=\"<%= Number(value).toLocaleString('en-US') %> bytes\">"

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import mmap
 import os
 import tempfile
 import zlib
@@ -27,6 +26,7 @@ import numpy as np
 
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog, ObjectTable
+from workbench.core.memory import map_file
 from workbench.core.place import FileStat, Place, stat_or_absent
 from workbench.errors import WorkbenchError
 
@@ -52,8 +52,8 @@ def load(place: Place, format: str) -> Catalog | None:
             info = os.fstat(handle.fileno())
             if info.st_uid != os.getuid() or info.st_size < 24:
                 return None
-            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-        return _decode(np.frombuffer(data, np.uint8), place, format)
+            data = map_file(handle.fileno(), info.st_size)
+        return _decode(data, place, format)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, WorkbenchError):
         return None  # damaged or foreign: what a cache cannot prove, the checkpoint itself will tell
 

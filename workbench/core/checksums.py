@@ -35,7 +35,7 @@ from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, Record, inflate, locate
 from workbench.errors import WorkbenchError
 
-__all__ = ["RecordCheck", "StoredCrcs", "check_archives", "stored_crcs"]
+__all__ = ["RecordCheck", "StoredCrcs", "archives_nbytes", "check_archives", "stored_crcs"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -127,6 +127,11 @@ def check_archives(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
             announcer.restore()
+
+
+def archives_nbytes(payloads: Payloads, place: Place | None = None, others: Iterable[str] = ()) -> int:
+    """Bytes that :func:`check_archives` will read; no payload is."""
+    return ItemArchives(payloads).nbytes + sum(one.stop for one in file_archives(payloads, place, others))
 
 
 def stored_crcs(payloads: Payloads) -> StoredCrcs:

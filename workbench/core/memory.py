@@ -1,21 +1,31 @@
-"""Memory for results: large arrays begin on a huge page, because first touch is what a copy into fresh memory costs.
+"""Memory for results, and maps of files that hold no descriptor.
+
+Large arrays begin on a huge page, because first touch is what a copy into fresh memory costs.
 
 The kernel hands out zeroed memory page by page, at ~0.5 µs for each 4 KiB on first touch; where transparent huge pages
 are allowed (``madvise`` or ``always``), one fault brings 2 MiB. ``np.empty`` asks for them too, but starts its arrays
 anywhere, so that the ends of each array fall back to small pages: a quarter of an 8 MiB tensor.
+
+``mmap.mmap`` keeps a duplicate of the descriptor for as long as the map lives (until Python 3.13's ``trackfd``), so
+that a few hundred open checkpoints would use up the limit of a process. The system call itself needs none.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
+import weakref
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-__all__ = ["HUGE_PAGE", "empty"]
+__all__ = ["HUGE_PAGE", "advise", "empty", "map_file"]
 
 HUGE_PAGE = 2 << 20  #: bytes; x86-64's, and with 4 KiB pages also arm64's
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named in Python 3.12 only; Linux' value
+_FAILED = ctypes.c_void_p(-1).value
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
@@ -34,3 +44,47 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     with suppress(OSError):  # a kernel without huge pages: still memory
         mapped.madvise(_ADVICE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def map_file(fd: int, nbytes: int, *, offset: int = 0, private: bool = False) -> np.ndarray[Any, Any]:
+    """Map bytes of an open file; the map outlives the descriptor, and goes with the last view of it.
+
+    Args:
+        fd: may be closed afterwards.
+        nbytes: at least 1.
+        offset: a multiple of ``mmap.ALLOCATIONGRANULARITY``.
+        private: writable, and nothing that is written reaches the file.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+    # NORESERVE: a writable private map of a file larger than memory is refused otherwise
+    flags = mmap.MAP_PRIVATE | _NORESERVE if private else mmap.MAP_SHARED
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
+    address = _libc.mmap(None, nbytes, prot, flags, fd, offset)
+    if address is None or address == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    held = (ctypes.c_ubyte * nbytes).from_address(address)
+    # not at exit: threads may still read, and the process takes its maps along
+    weakref.finalize(held, _libc.munmap, address, nbytes).atexit = False
+    array = np.frombuffer(held, np.uint8)
+    array.flags.writeable = private
+    return array
+
+
+def advise(mapped: np.ndarray[Any, Any], advice: int) -> None:
+    """``madvise`` for all of a map; that a kernel does not know an advice is no error."""
+    _libc.madvise(mapped.__array_interface__["data"][0], len(mapped), advice)
+
+
+def _system() -> ctypes.CDLL:
+    found = ctypes.CDLL(None, use_errno=True)
+    size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+    found.mmap.argtypes, found.mmap.restype = [pointer, size, number, number, number, ctypes.c_long], pointer
+    found.munmap.argtypes, found.munmap.restype = [pointer, size], number
+    found.madvise.argtypes, found.madvise.restype = [pointer, size, number], number
+    return found
+
+
+_libc = _system()

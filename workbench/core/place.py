@@ -11,7 +11,7 @@ The one link that may leave is the Hugging Face hub's cache, whose snapshots are
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 import stat as stat_module
 from collections.abc import Mapping
@@ -20,9 +20,10 @@ from functools import cached_property
 from typing import Any
 
 from workbench.core import jsonsafe
-from workbench.errors import MissingFileError, NotACheckpointError, TruncatedError, UnsafeError
+from workbench.core.memory import map_file
+from workbench.errors import MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
 
-__all__ = ["FileStat", "Place", "stat_or_absent"]
+__all__ = ["FileStat", "Place", "cannot_open", "stat_or_absent"]
 
 METADATA_LIMIT = 4 << 30  #: bytes of the largest metadata file we are ready to read whole
 JSON_LIMIT = 512 << 20  #: bytes of the largest JSON file (an index of 1M tensors has ~100 MB)
@@ -49,6 +50,10 @@ class Place:
         self.path = os.fspath(path)
         if "\0" in self.path:
             raise NotACheckpointError("the path holds a NUL byte")
+        try:
+            os.fsencode(self.path)
+        except UnicodeEncodeError:
+            raise NotACheckpointError(f"{self.path!r} holds a lone surrogate, which no file name can") from None
         real = os.path.realpath(os.path.expanduser(self.path))
         try:
             mode = os.stat(real).st_mode
@@ -84,7 +89,7 @@ class Place:
                     elif stat_module.S_ISREG(info.st_mode):
                         files[entry.name] = FileStat(info.st_size, info.st_mtime_ns)
         except OSError as error:
-            raise MissingFileError(f"folder {self.path!r} cannot be listed: {error.strerror}") from None
+            raise cannot_open(f"folder {self.path!r}", error, "listed") from None
         return dict(sorted(files.items())), sorted(folders)
 
     @property
@@ -159,7 +164,7 @@ class Place:
         try:
             with open(self.resolve(relative), "rb") as handle:
                 size = os.fstat(handle.fileno()).st_size
-                return memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+                return memoryview(map_file(handle.fileno(), size) if size else b"")
         except OSError as error:
             raise self._unreadable(relative, error) from None
 
@@ -170,17 +175,21 @@ class Place:
             raise UnsafeError(f"file {relative!r} has {size:,} bytes of JSON, over the limit of {JSON_LIMIT:,}")
         return jsonsafe.loads(self.read(relative), what=repr(relative))
 
-    def _unreadable(self, relative: str, error: OSError) -> MissingFileError:
+    def _unreadable(self, relative: str, error: OSError) -> OpenError:
         if isinstance(error, PermissionError):
             return MissingFileError(
                 f"no permission to read {relative!r} in {self.path!r}; ask its owner for `chmod a+r`"
             )
-        return MissingFileError(f"file {relative!r} cannot be read: {error.strerror}")
+        return cannot_open(f"file {relative!r}", error, "read")
 
     def _jailed(self, relative: str) -> str:
         parts = relative.replace("\\", "/").split("/") if os.sep == "\\" else relative.split("/")
         if os.path.isabs(relative) or "\0" in relative or ".." in parts or relative == "":
             raise UnsafeError(f"path {relative!r} leaves the checkpoint {self.path!r}; refused")
+        try:
+            os.fsencode(relative)
+        except UnicodeEncodeError:
+            raise UnsafeError(f"path {relative!r} holds a lone surrogate, which no file name can; refused") from None
         real = os.path.realpath(os.path.join(self.root, relative))
         if not any(_inside(real, jail) for jail in self._jails):
             raise UnsafeError(f"{relative!r} is a link out of the checkpoint {self.path!r}; refused")
@@ -193,6 +202,16 @@ class Place:
         if snapshots == "snapshots" and os.path.basename(repo).startswith(("models--", "datasets--", "spaces--")):
             jails.append(os.path.join(repo, "blobs"))
         return jails
+
+
+def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:
+    """The error for what the system refuses; that a process is out of descriptors does not mean a file is missing."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OpenError(
+            f"{what} cannot be {verb}: too many files are open; close checkpoints that are not needed, or raise the "
+            "limit (ulimit -n)"
+        )
+    return MissingFileError(f"{what} cannot be {verb}: {error.strerror}")
 
 
 def _inside(path: str, folder: str) -> bool:

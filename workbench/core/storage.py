@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from workbench.core.place import FileStat, Place
+from workbench.core import memory
+from workbench.core.memory import map_file
+from workbench.core.place import FileStat, Place, cannot_open
 from workbench.errors import ChangedError, MissingFileError, TruncatedError, UsageError
 
 __all__ = ["ByteRange", "MmapSource", "PreadSource", "Source", "SourcePool"]
 
 MAX_OPEN = 256  #: files kept open at once; the usual limit of a process is 1,024
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named in Python 3.12 only; Linux' value
 
 
 class ByteRange(NamedTuple):
@@ -59,10 +60,11 @@ class MmapSource:
         fd = _open(path, name)
         try:
             self.size = os.fstat(fd).st_size
-            self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ) if self.size else None
+            self._bytes = map_file(fd, self.size) if self.size else np.empty(0, np.uint8)
+        except OSError as error:
+            raise cannot_open(f"file {name!r}", error) from None
         finally:
             os.close(fd)
-        self._bytes = np.frombuffer(self._map or b"", dtype=np.uint8)
 
     def view(self, start: int, stop: int) -> np.ndarray[Any, Any]:
         return self._bytes[start:stop]
@@ -71,12 +73,11 @@ class MmapSource:
         buffer[:] = self._bytes[start : start + len(buffer)]
 
     def advise(self, advice: str) -> None:
-        if self._map is not None and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_SEQUENTIAL if advice == "sequential" else mmap.MADV_NORMAL)
+        if len(self._bytes):
+            memory.advise(self._bytes, mmap.MADV_SEQUENTIAL if advice == "sequential" else mmap.MADV_NORMAL)
 
     def close(self) -> None:
-        # An exported map cannot be closed; dropping the references lets the last view close it.
-        self._bytes, self._map = np.empty(0, np.uint8), None
+        self._bytes = np.empty(0, np.uint8)  # the map goes with the last view of it
 
 
 class PreadSource:
@@ -189,19 +190,12 @@ class SourcePool:
         fd = _open(self._place.resolve(name), name)
         try:
             base = start - start % mmap.ALLOCATIONGRANULARITY
-            # NORESERVE: a writable private map of a file larger than memory is refused otherwise
-            mapped = mmap.mmap(
-                fd,
-                stop - base,
-                flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=base,
-            )
+            mapped = map_file(fd, stop - base, offset=base, private=True)
         except OSError:  # out of map entries: the caller copies instead
             return None
         finally:
             os.close(fd)
-        return np.frombuffer(mapped, dtype=np.uint8)[start - base :]
+        return mapped[start - base :]
 
     def close(self) -> None:
         """Drop every open file."""
@@ -225,7 +219,7 @@ def _open(path: str, name: str) -> int:
     except PermissionError:
         raise MissingFileError(f"no permission to read {name!r}; ask its owner for `chmod a+r`") from None
     except OSError as error:
-        raise MissingFileError(f"file {name!r} cannot be opened: {error.strerror}") from None
+        raise cannot_open(f"file {name!r}", error) from None
 
 
 def _changed(name: str, before: int, now: int) -> ChangedError:

@@ -40,7 +40,7 @@ STATES = {
     "mean_square": "square_avg", "mean_grad": "grad_avg", "_avg_squared_grad": "square_avg",
     "_avg_squared_update": "acc_delta", "moment": "other",
 }  # fmt: skip
-SCALES = {"scales": "scale", "min_scales": "scale", "max_scales": "scale"}
+SCALES = ("scales", "min_scales", "max_scales")  #: of a quantised state; its role is that state's with ``_scale``
 MASTERS = {"master_weights", "master_weight"}
 BUFFER_LEAVES = {"_mean", "_variance"}  #: batch norm's
 FORMULA = "t = log(beta_pow) / log(beta) - 1"
@@ -60,7 +60,7 @@ def split_state(name: str) -> tuple[str, str, str] | None:
     match = _STATE.fullmatch(name)
     if match is None:
         return None
-    return match["base"], SCALES[match["scale"]] if match["scale"] else STATES[match["kind"]], match["state"]
+    return match["base"], STATES[match["kind"]] + ("_scale" if match["scale"] else ""), match["state"]
 
 
 def master_of(name: str) -> str:

@@ -65,12 +65,15 @@ def detect(place: Place) -> bool:
 
 def is_collection(place: Place) -> bool:
     """Whether a folder's files are checkpoints of their own: two hold a tensor of the same name, and neither an index
-    nor their names make them parts of one whole. `read_catalog` refuses such a folder.
+    nor their names make them parts of one whole, or one is a link out of the folder, which is part of nothing there.
+    `read_catalog` refuses such a folder.
     """
     names = [name for name in place.files if name.endswith(SUFFIX) and _variant_of(name) not in place.files]
     parts = all(_PART.fullmatch(name) for name in names)
     if len(names) < 2 or parts or any(name.endswith(INDEX) for name in place.files):
         return False
+    if any(not place.exists(name) for name in names):
+        return True
     seen: set[str] = set()
     for name in names:
         try:

@@ -126,13 +126,14 @@ def export(
     target, made_by = os.fspath(dest), writer(format)
     named = _as_hf(ckpt, rename, hf_config)
     with ExitStack() as opened:
+        merged = [_opened(one, opened) for one in _several(lora)]
         selection = choose(
             ckpt if named is None else named.ckpt,
             select=select,
             role=role,
             rename=rename if named is None else None,
             dtype=dtype,
-            adapters=[_opened(one, opened) for one in _several(lora)],
+            adapters=merged,
             unscaled=unscaled,
             mesh=None if mesh is None else Mesh.of(mesh),
             rules=rules,
@@ -147,8 +148,8 @@ def export(
             selection = replace(selection, objects=kept)
             notes += [f"object {name!r} is left out: {why}" for name, why in left.items()]
         folder = made_by.is_folder(target, selection)
-        real = os.path.realpath(os.path.expanduser(target))
-        _check_place(ckpt, real, folder, overwrite)
+        real = _real(target)
+        _check_place([ckpt, *merged], real, folder, overwrite)
         copied = passed(selection, notes, named) if made_by.passes and folder else []
         maps = [*made_by.maps(selection, Options(os.path.basename(real), _size(max_shard_size))), *copied]
         direct = SourcePool(Place(ckpt.path), selection.catalog.files, selection.catalog.file_stats, "pread")
@@ -218,10 +219,24 @@ def _size(text: int | str) -> int:
 # ---- where it goes ---------------------------------------------------------------------------------------------------
 
 
-def _check_place(ckpt: Checkpoint, real: str, folder: bool, overwrite: bool) -> None:
-    source = os.path.realpath(os.path.expanduser(ckpt.path))
-    if source == real or source.startswith(real.rstrip(os.sep) + os.sep):
-        raise UsageError(f"the target {real!r} is, or contains, the checkpoint that is exported; choose another")
+def _real(target: str) -> str:
+    try:
+        os.fsencode(target)
+        return os.path.realpath(os.path.expanduser(target))
+    except ValueError:  # a NUL byte, or a lone surrogate
+        raise UsageError(f"the target {target!r} is not a name that a file system can hold; choose another") from None
+
+
+def _check_place(sources: Sequence[Checkpoint], real: str, folder: bool, overwrite: bool) -> None:
+    for one in sources:
+        source = os.path.realpath(os.path.expanduser(one.path))
+        if source == real or source.startswith(real.rstrip(os.sep) + os.sep):
+            raise UsageError(f"the target {real!r} is, or contains, the checkpoint that is exported; choose another")
+        if real.startswith(source.rstrip(os.sep) + os.sep):
+            raise UsageError(
+                f"the target {real!r} lies inside the checkpoint that is exported, {source!r}, and would become part "
+                "of it; choose a place outside"
+            )
     if not os.path.isdir(os.path.dirname(real)):
         raise WriteError(f"folder {os.path.dirname(real)!r} does not exist; make it with: mkdir -p")
     check_free(real, folder=folder, overwrite=overwrite)
@@ -258,10 +273,12 @@ def _write(made: Staging, job: Job, threads: int | None, tick: Tick | None) -> l
     paths = _paths(made, job)
     inner = sorted({os.path.dirname(path) for path in paths} - {made.path}) if made.folder else []
     for path in inner:
-        os.makedirs(path, exist_ok=True)
+        with writing(os.path.relpath(path, made.path)):
+            os.makedirs(path, exist_ok=True)
     written = job.run(paths, threads=threads, tick=tick, journal=made.journal)
     for path in reversed(inner):
-        sync_folder(path)
+        with writing(os.path.relpath(path, made.path)):
+            sync_folder(path)
     return written
 
 

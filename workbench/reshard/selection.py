@@ -13,7 +13,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, DType
 from workbench.errors import UsageError
-from workbench.naming import STATES
+from workbench.naming import of_model
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.rules import Rules
 from workbench.reshard.target import Target
@@ -27,8 +27,6 @@ __all__ = ["Rename", "Selection", "choose"]
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Rename = Mapping[str, str] | Callable[[str], str] | str
-#: Roles of the optimizer, of averages and of the trainer.
-NOT_MODEL: frozenset[str] = frozenset({*STATES.values(), "ema", "rng"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +105,7 @@ def choose(
         OpenError: a weight that is to be quantised cannot be read.
     """
     catalog = ckpt.catalog
-    keep = np.array([_has_role(f, r, role) for f, r in zip(ckpt.fqns, ckpt.roles, strict=True)], bool)
+    keep = np.array([_has_role(*one, role) for one in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True)], bool)
     if select is not None:
         patterns = [select] if isinstance(select, str) else list(select)
         try:
@@ -140,10 +138,8 @@ def choose(
     return Selection(narrow, np.arange(len(names)), names, codes, target, edited=edited, recipe=recipe)
 
 
-def _has_role(fqn: str | None, role: str, wanted: str | None) -> bool:
-    if wanted != "model":
-        return wanted is None or role == wanted
-    return role not in NOT_MODEL and (role != "other" or fqn is not None)
+def _has_role(key: str, fqn: str | None, role: str, wanted: str | None) -> bool:
+    return of_model(key, fqn, role) if wanted == "model" else wanted is None or role == wanted
 
 
 def _name(key: str, fqn: str | None, rename: Rename | None) -> str:

@@ -41,12 +41,12 @@ def diff_text(diff: Diff) -> str:
     return "\n".join(diff_lines(diff, SHOWN))
 
 
-def diff_lines(diff: Diff, most: int | None = None) -> list[str]:
-    """What differs, line by line; ``most`` bounds the rows of each table."""
-    lines = [*_sides(diff), *_wrapped("", headline(diff))]
+def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH) -> list[str]:
+    """What differs, line by line; ``most`` bounds the rows of each table, and ``None`` as width cuts no name."""
+    lines = [*_sides(diff, width), *_wrapped("", headline(diff))]
     lines += _left_over("only in a", diff.removed, most) + _left_over("only in b", diff.added, most)
     rows = diff.changed_rows
-    lines += _table(rows[:most])
+    lines += _table(rows[:most], width)
     if most is not None and len(rows) > most:
         lines.append(f"  … {units.plural(len(rows) - most, 'more tensor')} that differ")
     unread = [row for row in diff.rows if row.status == "unread"]
@@ -91,10 +91,10 @@ def headline(diff: Diff) -> str:
     return ("no difference: " if diff.exit_code == 0 else "") + ", ".join(parts)
 
 
-def tensor_text(row: TensorDiff) -> str:
+def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
     """One tensor in detail: counts, norms, histograms, where."""
     name = safe(row.key_b) if row.key_a == row.key_b else f"{safe(row.key_a)} → {safe(row.key_b)}"
-    lines = [shorten(f"{name} {_shapes(row)} {_types(row)}: {row.status}", WIDTH)]
+    lines = [shorten(f"{name} {_shapes(row)} {_types(row)}: {row.status}", width)]
     c = row.comparison
     with suppress(WorkbenchError):  # files that went away since: what was read stays
         c = row.detail
@@ -118,8 +118,8 @@ def tensor_text(row: TensorDiff) -> str:
             lines.append(f"  steps of the type  0 {spark(c.ulps[:top])} {c.furthest:,}")
         for axis, counts in enumerate(c.bands if c.bands is not None else ()):
             size = row.shape_b[axis]
-            width = max(-(-size // len(counts)), 1)
-            lines.append(f"  axis {axis}  0 {spark(counts[: -(-size // width)])} {size:,}")
+            each = max(-(-size // len(counts)), 1)
+            lines.append(f"  axis {axis}  0 {spark(counts[: -(-size // each)])} {size:,}")
     if row.pattern is not None:
         lines += _wrapped("  ", _pattern(row.pattern))
     if row.why:
@@ -140,7 +140,7 @@ def diff_html(diff: Diff) -> str:
         body.append(f"<tr>{cells}<td {left}><code>{escape(name)}</code> {escape(_shapes(row))}{more}</td></tr>")
     if len(diff.changed_rows) > 2 * SHOWN:
         body.append(f"<tr><td colspan=6>… {len(diff.changed_rows) - 2 * SHOWN:,} more</td></tr>")
-    parts = [f"<b>{escape(headline(diff))}</b>", *(f"<div>{escape(line)}</div>" for line in _sides(diff))]
+    parts = [f"<b>{escape(headline(diff))}</b>", *(f"<div>{escape(line)}</div>" for line in _sides(diff, WIDTH))]
     if body:
         parts.append(f"<table><tr>{heads}</tr>{''.join(body)}</table>")
     folds: list[tuple[str, Sequence[str]]] = [
@@ -163,24 +163,24 @@ def diff_html(diff: Diff) -> str:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _sides(diff: Diff) -> list[str]:
+def _sides(diff: Diff, width: int | None) -> list[str]:
     lines = []
     for letter, path, name, step in zip("ab", (diff.a, diff.b), diff.formats, diff.steps, strict=True):
         when = "" if step is None else f", step {step:,}"
-        lines.append(shorten(f"{letter}  {name} {safe(path)}{when}", WIDTH))
+        lines.append(shorten(f"{letter}  {name} {safe(path)}{when}", width))
     return lines
 
 
-def _table(rows: Sequence[TensorDiff]) -> list[str]:
+def _table(rows: Sequence[TensorDiff], width: int | None) -> list[str]:
     """The columns as wide as they must be, the rest for names: what is said of a tensor is no use without its name."""
     if not rows:
         return []
     table = [_cells(row) for row in rows]
     widths = [max(columns(row[at]) for row in (HEADS, *table)) for at in range(len(HEADS))]
-    room = WIDTH - sum(widths) - 2 * len(widths) - 2
+    room = None if width is None else width - sum(widths) - 2 * len(widths) - 2
     lines = [f"  {_joined(HEADS, widths)}  tensor"]
-    shapes = [_shape_beside(row, room) for row in rows]
-    spaces = [room - (columns(shape) + 1 if shape else 0) for shape in shapes]
+    shapes = [_shapes(row) if room is None else _shape_beside(row, room) for row in rows]
+    spaces = [None if room is None else room - (columns(shape) + 1 if shape else 0) for shape in shapes]
     names = shorten_all([safe(row.key_b) for row in rows], spaces)
     for row, cells, shape, space, name in zip(rows, table, shapes, spaces, names, strict=True):
         name = _renamed(row, space) if row.by == RENAMED else name
@@ -220,8 +220,8 @@ def _shape_beside(row: TensorDiff, room: int) -> str:
     return "" if tight and (row.shape_a == row.shape_b or columns(shape) > room // 2) else shape
 
 
-def _renamed(row: TensorDiff, width: int) -> str:
-    half = max((width - 3) // 2, 8)
+def _renamed(row: TensorDiff, width: int | None) -> str:
+    half = None if width is None else max((width - 3) // 2, 8)
     return f"{shorten(safe(row.key_a), half)} → {shorten(safe(row.key_b), half)}"
 
 

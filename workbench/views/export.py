@@ -16,11 +16,11 @@ FILES = 20  #: files that are listed
 CASTS = 10  #: casts that are listed
 
 
-def export_text(report: ExportReport) -> str:
-    """The summary, what it takes, its files, and what a cast changed; at most 100 columns wide."""
+def export_text(report: ExportReport, *, width: int | None = WIDTH) -> str:
+    """The summary, what it takes, its files, and what a cast changed; ``None`` as width cuts no name."""
     lines = [shorten(safe(str(report)), 4 * WIDTH)]
-    lines += [f"  {pad(name, 9)} {text}" for name, text in export_facts(report)]
-    lines += _files(report)
+    lines += [f"  {pad(name, 9)} {text}" for name, text in export_facts(report, width=width)]
+    lines += _files(report, width)
     lines += [shorten(f"  note: {safe(sentence)}", 3 * WIDTH) for sentence in report.notes]
     return "\n".join(lines)
 
@@ -30,7 +30,7 @@ def export_html(report: ExportReport) -> str:
     return f"<pre>{escape(export_text(report))}</pre>"
 
 
-def export_facts(report: ExportReport) -> list[tuple[str, str]]:
+def export_facts(report: ExportReport, *, width: int | None = WIDTH) -> list[tuple[str, str]]:
     """What it takes, as pairs of a word and a text; several lines of one word follow each other, the others unnamed."""
     size = units.nbytes
     facts = [
@@ -49,14 +49,14 @@ def export_facts(report: ExportReport) -> list[tuple[str, str]]:
         facts.append(("no place", f"{_some(tuple(report.renamed_out), 'tensor')}: {safe(why)}"))
     if report.left_out:
         facts.append(("left out", _some(report.left_out, "object")))
-    casts = _casts(report)
+    casts = _casts(report, width and width - 12)
     facts += [("" if at else "changed", text) for at, text in enumerate(casts[:CASTS])]
     if len(casts) > CASTS:
         facts.append(("", f"… {len(casts) - CASTS:,} more"))
-    return [(name, shorten(text, WIDTH - 12)) for name, text in facts]
+    return [(name, shorten(text, width and width - 12)) for name, text in facts]
 
 
-def _casts(report: ExportReport) -> list[str]:
+def _casts(report: ExportReport, width: int | None) -> list[str]:
     """A line a tensor that was cast or changed, the largest change first; its pieces together."""
     pieces: dict[tuple[str, str, str], list[TensorReport]] = defaultdict(list)
     for one in report.casts:
@@ -64,20 +64,20 @@ def _casts(report: ExportReport) -> list[str]:
     found = sorted(pieces.items(), key=lambda pair: -max(one.max_abs for one in pair[1]))
     lines = []
     for (name, old, new), parts in found:
-        line = f"{shorten(safe(name), 40)}: {old if old == new else f'{old} → {new}'}"
+        line = f": {old if old == new else f'{old} → {new}'}"
         if parts[0].target is not None:
             changed, lost = sum(one.changed for one in parts), sum(one.overflowed for one in parts)
             line += f", {changed:,} changed by at most {max(one.max_abs for one in parts):.3g}"
             line += f", {lost:,} overflowed" if lost else ""
-        lines.append(line)
+        lines.append(shorten(safe(name), width and max(width - len(line), 12)) + line)
     return lines
 
 
-def _files(report: ExportReport) -> list[str]:
+def _files(report: ExportReport, width: int | None) -> list[str]:
     """The largest files, in the order of their names; with a mesh each is a rank's."""
     shown = {one.name for one in sorted(report.files, key=lambda one: -one.nbytes)[:FILES]}
     rows = [one for one in report.files if one.name in shown]
-    names = [shorten(safe(one.name), 60) for one in rows]
+    names = [shorten(safe(one.name), width and 60) for one in rows]
     wide = max(map(len, names), default=0)
     lines = [
         f"  {pad(name, wide)}  {units.nbytes(one.nbytes):>10}  {units.plural(one.tensors, 'tensor'):>14}"

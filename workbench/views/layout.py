@@ -30,16 +30,16 @@ def layout_text(found: Layout) -> str:
     return "\n".join(layout_lines(found, ROWS))
 
 
-def layout_lines(found: Layout, most: int | None = None) -> list[str]:
-    """The layout, line by line; ``most`` bounds the rows of its tables."""
-    lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", WIDTH)]
+def layout_lines(found: Layout, most: int | None = None, *, width: int | None = WIDTH) -> list[str]:
+    """The layout, line by line; ``most`` bounds the rows of its tables, and ``None`` as width cuts no name."""
+    lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", width)]
     for name, words in _heading(found):
         lines += textwrap.wrap(
             words, WIDTH, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14, break_long_words=False
         )  # fmt: skip
-    lines += _ways(found)
-    lines += _ranks(found, most)
-    lines += _wrong(found)
+    lines += _ways(found, width)
+    lines += _ranks(found, most, width)
+    lines += _wrong(found, width)
     return lines
 
 
@@ -59,7 +59,7 @@ def tensor_lines(found: Layout, key: str) -> list[str]:
     return lines
 
 
-def holder_text(view: HolderView, most: int | None = ROWS) -> str:
+def holder_text(view: HolderView, most: int | None = ROWS, *, width: int | None = WIDTH) -> str:
     """One rank: where it is on the mesh, who its peers are, and what it stores, largest first."""
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
     lines = [f"{safe(view.label)}{f' at {at}' if at else ''}: {units.nbytes(view.nbytes)} in "
@@ -70,7 +70,7 @@ def holder_text(view: HolderView, most: int | None = ROWS) -> str:
     ordered = view.pieces.sort_values("nbytes", ascending=False, kind="stable")
     for row in ordered.head(most if most is not None else len(ordered)).to_dict("records"):
         where = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
-        lines.append(f"  {units.nbytes(row['nbytes']):>10}  {shorten(safe(row['key']), 56)}  {where}")
+        lines.append(f"  {units.nbytes(row['nbytes']):>10}  {shorten(safe(row['key']), width and 56)}  {where}")
     if most is not None and len(ordered) > most:
         lines.append(f"  … {units.plural(len(ordered) - most, 'more chunk')}")
     return "\n".join(lines)
@@ -93,7 +93,7 @@ def layout_html(found: Layout) -> str:
     table = table.assign(label=[shorten(safe(label), 60) for label in table["label"]])
     ranks = table.to_html(index=False, escape=True, border=0, na_rep="–")
     more = f"<div>… {len(found.ranks) - 2 * ROWS:,} more</div>" if len(found.ranks) > 2 * ROWS else ""
-    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found))
+    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found, WIDTH))
     return (
         f"<div><b>{escape(f'layout of {found.format} checkpoint {safe(found.path)}')}</b><table>{head}</table>"
         f"<table>{ways}</table><details><summary>who stores how much ({len(found.ranks):,})</summary>{ranks}{more}"
@@ -135,36 +135,37 @@ def _rows(found: Layout) -> list[tuple[Placed, list[int], str, str]]:
     return rows
 
 
-def _ways(found: Layout) -> list[str]:
+def _ways(found: Layout, width: int | None) -> list[str]:
     rows = _rows(found)
     if not rows:
         return []
-    width = max(9, *(len(safe(placed)) for placed, *_ in rows[:WAYS]))
-    width = min(width, 48)
-    lines = [f"  {pad('placement', width)}  tensors       bytes"]
+    first = max(9, *(len(safe(placed)) for placed, *_ in rows[:WAYS]))
+    first = first if width is None else min(first, 48)
+    lines = [f"  {pad('placement', first)}  tensors       bytes"]
     for placed, tensors, size, _ in rows[:WAYS]:
         status = placed.status
-        example = shorten(safe(found.catalog.keys[tensors[0]]), max(WIDTH - width - 37, 12))
+        example = shorten(safe(found.catalog.keys[tensors[0]]), None if width is None else max(width - first - 37, 12))
         lines.append(
-            f"  {pad(shorten(safe(placed), width), width)}  {len(tensors):>7,}  {size:>10}  {status:<7}  {example}"
+            f"  {pad(shorten(safe(placed), first), first)}  {len(tensors):>7,}  {size:>10}  {status:<7}  {example}"
         )
     if len(rows) > WAYS:
         lines.append(f"  … {units.plural(len(rows) - WAYS, 'more placement')}")
     return lines
 
 
-def _ranks(found: Layout, most: int | None) -> list[str]:
+def _ranks(found: Layout, most: int | None, width: int | None) -> list[str]:
     frame = found.ranks if most is None else found.ranks.head(most)
     if not len(frame):
         return []
     axes = [axis for axis in found.mesh.axes if axis in frame.columns]
-    width = min(max(len(safe(label)) for label in frame["label"]), 48)
+    first = max(len(safe(label)) for label in frame["label"])
+    first = first if width is None else min(first, 48)
     heads = "".join(f"  {axis:>5}" for axis in axes)
-    lines = [f"  {pad('holder', width)}{heads}  tensors  chunks       bytes"]
+    lines = [f"  {pad('holder', first)}{heads}  tensors  chunks       bytes"]
     for row in frame.to_dict("records"):
         at = "".join(f"  {_coordinate(row[axis]):>5}" for axis in axes)
         lines.append(
-            f"  {pad(shorten(safe(row['label']), width), width)}{at}  {row['tensors']:>7,}  {row['chunks']:>6,}  "
+            f"  {pad(shorten(safe(row['label']), first), first)}{at}  {row['tensors']:>7,}  {row['chunks']:>6,}  "
             f"{units.nbytes(row['nbytes']):>10}"
         )
     if most is not None and len(found.ranks) > most:
@@ -176,12 +177,12 @@ def _coordinate(value: object) -> str:
     return str(value) if isinstance(value, int) else "–"
 
 
-def _wrong(found: Layout) -> list[str]:
+def _wrong(found: Layout, width: int | None) -> list[str]:
     lines = []
     for what, frame in (("hole", found.holes), ("overlap", found.overlaps)):
         for row in frame.head(WORST).to_dict("records"):
             box = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
-            lines.append(f"  {what.upper()}  {box} of {shorten(safe(row['key']), 60)}")
+            lines.append(f"  {what.upper()}  {box} of {shorten(safe(row['key']), width and 60)}")
         if len(frame) > WORST:
             lines.append(f"  … {units.plural(len(frame) - WORST, f'more {what}')}")
     return lines

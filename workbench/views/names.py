@@ -9,10 +9,14 @@ could make one name look like another; both are shown instead of obeyed::
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 __all__ = ["columns", "pad", "safe", "shorten", "shorten_all"]
+
+_NUMBER = re.compile(r"(?<![^\W_])\d+(?![^\W_])")  #: by itself: of a layer or a shard, not that of ``float32``
 
 
 def safe(text: object) -> str:
@@ -23,15 +27,30 @@ def safe(text: object) -> str:
     return "".join(char if char.isprintable() else _escape(char) for char in plain)
 
 
-def shorten(text: str, width: int, ending: float = 0.6) -> str:
-    """At most ``width`` characters, the middle left out, as names differ at their ends; ``ending`` is their share."""
-    if len(text) <= width:
+def shorten(text: str, width: int | None, ending: float = 0.6) -> str:
+    """At most ``width`` characters, the middle left out, as names differ at their ends; ``ending`` is their share.
+
+    What is left out holds no number (of a layer, of an expert) where that is possible: ``model…layers.3.self_attn.k``.
+    Without a width, as in a pipe, nothing is left out.
+    """
+    if width is None or len(text) <= width:
         return text
     tail = min(int((width - 1) * ending + 0.001), width - 1)
+    spans = [match.span() for match in _NUMBER.finditer(text)]
+    if spans and width > 1:
+        begins, ends = [span[0] for span in spans], [span[1] for span in spans]
+        out = len(text) - width + 1  #: characters that are left out, behind `width - 1 - tail` that stay
+
+        def lost(kept: int) -> int:
+            head = width - 1 - kept
+            return bisect_left(begins, head + out) - bisect_right(ends, head)
+
+        if lost(tail):
+            tail = min(range(width), key=lambda one: (lost(one), abs(one - tail)))
     return f"{text[: width - 1 - tail]}…{text[-tail:] if tail else ''}"
 
 
-def shorten_all(texts: Sequence[str], widths: Sequence[int]) -> list[str]:
+def shorten_all(texts: Sequence[str], widths: Sequence[int | None]) -> list[str]:
     """The names of one column, each at most its width, cut where they stay different from one another."""
     best: list[str] = []
     for ending in (0.6, 0.75, 0.9, 1.0, 0.4, 0.2):

@@ -16,9 +16,12 @@ SHOWN = 50  #: findings that are shown; the rest is counted
 _MARK = {"error": "ERROR", "warn": "WARN ", "info": "info "}
 
 
-def report_text(report: Report) -> str:
-    """Findings, gravest first, each with its hint; then checked and not checked."""
-    lines = [shorten(headline(report), WIDTH)]
+def report_text(report: Report, *, width: int | None = WIDTH) -> str:
+    """Findings, gravest first, each with its hint; then checked and not checked.
+
+    ``width`` is that of the first line, whose path is cut to fit; ``None``, as in a pipe, cuts nothing.
+    """
+    lines = [shorten(headline(report), width)]
     for one in report.found[:SHOWN]:
         lines += _wrapped(f"  {_MARK[one.severity]} {one.rule}  ", _sentence(one))
         if one.hint:
@@ -53,10 +56,10 @@ def report_html(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """One line: how many findings of what severity, about what."""
+    """One line: how many findings of what severity, about what, and whether no value was looked at."""
     counts = [(report.count("error"), "error"), (report.count("warn"), "warning"), (report.count("info"), "remark")]
     told = ", ".join(units.plural(count, noun) for count, noun in counts if count) or "nothing found"
-    return f"{safe(report.subject)}: {told}"
+    return f"{safe(report.subject)}: {told}" + ("; values not checked" if "values" in report.not_checked else "")
 
 
 def _sentence(one: Finding) -> str:

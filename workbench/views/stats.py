@@ -2,10 +2,10 @@
 
 ::
 
-    tensor                      dtype  shape         mean     std      min     max   norm
-    layers.0.wq.weight          bf16   [64, 64]   0.00012    0.02   -0.081   0.079   1.28
+    tensor                      dtype  shape         mean     std      min     max   norm  nan
+    layers.0.wq.weight          bf16   [64, 64]   0.00012    0.02   -0.081   0.079    nan    3
       NaN! ×3, +Inf!
-    layers.0.wk.weight          bf16   [16, 64]         0       0        0       0      0
+    layers.0.wk.weight          bf16   [16, 64]         0       0        0       0      0    0
       all zeros
 """
 
@@ -31,17 +31,22 @@ _MISSING = ("nan", "<NA>", "None")
 _WORDS = (("nan", "NaN!"), ("posinf", "+Inf!"), ("neginf", "-Inf!"))
 
 
-def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int = WIDTH) -> Iterator[str]:
-    """Header, then a line a row, and one more for what is wrong with it; names are cut where they stay different."""
+def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int | None = WIDTH) -> Iterator[str]:
+    """Header, then a line a row, and one more for what is wrong with it; names are cut where they stay different.
+
+    Without a width, as in a pipe, nothing is cut or left out.
+    """
     rows: list[dict[str, Any]] = frame.to_dict("records")
     texts, numbers = _shown(frame, by)
     cells = {name: [name, *(_text(row[name]) for row in rows)] for name in texts}
-    cells |= {name: [name, *(_number(row[name]) for row in rows)] for name in numbers}
+    cells |= {name: [name, *(_number(row, name) for row in rows)] for name in numbers}
     names = [by if by != "shard" else "tensor", *(_name(row, by) for row in rows)]
-    _drop(cells, width, min(max(map(columns, names)), NAME))
+    first = max(map(columns, names))
+    if width is not None:
+        _drop(cells, width, min(first, NAME))
     widths = {name: max(map(columns, column)) for name, column in cells.items()}
-    room = width - sum(2 + one for one in widths.values())
-    first = min(max(map(columns, names)), room)
+    if width is not None:
+        first = min(first, width - sum(2 + one for one in widths.values()))
     for at, name in enumerate(shorten_all(names, [first] * len(names))):
         line = pad(_fit(name, first), first)
         for title, column in cells.items():
@@ -68,7 +73,8 @@ def sick_words(row: Mapping[str, Any]) -> list[str]:
 
 def _shown(frame: pd.DataFrame, by: str) -> tuple[Sequence[str], Sequence[str]]:
     texts = {"tensor": ("dtype", "shape"), "shard": ("sizes", "file", "rank"), "module": ("tensors",)}[by]
-    return texts, _SPREAD if "q50" in frame.columns else _NUMBERS
+    numbers = _SPREAD if "q50" in frame.columns else _NUMBERS
+    return texts, (*numbers, "nan") if frame["nan"].any() else numbers
 
 
 def _name(row: Mapping[str, Any], by: str) -> str:
@@ -89,10 +95,11 @@ def _text(value: Any) -> str:
     return "–" if str(value) in _MISSING else f"{value:,}"
 
 
-def _number(value: Any) -> str:
-    """Three digits; counts whole; nothing finite is a dash."""
+def _number(row: Mapping[str, Any], name: str) -> str:
+    """Three digits; counts whole; a dash for what no element tells, ``nan`` for a norm over NaN."""
+    value = row[name]
     if str(value) in _MISSING:
-        return "–"
+        return "nan" if name == "norm" and row["nan"] else "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 

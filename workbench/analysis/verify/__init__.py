@@ -13,6 +13,7 @@ pages, pairs and stored. docs/verify.md lists every rule.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from workbench import checkpoint
@@ -20,14 +21,14 @@ from workbench.analysis.report import Report
 from workbench.analysis.verify.boxes import check_boxes
 from workbench.analysis.verify.commit import check_commit
 from workbench.analysis.verify.files import check_files
-from workbench.analysis.verify.headers import check_headers, check_index, check_objects
+from workbench.analysis.verify.headers import check_headers, check_index, check_objects, headers_nbytes
 from workbench.analysis.verify.log import Log, Subject
-from workbench.analysis.verify.pairs import check_pairs
+from workbench.analysis.verify.pairs import check_pairs, pairs_nbytes
 from workbench.analysis.verify.siblings import check_folder, leftovers
 from workbench.analysis.verify.state import check_ranks, check_state
 from workbench.analysis.verify.steps import check_steps
-from workbench.analysis.verify.stored import check_manifest, check_stored
-from workbench.analysis.verify.values import check_values
+from workbench.analysis.verify.stored import StoredSums, check_manifest, manifest_nbytes
+from workbench.analysis.verify.values import check_values, values_nbytes
 from workbench.checkpoint import Checkpoint
 from workbench.core.place import Place
 from workbench.core.scan import Tick
@@ -90,14 +91,22 @@ def verify(
     log = Log()
     place = Place(ckpt._place.path if isinstance(ckpt, Checkpoint) else ckpt)
     opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, format, io, log)
-    shares = _Shares(tick, deep, manifest is not None)
-    if opened is None:
+    weights: dict[str, int] = {}
+    subject = None if opened is None else Subject(opened, Place(opened.path), log, threads)
+    if deep or manifest is not None:
+        weights["manifest"] = manifest_nbytes(place if subject is None else subject.place, manifest)
+    if subject is None:
+        shares = _Shares(tick, weights)
         _beside(place, log)
     else:
-        subject = Subject(opened, Place(opened.path), log, threads)
+        sums = StoredSums(subject) if deep else None
+        weights["headers"] = headers_nbytes(subject)
+        if sums is not None:
+            weights |= {"stored": sums.nbytes, "values": values_nbytes(subject), "pairs": pairs_nbytes(subject)}
+        shares = _Shares(tick, weights)
         _structure(subject, shares)
-        if deep:
-            check_stored(subject, shares.of("stored"))
+        if sums is not None:
+            sums.check(shares.of("stored"))
             check_values(subject, shares.of("values"))
             check_pairs(subject, shares.of("pairs"))
         else:
@@ -158,26 +167,17 @@ def _beside(place: Place, log: Log) -> None:
             log.add("files.empty", "warn", name, "has no bytes", "a write was lost: restore it")
 
 
-#: How long the passes take beside each other.
-WEIGHTS = {"headers": 1, "stored": 6, "values": 5, "pairs": 4, "manifest": 4}
-
-
 class _Shares:
-    """One progress of several passes."""
+    """One progress of several passes, each weighed by the bytes that it reads."""
 
-    def __init__(self, tick: Tick | None, deep: bool, manifest: bool) -> None:
-        wanted = [
-            "headers",
-            *(["stored", "values", "pairs"] if deep else []),
-            *(["manifest"] if deep or manifest else []),
-        ]
-        self._tick, self._total = tick, sum(WEIGHTS[name] for name in wanted)
+    def __init__(self, tick: Tick | None, weights: Mapping[str, int]) -> None:
+        self._tick, self._weights, self._total = tick, weights, max(sum(weights.values()), 1)
         self._done = 0
 
     def of(self, name: str) -> Tick | None:
         """The tick of the next pass."""
         if self._tick is None:
             return None
-        tick, before, weight, total = self._tick, self._done, WEIGHTS[name], self._total
+        tick, before, weight, total = self._tick, self._done, self._weights[name], self._total
         self._done += weight
         return lambda share: tick((before + share * weight) / total)

@@ -27,12 +27,13 @@ from workbench.errors import WorkbenchError
 from workbench.formats import safetensors_header
 from workbench.formats.weight_index import read_index
 
-__all__ = ["check_headers", "check_index", "check_objects"]
+__all__ = ["check_headers", "check_index", "check_objects", "headers_nbytes"]
 
 Array = np.ndarray[Any, Any]
 BATCH = 512  #: items a thread takes at a time
 MAX_OBJECTS = 20_000  #: objects decoded
 _ZIPS = (cat.TORCH_ZIP, cat.TORCH_PART)
+HEADER = 1 << 10  #: bytes that are read of an item, about
 _PACKED = (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART)
 _HINT = "the file is from another save, or files of two ranks were swapped: restore it"
 
@@ -72,6 +73,11 @@ def check_headers(subject: Subject, tick: Tick | None = None) -> None:
         log.not_checked["headers"] = (
             f"{plural(packed, 'item')} compressed with zstd: what they say of themselves is inside; verify with --deep"
         )
+
+
+def headers_nbytes(subject: Subject) -> int:
+    """Bytes that :func:`check_headers` reads, about."""
+    return HEADER * int(np.isin(subject.catalog.codec, _ZIPS).sum())
 
 
 def check_index(subject: Subject) -> None:

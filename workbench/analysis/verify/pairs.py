@@ -27,7 +27,7 @@ from workbench.core.scan import Piece, Tick, scan
 from workbench.core.work import Work, pair_work
 from workbench.errors import WorkbenchError
 
-__all__ = ["Rounding", "Same", "check_pairs"]
+__all__ = ["Rounding", "Same", "check_pairs", "pairs_nbytes"]
 
 Array = np.ndarray[Any, Any]
 #: Stored names of the two ends of a tied pair.
@@ -133,6 +133,16 @@ def check_pairs(
         counts: dict[int, Count] = dict(scan(work, reducer, threads=subject.threads, tick=step, on_error=failed))
         judge(counts)
         done += mine
+
+
+def pairs_nbytes(subject: Subject) -> int:
+    """Bytes that :func:`check_pairs` reads, about: copies and their first, masters and their weights."""
+    catalog, ckpt = subject.catalog, subject.ckpt
+    twice = 2 * int(catalog.chunk_nbytes[catalog.replica > 0].sum())
+    sizes = catalog.tensor_nbytes.tolist()
+    held = {fqn for fqn, role in zip(ckpt.fqns, ckpt.roles, strict=True) if role == "master" and fqn is not None}
+    both = zip(sizes, ckpt.fqns, ckpt.roles, strict=True)
+    return twice + sum(size for size, fqn, role in both if fqn in held and role in ("master", "param"))
 
 
 # ---- replicas ------------------------------------------------------------------------------------------------------

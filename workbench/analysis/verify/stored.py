@@ -26,15 +26,16 @@ import numpy as np
 
 from workbench.analysis import manifest_check
 from workbench.analysis.folder import files_of
+from workbench.analysis.manifest import find
 from workbench.analysis.verify.log import Log, Subject, names, plural
 from workbench.analysis.verify.siblings import leftovers
 from workbench.core import catalog as cat
-from workbench.core.checksums import RecordCheck, check_archives
+from workbench.core.checksums import RecordCheck, archives_nbytes, check_archives
 from workbench.core.place import Place
 from workbench.core.scan import Tick
 from workbench.errors import MissingFileError, WorkbenchError
 
-__all__ = ["check_manifest", "check_stored"]
+__all__ = ["StoredSums", "check_manifest", "manifest_nbytes"]
 
 Array = np.ndarray[Any, Any]
 BLOCK = 8 << 20  #: bytes hashed at a time
@@ -43,17 +44,38 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RESTORE = "the bytes are not those that were written: restore the file"
 
 
-def check_stored(subject: Subject, tick: Tick | None = None) -> None:
-    """Every checksum that the files themselves hold."""
-    covered = np.zeros(subject.catalog.chunks, bool)
-    covered |= _archives(subject, tick)
-    hashed = [*_integrity(subject), *_hub(subject)]
-    done: set[str] = set()
-    for name, wanted, source in hashed:
-        if name not in done:
-            done.add(name)
-            _digest(subject, name, wanted, source, covered)
-    _not_covered(subject, covered)
+class StoredSums:
+    """The checksums that the files themselves hold: the CRC-32 of records, and sha256 of whole files.
+
+    Attributes:
+        nbytes: that a check reads.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._archived = archives_nbytes(subject.payloads, subject.place, _others(subject)[0])
+        self._digests: dict[str, tuple[str, str]] = {}
+        for name, wanted, source in (*_integrity(subject), *_hub(subject)):
+            self._digests.setdefault(name, (wanted, source))
+        files = subject.place.files
+        self._sizes = {name: max(files[name].size, 0) if name in files else 0 for name in self._digests}
+        self.nbytes = self._archived + sum(self._sizes.values())
+
+    def check(self, tick: Tick | None = None) -> None:
+        """Compare each with the bytes; what differs, and what none vouches for, goes to the log."""
+        done, total = self._archived, max(self.nbytes, 1)
+
+        def of_archives(share: float) -> None:
+            if tick is not None:
+                tick(share * self._archived / total)
+
+        covered = _archives(self._subject, of_archives)
+        for name, (wanted, source) in self._digests.items():
+            _digest(self._subject, name, wanted, source, covered)
+            done += self._sizes[name]
+            if tick is not None:
+                tick(done / total)
+        _not_covered(self._subject, covered)
 
 
 def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, tick: Tick | None) -> None:
@@ -72,9 +94,19 @@ def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, t
         return
     log.found += report.found
     log.checked["manifest"] = "; ".join(report.checked.values())
-    left = [words for name, words in report.not_checked.items() if name != "values"]
+    left = [words for name, words in report.not_checked.items() if name != "meaning"]
     log.not_checked["manifest"] = "; ".join(left)
     log.not_checked.pop("flips", None)
+
+
+def manifest_nbytes(place: Place, manifest: Any) -> int:
+    """Bytes that are compared with a manifest: of all files where there is one, none where there is none."""
+    if manifest is None:
+        try:
+            find(place.path)
+        except (WorkbenchError, OSError):
+            return 0
+    return sum(max(stat.size, 0) for stat in place.files.values())
 
 
 # ---- archives ------------------------------------------------------------------------------------------------------

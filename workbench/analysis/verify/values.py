@@ -24,7 +24,7 @@ from workbench.core.scan import Tick, scan
 from workbench.core.work import chunk_work
 from workbench.errors import WorkbenchError
 
-__all__ = ["check_values"]
+__all__ = ["check_values", "values_nbytes"]
 
 Array = np.ndarray[Any, Any]
 LOW_SHARE = 0.01  #: share of masters with zero low bits from which they cannot be by chance
@@ -34,6 +34,11 @@ FAMILY = 3  #: layers that a tensor must be alike with
 #: Roles whose NaN or infinity breaks a resume.
 VITAL = {"param", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "ema", "scale", "lora_A", "lora_B"}
 _MASK = re.compile(r"mask|alibi|rel_pos_bias|attn_bias", re.I)
+
+
+def values_nbytes(subject: Subject) -> int:
+    """Bytes that :func:`check_values` reads, about."""
+    return int(subject.catalog.chunk_nbytes.sum())
 
 
 def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = True) -> None:

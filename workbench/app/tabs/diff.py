@@ -1,4 +1,7 @@
-"""The *Diff* tab: this checkpoint, A, beside another one of ROOT, B; every element is compared, in a job."""
+"""The *Diff* tab: this checkpoint, A, beside another one of ROOT, B; every element is compared, in a job.
+
+Of two steps the earlier one is A, whichever of them is open: a change reads from before to after.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ class Compared:
     diff: Diff
     board: Board
     rows: Any
+    turned: bool  #: the checkpoint that is open is B, as its step is the later one
 
 
 class DiffTab(Tab):
@@ -44,6 +48,7 @@ class DiffTab(Tab):
 
     def build(self) -> None:
         self.view: DiffView | None = None
+        self._turned = False
         self._others = Others(self.schedule, self._listed)
         self._choice = pmui.Select(
             label="B, to compare with",
@@ -115,7 +120,8 @@ class DiffTab(Tab):
             self._words.object = "<p>There is no other checkpoint under ROOT to compare with.</p>"
         elif not state.other:
             self._words.object = (
-                f'<p>A is <span class="name">{html(state.path)}</span>. Choose B: steps of the same run come first.</p>'
+                f'<p>A is <span class="name">{html(state.path)}</span>. Choose B: steps of the same run come first. '
+                "Of two steps the earlier one is shown as A.</p>"
                 '<p class="muted">Every element of both is then read and compared bit by bit, whatever their formats '
                 "and shardings.</p>"
             )
@@ -135,19 +141,23 @@ class DiffTab(Tab):
         first = self.state.ckpt
         if first is None:
             raise UsageError("the checkpoint is not open any more")
-        found = diff(first, self.state.borrow("other"), tick=lambda share: tick(0.97 * share))
+        second = self.state.borrow("other")
+        turned = first.step is not None and second.step is not None and first.step > second.step
+        a, b = (second, first) if turned else (first, second)
+        found = diff(a, b, tick=lambda share: tick(0.97 * share))
         board = Board(found)
-        return Compared(found, board, table_rows(board))
+        return Compared(found, board, table_rows(board), turned)
 
     def _done(self, found: Compared) -> None:
         state = self.state
-        name = f"{state.path}-{state.other}-diff"
+        names = (state.other, state.path) if found.turned else (state.path, state.other)
+        self._turned = found.turned
         view = DiffView(
             found.diff,
             found.board,
             found.rows,
-            file=name,
-            names=(state.path, state.other),
+            file=f"{names[0]}-{names[1]}-diff",
+            names=names,
             schedule=self.schedule,
             pattern=state.pattern,
             role=state.role,
@@ -165,10 +175,11 @@ class DiffTab(Tab):
         self.view, self._result[:] = None, []
 
     def _chosen(self, *events: Any) -> None:
-        """The view's selection becomes the page's; its tensor under A's name, which every tab knows."""
+        """The view's selection becomes the page's; its tensor under the name in the open checkpoint, as all tabs do."""
         words = {event.name: event.new for event in events}
         if self.view is not None and words.get("tensor"):
-            words["tensor"] = self.view.diff.tensor(words["tensor"]).keys_a[0]
+            row = self.view.diff.tensor(words["tensor"])
+            words["tensor"] = row.key_b if self._turned else row.keys_a[0]
         self.state.param.update(**words)
 
     def _forward(self, *_: Any) -> None:

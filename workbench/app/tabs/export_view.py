@@ -140,7 +140,7 @@ def _head(report: ExportReport, where: str) -> str:
     what = f"{count(len(report.files))} file{'s' if len(report.files) != 1 else ''}, {size(report.nbytes)}"
     rows = "".join(
         f'<tr><th>{html(name)}</th><td style="white-space:normal">{html(text)}</td></tr>'
-        for name, text in export_facts(report)
+        for name, text in export_facts(report, width=400)
     )
     return f'<h3>{verb} {what} as <span class="name">{html(where)}</span></h3><table>{rows}</table>'
 

@@ -97,10 +97,12 @@ def health(report: Report) -> str:
     """HTML: the outcome of a quick check, in one sentence."""
     errors, warnings, made = report.count("error"), report.count("warn"), len(report.checked)
     if not errors and not warnings:
-        return style.message(f"Structure: whole. {count(made)} kinds of checks found nothing; values were not read.")
+        return style.message(f"Structure: whole; values not checked. {count(made)} kinds of checks found nothing.")
     told = [f"{count(n)} {noun}{'' if n == 1 else 's'}" for n, noun in ((errors, "error"), (warnings, "warning")) if n]
     first = safe(report.found[0].message)
-    return style.message(f"Structure: {' and '.join(told)}. {first}", "error" if errors else "warning")
+    return style.message(
+        f"Structure: {' and '.join(told)}; values not checked. {first}", "error" if errors else "warning"
+    )
 
 
 def bytes_frame(seen: Glance) -> pd.DataFrame:

@@ -106,7 +106,7 @@ def _verdict(report: Report) -> str:
 
     kind = {"error": "error", "warn": "warning"}.get(report.worst or "", "info")
     words = headline(report).removeprefix(f"{safe(report.subject)}: ")
-    told = "Nothing was found" if not report.found else words[:1].upper() + words[1:]
+    told = words[:1].upper() + words[1:] if report.found else words.replace("nothing found", "Nothing was found", 1)
     return style.message(f"{told}. {count(len(report.checked))} kinds of checks were made.", kind)
 
 

@@ -22,13 +22,13 @@ from workbench.analysis.report import SEVERITIES, Finding
 from workbench.analysis.verify.boxes import check_boxes
 from workbench.analysis.verify.commit import check_commit
 from workbench.analysis.verify.files import check_files as check_sizes
-from workbench.analysis.verify.headers import check_headers, check_index, check_objects
+from workbench.analysis.verify.headers import check_headers, check_index, check_objects, headers_nbytes
 from workbench.analysis.verify.log import Log, Subject, plural
-from workbench.analysis.verify.pairs import check_pairs
+from workbench.analysis.verify.pairs import check_pairs, pairs_nbytes
 from workbench.analysis.verify.siblings import check_folder
 from workbench.analysis.verify.state import check_ranks, check_state
-from workbench.analysis.verify.stored import check_manifest, check_stored
-from workbench.analysis.verify.values import check_values
+from workbench.analysis.verify.stored import StoredSums, check_manifest, manifest_nbytes
+from workbench.analysis.verify.values import check_values, values_nbytes
 from workbench.core.place import Place
 from workbench.core.scan import Tick
 from workbench.doctor.facts.evidence import State
@@ -106,18 +106,21 @@ def check_files(
     log = Log()
     place = Place(state.ckpt.path)
     subject = Subject(state.ckpt, place, log, threads)
-    passes: list[tuple[float, Callable[[Tick | None], object]]] = [
-        (1.0, lambda at: _structure(subject, at)),
-        (6.0, lambda at: check_stored(subject, at)),
-        (2.0, lambda at: check_values(subject, at, numbers=False)),
-        (2.0, lambda at: check_pairs(subject, at, kinds=("replicas",))),
-        (4.0, lambda at: check_manifest(place, log, manifest, threads, at)),
+    passes: list[tuple[int, Callable[[Tick | None], object]]] = [
+        (headers_nbytes(subject), lambda at: _structure(subject, at)),
     ]
-    passes = passes if deep else passes[:1]
-    total, done = sum(share for share, _ in passes), 0.0
-    for share, run in passes:
-        run(_part(tick, done / total, share / total))
-        done += share
+    if deep:
+        sums = StoredSums(subject)
+        passes += [
+            (sums.nbytes, sums.check),
+            (values_nbytes(subject), lambda at: check_values(subject, at, numbers=False)),
+            (pairs_nbytes(subject), lambda at: check_pairs(subject, at, kinds=("replicas",))),
+            (manifest_nbytes(place, manifest), lambda at: check_manifest(place, log, manifest, threads, at)),
+        ]
+    total, done = max(sum(nbytes for nbytes, _ in passes), 1), 0
+    for nbytes, run in passes:
+        run(_part(tick, done / total, nbytes / total))
+        done += nbytes
     return _outcome(state, log, deep)
 
 

@@ -212,7 +212,11 @@ def check_free(target: str, *, folder: bool, overwrite: bool) -> None:
     if stat.S_ISDIR(mode) != folder or not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         kind = "folder" if folder else "file"
         raise WriteError(f"{target!r} exists and is no {kind}; choose another name, or remove it yourself")
-    if not overwrite and not (folder and not os.listdir(target)):
+    try:
+        free = overwrite or (folder and not os.listdir(target))
+    except OSError as error:
+        raise WriteError(f"{target!r} cannot be looked at: {error.strerror}") from None
+    if not free:
         raise _exists(target)
 
 
