@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from workbench.app import plots
 from workbench.app.found import checkpoints
-from workbench.app.jail import Jail
+from workbench.app.jail import Jail, relative_words
 from workbench.app.jobs import Job
 from workbench.app.look import look
 from workbench.app.outlet import Outlet
@@ -29,6 +29,7 @@ from workbench.app.serve import serve
 from workbench.app.state import WorkbenchState, parse_query, query_of
 from workbench.app.tabs.detail import statistics, worst_table
 from workbench.app.tabs.overview import bytes_by_module, module_of
+from workbench.app.tabs.report_view import finding_rows
 from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WriteError
 
 WAIT = 30
@@ -234,6 +235,77 @@ def test_turning_away_while_it_opens_keeps_nothing(root):
 
 
 # ---- state and links -----------------------------------------------------------------------------------------------
+
+
+def _look(state):
+    state.look()
+    assert state._looking.wait(WAIT)
+
+
+def test_a_checkpoint_rewritten_while_it_is_shown_is_told_and_opened_anew(root):
+    state = opened(root, "small/model.safetensors")
+    _look(state)
+    assert state.notice == "" and state.status == "open"
+    save_file({"w": torch.zeros(4, 4), "b": torch.zeros(2)}, root / "small" / "model.safetensors")
+    _look(state)
+    assert "rewritten" in state.notice and "select it in the list again" in state.notice
+    workbench = Workbench(state)
+    assert "rewritten" in workbench._words.object and workbench._words in list(workbench._body)
+    told = state.notice
+    _look(state)
+    assert state.notice == told  # once
+    state.show("small/model.safetensors")
+    assert state.wait(WAIT) and state.notice == "" and set(state.ckpt) == {"w", "b"}
+    _look(state)
+    assert state.notice == ""
+    workbench.close()
+
+
+def test_a_checkpoint_deleted_while_it_is_shown_is_told(root):
+    state = opened(root)
+    shutil.rmtree(root / "llama")
+    _look(state)
+    assert "deleted" in state.notice and state.status == "open"
+    state.show("llama")
+    assert state.wait(WAIT) and state.status == "failed" and "does not exist" in state.error
+    _look(state)
+    assert state.notice == ""
+    state.close()
+
+
+@pytest.mark.parametrize("path", ["junk.pt", "empty", "lost", "outside"])
+def test_no_message_says_where_root_lies(root, path):
+    (root / "junk.pt").write_bytes(b"junk" * 99)
+    (root / "empty").mkdir()
+    for name in ("lost", "outside"):
+        shutil.copytree(root / "llama", root / name)
+        (root / name / "model-00002-of-00004.safetensors").unlink()
+    (root / "outside" / "model-00002-of-00004.safetensors").symlink_to("/etc/passwd")
+    state = opened(root, path)
+    assert state.status == "failed" and str(root) in state.error  # as the command line says it
+    workbench = Workbench(state)
+    shown = workbench._words.object
+    assert str(root) not in shown and path in shown
+    left = workbench.made["left"].work
+    left.start()
+    assert left.job.wait(WAIT)
+    if left.job.status == "done":  # a report; its findings say what could not be read
+        found = finding_rows(left.job.result.found)
+        assert not found.empty and not found.map(lambda cell: str(root) in str(cell)).any(axis=None)
+    workbench.close()
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("file 'x' of '{root}/run/step-4' is missing", "file 'x' of 'run/step-4' is missing"),
+        ("'{root}' is empty", "'ROOT' is empty"),
+        ("{root}-other/x and {root}.old", "{root}-other/x and {root}.old"),
+    ],
+)
+def test_paths_in_words_are_relative_to_root(root, text, shown):
+    jail = Jail(root)
+    assert relative_words(text.format(root=jail.root)) == shown.format(root=jail.root)
 
 
 def test_a_broken_checkpoint_is_a_sentence(root):

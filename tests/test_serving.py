@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from workbench.app.access import PASSWORD, Access, read_password
+from workbench.app import access
+from workbench.app.access import PASSWORD, Access, Lockout, in_words, read_password
 from workbench.app.serve import serve, start
 from workbench.cli import main
 from workbench.errors import UsageError
@@ -105,3 +106,42 @@ def test_the_command_line_says_what_does_not_fit(tmp_path, capsys):
     for words in (["--auth", "basic"], ["--allow-export", "../x"], ["--address", "0.0.0.0"], ["--prefix", "?"]):
         assert main(["serve", str(tmp_path / "root"), *words]) == 64
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_lock_out_grows_ends_and_is_forgotten():
+    now = [0.0]
+    lockout = Lockout(lambda: now[0])
+    waits = []
+    for _ in range(12):
+        lockout.wrong("ann")
+        waits.append(lockout.wait("ann"))
+        assert lockout.wait("bob") == 0
+        now[0] += waits[-1]
+        assert lockout.wait("ann") == 0
+    first, longest = access.LOCKED, access.LONGEST
+    grown = [min(first * 2**n, longest) for n in range(12)]
+    assert waits == [0.0] * (access.TRIES - 1) + grown[: 12 - access.TRIES + 1]
+    now[0] += longest + 1
+    lockout.wrong("ann")
+    assert lockout.wait("ann") == 0
+    for _ in range(access.TRIES - 2):
+        lockout.wrong("ann")
+    lockout.right("ann")
+    lockout.wrong("ann")
+    assert lockout.wait("ann") == 0
+
+
+def test_no_number_of_clients_fills_the_memory_or_frees_one_that_goes_on():
+    lockout = Lockout(lambda: 0.0)
+    for n in range(3 * access.CLIENTS):
+        lockout.wrong(f"client {n}")
+        if n % 100 == 0:
+            lockout.wrong("ann")
+    assert len(lockout) == access.CLIENTS and lockout.wait("ann") == access.LONGEST
+
+
+@pytest.mark.parametrize(
+    "seconds, words", [(0.2, "1 second"), (59.5, "60 seconds"), (91, "2 minutes"), (3600, "60 minutes")]
+)
+def test_a_wait_is_said_in_words(seconds, words):
+    assert in_words(seconds) == words

@@ -8,11 +8,14 @@ string prefix takes ``/ckpts-private`` for a part of ``/ckpts`` (Panel 1.9.4's `
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from workbench.errors import MissingFileError, UnsafeError, UsageError
 
-__all__ = ["Jail"]
+__all__ = ["Jail", "relative_words"]
+
+_roots: set[str] = set()  # of this process
 
 
 class Jail:
@@ -31,6 +34,8 @@ class Jail:
         if not self.root.is_dir():
             raise UsageError(f"ROOT {given!r} is not a folder; give the folder that holds the checkpoints")
         self.name = self.root.name or str(self.root)
+        if self.root.name:
+            _roots.add(str(self.root))
 
     def resolve(self, relative: str) -> Path:
         """The real path of a file or folder inside ROOT; ``.`` is ROOT itself.
@@ -66,3 +71,11 @@ class Jail:
     def show(self, path: str | os.PathLike[str]) -> str:
         """A real path inside ROOT as the page shows it: relative, with forward slashes."""
         return Path(path).relative_to(self.root).as_posix()
+
+
+def relative_words(text: str) -> str:
+    """A message as the page shows it: paths in it are relative to ROOT, so that nobody learns where ROOT lies."""
+    for root in sorted(_roots, key=len, reverse=True):
+        if root in text:
+            text = re.sub(re.escape(root) + r"(/|(?![\w.-]))", lambda found: "" if found[1] else "ROOT", text)
+    return text

@@ -16,6 +16,7 @@ from typing import Any
 import panel as pn
 import panel_material_ui as pmui
 import param
+from bokeh.events import ConnectionLost
 
 from workbench.app import style
 from workbench.app.access import Access
@@ -32,6 +33,7 @@ __all__ = ["Workbench", "create_app"]
 
 LOCAL_RESOURCES = "static/extensions/panel/"
 BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm`` the list is a drawer
+LOOK = 3000  #: milliseconds between two looks at whether the files that are shown were deleted or rewritten
 #: A tab's title and the class that makes it, imported when it is first looked at.
 MAKERS = {
     "overview": ("Overview", "workbench.app.tabs.overview", "Overview"),
@@ -201,8 +203,6 @@ def create_app(
     if pn.state.location is not None:
         _keep_local()
         _follow_url(state)
-    if document is not None and document.session_context:
-        document.on_session_destroyed(lambda _: workbench.close())
     window = Window(width=0, height=0, margin=0)
     page = pmui.Page(
         title=f"Checkpoint workbench: {state.jail.name}",
@@ -211,6 +211,11 @@ def create_app(
         main=[window, Aria(width=0, height=0, margin=0), workbench],
         theme_config={"breakpoints": {"values": BREAKPOINTS}},
     )
+
+    if document is not None and document.session_context:
+        document.on_session_destroyed(lambda _: _end(workbench, page))
+        document.on_event(ConnectionLost, lambda _: _leave(document))
+        document.add_periodic_callback(state.look, LOOK)
 
     def fold(*_: Any) -> None:
         page.sidebar_open = not (window.narrow and state.path)
@@ -222,6 +227,29 @@ def create_app(
     window.param.watch(lambda _: schedule(paint) if schedule else paint(), "dark")
     state.param.watch(fold, "path")
     return page
+
+
+def _end(workbench: Workbench, page: pmui.Page) -> None:
+    """The session is over: stop its jobs, give its checkpoints back, and let its memory go.
+
+    A page (panel-material-ui 0.16.6, ``template/base.py``) follows ``busy`` of Panel's process-wide state, which holds
+    it and all that is on it from then on. Giving it a value of its own (param 2.4) does not undo that.
+    """
+    try:
+        workbench.close()
+    finally:
+        page.param._update_ref("busy", False)
+
+
+def _leave(document: Any) -> None:
+    """The page was closed: its session ends at the server's next look, and its jobs with it.
+
+    Bokeh would keep both for a quarter of a minute, in case the browser comes back. One that does (its network was
+    gone for a moment) gets a new session from the address of the page.
+    """
+    context = document.session_context
+    if context is not None and context.session is not None:
+        context.session.request_expiration()
 
 
 def _keep_local() -> None:

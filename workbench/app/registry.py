@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import workbench as wb
 from workbench.checkpoint import Checkpoint
+from workbench.errors import OpenError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +56,24 @@ class Lease:
         entry, self._entry = self._entry, None
         if entry is not None:
             self._registry._release(entry)
+
+    def changed(self) -> str:
+        """What became of the files since they were opened, in words; empty while they are the same. Takes a ``stat`` of
+        each metadata file: call it in a job.
+        """
+        entry = self._entry
+        if entry is None:
+            return ""
+        try:
+            same = _stamp(self.checkpoint) == entry.stamp
+        except (OpenError, OSError):
+            return "This checkpoint was deleted or moved after it was opened. What is shown was read before."
+        if same:
+            return ""
+        return (
+            "This checkpoint was rewritten after it was opened. What is shown was read before; select it in the list "
+            "again to open the new one."
+        )
 
     @property
     def rows(self) -> pd.DataFrame:

@@ -23,6 +23,8 @@ from workbench.errors import UsageError
 
 __all__ = ["Serving", "serve", "start"]
 
+CHECK = 500  #: milliseconds between two looks for sessions whose page was closed
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -38,7 +40,8 @@ class Serving:
         users: with OAuth, who may look.
         insecure: allow an address beyond loopback without a question.
         prefix: the path under which a reverse proxy shows it: ``wb`` for ``https://host/wb/``.
-        origins: ``HOST[:PORT]`` of pages that may talk to it, as the browser sees them; loopback always may.
+        origins: ``HOST[:PORT]`` as in the browser's address bar: by these names the server is known beside its address
+            and loopback, and pages from there may talk to it.
         certificate, key: PEM files; then it speaks TLS itself.
     """
 
@@ -86,6 +89,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     outlet = Outlet(jail, how.exports)
     prefix = _prefix(how.prefix)
     _refuse_ipv6(how.address)
+    _check_origins(how)
     if not how.insecure and how.auth is None and not _loopback(how.address):
         raise UsageError(
             f"address {how.address!r} can be reached by others, and there is no password; forward the port instead "
@@ -97,6 +101,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     import panel as pn
 
     from workbench.app.access import Access, options_of
+    from workbench.app.guard import Guard
     from workbench.app.page import create_app
 
     access = None if how.auth is None else Access.of(how.auth, how.user, how.password_file, how.users)
@@ -112,14 +117,16 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
         port=how.port,
         address=how.address,
         prefix=prefix,
-        websocket_origin=_origins(how),
+        websocket_origin=sorted({*how.origins, *(f"{name}:{how.port}" for name in _names(how))}),
         show=False,
         start=False,
         verbose=False,
         liveness=True,
         title="Checkpoint workbench",
-        **options,
+        **{"check_unused_sessions_milliseconds": CHECK, **options},
     )
+    http = server._http  # nothing has been answered yet: the event loop does not run
+    http.request_callback = Guard(http.request_callback, [*_names(how), *map(_bare, how.origins)])
     scheme = "http" if how.certificate is None else "https"
     print(f"Serving {str(root)!r} at {scheme}://{how.address}:{server.port}{prefix}/ (Ctrl-C stops it)", flush=True)
     if how.auth is not None and how.certificate is None and not _loopback(how.address):
@@ -139,21 +146,24 @@ def _prefix(text: str) -> str:
     return f"/{bare}" if bare else ""
 
 
-def _origins(how: Serving) -> list[str] | None:
-    """Pages that may open a websocket; ``None`` for Bokeh's own: localhost and the address, at the port."""
+def _check_origins(how: Serving) -> None:
     for origin in how.origins:
         if not re.fullmatch(r"[A-Za-z0-9.*_-]+(:(\d{1,5}|\*))?", origin):
             raise UsageError(f"origin {origin!r} is no HOST or HOST:PORT, as in wb.example.org or 10.0.0.5:5006")
         if origin.startswith("*") and how.auth is None and not how.insecure:
             raise UsageError("origin '*' lets any page in the browser read the checkpoints; name the hosts")
-    if _loopback(how.address) and not how.origins:
-        return None
-    names = ["localhost", "127.0.0.1"]
+
+
+def _names(how: Serving) -> list[str]:
+    """What the server is called when nobody says more: loopback, and where it listens."""
+    names = ["localhost", "127.0.0.1", how.address or "0.0.0.0"]
     if how.address in ("0.0.0.0", ""):
         names += [socket.gethostname(), socket.getfqdn()]
-    else:
-        names.append(how.address)
-    return sorted({*how.origins, *(f"{name}:{how.port}" for name in names)})
+    return [name.lower() for name in names]
+
+
+def _bare(origin: str) -> str:
+    return origin.partition(":")[0]
 
 
 def _refuse_ipv6(address: str) -> None:

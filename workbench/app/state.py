@@ -93,13 +93,16 @@ class WorkbenchState(param.Parameterized):
         self._turn = object()  # the request that may still set `lease`
         self._opening = Job(schedule)
         self._opening.param.watch(self._opened, "status")
+        self._looking = Job(schedule)
+        self._looking.param.watch(self._looked, "status")
+        self._changed = False  # the files are no longer those that were opened
         self._closed = False
 
     def show(self, path: str, **selection: str) -> None:
         """Turn to another checkpoint; what is chosen there (:data:`URL`) may be given along with it."""
         if self._closed:
             return
-        if path == self.path and self.status in ("open", "opening"):
+        if path == self.path and self.status in ("open", "opening") and not self._changed:
             self.param.update(**selection)
             return
         self._let_go()
@@ -108,6 +111,14 @@ class WorkbenchState(param.Parameterized):
         if path:
             turn = self._turn
             self._opening.start(lambda tick: self._open(path, turn))
+
+    def look(self) -> None:
+        """Look, in a job, whether the files of the checkpoint are still those that were opened; ``notice`` says so when
+        they are not, and showing it again opens it anew.
+        """
+        lease = self.lease
+        if self.status == "open" and lease is not None and not self._changed and self._looking.status != "running":
+            self._looking.start(lambda tick: (lease, lease.changed()))
 
     def restore(self, query: Mapping[str, str]) -> None:
         """Become what a link says: a mapping of the state's own names, as :func:`parse_query` gives it."""
@@ -167,6 +178,8 @@ class WorkbenchState(param.Parameterized):
 
     def _let_go(self) -> None:
         self._opening.reset()
+        self._looking.reset()
+        self._changed = False
         with self._lock:
             self._turn = object()
             lease, self.lease = self.lease, None
@@ -195,6 +208,13 @@ class WorkbenchState(param.Parameterized):
             if self.tensor and self.tensor not in ckpt:
                 found |= {"notice": f"the link names tensor {self.tensor!r}, which this checkpoint lacks", "tensor": ""}
             self.param.update(**found)
+
+    def _looked(self, event: param.parameterized.Event) -> None:
+        if event.new == "done":
+            lease, words = self._looking.result
+            if words and lease is self.lease:
+                self._changed = True
+                self.notice = f"{self.notice}. {words}" if self.notice else words
 
 
 def query_of(state: WorkbenchState) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from html import escape
 
+from workbench.app.jail import relative_words
 from workbench.views import names, units
 
 __all__ = ["count", "html", "number", "safe", "size"]
 
 THIN = "\u2009"
 
-safe = names.safe
+
+def safe(text: object) -> str:
+    """Text from a checkpoint without controls and bidirectional marks; paths under ROOT are relative to it, as
+    everywhere on the page.
+    """
+    return names.safe(relative_words(str(text)))
 
 
 def count(value: int) -> str:

@@ -1,0 +1,92 @@
+"""What becomes of a session when its page is closed, without a browser: Bokeh's own client holds the websocket."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+import time
+import weakref
+from contextlib import closing
+
+import pytest
+from bokeh.client import pull_session
+from serving import serving
+
+from workbench.app.page import Workbench
+from workbench.app.registry import shared
+
+#: s that a page's end is waited for. Bokeh's own clocks would let a session go after 15 to 32 s.
+SOON = 10
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The sessions' workbenches, in the order in which they were made."""
+    found = []
+    init = Workbench.__init__
+
+    def noted(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        found.append(self)
+
+    monkeypatch.setattr(Workbench, "__init__", noted)
+    return found
+
+
+def test_the_jobs_of_a_closed_page_end_and_its_checkpoint_is_closed(tmp_path, samples, made):
+    shutil.copytree(samples / "hf_llama_tied_fp32", tmp_path / "a")
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(tick):
+        try:
+            begun.set()
+            until = time.monotonic() + 6 * SOON
+            while time.monotonic() < until:
+                tick(0.5)
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    before = set(shared._entries)
+    with serving(tmp_path) as url:
+        with closing(pull_session(url=url)):
+            (workbench,) = made
+            workbench.state.show("a")
+            assert workbench.state.wait(SOON)
+            workbench.picker.job.start(work)
+            assert begun.wait(SOON) and not ended.is_set()
+            assert set(shared._entries) > before
+        assert ended.wait(SOON)
+        until = time.monotonic() + SOON
+        while set(shared._entries) > before and time.monotonic() < until:
+            time.sleep(0.02)
+        assert set(shared._entries) == before
+
+
+def test_a_page_that_stays_open_keeps_its_session(tmp_path, made):
+    with serving(tmp_path) as url, closing(pull_session(url=url)):
+        with closing(pull_session(url=url)):
+            first, second = made
+            second.picker.job.start(lambda tick: None)
+        until = time.monotonic() + SOON
+        while not second.state._closed and time.monotonic() < until:
+            time.sleep(0.02)
+        assert second.state._closed and not first.state._closed
+
+
+def test_nothing_of_a_closed_page_stays_in_memory(tmp_path, samples, made):
+    shutil.copytree(samples / "dcp_fsdp2", tmp_path / "a")
+    with serving(tmp_path) as url:
+        for _ in range(2):
+            with closing(pull_session(url=url)):
+                workbench = made.pop()
+                workbench.state.show("a")
+                assert workbench.state.wait(SOON)
+                alive = weakref.ref(workbench)
+                del workbench
+            until = time.monotonic() + SOON
+            while alive() is not None and time.monotonic() < until:
+                time.sleep(0.05)
+                gc.collect()
+            assert alive() is None
