@@ -7,7 +7,9 @@ import shutil
 import threading
 import time
 import weakref
-from contextlib import closing
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from bokeh.client import pull_session
@@ -18,6 +20,17 @@ from workbench.app.registry import shared
 
 #: s that a page's end is waited for. Bokeh's own clocks would let a session go after 15 to 32 s.
 SOON = 10
+
+
+@contextmanager
+def page(url: str) -> Iterator[None]:
+    """A page held open by a thread of its own: an event loop of the browser tests may be running in this one."""
+    with ThreadPoolExecutor(1) as own:
+        session = own.submit(pull_session, url=url).result()
+        try:
+            yield
+        finally:
+            own.submit(session.close).result()
 
 
 @pytest.fixture
@@ -50,7 +63,7 @@ def test_the_jobs_of_a_closed_page_end_and_its_checkpoint_is_closed(tmp_path, sa
 
     before = set(shared._entries)
     with serving(tmp_path) as url:
-        with closing(pull_session(url=url)):
+        with page(url):
             (workbench,) = made
             workbench.state.show("a")
             assert workbench.state.wait(SOON)
@@ -65,8 +78,8 @@ def test_the_jobs_of_a_closed_page_end_and_its_checkpoint_is_closed(tmp_path, sa
 
 
 def test_a_page_that_stays_open_keeps_its_session(tmp_path, made):
-    with serving(tmp_path) as url, closing(pull_session(url=url)):
-        with closing(pull_session(url=url)):
+    with serving(tmp_path) as url, page(url):
+        with page(url):
             first, second = made
             second.picker.job.start(lambda tick: None)
         until = time.monotonic() + SOON
@@ -79,7 +92,7 @@ def test_nothing_of_a_closed_page_stays_in_memory(tmp_path, samples, made):
     shutil.copytree(samples / "dcp_fsdp2", tmp_path / "a")
     with serving(tmp_path) as url:
         for _ in range(2):
-            with closing(pull_session(url=url)):
+            with page(url):
                 workbench = made.pop()
                 workbench.state.show("a")
                 assert workbench.state.wait(SOON)
