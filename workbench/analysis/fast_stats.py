@@ -2,8 +2,8 @@
 
 Runs of 4,096 elements stay in the first cache while two loops go over them, both of which the compiler turns into
 vector code: the range of the bits as signed and unsigned integers, and Σx, Σx², Σ|x| in float32 over some dozens of
-accumulators; the sums of a run are merged in float64. What is rare leaves the loop: runs whose mean outweighs their
-spread are summed again about their mean; runs with NaN or infinities are left to numpy, in float64.
+accumulators; the sums of 512 elements are merged in float64. What is rare leaves the loop: runs whose mean outweighs
+their spread are summed again about their mean; runs with NaN or infinities are left to numpy, in float64.
 
 16-bit and 8-bit floats become float32 without arithmetic on subnormals, which costs a hundred cycles on some
 processors: by the processor's own half → float conversion where it has one (e4m3 has the pattern of value · 2⁻⁸ in
@@ -33,6 +33,7 @@ __all__ = ["KINDS", "count8", "count16", "fold"]
 
 Array = np.ndarray[Any, Any]
 RUN = 4096  #: elements of a run
+PART = 512  #: elements that are summed in float32: sixteen an accumulator, whose rounding stays below 1e-6 of the sum
 BF16, F16, F32, E4M3, E5M2 = range(5)
 KINDS = {"bfloat16": BF16, "float16": F16, "float32": F32, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2}
 
@@ -126,11 +127,11 @@ def _fold(bits, signed, words, kind, special, normal, sums, counts, dirty):
             counts[3], counts[4] = min(counts[3], np.int64(umin)), max(counts[4], np.int64(umax))
             counts[5], counts[6] = min(counts[5], np.int64(smin)), max(counts[6], np.int64(smax))
         m, scale = len(run), _scale(most, kind)
-        s, q, a = _sums(run, kind, scale, np.float32(0))
+        s, q, a = _parts(run, kind, scale, np.float32(0))
         run_mean, run_m2 = s / m, q - s * (s / m)
         if s * run_mean > run_m2:
             shift = np.float32(run_mean)
-            s, q, _ = _sums(run, kind, scale, shift)
+            s, q, _ = _parts(run, kind, scale, shift)
             run_mean, run_m2 = np.float64(shift) + s / m, max(q - s * (s / m), 0.0)
         back = _BACK[kind] / np.float64(scale)
         run_mean, run_m2 = run_mean * back, run_m2 * back * back
@@ -143,6 +144,16 @@ def _fold(bits, signed, words, kind, special, normal, sums, counts, dirty):
         l1 += a * back
         n = both
     sums[0], sums[1], sums[2], counts[0] = mean, m2, l1, n
+
+
+@_jit
+def _parts(run, kind, scale, shift):
+    """:func:`_sums` of a run, part by part."""
+    s, q, a = 0.0, 0.0, 0.0
+    for start in range(0, len(run), PART):
+        found = _sums(run[start : start + PART], kind, scale, shift)
+        s, q, a = s + found[0], q + found[1], a + found[2]
+    return s, q, a
 
 
 @_jit
