@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
-__all__ = ["frame", "link", "tap"]
+__all__ = ["at_rest", "frame", "link", "tap"]
 
-REST = 250  #: ms between two looks at a figure that must be alike
+REST = 250  #: ms between two looks that must be alike
+STILL = 4  #: looks in a row at which a part of the page must be the same element
 LOOKS = 120
 FRAMES = """() => {
   const found = []
@@ -36,6 +37,26 @@ def link(page: Page, **wanted: str) -> dict[str, str]:
 
     page.wait_for_url(lambda url: wanted.items() <= said(url).items())
     return said(page.url)
+
+
+def at_rest(page: Page, part: Locator) -> Locator:
+    """That part of the page, once it has been the same element at the same place for a second.
+
+    Tabulator builds its rows anew when the layout around it changes. A browser makes no click of a press on a row that
+    is gone when the button is released.
+    """
+    before: Any = None
+    same = 0
+    for _ in range(LOOKS):
+        now = part.element_handle()
+        box = now.bounding_box() if now else None
+        alike = before is not None and box == before[1] and now.evaluate("(one, two) => one === two", before[0])
+        same = same + 1 if alike else 0
+        if same == STILL:
+            return part
+        before = (now, box)
+        page.wait_for_timeout(REST)
+    raise TimeoutError(f"{part} was not at rest in {LOOKS * REST / 1000:.0f} s; last seen at {before}")
 
 
 def frame(page: Page) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.pages import link
+from tests.pages import at_rest, link
 from tests.serving import serving
 
 pytestmark = pytest.mark.browser
@@ -41,13 +41,8 @@ def test_from_an_empty_tab_to_the_cause_and_back_by_the_link(quiet, served):
     page.reload()
     shards_and_low_bits.wait_for()
     cause.wait_for()
-    finding = page.locator("h3.finding", has_text="R09")
-    for _ in range(8):  # a table that is still being filled loses a click
-        page.locator('.tabulator-cell[tabulator-field="rule"]', has_text="R09").click()
-        page.wait_for_timeout(3000)
-        if finding.count():
-            break
-    finding.wait_for()
+    at_rest(page, page.locator('.tabulator-cell[tabulator-field="rule"]', has_text="R09")).click()
+    page.locator("h3.finding", has_text="R09").wait_for()
     with page.expect_download() as download:
         page.get_by_text("Download JSON").click()
     with open(download.value.path()) as file:
