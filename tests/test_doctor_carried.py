@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import workbench as wb
+from workbench.doctor.rules import carried
 
 torch = pytest.importorskip("torch")
 WIDTH, FIRST = 24, 80
@@ -150,6 +152,27 @@ def test_each_is_named(tmp_path: Path, spoil: Callable[[Run], None], k: int, cau
     found = resumed(tmp_path, spoil, k)
     assert found.causes[0].cause == cause, found.verdict
     assert rule in {one.rule for one in found.found}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_and_inf_are_reported_and_nothing_is_derived_from_them(tmp_path: Path, value: float) -> None:
+    def spoilt(run: Run) -> None:
+        for net in (run.net[0].weight, run.average["0.weight"], *state(run, 0).values()):
+            net.view(-1)[::7] = value
+
+    found = resumed(tmp_path, spoilt, 5)
+    assert found.causes[0].cause in ("G1", "G3"), found.verdict
+    assert not {"P21", "P22", "P23"} & {one.rule for one in found.found}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_and_inf_raise_no_warning_of_numpy(value: float) -> None:
+    old, new = np.linspace(0.1, 9, 500), np.linspace(0.2, 18, 500)
+    new[::7] = value
+    assert carried._line(old, new) == pytest.approx((1, 2))
+    assert carried._outside(old, new, new, 1.0, 1e-7) == 0
+    assert carried._outside(new, new, old, value, 1e-7) == 0
+    assert carried._way(old, new, new) is None
 
 
 def test_only_what_is_off_is_named(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def _alike(a: State, b: State) -> bool:
     )[:SMALLEST]  # fmt: skip
     if not small:
         return True
-    sides = [[state.ckpt[state.ckpt.catalog.keys[at]].numpy().tobytes() for at in positions] for state, positions in
+    sides = [[state.tensor(at).numpy().tobytes() for at in positions] for state, positions in
              ((pair.a, [one for _, one, _ in small]), (pair.b, [two for _, _, two in small]))]  # fmt: skip
     return sides[0] == sides[1]
 

@@ -19,7 +19,7 @@ from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.ledger.rows import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS, Change, Ledger
 from workbench.doctor.ledger.sign import Outcome, Sign, many
 
-__all__ = ["ALONE", "Case", "Match", "where_of"]
+__all__ = ["ALONE", "NEARLY_ALL", "Case", "Match", "where_of"]
 
 ALONE = ("before", "echo", "after")
 #: A sign's ``evidence["in"]`` → leg of the ledger.
@@ -27,6 +27,8 @@ LEG_OF = {
     "before → echo": "load", "before → after": "train", "echo → after": "train",
     **{which: which for which in ALONE},
 }  # fmt: skip
+NEARLY_ALL = 0.7  #: share of the parameters: in small ones, laws are broken rarely
+GROWN = 2.0  #: length of weights over what it was: steps were divided by far too small second moments
 GONE = ("zero", "absent")  #: forms of a state that is lost
 
 
@@ -222,11 +224,11 @@ class Case:
         slight = change.hit(held, "slight") if change.leg == "train" else set()
         return change.hit(held) - (slight - {name for sign in self.fired("P12") for name in sign.tensors})
 
-    def grown(self, change: Change) -> float:
-        """Length of the weights that are others over what it was, the median; 1 where it is not known."""
+    def grown(self, change: Change) -> bool:
+        """Whether the weights that are others are longer than any other weights of a run: the median over them."""
         other = change.hit(change.weights, "other")
         sizes = sorted(float(change.detail(change.weights, name).get("size", 1.0)) for name in other)
-        return sizes[len(sizes) // 2] if sizes else 1.0
+        return bool(sizes) and sizes[len(sizes) // 2] > GROWN
 
     def still(self, change: Change, names: Iterable[str]) -> bool:
         """Whether the weights and masters of those were compared, and are within their law."""

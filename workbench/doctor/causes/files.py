@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.doctor.causes.case import Case, Match
+from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.places import kinds
@@ -17,8 +17,6 @@ __all__ = ["CHANGES", "CORRUPTION"]
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the checkpoint before"
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
-MOST = 0.7  #: share of the weights that is nearly all of them
-GROWN = 2.0  #: length of weights over the old ones' that other weights of a run do not have
 STATES = ("near", "other", "part", "fallen", "second_other")  #: the same of moments
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments from which numbers explode
 TOP = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}  #: highest exponent bit
@@ -152,7 +150,7 @@ def mixed(case: Case) -> Iterator[Match]:
 
 def _strangers(case: Case, change: Change) -> bool:
     """Whether nearly all weights are others of the old size: by steps that are too large, they grow."""
-    return change.whole(change.weights, change.hit(change.weights, "other"), MOST) and case.grown(change) < GROWN
+    return change.whole(change.weights, change.hit(change.weights, "other"), NEARLY_ALL) and not case.grown(change)
 
 
 def repeated(case: Case) -> Iterator[Match]:

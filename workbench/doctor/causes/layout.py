@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from workbench.doctor.causes.case import Case, Match
+from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -15,7 +15,6 @@ from workbench.doctor.ledger.sign import many
 __all__ = ["COPIES", "LAYOUTS"]
 
 OF_AVERAGES = ("ema", "average", "swa")  #: words in keys of averaged weights
-MOST = 0.7  #: share of the weights that is nearly all of them
 MANY_TAGS = 4  #: kinds of moves that have no cause but a line that was cut anew
 FAR = 0.1  #: distance from 1 of a factor of norms that their updates do not make
 OUTER = {"embed", "head"}  #: kinds that have a row a token
@@ -175,7 +174,7 @@ def averaged(case: Case) -> Iterator[Match]:
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
         if not near or change.hit(change.weights, "moved.") or change.moments(near):
             continue
-        whole = change.whole(change.weights, near, 0.9 if change.exact else MOST)  # laws of updates are loose
+        whole = change.whole(change.weights, near, 0.9 if change.exact else NEARLY_ALL)  # laws of updates are loose
         kept = case.equal(change, MOMENTS, "moments", near)
         low = min((c for n in near if (c := change.detail(change.weights, n).get("cosine")) is not None), default=0.0)
         masters = change.leg == "load" and bool(change.seen(*MASTERS) & near) and not change.hit(MASTERS) & near

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.doctor.causes.case import GONE, Case, Match
+from workbench.doctor.causes.case import GONE, NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -18,8 +18,6 @@ __all__ = ["NAMES", "OPTIMIZER"]
 ECHO = "an echo: save again right after the load, before any update"
 NEXT = "a checkpoint one update after the resume: it can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
-MOST = 0.7  #: share of the parameters that is nearly all: in small ones, laws are broken rarely
-GROWN = 2.0  #: length of the weights over what it was: steps were divided by far too small second moments
 WILD = 5.0  #: times what updates can do: steps that are divided by far too small second moments
 RELATED = 0.5  #: cosine from which a weight has much of the old one
 UNLIKE = ("other", "fill", "zero")  #: forms of weights in which nothing of the old ones is left
@@ -75,7 +73,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
 def _changed_some(change: Change) -> frozenset[str]:
     """Some weights of other values, while the rest and all moments are right: an average or an older save has all."""
     near = change.hit(change.weights, "near")
-    if change.whole(change.weights, change.hit(change.weights), MOST):
+    if change.whole(change.weights, change.hit(change.weights), NEARLY_ALL):
         return frozenset()
     alone = near and not change.hit(MOMENTS) and not change.hit(change.weights, "moved.", "part", "ratio", "zeros")
     return frozenset(near) if alone and not change.whole(change.weights, near) else frozenset()
@@ -223,7 +221,7 @@ def second_gone(case: Case) -> Iterator[Match]:
         worst = [float(train.detail(train.weights, name).get("worst") or 0) for name in train.hit(train.weights)]
         wild_steps = sorted(worst)[len(worst) // 2] > WILD
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
-    elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), MOST) and case.grown(train) > GROWN:
+    elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), NEARLY_ALL) and case.grown(train):
         yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))
 
 
@@ -261,7 +259,7 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if values and not case.displaced(change) & values and not case.counters(change.leg).reset:
             words = case.equal(change, change.weights, "weights", values)
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
-            whole = len(values & large) >= MOST * len(large)  # else a rank's part of an older save
+            whole = len(values & large) >= NEARLY_ALL * len(large)  # else a rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio")
             yield Match(change.leg, 0.85 if whole else 0.7, values, reasons=case.against(("E1 E9 A2 F4", words)),
                         title="The moments were multiplied by a factor." if scaled else "")  # fmt: skip

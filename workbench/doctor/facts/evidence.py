@@ -20,6 +20,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.groups import Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.namemap import name_map
+from workbench.tensor import LazyTensor
 
 __all__ = ["Evidence", "Pair", "State", "is_numbered", "stripped"]
 
@@ -99,6 +100,9 @@ class State:
         fqns = [names.get(fqn or "", fqn) for fqn in self.names.fqns]
         catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.names.roles))
         return State(self.ckpt.derive(catalog), self.facts.renamed(names))
+
+    def tensor(self, position: int) -> LazyTensor:
+        return self.ckpt[self.ckpt.catalog.keys[position]]
 
     def shape(self, position: int) -> tuple[int, ...]:
         return tuple(self.ckpt.catalog.shape_of(position))

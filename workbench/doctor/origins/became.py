@@ -70,6 +70,7 @@ class Became:
 # ---- moments ---------------------------------------------------------------------------------------------------------
 
 
+@np.errstate(all="ignore")  # NaN and Inf keep no law
 def moments_became(
     before: tuple[LazyTensor, LazyTensor], after: tuple[LazyTensor, LazyTensor], update: Update, sums: PairState
 ) -> Became:

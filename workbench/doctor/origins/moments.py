@@ -58,6 +58,7 @@ class Descent:
     orphan: bool = True
 
 
+@np.errstate(all="ignore")  # NaN and Inf keep no law
 def descends(
     atoms: Atoms, moments: Sequence[Atom], updates: Mapping[str, Update], not_checked: dict[str, str]
 ) -> list[Descent]:
@@ -88,8 +89,15 @@ def descends(
     known = {one.atom.fqn for one in found}
     for atom in orphans[:ORPHANS]:
         for other in _alike(atoms, atom):
-            heir = _heir(atoms, held, other, updates) if other.fqn not in known else None
-            if heir is not None and (tested := heir.tested(atoms, held, atom)):
+            if other.fqn in known:
+                continue
+            try:
+                heir = _heir(atoms, held, other, updates)
+                tested = heir.tested(atoms, held, atom) if heir is not None else 0
+            except WorkbenchError as error:
+                not_checked[f"moments of {other.fqn!r}"] = str(error)
+                continue
+            if heir is not None and tested:
                 known.add(other.fqn)
                 found.append(Descent(other, atom, tested, heir.orphan))
     return found

@@ -91,7 +91,7 @@ def low_bits(state: State, limit: int = LIMIT) -> Array | None:
     counts = np.zeros(MANTISSA + 1, np.int64)
     limit = max(min(limit, TOTAL // max(len(positions), 1)), RUNS)
     for position in positions:
-        tensor = state.ckpt[state.ckpt.catalog.keys[position]]
+        tensor = state.tensor(position)
         if tensor.element.name != "float32":
             continue
         try:
@@ -132,7 +132,7 @@ def _looked(pair: Pair, updates: Mapping[str, Update]) -> Iterator[tuple[str, Up
         if update.bars("transition"):
             continue
         tensors = [
-            state.ckpt[state.ckpt.catalog.keys[roles[role][side]]]
+            state.tensor(roles[role][side])
             for side, state in enumerate((pair.a, pair.b))
             for role in ("exp_avg", "exp_avg_sq")
         ]

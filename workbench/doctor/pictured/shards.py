@@ -79,9 +79,9 @@ def shard_map(pair: Pair, older: State | None = None) -> Shards | None:
     whole = sum(prod(pair.b.shape(b)) for _, _, _, b in picked) <= ELEMENTS
     cells: dict[tuple[str, int], int] = {}
     for column, (fqn, role, a, b) in enumerate(picked):
-        before, after = _tensor(pair.a, a), _tensor(pair.b, b)
+        before, after = pair.a.tensor(a), pair.b.tensor(b)
         old = None if older is None else older.params.get(fqn, {}).get(role)
-        past = None if old is None or older is None or older.shape(old) != after.shape else _tensor(older, old)
+        past = None if old is None or older is None or older.shape(old) != after.shape else older.tensor(old)
         for row in range(*catalog.rows_of(b).indices(catalog.chunks)):
             ndim = int(catalog.ndim[b])
             box = catalog.offsets[row, :ndim], catalog.sizes[row, :ndim]
@@ -103,9 +103,9 @@ def match_rows(pair: Pair, fqn: str, role: str = "param") -> Rows | None:
     roles = dict(pair.shared()).get(fqn, {})
     if role not in roles or len(pair.b.shape(roles[role][1])) < 2:
         return None
-    after = _tensor(pair.b, roles[role][1])
+    after = pair.b.tensor(roles[role][1])
     names = [fqn, *_siblings(pair, fqn, role, after)]
-    tensors = [_tensor(pair.a, pair.a.params[name][role]) for name in names]
+    tensors = [pair.a.tensor(pair.a.params[name][role]) for name in names]
     while sum(tensor.nbytes for tensor in tensors) > BYTES and len(tensors) > 1:
         tensors.pop(), names.pop()
     if after.nbytes > BYTES:
@@ -187,7 +187,3 @@ def _compared(
 
 def _read(tensor: LazyTensor, low: Array, extent: Array) -> Array:
     return np.concatenate([np.array(box).reshape(-1) for box in tensor.boxes(low, extent)])
-
-
-def _tensor(state: State, position: int) -> LazyTensor:
-    return state.ckpt[state.ckpt.catalog.keys[position]]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.samples import sampled, spread
@@ -101,7 +101,7 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             continue
         one, two = held[fqn]["exp_avg_sq"]
         try:
-            v_a, v_b = (_sample(_tensor(side, at)) for side, at in ((pair.a, one), (pair.b, two)))
+            v_a, v_b = (_sample(side.tensor(at)) for side, at in ((pair.a, one), (pair.b, two)))
         except WorkbenchError as error:
             found.not_checked["P21"] = f"{fqn!r}: {error}"
             continue
@@ -117,15 +117,15 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
     if slopes:
         name, (slope, factor) = next(iter(slopes.items()))
         power = abs(slope - 1) > STRAIGHT
-        words = f"the power {slope:.3g} of the old values" if power else f"{factor:.4g} times the old values"
-        text = f"exp_avg_sq of {many(len(slopes), 'parameter')} is a function of the old one: of {name!r}, {words}"
+        words = f"raised to the power {slope:.3g}" if power else f"multiplied by {factor:.4g}"
+        text = f"exp_avg_sq of {many(len(slopes), 'parameter')} is the old one transformed: {name!r} was {words}"
         evidence = {"kind": "power" if power else "factor", "slope": slope, "factor": factor}
         found.signs.append(P21.sign(text, evidence, list(slopes)[:NAMED], hit=len(slopes), of=seen))
 
 
 def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
     """Slope of log v_B over log v_A and the median factor, if nothing has blurred them."""
-    both = (v_a > 0) & (v_b > 0)
+    both = (v_a > 0) & (v_b > 0) & np.isfinite(v_a) & np.isfinite(v_b)
     if np.count_nonzero(both) < ENOUGH:
         return None
     x, y = np.log(v_a[both]), np.log(v_b[both])
@@ -147,12 +147,12 @@ def _averages(
     outside: dict[str, float] = {}
     near: dict[str, float] = {}
     looked = dict.fromkeys(("P22", "P23"), 0)
-    for fqn in list(held)[:: max(len(held) // LOOKED, 1)]:
+    for fqn in _spread(list(held)):
         roles, update = held[fqn], updates.get(fqn)
         weight = "master" if "master" in roles else "param"
         try:
-            e_a, e_b = (_sample(_tensor(side, at)) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True))
-            w_a, w_b = (_sample(_tensor(side, at)) for side, at in zip((pair.a, pair.b), roles[weight], strict=True))
+            e_a, e_b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True))
+            w_a, w_b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles[weight], strict=True))
         except WorkbenchError as error:
             found.not_checked["P22"] = f"{fqn!r}: {error}"
             continue
@@ -173,7 +173,7 @@ def _averages(
                 near[fqn] = way
     for rule, count in looked.items():
         if count:
-            found.checked[rule] = many(count, "parameter")
+            found.checked[rule] = f"{count:,} of {many(len(held), 'averaged parameter')}"
         else:
             found.not_checked.setdefault(rule, "the updates between are not known well enough")
     found.signs += _strayed(outside, near, looked)
@@ -195,14 +195,23 @@ def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Ma
 
 
 def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> float:
-    """Share of the elements that no average of the old one and weights within reach of ``w_a`` has."""
+    """Share of the elements that no average of the old one and weights within reach of ``w_a`` has.
+
+    NaN and Inf are in no range, and not counted: rules of single checkpoints report them.
+    """
+    finite = np.isfinite(e_a) & np.isfinite(e_b) & np.isfinite(w_a)
+    if not finite.any():
+        return 0.0
+    e_a, e_b, w_a = e_a[finite], e_b[finite], w_a[finite]
     low, high = np.minimum(e_a, w_a - most), np.maximum(e_a, w_a + most)
     room = ROUNDINGS * unit * np.maximum(np.abs(e_a), np.abs(w_a))
     return float(((e_b < low - room) | (e_b > high + room)).mean())
 
 
 def _way(e_a: Array, e_b: Array, w_b: Array) -> float | None:
-    """How far along the line to the weights an average went; ``None`` where it was there from the start."""
+    """How far along the line to the weights an average went; ``None`` where it was there from the start, or NaN is."""
+    if not all(np.isfinite(one).all() for one in (e_a, e_b, w_b)):
+        return None
     gap = w_b - e_a
     size = float(np.dot(gap, gap))
     if not size > APART**2 * float(np.dot(w_b, w_b)):
@@ -212,13 +221,12 @@ def _way(e_a: Array, e_b: Array, w_b: Array) -> float | None:
 
 def _batches(pair: Pair, found: Outcome) -> None:
     """Counters of batches that fell."""
+    held = {fqn: next(iter(roles.values())) for fqn, roles in pair.shared() if fqn.endswith(BATCHES)}
     fell, seen = {}, 0
-    for fqn, roles in pair.shared():
-        if not fqn.endswith(BATCHES) or seen >= LOOKED:
-            continue
-        one, two = next(iter(roles.values()))
+    for fqn in _spread(list(held)):
+        one, two = held[fqn]
         try:
-            a, b = (int(_sample(_tensor(side, at))[0]) for side, at in ((pair.a, one), (pair.b, two)))
+            a, b = (int(_sample(side.tensor(at))[0]) for side, at in ((pair.a, one), (pair.b, two)))
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{fqn!r}: {error}"
             continue
@@ -226,7 +234,7 @@ def _batches(pair: Pair, found: Outcome) -> None:
         if b < a:
             fell[fqn] = (a, b)
     if seen:
-        found.checked["P24"] = many(seen, "counter")
+        found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
     else:
         found.not_checked.setdefault("P24", Inapplicable("no running statistics count their batches"))
     if fell:
@@ -235,9 +243,10 @@ def _batches(pair: Pair, found: Outcome) -> None:
         found.signs.append(P24.sign(text, {"before": a, "after": b}, list(fell)[:NAMED], hit=len(fell), of=seen))
 
 
+def _spread(names: list[str]) -> list[str]:
+    """At most :data:`LOOKED` of them, evenly spread."""
+    return names[:: max(math.ceil(len(names) / LOOKED), 1)]
+
+
 def _sample(tensor: LazyTensor) -> Array:
     return sampled(tensor, spread(tensor.shape, SAMPLED), SAMPLED)
-
-
-def _tensor(state: State, position: int) -> LazyTensor:
-    return state.ckpt[state.ckpt.catalog.keys[position]]

@@ -194,7 +194,7 @@ def _read(state: State, rows: Sequence[int], most: int = SMALL) -> Iterator[Arra
         if most < 0 or catalog.dtype_of(at).packed:
             return
         try:
-            tensor = state.ckpt[catalog.keys[at]]
+            tensor = state.tensor(at)
             yield np.array(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)))
         except WorkbenchError:  # check_files says what is wrong with it
             return

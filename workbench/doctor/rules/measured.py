@@ -276,11 +276,11 @@ def _weight_form(
 def _weights(
     pair: Pair, fqn: str, weight: str, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState
 ) -> Became | None:
-    a, b = _tensor(pair.a, places[weight][0]), _tensor(pair.b, places[weight][1])
+    a, b = pair.a.tensor(places[weight][0]), pair.b.tensor(places[weight][1])
     moments = None
-    average = _tensor(pair.a, places["ema"][0]) if "ema" in places else None
+    average = pair.a.tensor(places["ema"][0]) if "ema" in places else None
     if "exp_avg" in places and "exp_avg_sq" in places:
-        moments = _tensor(pair.b, places["exp_avg"][1]), _tensor(pair.b, places["exp_avg_sq"][1])
+        moments = pair.b.tensor(places["exp_avg"][1]), pair.b.tensor(places["exp_avg_sq"][1])
     try:
         return weights_became(a, b, update, sums, moments, average)
     except WorkbenchError:
@@ -304,8 +304,8 @@ def _moment_rows(
         return
     became = None
     if look:
-        before = _tensor(pair.a, places["exp_avg"][0]), _tensor(pair.a, places["exp_avg_sq"][0])
-        after = _tensor(pair.b, places["exp_avg"][1]), _tensor(pair.b, places["exp_avg_sq"][1])
+        before = pair.a.tensor(places["exp_avg"][0]), pair.a.tensor(places["exp_avg_sq"][0])
+        after = pair.b.tensor(places["exp_avg"][1]), pair.b.tensor(places["exp_avg_sq"][1])
         try:
             became = moments_became(before, after, update, sums)
         except WorkbenchError:
@@ -342,10 +342,6 @@ def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
             elif fqn not in states:
                 found.put(role, Status.SKIPPED, fqn, why="the number of updates between is not known")
     yield from found.rows()
-
-
-def _tensor(state: State, position: int) -> Any:
-    return state.ckpt[state.ckpt.catalog.keys[position]]
 
 
 # ---- counters --------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def _was_narrow(earlier: State | None, fqn: str, role: str) -> bool:
     position = None if earlier is None else earlier.params.get(fqn, {}).get(role)
     if earlier is None or position is None or "master" in earlier.params[fqn]:
         return False
-    return earlier.ckpt[earlier.ckpt.catalog.keys[position]].element.name in ("bfloat16", "float16")
+    return earlier.dtype(position) in ("bfloat16", "float16")
 
 
 def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
@@ -156,7 +156,7 @@ def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
     position = earlier.params.get(fqn, {}).get(role)
     if position is None:
         return False
-    tensor = earlier.ckpt[earlier.ckpt.catalog.keys[position]]
+    tensor = earlier.tensor(position)
     try:
         largest = max((sums.max for _, sums in stream([Slot(fqn, {(0, role): tensor})], _Largest())), default=0.0)
     except WorkbenchError:
