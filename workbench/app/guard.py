@@ -127,7 +127,7 @@ class _Request(HTTPMessageDelegate):
             _log.warning("%s %s refused: %s", start_line.method, start_line.path[:200], refusal)
             self._refusal = refusal
             return None
-        # A proxy that speaks TLS says so; whoever claims it falsely makes only cookies of their own stricter.
+        # A TLS-terminating proxy sets this header. A forged one only adds Secure to the forger's own cookies.
         protocol = getattr(getattr(self._connection, "context", None), "protocol", "http")
         secure = "https" in (protocol, headers.get("X-Forwarded-Proto", "").strip().lower())
         self._inner = self._guard.pass_on(self._server, self._connection, secure=secure)
