@@ -182,7 +182,9 @@ class _Passes:
         self.ledger.add(*load_rows(pair, found.status, found.geometry))
         self.traits |= found.traits
         pictured["echo"] = found.status
-        if found.status and all(one.status == "equal" for one in found.status.values()) and not pair.mapped:
+        counts = [state.facts.steps.counts for state in (pair.a, pair.b)]
+        same = bool(found.status) and all(one.status == "equal" for one in found.status.values())
+        if same and counts[0] == counts[1] and not pair.mapped:
             self.alone["echo"] = self.alone["before"]  # the same numbers; its files may still be others
             numbers = [sign for sign in self.outcome.signs if sign.evidence.get("in") == "before" and sign.tensors]
             self._take(Outcome([replace(sign, evidence={**sign.evidence, "in": "echo"}) for sign in numbers]), "echo")

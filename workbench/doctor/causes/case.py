@@ -16,7 +16,8 @@ from functools import cached_property
 from typing import Any
 
 from workbench.doctor.facts.evidence import Evidence, State
-from workbench.doctor.ledger.rows import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS, Change, Ledger
+from workbench.doctor.facts.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
+from workbench.doctor.ledger.rows import Change, Ledger
 from workbench.doctor.ledger.sign import Outcome, Sign, many
 
 __all__ = ["ALONE", "NEARLY_ALL", "Case", "Match", "where_of"]
@@ -212,8 +213,8 @@ class Case:
         return frozenset(name for sign in found for name in sign.evidence.get("changed", {}))
 
     def lost(self, change: Change) -> tuple[set[str], set[str]]:
-        """Parameters whose first, and whose second, moments are gone."""
-        return change.hit(FIRST, *GONE), change.hit(SECOND, *GONE)
+        """Parameters whose first, and whose second, moments are gone (or are one value everywhere)."""
+        return change.hit(FIRST, *GONE), change.hit(SECOND, *GONE, "fill")
 
     def displaced(self, change: Change) -> set[str]:
         """Weights and masters beyond their law, without what moments that are wrong do to the first updates.

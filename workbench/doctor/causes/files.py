@@ -9,13 +9,15 @@ from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.ledger.rows import BUFFERS, MASTERS, MOMENTS, WEIGHTS, Change
+from workbench.doctor.facts.roles import BUFFERS, MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import many
 
 __all__ = ["CHANGES", "CORRUPTION"]
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the checkpoint before"
+FLIPPED = 2  #: tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen", "second_other")  #: the same of moments
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments from which numbers explode
@@ -67,7 +69,7 @@ def flipped(case: Case) -> Iterator[Match]:
         for moment, top, names in _flips(case, change):
             if not moment:
                 yield Match(change.leg, 0.6 if top else 1.0, names, change.exact and not top)
-            else:
+            elif len(change.hit(MOMENTS)) <= FLIPPED:
                 yield Match(change.leg, 0.6, names, False)
     few = [one for one in case.fired("S08") if int(one.evidence.get("elements", 9)) <= 8]
     if few and not case.change("load").hit((*WEIGHTS, *MASTERS)):
@@ -128,7 +130,8 @@ def mixed(case: Case) -> Iterator[Match]:
         few = off if len(off) < 0.9 * len(odd.known) else frozenset()
         if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
             continue  # the load made updates of its own
-        if confined and (weights or moments):
+        outer = kinds(weights | moments | part) <= {"embed", "head"}  # rows of the vocabulary
+        if confined and (weights or moments) and not (part and outer):
             yield Match(change.leg, 0.97, frozenset(weights | moments), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
@@ -140,6 +143,8 @@ def mixed(case: Case) -> Iterator[Match]:
         elif moments and not weights and case.still(change, moments):
             lagging = bool(odd.behind)
             yield Match(change.leg, 0.9 if lagging else 0.8, frozenset(moments), False)
+        elif weights and change.leg == "load" and not change.whole(change.weights, weights):
+            yield Match("load", 0.6, frozenset(weights), False)
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
@@ -265,7 +270,7 @@ CORRUPTION = (
          dcp="dcp.async_save must stage CPU tensors too; compare .metadata's time with the files'",
          deepspeed="all *_optim_states.pt must be of one save: compare their times",
          megatron="all mp_rank_* must be of one save: compare their times and iterations",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 S04 S06 S07 "
+         explains="P27 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
          losses="damaged weights show in the first loss, damaged masters and moments from the second on",
          pattern=mixed),

@@ -9,13 +9,15 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.ledger.rows import AVERAGES, MASTERS, MOMENTS, WEIGHTS, Change
+from workbench.doctor.facts.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import many
 
 __all__ = ["COPIES", "LAYOUTS"]
 
 OF_AVERAGES = ("ema", "average", "swa")  #: words in keys of averaged weights
 MANY_TAGS = 4  #: kinds of moves that have no cause but a line that was cut anew
+FARTHER = 2.0  #: times the reach of the updates: Lookahead, clipped or projected weights move about so far
 FAR = 0.1  #: distance from 1 of a factor of norms that their updates do not make
 OUTER = {"embed", "head"}  #: kinds that have a row a token
 ECHO = "an echo: save again right after the load, before any update"
@@ -48,10 +50,11 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 if not strength:
                     continue
                 moments = change.hit(MOMENTS, "moved.", "moved") & names
+                weights = set(names)
                 names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # whose they are is not known
                 words = f"the moments of {len(moments):,} of {len(names):,} moved with them" if moments else ""
                 reasons = case.against(
-                    ("A1 A2 F4 D2 G6", _placed(change, names)), ("B5 E13", words),
+                    ("A1 A2 F4 D2 G6", _placed(change, weights)), ("B5 E13", words),
                 )  # fmt: skip
                 exact = change.exact or bool(case.fired("P17"))
                 yield Match(change.leg, strength, frozenset(names), exact and strength == 1.0, reasons=reasons)
@@ -151,7 +154,7 @@ def averaged(case: Case) -> Iterator[Match]:
     if stored:
         yield Match("load", 0.95, frozenset(n for s in stored for n in s.tensors), signs=tuple(stored),
                     title="The averaged weights are not those that were stored.")  # fmt: skip
-    if signs := case.fired("P22", "P23"):
+    if signs := case.fired("P22", "P23", "P28"):
         question = "" if case.fired("P22") else "the averages restarted from the weights: was that intended?"
         yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
                     question=question, title="The averaged weights did not go on from the stored ones.")  # fmt: skip
@@ -180,12 +183,18 @@ def averaged(case: Case) -> Iterator[Match]:
         masters = change.leg == "load" and bool(change.seen(*MASTERS) & near) and not change.hit(MASTERS) & near
         if masters or (change.leg == "train" and case.mastered):
             continue
-        if low > 0.5:
+        if low > 0.5 and (whole or not change.exact):  # an average is taken of all that is trained
             reasons = case.against(("A1 A2", f"their cosine with before is {low:.3f} at least"), ("G7 B1", kept))
+            worst = max(float(change.detail(change.weights, name).get("worst") or 0) for name in near)
+            barely = change.leg == "train" and worst < FARTHER  # so do trainers that change weights besides
             yield Match(change.leg, 0.9 if whole else 0.4, near, False, reasons=reasons,
+                        question="does the trainer change weights outside the optimizer's update?" if barely else "",
                         title="Averaged weights, or those of another step, were loaded.")  # fmt: skip
     rows = [one for one in case.fired("P11") if one.evidence.get("even")]
-    rows = [one for one in rows if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0]]
+    rows = [
+        one for one in rows
+        if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow")
+    ]  # fmt: skip
     if rows and not case.mastered:
         yield Match("train", 0.75, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows),
                     title="Averaged weights, or those of another step, were loaded.")  # fmt: skip
@@ -383,7 +392,7 @@ COPIES = (
     made("F4", "Averaged weights were loaded as the weights.", "the average was saved or loaded in their place",
          "better at first, then a bump", "load the raw weights; keep the average apart with its counter", ECHO,
          "schnetpack 785, YOLOX 1318, lightly 892",
-         explains="P05 P06 P08 P11 P12 P13 P17 P18 N21 R09 R02 R03",
+         explains="P28 P22 P23 P05 P06 P08 P11 P12 P13 P17 P18 N21 R09 R02 R03",
          losses="the first losses differ: better where the average is recent, worse where it is old",
          pattern=averaged),
     made("F5", "An adapter was not loaded, or was merged twice.", "wrapped twice, merged and active, other scaling",
@@ -392,7 +401,8 @@ COPIES = (
          explains="P05 P06 P08 P11 P12 P13 P17 P18 N22 R01 R09 P02",
          pattern=merged),
     made("F6", "The base model is another revision.", "adapters were trained on other weights", "a small jump",
-         "pin the base model's revision", "the base model's hash at training", "catalogue F6"),
+         "pin the base model's revision", "the base model's hash at training", "catalogue F6",
+         explains="P27"),
     made("F7", "Rows of the vocabulary are shifted or were added.", "the tokenizer changed",
          "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
          "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469",

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from workbench.doctor.causes.case import Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
-from workbench.doctor.ledger.rows import MASTERS, MOMENTS, WEIGHTS, Change
+from workbench.doctor.facts.roles import MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import Sign
 
 __all__ = ["PRECISION", "SCHEDULES"]
@@ -157,7 +158,11 @@ def another_order(case: Case) -> Iterator[Match]:
 
 
 def random_states(case: Case) -> Iterator[Match]:
-    signs = [*case.fired("N11"), *(one for one in case.fired("R11") if one.evidence.get("kind") == "generators")]
+    signs = [
+        *case.fired("N11"),
+        *(one for one in case.fired("R11") if one.evidence.get("kind") in ("generators", "unstored")),
+    ]
+    signs += case.fired("P29")
     if signs:
         yield Match(case.resumed, 0.9, signs=tuple(signs))
 
@@ -221,8 +226,11 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
 def _stale_rows(case: Case) -> list[Sign]:
     """Rows that no gradient reached, and that are not the old ones after their decay: they are another step's."""
     rows = case.fired("P11")
-    return [one for one in rows if not one.evidence.get("even") or
-            float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0]]  # fmt: skip
+    return [
+        one for one in rows
+        if not one.evidence.get("even")
+        or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
+    ]  # fmt: skip
 
 
 def _through(change: Change, names: frozenset[str]) -> str:
@@ -371,7 +379,7 @@ SCHEDULES = (
     made("C8", "Random states are missing, or equal on all ranks.", "one rank's state was loaded everywhere",
          "not visible: correlated dropout", "save and restore a generator's state a rank",
          "one generator's state a rank", "catalogue C8", megatron="resume without --no-load-rng",
-         explains="N11 R11",
+         explains="N11 R11 P29",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=random_states),
@@ -442,7 +450,7 @@ PRECISION = (
          "as for masters: small updates so far are lost",
          "load the weights in the type that the training keeps; do not resume from an export",
          ECHO, "catalogue D7",
-         explains="P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 N3",
+         explains="P27 P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 N3",
          pattern=weights_cast),
     made("D8", "The loss scale was reset.", "the scaler's state was not restored", "skipped steps, then normal",
          "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766",

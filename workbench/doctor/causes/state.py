@@ -9,7 +9,8 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.ledger.rows import FIRST, MASTERS, MOMENTS, SECOND, Change
+from workbench.doctor.facts.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
+from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
 
@@ -67,13 +68,14 @@ def not_loaded(case: Case) -> Iterator[Match]:
             ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
         )
         strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
-        yield Match(change.leg, strength, names, False, reasons=reasons)  # a new head, on purpose, leaves the same
+        title = "" if names & _unlike(case, change) else "Some weights are not those that were saved."
+        yield Match(change.leg, strength, names, False, reasons=reasons, title=title)  # as a new head on purpose does
 
 
 def _changed_some(change: Change) -> frozenset[str]:
     """Some weights of other values, while the rest and all moments are right: an average or an older save has all."""
     near = change.hit(change.weights, "near")
-    if change.whole(change.weights, change.hit(change.weights), NEARLY_ALL):
+    if change.whole(change.weights, change.hit(change.weights), 0.9 if change.exact else NEARLY_ALL):
         return frozenset()
     alone = near and not change.hit(MOMENTS) and not change.hit(change.weights, "moved.", "part", "ratio", "zeros")
     return frozenset(near) if alone and not change.whole(change.weights, near) else frozenset()
@@ -211,7 +213,7 @@ def second_gone(case: Case) -> Iterator[Match]:
         held = names & change.seen(*FIRST)
         if names and held:
             reasons = case.against(
-                ("B1 B3", f"exp_avg of {len(held):,} of {many(len(names), 'parameter')} is not zero")
+                ("B1 B3", f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero")
             )
             yield Match(change.leg, 1.0, names, True, reasons=reasons)
     wild = case.fired("S04", where="after")
@@ -292,12 +294,14 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     if signs := case.fired("N6"):
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
+    if signs := [one for one in case.fired("P11") if one.evidence.get("slow")]:
+        yield Match("train", 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
+                    title="The updates were made with a lower learning rate than is stored.")  # fmt: skip
 
 
 def compressed(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = change.hit(("state1", "state2", "absmax1", "absmax2", "codes", "qmap1", "qmap2"))
-        names -= change.hit(("state1", "state2"), *GONE)
+        names = change.hit(("state1", "state2", STATE)) - change.hit(("state1", "state2", STATE), *GONE)
         if names:
             yield Match(change.leg, 0.9, frozenset(names), change.exact)
 
@@ -367,7 +371,7 @@ OPTIMIZER = (
          lightning="trainer.fit(ckpt_path=…), and save_weights_only=False",
          paddle="optimizer.set_state_dict of the .pdopt; PaddleNLP: ignore_load_lr_and_optim=False",
          bytecheckpoint="pass 'optimizer' in the states given to bytecheckpoint.load",
-         explains="P03 P04 P05 P06 P08 P12 P13 S05 S06 S07 S17 P01 P14 R01 R03 R10 N3 N13 S19 N16",
+         explains="P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 S06 S07 S17 P01 P14 R01 R03 R10 N3 N13 S19 N16",
          expects="S05 S06 R10 P01",
          losses="the first loss is right, then a slow bump",
          everywhere=True,
@@ -390,14 +394,14 @@ OPTIMIZER = (
          dcp="make the state before dcp.load, or missing moments are skipped while 'step' is found",
          megatron="resume without --no-load-optim; if the moments are gone, reset the step of the groups as well",
          deepspeed="load_checkpoint(load_optimizer_states=True); reset the step too if the moments are gone",
-         explains="P03 P04 P05 P06 P08 P12 P13 S05 R03 P14 S19 S04 N16",
+         explains="P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 R03 P14 S19 S04 N16",
          losses="the first loss is right, then a slow bump",
          everywhere=True,
          pattern=moments_zero, damage=moments_lost),
-    made("B4", "exp_avg_sq was lost, exp_avg was kept.",
+    made("B4", "The second moments were lost; the first were kept.",
          "one of the two moments was not loaded or was zeroed", "a catastrophe at the second step",
          "restore both moments from one save and go back to the checkpoint before", ECHO, "catalogue B4",
-         explains="P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 N16",
+         explains="P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",
          expects="S04 S05",
          losses="the first loss is right, the second wrong",
          everywhere=True,
@@ -409,7 +413,7 @@ OPTIMIZER = (
          torch="build the param groups in the order of the save, or save state by parameter name",
          hf="build the groups in the order of the save: a changed decay rule reorders optimizer.pt",
          deepspeed="keep the param groups' order: ZeRO's flat buffers follow it",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
+         explains="P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
          expects="P17 R02 N5",
          losses="the first loss is right, then a slow bump",
          pattern=other_binding, damage=wrong_steps),
@@ -445,7 +449,7 @@ OPTIMIZER = (
     made("B11", "The optimizer's compressed state is inconsistent.",
          "codes, scales or factors of 8-bit, factored or AMSGrad states are of different saves", "a bump or NaN",
          "restore all parts of the state from one save", ECHO, "catalogue B11",
-         explains="N8 S04",
+         explains="R09 R03 P25 N8 S04",
          losses="the first loss is right, then a slow bump",
          pattern=compressed),
 )  # fmt: skip

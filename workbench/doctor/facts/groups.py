@@ -22,6 +22,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
@@ -52,6 +53,8 @@ _MASTERS = re.compile(
     r"|fp32_from_(?:fp16|float16|bf16)(?:_params|_groups)?|main_params?)\.(.+)",
     re.S,
 )
+#: Averages that callbacks of trainers keep: Lightning's WeightAveraging and EMA, torch's swa_utils.
+_AVERAGE = re.compile(r"(?:.*\.)?\w*(?:average|averaged|ema|swa)\w*\.(.+)", re.S | re.I)
 _OUTER = ("module.", "model.", "_orig_mod.")
 LONGEST = 4096  #: characters of a name
 _CONTAINERS = {"__bnb_optimizer_quant_state__"}  #: of bitsandbytes, around its state
@@ -199,6 +202,8 @@ class Names:
             elif ((fqn is None and role == "other") or role == "param") and len(key) <= LONGEST:
                 match = _MASTERS.fullmatch(key) if "master" in key or "fp32" in key or "main_param" in key else None
                 if match is None:
+                    if role == "other" and (average := _AVERAGE.fullmatch(key)) is not None:
+                        self._averaged(ckpt, at, average[1])
                     continue
                 name = match[1]
                 while name not in params and name.startswith(_OUTER):
@@ -207,6 +212,27 @@ class Names:
                     self.fqns[at], self.roles[at] = name, "master"
                 elif fqn is None and re.fullmatch(r"[0-9.]{1,40}", name):
                     self.fqns[at], self.roles[at] = f"optimizer master {name}", "master"
+        return found
+
+    def _averaged(self, ckpt: Checkpoint, at: int, name: str) -> None:
+        """Give an average that a callback keeps the name of its weight, if one of that shape is stored."""
+        shape = ckpt.catalog.shape_of(at)
+        while "." in name:
+            found = [name] if name in self.weights else self._tails.get(name, [])
+            if found:
+                if len(found) == 1 and self.weights[found[0]] == shape:
+                    self.fqns[at], self.roles[at] = found[0], "ema"
+                return
+            name = name.partition(".")[2]
+
+    @cached_property
+    def _tails(self) -> dict[str, list[str]]:
+        """A weight's name without its first or first two containers → the names that end so."""
+        found: dict[str, list[str]] = {}
+        for fqn in self.weights:
+            for parts in (1, 2):
+                if len(words := fqn.split(".", parts)) > parts:
+                    found.setdefault(words[-1], []).append(fqn)
         return found
 
     def _pseudo(self, path: str, count: int) -> str:

@@ -20,30 +20,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = [
-    "AVERAGES",
-    "BUFFERS",
-    "GROUPS",
-    "LEGS",
-    "MASTERS",
-    "MOMENTS",
-    "WEIGHTS",
-    "Change",
-    "Ledger",
-    "Row",
-    "Status",
-]
+from workbench.doctor.facts.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS
 
-WEIGHTS = ("param", "lora_A", "lora_B")
-MASTERS = ("master",)
-FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1")
-SECOND = ("exp_avg_sq", "max_exp_avg_sq", "state2")
-MOMENTS = (*FIRST, *SECOND)
-AVERAGES = ("ema",)
-BUFFERS = ("buffer", "amax_history", "scale", "scale_inv", "extra_state")
+__all__ = ["GROUPS", "LEGS", "Change", "Ledger", "Row", "Status"]
+
 #: What people call several quantities together.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "weights": WEIGHTS, "masters": MASTERS, "moments": MOMENTS, "averages": AVERAGES, "buffers": BUFFERS,
+    "other state": (STATE,),
 }  # fmt: skip
 #: Where something was measured: one checkpoint, the load (before → echo), the updates after it.
 LEGS = ("before", "echo", "after", "load", "train")

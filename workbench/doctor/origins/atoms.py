@@ -22,16 +22,10 @@ from workbench.checkpoint import Checkpoint
 from workbench.conventions import Geometry, geometry, links
 from workbench.core.rebox import Piece, Target, compose
 from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.roles import quantity
 from workbench.tensor import LazyTensor
 
-__all__ = ["AVERAGES", "BUFFERS", "MASTERS", "MOMENTS", "ROLES", "WEIGHTS", "Atom", "Atoms", "kind_of", "names_of"]
-
-WEIGHTS = ("param", "lora_A", "lora_B")
-MASTERS = ("master",)
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "momentum_buffer")
-AVERAGES = ("ema",)
-BUFFERS = ("buffer", "amax_history", "scale", "scale_inv", "extra_state")
-ROLES = (*WEIGHTS, *MASTERS, *MOMENTS, *AVERAGES, *BUFFERS)  #: in the order of the layers of a training state
+__all__ = ["Atom", "Atoms", "kind_of", "names_of"]
 
 #: What a weight is, by the names of Hugging Face, Llama, GPT-2 and torchtitan.
 _KINDS = tuple(
@@ -104,7 +98,7 @@ class Atoms:
         made: dict[tuple[str, str, str], int] = {}
         for fqn, roles in pair.shared():
             for role, (one, two) in roles.items():
-                if role not in ROLES:
+                if quantity(role) is None:
                     continue
                 for atom, shape, pieces in _cut(fqn, pair.b.shape(two), self.facts):
                     # a part of a weight that another tensor has more of (grouped QKV) has one name, and so one target

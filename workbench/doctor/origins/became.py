@@ -43,6 +43,9 @@ NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights with s
 NEARER = 0.7  #: distance to the stored average over that to the old weights
 RANKS = 65  #: shards that are thought of
 ROW_LIKE = 0.5  #: cosine of one row with itself below which it is another row
+GRID = 1024  #: elements from which a grid is looked for
+BLOCKS = (32, 64, 128, 256)  #: elements that share a scale
+STEP = 2e-3  #: distance from a whole step of a grid, for roundings of float32
 SCALED = 0.02  #: relative distance of a factor from 1 that is told
 BF16 = np.uint32(0xFFFF0000)
 
@@ -345,6 +348,46 @@ def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
     """
     rows = spread(after.shape)
     return _factor(sampled(before, rows), sampled(after, rows), 0.0, len(before.shape))
+
+
+def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
+    """``int8`` or ``int4``: after holds integers times a scale for each row, column, block or the whole tensor, and
+    before does not; ``None``: neither, or the elements are too coarse to tell.
+
+    Symmetric scales are the largest magnitude over 2^(b-1) - 1, others the range over 2^b - 1: those of torchao,
+    bitsandbytes and torch.ao.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    if after.element.name not in ("float32", "float64") or after.numel < GRID:
+        return None
+    rows = spread(after.shape)
+    a, b = sampled(before, rows), sampled(after, rows)
+    width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel
+    ways = [b.reshape(1, -1), *(b[: len(b) - len(b) % n].reshape(-1, n) for n in BLOCKS if len(b) >= 2 * n)]
+    old = [a.reshape(1, -1), *(a[: len(a) - len(a) % n].reshape(-1, n) for n in BLOCKS if len(a) >= 2 * n)]
+    if width > 1 and len(b) % width == 0:
+        ways += [b.reshape(-1, width), b.reshape(-1, width).T]
+        old += [a.reshape(-1, width), a.reshape(-1, width).T]
+    for bits in (8, 4):
+        for new, was in zip(ways, old, strict=True):
+            if _steps(new, bits) >= EXACT > 2 * _steps(was, bits):
+                return f"int{bits}"
+    return None
+
+
+def _steps(groups: Array, bits: int) -> float:
+    """The share of the elements that are whole steps of their group's grid, the better of two kinds of grid."""
+    top, low = np.abs(groups).max(1, keepdims=True), groups.min(1, keepdims=True)
+    best = 0.0
+    with np.errstate(all="ignore"):
+        for x, step in (
+            (groups, top / (2 ** (bits - 1) - 1)), (groups - low, (groups.max(1, keepdims=True) - low) / (2**bits - 1)),
+        ):  # fmt: skip
+            q = x / step
+            best = max(best, float((np.abs(q - np.rint(q)) < STEP).mean()))
+    return best
 
 
 def _part(tensor: LazyTensor, a: Array, b: Array) -> dict[str, Any] | None:

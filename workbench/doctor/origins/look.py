@@ -26,8 +26,9 @@ from workbench.analysis.patterns.forms import find_form
 from workbench.analysis.patterns.long import LONGEST
 from workbench.analysis.patterns.read import bits, readable, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
-from workbench.doctor.origins.atoms import BUFFERS, Atom, Atoms
-from workbench.doctor.origins.became import one_factor
+from workbench.doctor.facts.roles import BUFFERS
+from workbench.doctor.origins.atoms import Atom, Atoms
+from workbench.doctor.origins.became import on_grid, one_factor
 from workbench.doctor.origins.flat import Found, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
 from workbench.doctor.origins.tags import Move
@@ -46,6 +47,7 @@ PATTERN_BYTES = 4 << 30
 WINDOWS_FOUND = 0.6  #: share of a tensor's windows; those across a cut stood nowhere
 SMALL = 1 << 20  #: elements of a tensor that may be too small to prove a form by itself
 SAMPLED = 48  #: rows that are looked for before all of them are
+SHARDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  #: of a matrix
 LARGE = 8 << 20  #: bytes of a tensor from which that is worth it
 _NAMED = {"bit_flip": "flip", "bit_flips": "flip", "zero_run": "zeros", "rounded": "rounded", "cast": "rounded",
           "ratio": "ratio", "fill": "fill", "replaced": "part"}  # fmt: skip
@@ -79,7 +81,8 @@ class Look:
     def move(self) -> Move:
         """Where its rows or columns were."""
         columns = self.kind == "columns"
-        return Move(self.atom.fqn, self.row.shape_b, columns, self.sources, self.blocks, self.form, self.text)
+        adapter = self.atom.role.startswith("lora_")
+        return Move(self.atom.fqn, self.row.shape_b, columns, self.sources, self.blocks, self.form, self.text, adapter)
 
 
 def look(atoms: Atoms, changed: Sequence[tuple[Atom, TensorDiff]], not_checked: dict[str, str]) -> list[Look]:
@@ -217,6 +220,10 @@ def _flat(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[
             still = all(w.source == here and w.at == w.first for w in there)
             if len(there) < max(WINDOWS_FOUND * len(seen), 2) or still:
                 continue
+            if all(w.source == here for w in there) and (shards := _rejoined(*atoms.tensors(looks[at].atom))):
+                text = f"{shards} shards were joined along the other axis"
+                looks[at] = replace(looks[at], kind="columns", text=text, form={"form": "axis", "shards": shards})
+                continue
             looks[at] = replace(looks[at], kind="flat",
                                 windows=tuple((w.at, names[w.source], w.first) for w in there))  # fmt: skip
     return looks
@@ -250,7 +257,9 @@ def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> l
                 looks[at] = replace(looks[at], kind="zeros", text="")
             elif one.row.numel <= SMALL:
                 looks[at] = _constant(looks[at], after)
-            if looks[at].kind == "near" and (one.cosine or 0) > SCALED and (ratio := one_factor(before, after)):
+            if looks[at].kind == "near" and (grid := on_grid(before, after)):
+                looks[at] = replace(looks[at], kind="rounded", text="", form={"through": grid})
+            elif looks[at].kind == "near" and (one.cosine or 0) > SCALED and (ratio := one_factor(before, after)):
                 text = f"all elements are {ratio:.6g} times the old ones, to within a rounding"
                 looks[at] = replace(looks[at], kind="ratio", text=text, form={"ratio": ratio, "rounded": True})
     _joined(atoms, looks)
@@ -282,7 +291,7 @@ def _joined(atoms: Atoms, looks: list[Look]) -> None:
     """Tensors too small to prove a form, that have the one which others of their kind prove."""
     proved: dict[tuple[str, str, str], Look] = {}
     for one in looks:
-        if one.kind == "rounded" and "through" in one.form:
+        if one.kind == "rounded" and one.form.get("through") in FLOATS:
             proved.setdefault((one.atom.role, "rounded", str(one.form["through"])), one)
         elif one.kind == "ratio" and not one.form.get("rounded"):
             proved.setdefault(("", "ratio", str(one.form["ratio"])), one)
@@ -304,6 +313,20 @@ def _like(model: Look, before: LazyTensor) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
             return encode(rounded(x * float(model.form["ratio"]), before.element.name), before.element)
     return encode(rounded(x, str(model.form["through"]), str(model.form.get("rounding", "nearest"))), before.element)
+
+
+def _rejoined(before: LazyTensor, after: LazyTensor) -> int:
+    """The number of equal shards of a matrix that were joined along the axis that they were not cut on; 0: none."""
+    if len(after.shape) != 2 or after.numel > SMALL:
+        return 0
+    old, new = bits(before).reshape(before.shape), bits(after).reshape(-1)
+    for axis in (0, 1):
+        for shards in SHARDS:
+            if old.shape[axis] % shards or shards == old.shape[axis]:
+                continue
+            if (np.concatenate(np.split(old, shards, axis), 1 - axis).reshape(-1) == new).all():
+                return shards
+    return 0
 
 
 def _zeros(one: Look, before: LazyTensor, after: LazyTensor) -> bool:

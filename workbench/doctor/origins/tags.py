@@ -31,6 +31,7 @@ TAGS: Mapping[str, str] = {
     "padding": "have padding rows among trained ones of the vocabulary",
     "uneven": "have the rows of the last, smaller shard elsewhere",
     "ranks": "have blocks of rows or columns in another order",
+    "axis": "are shards that were joined along the wrong axis",
     "rows": "have rows in another order", "name": "hold another tensor's values",
     "mixed": "mix rows of several tensors",
 }  # fmt: skip
@@ -43,6 +44,7 @@ class Move:
     Attributes:
         sources: names of the tensors that ``blocks`` point to; empty: its own.
         form: numbers of the order, as :mod:`workbench.analysis.patterns` gives them; text: the same in words.
+        adapter: whether it is an adapter's: those are never fused.
     """
 
     fqn: str
@@ -52,6 +54,7 @@ class Move:
     blocks: tuple[MovedRows, ...] = ()
     form: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    adapter: bool = False
 
 
 #: Tag → others that are part of the same move, where it is seen at all.
@@ -71,6 +74,8 @@ def gathered(tags: dict[str, list[T]]) -> dict[str, list[T]]:
 
 def tag_of(facts: Geometry, one: Move) -> str:
     kind = kind_of(one.fqn)
+    if one.form.get("form") == "axis":
+        return "axis"
     if kind == "qkv" and own(one) and _thirds(one):
         return "qkv"
     if one.columns:
@@ -85,6 +90,8 @@ def tag_of(facts: Geometry, one: Move) -> str:
     same_layer = all(other[1] == mine[1] and other[2] == mine[2] for other in theirs)
     if same_layer and whole(one) and mine[0] != theirs[0][0] and kinds == {kind} and kind:
         return "layer"  # of another stack: an encoder's in the decoder
+    if one.adapter and same_layer and whole(one):
+        return "name"
     if same_layer and kinds <= {"gate", "up"}:
         return "gate_up" if whole(one) else "gate_up_mixed"
     if same_layer and kinds <= {"q", "k", "v"}:

@@ -77,6 +77,8 @@ def passed(a: TrainingState, b: TrainingState) -> int | None:
     """Updates between two states as the trainer counts, else as most counters do; ``None`` where neither is stored."""
     if a.step is None or b.step is None:
         first, second = a.steps.usual, b.steps.usual
+        if a.schedule and b.schedule and None not in (a.schedule.count, b.schedule.count) and a.schedule.count == first:
+            first, second = a.schedule.count, b.schedule.count  # they went on together until now
         return None if first is None or second is None or second < first else int(second - first)
     steps = b.step - a.step
     ratio = per_step(a, b)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.ledger.rows import GROUPS, MASTERS, Status
+from workbench.doctor.facts.roles import MASTERS
+from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
 
 __all__ = ["coverage", "verdict", "weak"]

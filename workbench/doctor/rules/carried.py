@@ -6,6 +6,10 @@
     e_B        an average lies between the old one and the weights that it saw                                      P22
     e_B        and not at the weights, as if it had begun there                                                     P23
     n_B ≥ n_A  batches that running statistics saw                                                                  P24
+    s_B ≥ d·s_A  sums and averages of squares of other optimizers, element by element                               P25
+    m_B·m_A    averages of gradients keep a part of what they were                                                  P26
+    W_B = W_A  the base under adapters is not trained                                                               P27
+    e_B ≠ e_A  an average of weights that moved                                                                     P28
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.evidence import Pair, is_numbered
+from workbench.doctor.facts.roles import FIRST
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.samples import sampled, spread
@@ -26,6 +31,12 @@ from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
 __all__ = ["check_carried"]
+
+#: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
+FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
+SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", *FACTORED})
+SLACK = 1e-5  #: of roundings, an update
+LONG = 100_000  #: updates
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +52,10 @@ DECAY = 0.95  #: of an average, at least: those in use are 0.99 and more, and ri
 SETTLED = 20  #: updates
 CLEAR = 0.15  #: above what that decay allows
 APART = 1e-3  #: of the weights' size: an average that is nearer to them tells nothing
+FELL = 0.02  #: share of the elements of a parameter
+MOST = 0.9  #: share of the parameters: whose gradients turned at once, lost less
+LEFT = 0.3  #: decay^k from which what is left of an average stands out of k gradients
+STANDS = 10  #: updates
 BATCHES = "num_batches_tracked"  #: torch.nn.BatchNorm*
 
 P21 = Rule(
@@ -65,7 +80,29 @@ P24 = Rule(
     "P24", "running statistics restarted", ("A5",), "pair", "num_batches_tracked never falls", "exact",
     "torch.nn.BatchNorm", "error", "statistics that were reset on purpose", "restore the buffers of the norms",
 )  # fmt: skip
-register(P21, P22, P23, P24)
+P25 = Rule(
+    "P25", "state of squares that fell", ("B1", "B3", "B4"), "pair",
+    "Adagrad's sum and AMSGrad's maximum never fall; averages of squares fall by their decay at most",
+    f"s_B < d·s_A in more than {FELL:.0%} of the elements, d = 1 or decay^k", "torch.optim: adagrad, adam, rmsprop, "
+    "adadelta, adamax, adafactor", "error", "none known", "restore the optimizer's state",
+)  # fmt: skip
+P26 = Rule(
+    "P26", "averages of gradients that lost their past", ("B1", "B3", "B5"), "pair",
+    "k updates leave decay^k of an average of gradients in it",
+    f"less than half of it, in {MOST:.0%} of the parameters", "torch.optim: sgd; Lion; Muon", "warn",
+    "a loss that turned around at once", "restore the optimizer's state",
+)  # fmt: skip
+P27 = Rule(
+    "P27", "the base under adapters changed", ("F6", "F5", "D7", "G6"), "pair",
+    "weights that the optimizer does not hold stand still", "exact", "PEFT: base layers are frozen", "error",
+    "adapters merged on purpose", "load the base that the adapters were trained on",
+)  # fmt: skip
+P28 = Rule(
+    "P28", "averages that stand still", ("F4",), "pair", "an average of weights that move moves with them",
+    f"equal bit for bit over {STANDS} updates or more", "definition of the average", "warn",
+    "averages that are updated less often", "update the averages after every step",
+)  # fmt: skip
+register(P21, P22, P23, P24, P25, P26, P27, P28)
 
 
 def check_carried(
@@ -82,6 +119,9 @@ def check_carried(
     _profiles(pair, updates, states, found)
     _averages(pair, updates, states, found)
     _batches(pair, found)
+    _squares(pair, updates, found)
+    _firsts(pair, updates, found)
+    _bases(pair, states, found)
     return found
 
 
@@ -142,11 +182,12 @@ def _averages(
     held = {fqn: roles for fqn, roles in pair.shared() if "ema" in roles and ("master" in roles or "param" in roles)}
     if not held:
         why = Inapplicable("no averaged weights are stored beside weights on both sides")
-        found.not_checked["P22"] = found.not_checked["P23"] = why
+        found.not_checked |= dict.fromkeys(("P22", "P23", "P28"), why)
         return
     outside: dict[str, float] = {}
     near: dict[str, float] = {}
-    looked = dict.fromkeys(("P22", "P23"), 0)
+    stands: list[str] = []
+    looked = dict.fromkeys(("P22", "P23", "P28"), 0)
     for fqn in _spread(list(held)):
         roles, update = held[fqn], updates.get(fqn)
         weight = "master" if "master" in roles else "param"
@@ -158,6 +199,10 @@ def _averages(
             continue
         if update is None or update.k < 1 or len({len(one) for one in (e_a, e_b, w_a, w_b)}) > 1:
             continue
+        if update.k >= STANDS and (w_a != w_b).any():
+            looked["P28"] += 1
+            if np.array_equal(e_a, e_b):
+                stands.append(fqn)
         kinds = [side.dtype(at) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True)]
         reach = states[fqn].reach if fqn in states else None
         if update.most is not None and reach is not None and reach.of and not reach.broken:  # else other weights
@@ -177,6 +222,9 @@ def _averages(
         else:
             found.not_checked.setdefault(rule, "the updates between are not known well enough")
     found.signs += _strayed(outside, near, looked)
+    if stands and len(stands) == looked["P28"]:
+        text = f"the averages of {many(len(stands), 'parameter')} are equal bit for bit, and their weights moved"
+        found.signs.append(P28.sign(text, {}, stands[:NAMED], hit=len(stands), of=looked["P28"]))
 
 
 def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Mapping[str, int]) -> Iterator[Sign]:
@@ -246,6 +294,155 @@ def _batches(pair: Pair, found: Outcome) -> None:
 def _spread(names: list[str]) -> list[str]:
     """At most :data:`LOOKED` of them, evenly spread."""
     return names[:: max(math.ceil(len(names) / LOOKED), 1)]
+
+
+# ---- optimizers other than Adam --------------------------------------------------------------------------------------
+
+
+def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | None:
+    """The part of a state of squares that k updates leave at least; ``None``: its law is not known."""
+
+    def power(name: str) -> float | None:
+        decay = settings.get(name)
+        return float(decay) ** update.k if isinstance(decay, (int, float)) and 0 < decay < 1 else None
+
+    if role in ("sum", "max_exp_avg_sq"):
+        return 1.0
+    if role == "square_avg":
+        return power("alpha") or power("rho")
+    if role == "acc_delta":
+        return power("rho")
+    if role == "exp_inf":
+        return None if update.betas is None else update.betas[1] ** update.k
+    if role in FACTORED and update.before is not None:  # an update t keeps 1 - t^-0.8
+        rate = settings.get("beta2_decay", settings.get("decay_rate"))
+        if isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k <= LONG:
+            return math.prod(1 - (update.before + t) ** float(rate) for t in range(1, update.k + 1))
+    return None
+
+
+def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
+    """Sums, maxima and averages of squares of optimizers other than Adam."""
+    fell: dict[str, float] = {}
+    roles_of: dict[str, str] = {}
+    seen = 0
+    for fqn, roles in pair.shared():
+        update, group = updates.get(fqn), pair.b.facts.group_of(fqn) or _only(pair.b.facts.groups)
+        if update is None or update.k < 1 or not update.k < LONG:
+            continue
+        for role in roles.keys() & SQUARES:
+            left = _left(role, {} if group is None else group.settings, update)
+            if left is None or left < KEPT:
+                continue
+            try:
+                a, b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles[role], strict=True))
+            except WorkbenchError as error:
+                found.not_checked["P25"] = f"{fqn!r}: {error}"
+                continue
+            seen += 1
+            some = a > 0
+            if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > FELL:
+                fell[fqn], roles_of[fqn] = share, role
+    if seen:
+        found.checked["P25"] = f"{seen:,} tensors of squares"
+    else:
+        found.not_checked.setdefault("P25", Inapplicable("no state of squares but Adam's, with a stated decay"))
+    if fell:
+        name = min(fell)
+        text = (
+            f"{roles_of[name]} of {many(len(fell), 'parameter')} fell below what the updates leave of it, "
+            f"in up to {max(fell.values()):.0%} of the elements looked at"
+        )
+        evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
+        others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
+        causes = ("B11",) if set(roles_of.values()) == {"max_exp_avg_sq"} else ("B4",) if others else ("B1", "B3")
+        found.signs.append(
+            P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
+        )  # fmt: skip
+
+
+def _only(groups: Any) -> Any:
+    """The settings of a param group, where all groups have one optimizer."""
+    return groups[0] if groups and len({one.optimizer.family for one in groups}) == 1 else None
+
+
+def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
+    """Momentum of SGD, Muon and Lion: what is left of it after k updates."""
+    kept: dict[str, float] = {}
+    held: dict[str, tuple[Array, Array, float]] = {}
+    for fqn, roles in pair.shared():
+        update, group = updates.get(fqn), pair.b.facts.group_of(fqn) or _only(pair.b.facts.groups)
+        if update is None or update.k < 1 or group is None:
+            continue
+        role = next((one for one in ("momentum", "momentum_buffer") if one in roles), "")
+        decay = group.settings.get("momentum")
+        if group.optimizer.family == "Lion" and "exp_avg" in roles and update.betas is not None:
+            role, decay = "exp_avg", update.betas[1]
+        if not role or not isinstance(decay, (int, float)) or not 0 < decay < 1 or decay**update.k < LEFT:
+            continue
+        try:
+            a, b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles[role], strict=True))
+        except WorkbenchError as error:
+            found.not_checked["P26"] = f"{fqn!r}: {error}"
+            continue
+        size = float(np.dot(a, a))
+        if len(a) < ENOUGH or not 0 < size < math.inf or not np.isfinite(b).all():
+            continue
+        kept[fqn] = float(np.dot(a, b)) / size / float(decay) ** update.k
+        held[fqn] = a, b, float(decay) ** update.k
+    if not kept:
+        found.not_checked.setdefault("P26", Inapplicable("no momentum with a stated decay, of so few updates"))
+        return
+    found.checked["P26"] = many(len(kept), "parameter")
+    lost = [fqn for fqn, part in kept.items() if part < 0.5]
+    if len(kept) >= 3 and len(lost) >= MOST * len(kept):
+        middle = sorted(kept.values())[len(kept) // 2]
+        text = (
+            f"of what the updates leave of the momentum, {len(lost):,} of {many(len(kept), 'parameter')} hold less "
+            f"than half (the median: {middle:.0%})"
+        )
+        others = {fqn: other for fqn in lost[:LOOKED] if (other := _parent(fqn, held)) is not None}
+        turned = 2 * len(others) > len(lost[:LOOKED])
+        if turned:
+            name, other = next(iter(others.items()))
+            text += f"; that of {name!r} holds what {other!r} had"
+        found.signs.append(
+            P26.sign(text, {"kept": middle, "others": len(others)}, lost[:NAMED], hit=len(lost), of=len(kept),
+                     causes=("B5",) if turned else ("B1", "B3"))
+        )  # fmt: skip
+
+
+def _parent(fqn: str, held: Mapping[str, tuple[Array, Array, float]]) -> str | None:
+    """Another parameter whose old momentum is in this one's, as its own should be."""
+    _, b, left = held[fqn]
+    best, most = None, 0.5
+    for name, (a, _, _) in held.items():
+        if name != fqn and len(a) == len(b) and (part := float(np.dot(a, b)) / float(np.dot(a, a)) / left) > most:
+            best, most = name, part
+    return best
+
+
+def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
+    """Weights under adapters, and those that no optimizer holds beside them."""
+    held = {fqn for fqn, roles in pair.b.params.items() if roles.keys() & {"exp_avg", "momentum", "master", "state1"}}
+    held |= {fqn for fqn, roles in pair.a.params.items() if roles.keys() & {"exp_avg", "momentum", "master", "state1"}}
+    adapted = any(role.startswith("lora_") for roles in pair.b.params.values() for role in roles)
+    if not adapted or not held:
+        found.not_checked.setdefault("P27", Inapplicable("no adapters are stored beside their base and an optimizer"))
+        return
+    numbered = any(map(is_numbered, held))
+    bases = {
+        fqn: states[fqn] for fqn, roles in pair.shared()
+        if "param" in roles and fqn in states and fqn not in held
+        and (not numbered or any(role.startswith("lora_") for role in roles))
+    }  # fmt: skip
+    if not bases:
+        return
+    found.checked["P27"] = many(len(bases), "weight")
+    moved = [fqn for fqn, sums in bases.items() if sums.unchanged < sums.count]
+    if moved:
+        text = f"{len(moved):,} of {many(len(bases), 'weight')} that the optimizer does not train changed"
+        found.signs.append(P27.sign(text, {}, moved[:NAMED], hit=len(moved), of=len(bases)))
 
 
 def _sample(tensor: LazyTensor) -> Array:

@@ -15,7 +15,8 @@ from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.places import expert
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, TrainingState
-from workbench.doctor.ledger.sign import Rule, Sign, register
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
+from workbench.doctor.passes.updates import passed
 from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
@@ -23,6 +24,7 @@ from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
 __all__ = ["ECHO", "PAIR", "changed_arguments"]
 
 STILL = 5  #: updates in which a parameter that is no expert sees a gradient
+SURELY = 10  #: updates without a gradient of what had one at every update: an expert is chosen in some of them
 NEAR = 1.5  #: a changed lr beyond this factor is a warning, within it a remark
 #: Arguments that say which run, host or save it was; and counters that move with the run.
 _PASSING = re.compile(
@@ -83,7 +85,12 @@ P20 = Rule(
     "each update takes as much data as each before it did", "more than one update's data apart", "counters", "warn",
     "data skipped on purpose; a batch whose size is not stored", "restore the data loader's state",
 )  # fmt: skip
-register(R10, R11, R12, N10, N12, P01, P15, P16, P20)
+P29 = Rule(
+    "P29", "random states are not stored any more", ("C8",), "pair",
+    "what a save holds, the next one holds", "none is stored", "catalogue C8", "warn", "a save without them on purpose",
+    "save the generators' states",
+)  # fmt: skip
+register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29)
 SCHEDULED = ("lr", "initial_lr", "weight_decay")  #: fields that a schedule moves, or that other rules compare
 CYCLED = ("betas", "momentum")
 
@@ -133,7 +140,8 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     mixture = any(map(expert, b.steps.by_name)) or any(map(expert, pair.b.params))
     still = [
         name for name in off
-        if moved[name] == 0 and k >= STILL and not expert(name) and not (mixture and is_numbered(name))
+        if moved[name] == 0 and k >= STILL and not expert(name)
+        and (not (mixture and is_numbered(name)) or (k >= SURELY and a.steps.by_name.get(name) == a.steps.usual))
     ]  # fmt: skip
     still = still if behind else []
     severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
@@ -186,7 +194,22 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
         words = f"{len(drawn):,} of {len(a.generators):,} generators' states changed"
         names = {"kind": "generators", "names": drawn[:NAMED]}
         found.append(R11.sign(words, names, hit=len(drawn), of=len(a.generators), severity="info"))
-    return found
+    return [*found, *_unstored(pair, R11)]
+
+
+def generators_stored(pair: Pair) -> list[Sign] | str:
+    if not pair.a.facts.generators:
+        return Inapplicable("no states of random generators are stored")
+    return _unstored(pair, P29)
+
+
+def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
+    """Generators whose states the later checkpoint lacks, though it holds the optimizer's."""
+    a, b = pair.a.facts, pair.b.facts
+    if not a.generators or b.generators or not b.groups or pair.mapped:
+        return []
+    words = f"the states of {many(len(a.generators), 'random generator')} are not stored any more"
+    return [rule.sign(words, {"kind": "unstored", "names": list(a.generators)[:NAMED]}, severity="warn")]
 
 
 def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any, Any]]:
@@ -267,6 +290,8 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     if first is None or last is None or last <= first:
         return "steps are not stored, or do not advance"
     declared = _declared(a, b)
+    if a.step is None and (k := passed(a, b)) is not None:
+        last = first + k
     moved = _moved(a, b)
     updates = (b.steps.usual or 0) - (a.steps.usual or 0)
     if moved is not None and abs(moved - (last - first)) > 1:
@@ -280,6 +305,11 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     due = plan.lr_at(last) if plan is not None else a.lr
     if plan is not None and plan.allows(b.lr, last):
         return []
+    if plan is None and not declared and (floor := _plateau(a, last - first)) is not None:
+        if floor <= b.lr <= a.lr * (1 + 1e-6):
+            return []
+        words = f"lr {b.lr:.4g} at step {last:,}, where a plateau's schedule leaves {floor:.4g} to {a.lr:.4g}"
+        return [P15.sign(words, {"lr": b.lr, "planned": floor, "ratio": b.lr / a.lr if a.lr else None, "declared": []})]
     if plan is None and not declared:
         return [] if a.lr == b.lr else "no schedule is stated in full (peak, floor, warm-up, total, style)"
     ratio = b.lr / due if due else float("inf")
@@ -291,6 +321,16 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
         return []
     evidence = {"lr": b.lr, "planned": due, "ratio": ratio if due else None, "declared": declared}
     return [P15.sign(words, evidence, severity="warn" if far or not declared else "info")]
+
+
+def _plateau(facts: TrainingState, steps: int) -> float | None:
+    """The least lr that `ReduceLROnPlateau` can have led to in as many calls; ``None``: there is no such schedule."""
+    settings = facts.schedule.settings if facts.schedule is not None else {}
+    factor, patience = settings.get("factor"), settings.get("patience")
+    if facts.lr is None or not isinstance(factor, (int, float)) or not isinstance(patience, int) or not 0 < factor < 1:
+        return None
+    falls = steps // (max(patience, 0) + 1) + 1
+    return facts.lr * float(factor) ** min(falls, 1000) * (1 - 1e-6)
 
 
 def _step(facts: TrainingState) -> int | None:
@@ -412,5 +452,5 @@ ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
 PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "P01": counters_advance, "P02": same_parameters, "P15": lr_on_old_plan, "P16": same_constants, "R12": arguments,
     "N1": renamed, "N3": same_size, "N4": same_buffers, "N10": same_seed, "N12": same_batch, "P20": data_advances,
-    "P19": rates_moved, "R15": tied_kept,
+    "P19": rates_moved, "P29": generators_stored, "R15": tied_kept,
 }  # fmt: skip

@@ -20,6 +20,7 @@ from workbench.analysis.numbers import Decoder
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.passes.one import OneState
+from workbench.doctor.passes.updates import passed
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_extra"]
@@ -27,6 +28,7 @@ __all__ = ["check_extra"]
 Array = np.ndarray[Any, Any]
 LIST = 100
 SMALL = 1 << 22  #: elements of all buffers of a kind that are read
+DOUBLED = 2.0  #: growth of a loss scale at one update, at most
 SHRUNK = 8.0  #: how many times a loss scale grows between two checkpoints only where it began anew
 DEFAULTS = (65536.0, 2.0**15, 2.0**32)  #: first loss scales: torch GradScaler, apex, Megatron and DeepSpeed
 STALE = 4.0  #: times below the type's largest number: an amax that is the weights' own fills the top octave
@@ -109,6 +111,10 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     signs = []
     if scale >= SHRUNK * before and scale in DEFAULTS:
         words = f"the loss scale is {scale:,.0f}, a usual first one, where it was {before:,.0f}"
+        signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
+    k = None if earlier is None else passed(earlier.facts, state.facts)
+    if k is not None and scale > before * DOUBLED ** min(k + 1, 1000):
+        words = f"the loss scale is {scale:,.0f}, where it was {before:,.0f}: {many(k, 'update')} cannot do that"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     return "loss scales", signs
 

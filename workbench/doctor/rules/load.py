@@ -22,8 +22,9 @@ from workbench.analysis.diff import diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.core.scan import Tick
 from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register
-from workbench.doctor.origins.atoms import AVERAGES, BUFFERS, MASTERS, MOMENTS, ROLES, WEIGHTS, Atom, Atoms
+from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import Look, look
 from workbench.doctor.origins.merge import averaged, low_rank
 from workbench.doctor.origins.where import where
@@ -138,7 +139,7 @@ def _compared(pair: Pair, threads: int | None, tick: Tick | None) -> dict[tuple[
         (f"{role}:{fqn}", fqn, role, *places)
         for fqn, roles in pair.shared()
         for role, places in roles.items()
-        if role in ROLES
+        if quantity(role) is not None
     ]
     sides = []
     for side, state in enumerate((pair.a, pair.b)):
@@ -177,12 +178,12 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     """
     if pair.mapped:
         return []
-    held = {at for _, roles in pair.shared() for at, _ in roles.values()}
+    held = {at for _, roles in pair.shared() for role, (at, _) in roles.items() if quantity(role) is not None}
     catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
     roles = pair.a.names.roles
     keys = [
         key for at, key in enumerate(catalog.keys)
-        if at not in held and key in there.index and roles[at] not in ("step", *ROLES) and "rng" not in key.lower()
+        if at not in held and key in there.index and roles[at] != "step" and "rng" not in key.lower()
     ]  # fmt: skip
     if not keys:
         return []
@@ -218,7 +219,9 @@ def _absent(pair: Pair) -> bool:
         return False  # another format may not have it
     there = pair.b.params
     return any(
-        role in ROLES and role not in there.get(fqn, {}) for fqn, roles in pair.a.params.items() for role in roles
+        quantity(role) is not None and role not in there.get(fqn, {})
+        for fqn, roles in pair.a.params.items()
+        for role in roles
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.ledger.rows import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, Row, Status
+from workbench.doctor.facts.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
+from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.origins.became import Became, moments_became, weights_became
 from workbench.doctor.origins.tags import TOGETHER, tag_of
@@ -26,8 +27,6 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["COUNTED", "counter_rows", "load_rows", "print_rows", "state_rows", "train_rows"]
 
-QUANTITIES = (*WEIGHTS, *MASTERS, *MOMENTS, *AVERAGES, *BUFFERS)
-QUANTISED = ("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2")
 COUNTED = 2  #: updates that a fresh optimizer can have made by itself between a load and a save at once
 RENUMBERED = "the optimizers hold other numbers of parameters: whose a number is, is not known"
 FEW = 2  #: parameters
@@ -77,14 +76,15 @@ def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> 
     found = _Rows("load")
     for fqn, roles in pair.a.params.items():
         there = pair.b.params.get(fqn, {})
-        for role in roles:
-            if role not in (*QUANTITIES, *QUANTISED):
+        for stored in roles:
+            role = quantity(stored)
+            if role is None:
                 continue
-            one = status.get((fqn, role))
+            one = status.get((fqn, stored))
             if one is None:
                 if not pair.comparable(fqn):
                     found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
-                elif role in there:
+                elif stored in there:
                     why = "the two have other shapes"
                     found.put(role, Status.SKIPPED, fqn, why=why)
                 elif not pair.mapped:
@@ -152,15 +152,15 @@ def print_rows(compared: Any) -> Iterator[Row]:
     """The same of an echo of fingerprints: that a tensor differs is known, how is not but for constants and swaps."""
     found = _Rows("load")
     for key in compared.equal:
-        found.put(compared.role[key], Status.EQUAL, compared.fqn.get(key) or key)
+        found.put(quantity(compared.role[key]) or "other", Status.EQUAL, compared.fqn.get(key) or key)
     forms = {"zeros": "zero", "ones": "fill", "other": "moved.name", "unknown": "other"}
     for one in compared.differing:
         form = "moved" if one.holds == "other" and one.role in MOMENTS else forms[one.holds]
         value = {"value": "1"} if one.holds == "ones" else None
-        found.put(one.role, Status.BEYOND, one.fqn or one.key, form=form, detail=value)
+        found.put(quantity(one.role) or "other", Status.BEYOND, one.fqn or one.key, form=form, detail=value)
     for key in compared.missing:
-        role = compared.role.get(key, "other")
-        if role in QUANTITIES:
+        role = quantity(compared.role.get(key, "other"))
+        if role is not None:
             found.put(role, Status.ABSENT, compared.fqn.get(key) or key)
     for key, why in {**compared.unlike, **compared.unread}.items():
         found.put(compared.role.get(key, "other"), Status.SKIPPED, compared.fqn.get(key) or key, why=why)
@@ -325,17 +325,18 @@ def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
     found = _Rows("train")
     for fqn, roles in pair.a.params.items():
         there = pair.b.params.get(fqn, {})
-        for role in roles:
-            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, *QUANTISED):
+        for stored in roles:
+            role = quantity(stored)
+            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, STATE):
                 continue
             if not pair.comparable(fqn):
                 found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
-            elif role not in there:
-                if role in MOMENTS or role in QUANTISED or role.startswith("lora_"):
+            elif stored not in there:
+                if role in MOMENTS or role == STATE or role.startswith("lora_"):
                     found.put(role, Status.ABSENT, fqn)
-            elif role in MOMENTS and role not in ("exp_avg", "exp_avg_sq"):
+            elif role == STATE or (role in MOMENTS and role not in ("exp_avg", "exp_avg_sq")):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")
-            elif pair.a.shape(roles[role]) != pair.b.shape(there[role]):
+            elif pair.a.shape(roles[stored]) != pair.b.shape(there[stored]):
                 found.put(role, Status.SKIPPED, fqn, why="the two have other shapes")
             elif fqn not in states and role not in ("param",):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")

@@ -90,7 +90,8 @@ def judge_pair(
     """The signs of a pair's sums."""
     types = {slot.fqn: slot.dtype((1, weight_role(slot) or "")) or "" for slot in slots}
     yield from _laws(updates, found)
-    yield from _counts(updates, found, types)
+    rates = [state.facts.lr for state in (pair.a, pair.b)]
+    yield from _counts(updates, found, types, all(lr is not None and lr > 0 for lr in rates))
     yield from _sizes(updates, found, adams(updates, slots))
     yield from _rulers(updates, found)
     yield from _replays(updates, found, types)
@@ -142,8 +143,9 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iter
 
 
 def _counts(
-    updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str]
-) -> Iterator[Sign]:  # fmt: skip
+    updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str], going_on: bool
+) -> Iterator[Sign]:
+    """Counts of a pair; ``going_on``: both state a learning rate above 0."""
     lost = {fqn: sums.nan for fqn, sums in found.items() if sums.nan}
     if lost:
         text = f"{sum(lost.values()):,} elements of {_names(list(lost))} were finite and are not any more"
@@ -166,7 +168,9 @@ def _counts(
         steps = max(due[fqn] for fqn in trained)
         why = "though their moments moved" if moved else f"though the trainer went on by {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
-        yield _sign("N25", list(trained), text, len(trained), severity="info" if moved or skipped else None)
+        due_to_move = going_on and steps > 1 and all(types[fqn] == "float32" for fqn in trained)
+        meant = skipped or (moved and not due_to_move)
+        yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
     moments = {fqn: sums for fqn, sums in half.items() if sums.count and sums.still > sums.count / 2}
     if moments:
@@ -233,7 +237,9 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
             f"weights of {_names(outside)} that no gradient reached {change}, "
             f"where lr and weight decay allow to shrink by {1 - high:.3e} to {1 - low:.3e}"
         )
-        yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low])
+        pace = median(found[fqn].moved / (updates[fqn].lr[1] * updates[fqn].k) for fqn in outside if updates[fqn].lr)  # type: ignore[index]
+        slow = 0 < shrink < 1 - high and pace <= shrink / (1 - high)  # and so did what had gradients
+        yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low], slow=slow)
 
 
 def _replays(

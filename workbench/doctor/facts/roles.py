@@ -1,0 +1,34 @@
+"""What a stored role is to the doctor: a weight, a first or second moment, an average, a buffer, or other state.
+
+Optimizers name their state as they like, so what is in none of the lists is other state: an echo compares it bit for
+bit, and no law of updates is known for it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AVERAGES", "BUFFERS", "FIRST", "MASTERS", "MOMENTS", "SECOND", "STATE", "WEIGHTS", "quantity",
+]  # fmt: skip
+
+WEIGHTS = ("param", "lora_A", "lora_B")
+MASTERS = ("master",)
+#: Averages of gradients: torch.optim (SGD, Adam, RMSprop), bitsandbytes, AdEMAMix.
+FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1", "grad_avg", "exp_avg_slow", "exp_avg_diff")
+#: Sums and averages of squares: torch.optim (Adam, Adamax, RMSprop, Adagrad, Adadelta, Adafactor), bitsandbytes.
+SECOND = (
+    "exp_avg_sq", "max_exp_avg_sq", "state2", "square_avg", "sum", "exp_inf", "acc_delta", "row_var", "col_var",
+    "variance", "exp_avg_sq_row", "exp_avg_sq_col",
+)  # fmt: skip
+STATE = "state"  #: the quantity of every other tensor of an optimizer
+MOMENTS = (*FIRST, *SECOND)
+AVERAGES = ("ema",)
+BUFFERS = ("buffer", "amax_history", "scale", "scale_inv", "extra_state")
+ELSEWHERE = ("step", "rng", "other")  #: counters and generators are compared as facts, the rest by its key
+LISTED = frozenset({*WEIGHTS, *MASTERS, *MOMENTS, *AVERAGES, *BUFFERS})
+
+
+def quantity(role: str) -> str | None:
+    """The quantity under which the ledger lists a stored role; ``None`` for what is compared elsewhere."""
+    if role in LISTED:
+        return role
+    return None if role in ELSEWHERE else STATE
