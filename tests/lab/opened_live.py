@@ -1,4 +1,4 @@
-"""The sealed half: trainers in plain torch that nobody tunes on. Its cases are counted, never looked at."""
+"""Trainers in plain torch that were sealed once: they were counted, then opened, and are tuned on now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.lab.live import Decoder, Groups, Loop, fault, variant
 from tests.lab.live_healthy import Experts, Sheltered, muon, optim
 from tests.lab.optimizers import AdamW8bit, Lion, Optimizer, ScheduleFreeAdamW
 
-__all__ = ["SEALED_LIVE"]
+__all__ = ["OPENED_LIVE"]
 
 Tensor = torch.Tensor
 Held = dict[str, Any]
@@ -612,7 +612,7 @@ TORCH = torch.optim
 SGD = optim(TORCH.SGD, factor=20.0, momentum=0.9)
 PLAIN: Any = {"layouts": ("torch_save", "folder", "lightning")}
 
-SEALED_LIVE: list[Fault] = [
+OPENED_LIVE: list[Fault] = [
     variant("t01_adan", "Adan", optimizer=optim(
         ruled(zeros(*M_V, "exp_avg_diff", step=0), adan, betas=(0.98, 0.92, 0.99), eps=1e-8)), **PLAIN),
     variant("t02_lars", "LARS", optimizer=optim(ruled(
