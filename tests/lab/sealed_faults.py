@@ -40,7 +40,7 @@ from tests.lab.config import Config
 from tests.lab.corruption import flip
 from tests.lab.fault import Fault, Lab, masters, seen
 from tests.lab.loader_faults import drop_optimizer, masters_from_weights, swap_gate_up
-from tests.lab.model import ADAPTED, LORA_SCALE, initial, is_norm
+from tests.lab.model import ADAPTED, LORA_SCALE, is_norm
 from tests.lab.split import axis_of, halves
 from tests.lab.state import Named, State
 from tests.lab.trials import shuffled
@@ -119,7 +119,7 @@ def partition(path: Path, rank: int) -> Path:
 
 
 def edited(path: Path, rank: int, change: Callable[[Named, int], None]) -> None:
-    """Change a rank's flat lines in the file: ``change(its fp32, exp_avg, exp_avg_sq and step, the group's number)``."""
+    """Change a rank's flat lines in its file: fp32, exp_avg and exp_avg_sq, and the step, of each group by number."""
     content = torch.load(partition(path, rank), weights_only=False)  # the lab's own
     found = content["optimizer_state_dict"]
     fp32, state = found["single_partition_of_fp32_groups"], found["base_optimizer_state"]["state"]
@@ -867,8 +867,8 @@ SEALED_ANY = [
           one_of(CUT, stuck_bit, "updated"), also=("G1", "G10", "D2"), blind=_without_copies,
           why="elements that differ by a bit"),
     Fault("x99_torn_page", "G6", "4 KiB of a second moment are of the save before", SOON, damage=torn_page,
-          also=("G10", "G5", "G2", "G1", "B6", "G3"), needs=with_(precision="fp32"), formats=("torch_save", "lightning"),
-          why="bytes of two saves; checksums of the file do not fit"),
+          also=("G10", "G5", "G2", "G1", "B6", "G3"), needs=with_(precision="fp32"),
+          formats=("torch_save", "lightning"), why="bytes of two saves; checksums of the file do not fit"),
     Fault("x100_infinite_variance", "G3", "one second moment is infinite", LOUD,
           one_of(CUT, infinite, "exp_avg_sq"), also=("G1", "G9"), why="a number that is none"),
     Fault("x101_matrix_zero", "A2", "one matrix is zero", LOUD, in_weights(CUT, lambda t, lab: torch.zeros_like(t)),
