@@ -172,22 +172,20 @@ def file_copied(path: Path, state: State, lab: Lab) -> State:
     return joined(path, state)
 
 
-def of_older_save(pick: Callable[[Path, Lab], Path], older: State, path: Path, lab: Lab) -> None:
-    """One file of another save in the place of this one's."""
+def put_from(older: State, file: Path) -> None:
+    """A file of another save in the place of this one's."""
     with tempfile.TemporaryDirectory() as work:
-        there = save_deepspeed.save(Path(work), older)
-        shutil.copyfile(pick(there, lab), path)
+        shutil.copyfile(save_deepspeed.save(Path(work), older) / file.name, file)
 
 
 def older_partition(path: Path, state: State, lab: Lab) -> State:
-    rank = lab.rng.randrange(2)
-    of_older_save(lambda there, lab: partition(there, rank), lab.run.recent, partition(path, rank), lab)
+    put_from(lab.run.recent, partition(path, lab.rng.randrange(2)))
     return joined(path, state)
 
 
 def older_module(path: Path, state: State, lab: Lab) -> State:
-    name, older = "mp_rank_00_model_states.pt", lab.run.recent
-    of_older_save(lambda there, lab: there / name, older, path / name, lab)
+    older = lab.run.recent
+    put_from(older, path / "mp_rank_00_model_states.pt")
     return replace(state, params=older.params, buffers=older.buffers, trainer=older.trainer)
 
 
@@ -197,9 +195,7 @@ def averaged_partitions(path: Path, state: State, lab: Lab) -> State:
         edited(path, rank, lambda lines, number: found.append(dict(lines)))
     groups = len(found) // 2
     for rank in range(2):
-        edited(
-            path, rank, lambda lines, n: lines.update(fp32=(found[n]["fp32"] + found[groups + n]["fp32"]) / 2)
-        )  # fmt: skip
+        edited(path, rank, lambda lines, n: lines.update(fp32=(found[n]["fp32"] + found[groups + n]["fp32"]) / 2))
     return joined(path, state)
 
 
@@ -255,9 +251,7 @@ def reordered(group: int, order: Callable[[list[str]], list[str]]) -> Restore:
         for found in fields(state, ("masters", *MOMENTS)):
             line = torch.cat([found[name].reshape(-1) for name in order(names)])
             parts = line.split([found[name].numel() for name in names])
-            found |= {
-                name: part.reshape(found[name].shape).clone() for name, part in zip(names, parts, strict=True)
-            }  # fmt: skip
+            found |= {name: part.view(found[name].shape).clone() for name, part in zip(names, parts, strict=True)}
         return state
 
     return restore
@@ -899,6 +893,11 @@ SEALED_ANY = [
     Fault("x110_warm_up_longer", "C4", "a longer warm-up, from a default", AFTER,
           lambda state, lab: state.declared(warmup=state.config.resume + 80, total=state.config.total + 200),
           also=("C1", "C2", "H1"), formats=(*ARGUED, "megatron"), why="another curve, by an argument"),
+    Fault("x116_lr_a_quarter_more", "H1", "updates at 1.25 times the lr that the files say", seen("next"),
+          told(lambda s: {"silent": (("lr", 1.25),)}), also=("C2", "B8", "C1"), why="the lr in use is another one"),
+    Fault("x117_older_save", "G7", "another, much older save was loaded, and is right in itself", AFTER,
+          lambda state, lab: lab.run.stale, also=("G8", "G6", "C9", "C6"),
+          why="all counters are those of an older step"),
     # the saver
     Fault("x111_saver_without_optimizer", "B1", "saves after the resume hold no state of the optimizer", LATER, same,
           saver=without_optimizer, formats=FLAT),

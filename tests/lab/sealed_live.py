@@ -507,8 +507,11 @@ def set_to(name: str, value: float) -> Callable[[Loop], None]:
     return loaded
 
 
-def times(name: str, factor: float) -> Callable[[Loop], None]:
+def times(name: str, *factors: float) -> Callable[[Loop], None]:
+    """For `Loop.loaded`: that state times one of these factors, which the run's seed draws."""
+
     def loaded(self: Loop) -> None:
+        factor = random.Random(self.config.seed).choice(factors)
         for state in state_of(self):
             if name in state:
                 state[name] = state[name] * factor
@@ -553,8 +556,9 @@ def for_use(self: Loop) -> None:
             weight.data.lerp_(self.optimizers[0].state[weight]["z"], 1 - 1 / group["betas"][0])
 
 
-def lr_times(factor: float) -> Callable[[Loop], None]:
+def lr_times(*factors: float) -> Callable[[Loop], None]:
     def loaded(self: Loop) -> None:
+        factor = random.Random(self.config.seed).choice(factors)
         for group in self.optimizers[0].param_groups:
             group["lr"] *= factor
 
@@ -861,8 +865,8 @@ ILL = [
     fault("y08_asgd_average", "B1", "ASGD's average begins at zero", LOUD, clip=0.5,
           optimizer=optim(TORCH.ASGD, factor=30.0, t0=2.0), loaded=lost("ax"), also=("B3", "B11", "F4"),
           why="a state was lost", **PLAIN),
-    fault("y09_momentum_summed", "E12", "SGD's momentum was added over eight ranks", "echo next", optimizer=SGD,
-          loaded=times("momentum_buffer", 8.0), also=("D8", "E13", "B10"), why="one factor for all states"),
+    fault("y09_momentum_summed", "E12", "SGD's momentum was added over ranks", "echo next", optimizer=SGD,
+          loaded=times("momentum_buffer", 4.0, 8.0, 16.0), also=("D8", "E13", "B10"), why="one factor for all states"),
     fault("y10_largest_is_last", "B11", "amsgrad's largest second moments are the last ones", ECHO,
           optimizer=optim(TORCH.AdamW, amsgrad=True), loaded=largest_is_last, also=("B4", "B6"),
           why="one of three states was lost"),
@@ -884,8 +888,8 @@ ILL = [
     # schedules
     fault("y20_one_cycle_again", "C1", "OneCycle begins anew", LOUD, schedule=one_cycle, fresh=("scheduler",),
           also=("C2", "B8"), why="the lr starts again"),
-    fault("y21_decayed_twice", "B8", "an exponential schedule goes on from half of its lr", LOUD,
-          schedule=exponential, loaded=lr_times(0.5), also=("C2", "C3", "H1"),
+    fault("y21_decayed_twice", "B8", "an exponential schedule goes on from a factor of its lr", LOUD,
+          schedule=exponential, loaded=lr_times(0.1, 0.5, 2.0), also=("C2", "C3", "H1"),
           why="an lr that the schedule did not set"),
     fault("y22_stairs_forgotten", "C2", "the lr is back at the top of its stairs", LOUD, schedule=stairs,
           loaded=back_at_base, also=("C1", "B8", "H1"), why="an lr that the schedule did not set"),
