@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.lab.config import random_config
 from tests.lab.data import batch
 from tests.lab.fault import Fault
 
-__all__ = ["HUGGING", "mixtral_resumed"]
+__all__ = ["HUGGING", "SIZE", "Rows", "made", "mixtral_resumed", "trained"]
 
 SIZE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -28,7 +29,8 @@ SIZE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _model(name: str, seed: int) -> Any:
+def made(name: str, seed: int) -> Any:
+    """A small model with random weights."""
     import transformers as hf
 
     torch.manual_seed(seed)
@@ -40,7 +42,7 @@ def _model(name: str, seed: int) -> Any:
     return getattr(hf, f"{name}ForCausalLM")(getattr(hf, f"{name}Config")(**SIZE | more))
 
 
-class _Rows(torch.utils.data.Dataset):
+class Rows(torch.utils.data.Dataset):
     """Rows of the lab's language; the same ones for every run."""
 
     def __init__(self, seed: int) -> None:
@@ -58,23 +60,34 @@ def _trainer(model: Any, out: Path, seed: int, saves: int, **more: Any) -> Any:
     import transformers as hf
 
     os.environ.setdefault("WANDB_DISABLED", "true")
-    arguments = hf.TrainingArguments(
-        output_dir=str(out), max_steps=100, save_steps=saves, per_device_train_batch_size=4, learning_rate=2e-3,
-        warmup_steps=5, lr_scheduler_type="cosine", logging_steps=5, report_to=[], seed=seed, use_cpu=True,
-        disable_tqdm=True, weight_decay=0.05, **more,
-    )  # fmt: skip
-    return hf.Trainer(model=model, args=arguments, train_dataset=_Rows(seed))
+    arguments: dict[str, Any] = {
+        "output_dir": str(out), "max_steps": 100, "save_steps": saves, "per_device_train_batch_size": 4,
+        "learning_rate": 2e-3, "warmup_steps": 5, "lr_scheduler_type": "cosine", "logging_steps": 5, "report_to": [],
+        "seed": seed, "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.05,
+    }  # fmt: skip
+    return hf.Trainer(model=model, args=hf.TrainingArguments(**arguments | more), train_dataset=Rows(seed))
 
 
-def _run(name: str, folder: Path, rng: random.Random, k: int, *, resumes: bool = True, **more: Any) -> None:
-    """Save, resume with another process's model, save as soon as all is loaded, and ``k`` updates later."""
+def trained(
+    build: Callable[[int], Any], folder: Path, rng: random.Random, k: int, *, resumes: bool = True,
+    spoil: Callable[[Path], None] | None = None, loaded: Callable[[Any], None] | None = None,
+    other_args: dict[str, Any] | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """Save, resume with another process's model, save as soon as all is loaded, and ``k`` updates later.
+
+    Args:
+        build: makes the model of a seed.
+        spoil: changes the copy of the save that is resumed from; loaded: what came of it.
+        other_args: what the resumed trainer is told otherwise.
+    """
     from transformers import TrainerCallback
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     seed, start = rng.randrange(1 << 16), rng.randrange(8, 40)
     work = folder.parent / "work"
-    first, other = (_trainer(_model(name, made), work, seed, start, **more) for made in (seed, seed + 1))
+    first = _trainer(build(seed), work, seed, start, **more)
+    other = _trainer(build(seed + 1), work, seed, start, **more | (other_args or {}))
 
     class Watch(TrainerCallback):
         """Saves the echo where there is one, and ends the run."""
@@ -84,6 +97,8 @@ def _run(name: str, folder: Path, rng: random.Random, k: int, *, resumes: bool =
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if self.echo is not None:
+                if loaded is not None:
+                    loaded(self.trainer)
                 self.trainer._save_checkpoint(self.trainer.model, trial=None)
                 shutil.move(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.echo)
                 self.echo = None
@@ -101,7 +116,10 @@ def _run(name: str, folder: Path, rng: random.Random, k: int, *, resumes: bool =
         shutil.move(work / saved, folder / "before" / saved)
         if resumes:
             other.add_callback(Watch(other, start + k, folder / "echo" / saved))
-            other.train(resume_from_checkpoint=str(folder / "before" / saved))
+            shutil.copytree(folder / "before" / saved, work / "resumed" / saved)
+            if spoil is not None:
+                spoil(work / "resumed" / saved)
+            other.train(resume_from_checkpoint=str(work / "resumed" / saved))
         else:  # the same process goes on
             shutil.copytree(folder / "before" / saved, folder / "echo" / saved)
     shutil.move(work / later, folder / "after" / later)
@@ -110,7 +128,7 @@ def _run(name: str, folder: Path, rng: random.Random, k: int, *, resumes: bool =
 
 def mixtral_resumed(folder: Path, rng: random.Random, k: int) -> None:
     """With transformers 5.23 experts and routers stay as they were initialised."""
-    _run("Mixtral", folder, rng, k)
+    trained(partial(made, "Mixtral"), folder, rng, k)
 
 
 def _accelerated(folder: Path, rng: random.Random, k: int) -> None:
@@ -118,13 +136,13 @@ def _accelerated(folder: Path, rng: random.Random, k: int) -> None:
     from accelerate.state import AcceleratorState, PartialState
 
     seed, start = rng.randrange(1 << 16), rng.randrange(8, 40)
-    rows = _Rows(seed).rows
+    rows = Rows(seed).rows
 
-    def made(seed: int) -> tuple[Any, Any, Any, Any]:
+    def process(seed: int) -> tuple[Any, Any, Any, Any]:
         AcceleratorState._reset_state(True)
         PartialState._reset_state()
         accelerator = Accelerator(cpu=True)
-        model = _model("Llama", seed)
+        model = made("Llama", seed)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
         return accelerator, *accelerator.prepare(model, optimizer, schedule)
@@ -138,10 +156,10 @@ def _accelerated(folder: Path, rng: random.Random, k: int) -> None:
             schedule.step()
             optimizer.zero_grad()
 
-    one = made(seed)
+    one = process(seed)
     run(one, 0, start)
     one[0].save_state(str(folder / "before" / f"checkpoint_{start}"))
-    two = made(seed + 1)
+    two = process(seed + 1)
     two[0].load_state(str(folder / "before" / f"checkpoint_{start}"))
     two[0].save_state(str(folder / "echo" / f"checkpoint_{start}"))
     run(two, start, start + k)
@@ -152,7 +170,7 @@ def _accelerated(folder: Path, rng: random.Random, k: int) -> None:
 
 
 def _case(id: str, text: str, name: str, **more: Any) -> Fault:
-    live = partial(_run, name, **more)
+    live = partial(trained, partial(made, name), **more)
     return Fault(id, "healthy", text, frozenset(), live=live, formats=("live",), kind="healthy")
 
 

@@ -1,15 +1,19 @@
-"""The sealed half: faults of the lab's own trainer that nobody tunes on. Its cases are counted, never looked at."""
+"""The sealed half: resumes of the lab's own trainer that nobody tunes on. Its cases are counted, never looked at."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from tests.lab import save_deepspeed
 from tests.lab.changes import (
     ALIKE,
     ARGUED,
@@ -26,7 +30,6 @@ from tests.lab.changes import (
     matrices,
     moved,
     of_layers,
-    reborn,
     set_weights,
     steps,
     told,
@@ -34,568 +37,934 @@ from tests.lab.changes import (
     with_,
 )
 from tests.lab.config import Config
+from tests.lab.corruption import flip
 from tests.lab.fault import Fault, Lab, masters, seen
-from tests.lab.model import initial, is_norm
+from tests.lab.loader_faults import drop_optimizer, masters_from_weights, swap_gate_up
+from tests.lab.model import ADAPTED, LORA_SCALE, is_norm
 from tests.lab.split import axis_of, halves
-from tests.lab.state import State
-from tests.lab.train import train
-from tests.lab.trials import other_run
+from tests.lab.state import Named, State
+from tests.lab.trials import shuffled
 
 __all__ = ["SEALED_FAULTS"]
 
+Tensor = torch.Tensor
+Damage = Callable[[Path, State, Lab], State | None]
+
 TABLES = ends("embed_tokens", "lm_head")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+CUT = ends("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-# ---- optimizer -------------------------------------------------------------------------------------------------------
+# ---- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def shifted_index(state: State, lab: Lab) -> State:
-    """Numbered state one place on, wherever the shapes allow it: a parameter was added in front."""
+def drawn(make: Callable[[Any], Restore], *choices: Any) -> Restore:
+    """What ``make`` makes of one of these; of a layer's number, where there are none."""
+
+    def restore(state: State, lab: Lab) -> State:
+        return make(lab.rng.choice(choices or range(state.config.layers)))(state, lab)
+
+    return restore
+
+
+def one_of(pick: Callable[[str], bool], change: Callable[[Tensor, Lab], Tensor], *where: str) -> Restore:
+    """One tensor of those that are picked, in each of these fields; ``updated`` is the masters or the weights."""
+
+    def restore(state: State, lab: Lab) -> State:
+        name = lab.rng.choice(sorted(filter(pick, state.trained())))
+        for found in fields(state, where):
+            found[name] = change(found[name].clone(), lab)
+        return state
+
+    return restore
+
+
+def in_weights(pick: Callable[[str], bool], change: Callable[[Tensor, Lab], Tensor]) -> Restore:
+    """One weight and its master, alike."""
+
+    def restore(state: State, lab: Lab) -> State:
+        name = lab.rng.choice(sorted(filter(pick, state.updated)))
+        return set_weights(state, {name: change(state.updated[name].float().clone(), lab)})
+
+    return restore
+
+
+def exchanged(one: str, other: str, pick: Callable[[str], bool], where: Sequence[str] = ALIKE) -> Restore:
+    """Tensors with these words in their names change places."""
+    return moved(lambda name, c: name.replace(one, "\0").replace(other, one).replace("\0", other), pick, where)
+
+
+def within(pick: Callable[[str], bool], *words: str) -> Callable[[str], bool]:
+    return lambda name: pick(name) and any(word in name for word in words)
+
+
+def on_second(part: Restore) -> Callable[[State, Lab], State]:
+    """For `Fault.second`: rank 1 alone."""
+    return lambda state, lab: part(state.clone(), lab)
+
+
+def turned(number: int, layers: int) -> int:
+    return (number + 1) % layers
+
+
+def same(state: State, lab: Lab) -> State:
+    return state
+
+
+# ---- DeepSpeed's files -----------------------------------------------------------------------------------------------
+
+
+def partition(path: Path, rank: int) -> Path:
+    return path / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def edited(path: Path, rank: int, change: Callable[[Named, int], None]) -> None:
+    """Change a rank's flat lines in its file: fp32, exp_avg and exp_avg_sq, and the step, of each group by number."""
+    content = torch.load(partition(path, rank), weights_only=False)  # the lab's own
+    found = content["optimizer_state_dict"]
+    fp32, state = found["single_partition_of_fp32_groups"], found["base_optimizer_state"]["state"]
+    for number in range(len(fp32)):
+        lines = {"fp32": fp32[number]} | state[number]
+        change(lines, number)
+        fp32[number] = lines.pop("fp32")
+        state[number] = lines
+    torch.save(content, partition(path, rank))
+
+
+def joined(path: Path, state: State) -> State:
+    """What DeepSpeed loads: partitions in the order of the ranks' numbers, each parameter where its line has it."""
+    found = state.clone()
+    ranks: list[list[Named]] = [[], []]
+    for rank, groups in enumerate(ranks):
+        edited(path, rank, lambda lines, number, groups=groups: groups.append(dict(lines)))
+    for number, (_, names) in enumerate(state.groups()):
+        parts = [groups[number] for groups in ranks]
+        for where, line in {"masters": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}.items():
+            whole, at = torch.cat([part[line] for part in parts]), 0
+            for name in names:
+                shape = state.params[name].shape
+                getattr(found, where)[name] = whole[at : at + shape.numel()].reshape(shape).clone()
+                found.step[name] = float(parts[at // len(parts[0][line])]["step"])
+                at += shape.numel()
+    return found
+
+
+def lines_of_one(change: Callable[[Named, int, Lab], None]) -> Damage:
+    """The lines of a rank that is drawn."""
+
+    def damage(path: Path, state: State, lab: Lab) -> State:
+        edited(path, lab.rng.randrange(2), lambda lines, number: change(lines, number, lab))
+        return joined(path, state)
+
+    return damage
+
+
+def files_exchanged(path: Path, state: State, lab: Lab) -> State:
+    first, second = (partition(path, rank).read_bytes() for rank in range(2))
+    partition(path, 0).write_bytes(second)
+    partition(path, 1).write_bytes(first)
+    return joined(path, state)
+
+
+def file_copied(path: Path, state: State, lab: Lab) -> State:
+    rank = lab.rng.randrange(2)
+    shutil.copyfile(partition(path, rank), partition(path, 1 - rank))
+    return joined(path, state)
+
+
+def put_from(older: State, file: Path) -> None:
+    """A file of another save in the place of this one's."""
+    with tempfile.TemporaryDirectory() as work:
+        shutil.copyfile(save_deepspeed.save(Path(work), older) / file.name, file)
+
+
+def older_partition(path: Path, state: State, lab: Lab) -> State:
+    put_from(lab.run.recent, partition(path, lab.rng.randrange(2)))
+    return joined(path, state)
+
+
+def older_module(path: Path, state: State, lab: Lab) -> State:
+    older = lab.run.recent
+    put_from(older, path / "mp_rank_00_model_states.pt")
+    return replace(state, params=older.params, buffers=older.buffers, trainer=older.trainer)
+
+
+def averaged_partitions(path: Path, state: State, lab: Lab) -> State:
+    found: list[Named] = []
+    for rank in range(2):
+        edited(path, rank, lambda lines, number: found.append(dict(lines)))
+    groups = len(found) // 2
+    for rank in range(2):
+        edited(path, rank, lambda lines, n: lines.update(fp32=(found[n]["fp32"] + found[groups + n]["fp32"]) / 2))
+    return joined(path, state)
+
+
+def missing_file(path: Path, state: State, lab: Lab) -> None:
+    files = [file for file in path.rglob("*.pt") if "model_states" not in file.name]
+    lab.rng.choice(sorted(files)).unlink()
+
+
+def shortened(path: Path, state: State, lab: Lab) -> None:
+    file = lab.rng.choice(sorted(file for file in path.rglob("*.pt")))
+    os.truncate(file, int(file.stat().st_size * lab.rng.uniform(0.05, 0.95)))
+
+
+def second_moment_gone(lines: Named, number: int, lab: Lab) -> None:
+    lines["exp_avg_sq"] = torch.zeros_like(lines["exp_avg_sq"])
+
+
+def begins_late(lines: Named, number: int, lab: Lab) -> None:
+    by = lab.rng.randrange(1, 40)
+    for what in ("fp32", "exp_avg", "exp_avg_sq"):
+        if len(lines[what]) > 4 * by:
+            lines[what] = torch.cat([lines[what][by:], torch.zeros(by)])
+
+
+def counter_new(lines: Named, number: int, lab: Lab) -> None:
+    lines["step"] = torch.zeros_like(lines["step"])
+
+
+def tail_unwritten(lines: Named, number: int, lab: Lab) -> None:
+    if number == 0:
+        lines["fp32"] = lines["fp32"].clone()
+        lines["fp32"][int(len(lines["fp32"]) * lab.rng.uniform(0.6, 0.9)) :] = 0
+
+
+def block_of_nan(lines: Named, number: int, lab: Lab) -> None:
+    if number == 0:
+        at = lab.rng.randrange(len(lines["exp_avg_sq"]) // 2)
+        lines["exp_avg_sq"] = lines["exp_avg_sq"].clone()
+        lines["exp_avg_sq"][at : at + 16] = math.nan
+
+
+def first_moment_turned(lines: Named, number: int, lab: Lab) -> None:
+    if number == 0:
+        data = lines["exp_avg"].contiguous().view(torch.uint8).view(-1, 4).flip(1).contiguous()
+        lines["exp_avg"] = data.view(torch.float32).view(-1)
+
+
+def reordered(group: int, order: Callable[[list[str]], list[str]]) -> Restore:
+    """Flat lines of a group written in another order of its parameters, and read in the model's."""
+
+    def restore(state: State, lab: Lab) -> State:
+        names = state.groups()[group][1]
+        for found in fields(state, ("masters", *MOMENTS)):
+            line = torch.cat([found[name].reshape(-1) for name in order(names)])
+            parts = line.split([found[name].numel() for name in names])
+            found |= {name: part.view(found[name].shape).clone() for name, part in zip(names, parts, strict=True)}
+        return state
+
+    return restore
+
+
+def by_blocks(tensor: Tensor) -> Tensor:
+    """Through eight bits with a scale for every 256 elements."""
+    flat = torch.nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % 256)).view(-1, 256)
+    scale = flat.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    return ((flat / scale).round() * scale).reshape(-1)[: tensor.numel()].view(tensor.shape)
+
+
+# ---- ranks of Megatron -----------------------------------------------------------------------------------------------
+
+
+def first_ranks_moments(state: State, lab: Lab) -> State:
     for found in fields(state, MOMENTS):
-        old, names = dict(found), list(found)
-        for before, name in itertools.pairwise(names):
-            if old[before].shape == old[name].shape:
-                found[name] = old[before].clone()
-            else:
-                found[name] = torch.zeros_like(old[name])
+        for name in found:
+            if (axis := axis_of(name)) is not None:
+                found[name] = torch.cat([halves(name, found[name])[0]] * 2, axis)
     return state
 
 
-def largest_variance(state: State, lab: Lab) -> State:
-    """The running maximum loaded in the place of the second moment."""
-    older = [lab.run.at(step).exp_avg_sq for step in (lab.run.config.stale, lab.run.config.resume - 20)]
-    for name, now in state.exp_avg_sq.items():
-        state.exp_avg_sq[name] = torch.stack([now, *(one[name] for one in older)]).amax(0)
+def grouped_qkv(state: State, lab: Lab) -> State:
+    """Rows of [Q; K; V] read as if they were by query group."""
+    groups, width = state.config.groups, state.config.hidden
+    for found in fields(state, ALIKE):
+        for name in filter(ends("q_proj"), list(found)):
+            names = [name.replace("q_proj", f"{side}_proj") for side in "qkv"]
+            sizes = [len(found[side]) // groups for side in names]
+            rows = torch.cat([found[side] for side in names]).view(groups, sum(sizes), width).split(sizes, 1)
+            found |= {side: part.reshape(-1, width).clone() for side, part in zip(names, rows, strict=True)}
     return state
 
 
-def one_counter(state: State, lab: Lab) -> State:
-    name = lab.rng.choice([name for name in state.step if not is_norm(name)])
-    state.step[name] = 0.0
+def drifted_momentum(state: State, lab: Lab) -> State:
+    names = lab.rng.sample([name for name in state.exp_avg if is_norm(name)], 2)
+    drifted = {name: state.exp_avg[name] * (1 + 2.0 ** -lab.rng.randrange(6, 16)) for name in names}
+    return replace(state, exp_avg=state.exp_avg | drifted)
+
+
+def later_range(table: Tensor, by: int) -> Tensor:
+    """Rank 1's rows of the vocabulary placed further on; the last ones come to its begin."""
+    first, second = table.chunk(2)
+    return torch.cat([first, second.roll(by, 0)])
+
+
+def local_numbers(state: State, lab: Lab) -> State:
+    """Each of two expert-parallel ranks numbers its experts from 0."""
+    half = state.config.experts // 2
+
+    def source(name: str, config: Config) -> str:
+        head, _, rest = name.partition(".experts.")
+        number, _, side = rest.partition(".")
+        return f"{head}.experts.{int(number) % half}.{side}"
+
+    return moved(source, lambda name: ".experts." in name)(state, lab)
+
+
+def zero_centred(state: State, lab: Lab) -> State:
+    by = lab.rng.choice([1.0, -1.0])
+    return set_weights(state, {name: w.float() + by for name, w in state.updated.items() if is_norm(name)})
+
+
+def transposed_squares(number: int) -> Restore:
+    def turn(tensor: Tensor) -> Tensor:
+        return tensor.T
+
+    return mapped(turn, within(ends("q_proj", "o_proj"), f".layers.{number}."))
+
+
+def older_head(state: State, lab: Lab) -> State:
+    """A head of its own beside the tied embedding: the table of the save before, with new state."""
+    state = head_without_state(state, lab)
+    return set_weights(state, {HEAD: lab.run.recent.updated[EMBEDDING].float()})
+
+
+def head_without_state(state: State, lab: Lab) -> State:
+    for found in fields(state, WEIGHTS):
+        found[HEAD] = found[EMBEDDING].clone()
+    for found in fields(state, MOMENTS):
+        found[HEAD] = torch.zeros_like(found[EMBEDDING])
+    state.step[HEAD] = 0.0
     return state
 
 
-def next_optimizer(state: State, lab: Lab) -> State:
-    """An asynchronous save took the weights first, and the optimizer an update later."""
-    later, _, _ = train(state, 1)
-    return replace(state, exp_avg=later.exp_avg, exp_avg_sq=later.exp_avg_sq, step=later.step)
-
-
-def zero_rows_of_variance(state: State, lab: Lab) -> State:
-    name = lab.rng.choice([n for n in state.exp_avg_sq if ends("gate_proj", "q_proj")(n)])
-    state.exp_avg_sq[name] = state.exp_avg_sq[name].clone()
-    state.exp_avg_sq[name][: len(state.exp_avg_sq[name]) // 4] = 0
+def older_layer(state: State, lab: Lab) -> State:
+    older, pick = lab.run.stale, of_layers(lab.rng.randrange(state.config.layers))
+    for where in ALIKE:
+        held = getattr(state, where)
+        held |= {name: getattr(older, where)[name] for name in filter(pick, held)}
     return state
 
 
-def crossed_moments(state: State, lab: Lab) -> State:
-    """First moments of gate beside second moments of up, and the reverse."""
-    return moved(_partner("gate_proj", "up_proj"), ends("gate_proj", "up_proj"), ("exp_avg",))(state, lab)
+def stuck_bit(tensor: Tensor, lab: Lab) -> Tensor:
+    """One bit of every 64th element is set, as by a cell of memory that is worn."""
+    width = 8 * tensor.element_size()
+    bits = tensor.contiguous().view({16: torch.int16, 32: torch.int32}[width]).view(-1)
+    bits[lab.rng.randrange(64) :: 64] |= 1 << (lab.rng.randrange(17, 21) - (16 if width == 16 else 0))
+    return bits.view(tensor.dtype).view(tensor.shape)
 
 
-def _partner(one: str, other: str) -> Callable[[str, Config], str]:
-    return lambda name, config: name.replace(one, "\0").replace(other, one).replace("\0", other)
+# ---- the optimizer's state -------------------------------------------------------------------------------------------
+
+
+def scaled_moments(factor: float) -> Restore:
+    """As gradients that were not unscaled leave them."""
+    return both(
+        mapped(lambda t: t * factor, where=("exp_avg",)), mapped(lambda t: t * factor**2, where=("exp_avg_sq",))
+    )
+
+
+def dealt_rows(tensor: Tensor) -> Tensor:
+    """Rows dealt to four ranks in turn, joined rank by rank."""
+    return torch.cat([tensor[rank::4] for rank in range(4)])
+
+
+def previous_momentum(state: State, lab: Lab) -> State:
+    return replace(state, exp_avg=lab.run.previous.exp_avg)
+
+
+def previous_moments(state: State, lab: Lab) -> State:
+    return replace(state, exp_avg=lab.run.previous.exp_avg, exp_avg_sq=lab.run.previous.exp_avg_sq)
+
+
+def random_masters(state: State, lab: Lab) -> State:
+    return replace(state, masters=lab.run.fresh().masters)
+
+
+def previous_masters(state: State, lab: Lab) -> State:
+    return replace(state, masters=lab.run.previous.masters)
 
 
 # ---- masters ---------------------------------------------------------------------------------------------------------
 
 
-def late_masters(state: State, lab: Lab) -> State:
-    return replace(state, masters=lab.run.previous.masters)
+def through_tf32(tensor: Tensor) -> Tensor:
+    return (tensor.contiguous().view(torch.int32) & -8192).view(torch.float32)
 
 
-def cut_weights(state: State, lab: Lab) -> State:
-    """bf16 by cutting bits off instead of rounding."""
-    for name, master in state.masters.items():
-        state.params[name] = (master.view(torch.int32) & -65536).view(torch.float32).to(state.params[name].dtype)
+def dithered(state: State, lab: Lab) -> State:
+    """Masters made anew from bf16, with low bits by chance: they round to the weights."""
+    made = torch.Generator().manual_seed(lab.rng.randrange(1 << 30))
+    for name, weight in state.params.items():
+        bits = weight.float().contiguous().view(torch.int32)
+        low = torch.randint(0, 1 << 15, weight.shape, generator=made, dtype=torch.int32)
+        state.masters[name] = (bits | low).view(torch.float32)
     return state
 
 
-def half_masters(state: State, lab: Lab) -> State:
-    for name in list(state.masters)[::2]:
+def through_fp8(tensor: Tensor) -> Tensor:
+    scale = 448 / tensor.float().abs().max()
+    return (tensor.float() * scale).to(torch.float8_e4m3fn).float() / scale
+
+
+def masters_left_out(path: Path, state: State, lab: Lab) -> State:
+    """A file that lacks half of its masters; the loader makes them of the weights."""
+    content = torch.load(path, weights_only=False)  # the lab's own
+    for name in lab.rng.sample(sorted(state.masters), len(state.masters) // 2):
+        del content["master_weights"][name]
         state.masters[name] = state.params[name].float()
+    torch.save(content, path)
     return state
 
 
-def master_of_neighbour(state: State, lab: Lab) -> State:
-    names = [name for name in state.masters if ends("down_proj")(name)]
-    first, second = names[:2]
-    state.masters[first], state.masters[second] = state.masters[second], state.masters[first]
-    return state
+# ---- layouts ---------------------------------------------------------------------------------------------------------
 
 
-# ---- layout ----------------------------------------------------------------------------------------------------------
+def heads_of_output(state: State, lab: Lab) -> State:
+    c = state.config
+    order = shuffled(c.heads, lab)
+    return mapped(lambda t: t.view(c.hidden, c.heads, -1)[:, order].reshape(t.shape), ends("o_proj"))(state, lab)
 
 
-def wrong_axis(tensor: torch.Tensor) -> torch.Tensor:
-    """Columns that two ranks shared, put one under the other and read as if they were whole rows."""
-    return torch.cat(tensor.chunk(2, 1), 0).reshape(tensor.shape)
+def to_halves(state: State, lab: Lab) -> State:
+    """Rows of q from interleaved pairs to halves, though they were halves before; k stays."""
+    width = state.config.head_dim
+    order = torch.arange(width).view(-1, 2).T.reshape(-1)
+
+    def permute(tensor: Tensor) -> Tensor:
+        return tensor.view(-1, width, tensor.shape[1])[:, order].reshape(tensor.shape)
+
+    return mapped(permute, ends("q_proj"))(state, lab)
 
 
-def interleaved_pairs(state: State, lab: Lab) -> State:
-    """gate_0, up_0, gate_1, up_1 … cut in the middle."""
-    for found in fields(state, ALIKE):
-        for name in filter(ends("gate_proj"), list(found)):
-            other = name.replace("gate_proj", "up_proj")
-            mixed = torch.stack([found[name], found[other]], 1).reshape(-1, found[name].shape[1])
-            found[name], found[other] = (part.clone() for part in mixed.chunk(2))
-    return state
-
-
-def groups_turned(*sides: str) -> Restore:
-    """Rows of these by key group, in another order of groups."""
+def four_naive(number: int) -> Restore:
+    """[gate; up] of four ranks put one under the other, in one layer's weights."""
 
     def restore(state: State, lab: Lab) -> State:
-        groups = state.config.groups
-
-        def turn(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.view(groups, -1, tensor.shape[1]).roll(1, 0).reshape(tensor.shape)
-
-        return mapped(turn, ends(*sides))(state, lab)
+        for found in fields(state, WEIGHTS):
+            for name in filter(within(ends("gate_proj"), f".layers.{number}."), list(found)):
+                other = name.replace("gate_proj", "up_proj")
+                pairs = zip(found[name].chunk(4), found[other].chunk(4), strict=True)
+                rows = torch.cat([part for pair in pairs for part in pair])
+                found[name], found[other] = (half.clone() for half in rows.chunk(2))
+        return state
 
     return restore
 
 
-def lexicographic(number: int, layers: int) -> int:
-    return int(sorted(str(n) for n in range(layers))[number])
-
-
-def doubled_half(state: State, lab: Lab) -> State:
-    """Rank 0's part read for both ranks."""
+def shifted_layer(state: State, lab: Lab) -> State:
+    """A layer's flat parameter read a few elements too early."""
+    number, by = lab.rng.randrange(state.config.layers), lab.rng.randrange(1, 48)
     for found in fields(state, ALIKE):
-        for name in found:
-            if (axis := axis_of(name)) is not None and (found[name].shape[axis] % 2 == 0):
-                found[name] = torch.cat([halves(name, found[name])[0]] * 2, axis)
+        names = list(filter(of_layers(number), found))
+        line = torch.cat([found[name].reshape(-1) for name in names]).roll(by)
+        line[:by] = 0
+        parts = line.split([found[name].numel() for name in names])
+        found |= {name: part.view(found[name].shape).clone() for name, part in zip(names, parts, strict=True)}
     return state
 
 
-def absent_shard(state: State, lab: Lab) -> State:
-    """The third of four row shards was not found: its rows are as initialised."""
-    new, made = initial(state.config, seed=77), {}
-    for name in filter(ends("q_proj", "gate_proj", "o_proj"), state.params):
-        parts = list(state.updated[name].chunk(4))
-        parts[2] = new[name].chunk(4)[2].to(parts[2].dtype)
-        made[name] = torch.cat(parts)
-    return set_weights(state, made)
+def rest_rows_zero(state: State, lab: Lab) -> State:
+    """Rows beyond an even share of the ranks were written by none."""
+    for found in fields(state, ALIKE):
+        for name in filter(ends("gate_proj", "up_proj"), found):
+            rows = len(found[name])
+            world = next(world for world in (7, 5, 3, 11) if rows % world)
+            found[name] = found[name].clone()
+            found[name][rows // world * world :] = 0
+    return state
 
 
-def experts_dealt(state: State, lab: Lab) -> State:
-    """Experts written by two expert-parallel ranks in turn, and read in blocks."""
-    count = state.config.experts
-    order = [*range(0, count, 2), *range(1, count, 2)]
+def crossed_experts(number: int) -> Restore:
+    """The down_proj of a layer's experts in another order, the rest of them right."""
 
     def source(name: str, config: Config) -> str:
         head, _, rest = name.partition(".experts.")
-        number, _, side = rest.partition(".")
-        return f"{head}.experts.{order[int(number)]}.{side}"
+        expert, _, side = rest.partition(".")
+        return f"{head}.experts.{(int(expert) + 1) % config.experts}.{side}"
 
-    return moved(source, lambda name: ".experts." in name)(state, lab)
+    return moved(source, within(ends("down_proj"), f".layers.{number}.mlp.experts."))
 
 
-def balance_turned(state: State, lab: Lab) -> State:
-    for name in [name for name in state.buffers if name.endswith("expert_bias")]:
-        state.buffers[name] = state.buffers[name].roll(1) + 0.0
-        if torch.equal(state.buffers[name], state.buffers[name].roll(1)):
-            state.buffers[name] = -state.buffers[name]
-    return state
+def padding_first(state: State, lab: Lab) -> State:
+    return mapped(lambda t: t.roll(state.config.padded - state.config.vocab, 0), TABLES)(state, lab)
 
 
 # ---- vocabulary, averages, adapters ----------------------------------------------------------------------------------
 
 
-def two_tokens(state: State, lab: Lab) -> State:
-    one, two = lab.rng.sample(range(state.config.vocab), 2)
-
-    def exchange(table: torch.Tensor) -> torch.Tensor:
-        order = list(range(len(table)))
-        order[one], order[two] = two, one
-        return table[order]
-
-    return mapped(exchange, TABLES)(state, lab)
+def rows_zero(state: State, lab: Lab) -> State:
+    count = lab.rng.randrange(4, state.config.vocab // 4)
+    rows = slice(state.config.vocab - count, state.config.vocab)
+    return in_tables(state, lambda table: table.index_fill_(0, torch.arange(rows.start, rows.stop), 0.0))
 
 
-def sorted_tokens(state: State, lab: Lab) -> State:
-    vocab = state.config.vocab
-    order = [*sorted(range(vocab), key=str), *range(vocab, state.config.padded)]
+def rows_of_unknown(state: State, lab: Lab) -> State:
+    """Tokens that another tokenizer does not know have the row of one that stands for them."""
+    first, *others = lab.rng.sample(range(state.config.vocab), 9)
+
+    def change(table: Tensor) -> Tensor:
+        table[others] = table[first].clone()
+        return table
+
+    return in_tables(state, change)
+
+
+def in_tables(state: State, change: Callable[[Tensor], Tensor]) -> State:
+    return set_weights(state, {n: change(w.float().clone()) for n, w in state.updated.items() if TABLES(n)})
+
+
+def specials_first(state: State, lab: Lab) -> State:
+    vocab, count = state.config.vocab, lab.rng.randrange(2, 12)
+    order = [*range(vocab - count, vocab), *range(vocab - count), *range(vocab, state.config.padded)]
     return mapped(lambda table: table[order], TABLES)(state, lab)
 
 
-def last_tokens_average(state: State, lab: Lab) -> State:
-    """The table was cut and grown again: its last rows are the mean of the others."""
-    count = state.config.vocab // 6
-    for found in fields(state, WEIGHTS):
-        for name in filter(TABLES, found):
-            found[name] = found[name].clone()
-            last = slice(state.config.vocab - count, state.config.vocab)
-            found[name][last] = found[name][: last.start].float().mean(0).to(found[name].dtype)
+def padding_reborn(state: State, lab: Lab) -> State:
+    made = torch.Generator().manual_seed(lab.rng.randrange(1 << 30))
+
+    def change(table: Tensor) -> Tensor:
+        rest = table[state.config.vocab :]
+        rest.copy_(torch.randn(rest.shape, generator=made) * 0.02)
+        return table
+
+    return in_tables(state, change)
+
+
+def partly_averaged(state: State, lab: Lab) -> State:
+    names = lab.rng.sample(sorted(state.ema), len(state.ema) // 2)
+    return set_weights(state, {name: state.ema[name].clone() for name in names})
+
+
+def older_average(state: State, lab: Lab) -> State:
+    return replace(state, ema=lab.run.stale.ema)
+
+
+def unmerged(state: State, lab: Lab) -> State:
+    """Adapters taken out of a base that never had them."""
+    for name in [name for name in state.params if name.endswith(tuple(f"{side}.weight" for side in ADAPTED))]:
+        stem = name.removesuffix("weight")
+        a, b = state.params[f"{stem}lora_A.weight"].float(), state.params[f"{stem}lora_B.weight"].float()
+        state.params[name] = (state.params[name].float() - LORA_SCALE * b @ a).to(state.params[name].dtype)
     return state
 
 
-def tied_wrongly(state: State, lab: Lab) -> State:
-    """The head of an untied model set to its embedding."""
-    return set_weights(state, {HEAD: state.updated[EMBEDDING].clone()})
-
-
-def swapped_average(state: State, lab: Lab) -> State:
-    average, raw = dict(state.ema), {name: w.float().clone() for name, w in state.updated.items()}
-    return replace(set_weights(state, average), ema=raw)
-
-
-def averaged_saves(state: State, lab: Lab) -> State:
-    """The mean of the last three saves."""
-    saves = [lab.run.at(step).updated for step in (lab.run.config.resume - 40, lab.run.config.resume - 20)]
-    return set_weights(
-        state,
-        {name: (w.float() + sum(one[name].float() for one in saves)) / 3 for name, w in state.updated.items()},
-    )
-
-
-def adapters_crossed(state: State, lab: Lab) -> State:
-    """B of q's adapter loaded for v, and the reverse; where heads and groups are as many."""
-    pick = ends("q_proj.lora_A", "v_proj.lora_A", "q_proj.lora_B", "v_proj.lora_B")
-    return moved(_partner("q_proj", "v_proj"), pick, WEIGHTS)(state, lab)
-
-
-def older_adapters(state: State, lab: Lab) -> State:
-    older = lab.run.stale.updated
-    return set_weights(state, {name: older[name] for name in older if "lora_" in name})
-
-
-def other_base(state: State, lab: Lab) -> State:
-    other = initial(lab.run.config, seed=lab.run.config.seed + 7)
-    weights = {name: w.float() + 0.1 * other[name] for name, w in state.params.items() if "lora_" not in name}
-    return set_weights(state, {name: w for name, w in weights.items() if not is_norm(name)})
+def lower_rank(state: State, lab: Lab) -> State:
+    """Adapters cut to half of their rank, and filled with zeros."""
+    changed = {}
+    for name in [name for name in state.updated if "lora_" in name]:
+        tensor, rank = state.updated[name].float().clone(), state.config.lora
+        tensor.narrow(int("lora_B" in name), rank // 2, rank - rank // 2).zero_()
+        changed[name] = tensor
+    return set_weights(state, changed)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def int8(weight: torch.Tensor) -> torch.Tensor:
-    """Through eight bits with one scale a row, as a quantised export has them."""
-    if weight.ndim < 2:
-        return weight
-    scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
-    return (weight.float() / scale).round() * scale
+def sign_of_one(tensor: Tensor, lab: Lab) -> Tensor:
+    largest = tensor.abs().flatten().topk(tensor.numel() // 4).indices.tolist()
+    return flip(tensor, lab.rng.choice(largest), 0)
 
 
-def souped(state: State, lab: Lab) -> State:
-    other = other_run(lab).updated
-    return set_weights(state, {name: (w.float() + other[name].float()) / 2 for name, w in state.updated.items()})
+def never_filled(tensor: Tensor, lab: Lab) -> Tensor:
+    """Memory as it was found."""
+    made = torch.Generator().manual_seed(lab.rng.randrange(1 << 30))
+    found = torch.randint(-(1 << 31), 1 << 31, tensor.shape, generator=made).int()
+    return found.view(torch.float32)
 
 
-def scaled_table(state: State, lab: Lab) -> State:
-    factor = math.sqrt(state.config.hidden)
-    return set_weights(state, {EMBEDDING: state.updated[EMBEDDING].float() * factor})
+def infinite(tensor: Tensor, lab: Lab) -> Tensor:
+    tensor.view(-1)[lab.rng.randrange(tensor.numel())] = math.inf
+    return tensor
 
 
-def swapped_bytes(state: State, lab: Lab) -> State:
-    """One matrix read with the bytes of each element in the other order."""
-    name = lab.rng.choice([name for name in state.params if ends("o_proj")(name)])
-    tensor = state.updated[name]
-    turned = tensor.contiguous().view(torch.uint8).view(-1, tensor.element_size()).flip(1).contiguous()
-    state.updated[name] = turned.view(tensor.dtype).view(tensor.shape)
-    if state.masters:
-        state.params[name] = state.updated[name].to(state.params[name].dtype)
-    return state
-
-
-def misread_type(state: State, lab: Lab) -> State:
-    """bf16 bytes of one matrix taken for fp16."""
-    name = lab.rng.choice([name for name in state.params if ends("up_proj")(name)])
-    wrong = state.updated[name].bfloat16().view(torch.float16).float()
-    return set_weights(state, {name: wrong.nan_to_num(0.0)})
-
-
-def nan_row(state: State, lab: Lab) -> State:
-    name = lab.rng.choice([name for name in state.params if ends("k_proj")(name)])
-    weight = state.updated[name].clone()
-    weight[lab.rng.randrange(len(weight))] = math.nan
-    return set_weights(state, {name: weight})
-
-
-def stale_layer(state: State, lab: Lab) -> State:
-    older = lab.run.recent
-    for where in ALIKE:
-        for name in filter(of_layers(0), getattr(state, where)):
-            getattr(state, where)[name] = getattr(older, where)[name]
-    return state
-
-
-def stale_norms(state: State, lab: Lab) -> State:
-    older = lab.run.stale.updated
-    return set_weights(state, {name: older[name] for name in older if is_norm(name)})
-
-
-def norms_of_other_run(state: State, lab: Lab) -> State:
-    other = other_run(lab).updated
-    return set_weights(state, {name: other[name] for name in other if is_norm(name)})
-
-
-def exchanged_pages(path: Path, state: State, lab: Lab) -> State:
-    """Two runs of 2 KiB within one tensor of a file have changed places."""
-    name = lab.rng.choice([name for name in state.exp_avg if ends("up_proj")(name)])
-    tensor = state.updated[name].clone()
-    data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    half = 2048
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        content = file.read_bytes() if file.is_file() else b""
-        at = content.find(data)
-        if at >= 0:
-            first, last = content[at : at + half], content[at + len(data) - half : at + len(data)]
-            changed = last + content[at + half : at + len(data) - half] + first
-            file.write_bytes(content[:at] + changed + content[at + len(data) :])
-            state.updated[name] = torch.frombuffer(bytearray(changed), dtype=tensor.dtype).view(tensor.shape)
-            state.round_weights()
-            return state
-    raise ValueError("no file holds the tensor whole")
-
-
-def lagging_weights(resumed: State, later: State) -> State:
-    """The saver writes the weights that it copied when the run began, beside today's optimizer."""
-    found = later.clone()
-    found.params, found.masters = resumed.clone().params, resumed.clone().masters
-    return found
-
-
-def lagging_optimizer(resumed: State, later: State) -> State:
-    """The saver writes the optimizer that it copied when the run began, beside today's weights."""
-    found, old = later.clone(), resumed.clone()
-    found.exp_avg, found.exp_avg_sq, found.step = old.exp_avg, old.exp_avg_sq, old.step
-    return found
-
-
-def rounded_save(resumed: State, later: State) -> State:
-    """The saver casts fp32 weights to bf16 and back."""
-    return replace(later, params={name: w.bfloat16().float() for name, w in later.params.items()})
-
-
-def unchanged_state(state: State, lab: Lab) -> State:
-    return state
-
-
-def _twelve(config: Config) -> Config:
-    return config.but(
-        layers=11, heads=2, groups=2, hidden=16, ffn=64, batch=4, experts=0, resume=min(config.resume, 60)
+def torn_page(path: Path, state: State, lab: Lab) -> State:
+    """4 KiB within a tensor of the file are those of the save before."""
+    name = lab.rng.choice([name for name in state.exp_avg_sq if ends("up_proj", "gate_proj")(name)])
+    now, old = (
+        one.exp_avg_sq[name].contiguous().view(torch.uint8).numpy().tobytes() for one in (state, lab.run.recent)
     )
+    content = path.read_bytes()
+    at, start = content.find(now), len(now) // 4096 // 2 * 4096
+    assert at >= 0
+    changed = now[:start] + old[start : start + 4096] + now[start + 4096 :]
+    path.write_bytes(content[:at] + changed + content[at + len(now) :])
+    state.exp_avg_sq[name] = torch.frombuffer(bytearray(changed), dtype=torch.float32).view(state.params[name].shape)
+    return state
+
+
+# ---- savers ----------------------------------------------------------------------------------------------------------
+
+
+def without_optimizer(resumed: State, later: State) -> State:
+    return replace(later.clone(), exp_avg={}, exp_avg_sq={}, step={})
+
+
+def one_moment_twice(resumed: State, later: State) -> State:
+    return replace(later, exp_avg_sq={name: tensor.clone() for name, tensor in later.exp_avg.items()})
+
+
+def through_fp16(resumed: State, later: State) -> State:
+    return replace(later, params={name: w.half().float() for name, w in later.params.items()})
+
+
+def average_for_weights(resumed: State, later: State) -> State:
+    return replace(later, params={name: later.ema[name].clone() for name in later.params})
+
+
+def step_read_late(resumed: State, later: State) -> State:
+    return later.told(step=later.trainer.step + 5)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
 
 
 def _expert(config: Config) -> Config:
-    return config.but(experts=config.experts or 4)
+    return config.but(experts=4)
 
 
 def _grouped(config: Config) -> Config:
     return config.but(heads=4, groups=2, hidden=config.hidden // config.heads * 4)
 
 
-def _many(config: Config) -> Config:
-    return config.but(heads=4, groups=4, hidden=config.hidden // config.heads * 4)
+def _spare(config: Config) -> Config:
+    return config.but(padded=config.padded + 16)
 
 
-def _adapted(config: Config) -> Config:
-    return _many(config).but(lora=4, precision="fp32")
+def _several(config: Config) -> Config:
+    return config.but(groups=max(2, config.groups))
+
+
+def _without_copies(config: Config, format: str) -> bool:
+    return config.precision != "mixed"
 
 
 AFTER = seen("echo next early")
 LOUD = seen("alone echo next early")
+SOON = seen("alone echo next")
+LATER = seen("next early")
 LORA = with_(lora=4, precision="fp32")
-WHOLE = ("torch_save", "torch_masters", "folder", "lightning", "accelerate")
+WITH_EMA: Any = {"needs": with_(ema=True), "formats": EXTRA}
+WITH_LORA: Any = {"needs": LORA, "formats": EXTRA}
+ZERO: Any = {"needs": masters, "formats": ("deepspeed",)}
+TP: Any = {"needs": masters, "formats": ("megatron",)}
 
-SEALED_FAULTS = [
-    # the optimizer's state
-    Fault("s01_moments_summed", "E12", "moments added over two ranks that held the same", AFTER,
-          mapped(lambda t: t * 2, where=MOMENTS), also=("E13", "B6"), why="copies were added; states not of this run"),
-    Fault("s02_momentum_negated", "B6", "exp_avg with the other sign", AFTER,
-          mapped(lambda t: -t, where=("exp_avg",)), also=("B5", "E12", "E13", "H1"),
-          why="the first moment is not its own"),
-    Fault("s03_root_of_variance", "B6", "exp_avg_sq stored as its root", AFTER,
-          mapped(lambda t: t.sqrt(), where=("exp_avg_sq",)), also=("B11", "E13", "B4"),
-          why="the second moment is not the optimizer's own"),
-    Fault("s04_state_of_last_stage", "B1", "moments and counters of the last layer are new", LOUD,
-          both(lambda s, lab: mapped(torch.zeros_like, of_layers(s.config.layers - 1), MOMENTS)(s, lab),
-               lambda s, lab: steps(lambda step: 0.0, of_layers(s.config.layers - 1))(s, lab)),
-          also=("B3", "G6"), formats=FLAT, why="a stage's state was lost; zeros say the same"),
-    Fault("s05_state_of_embedding", "B3", "moments of the embedding zeroed", LOUD,
-          mapped(torch.zeros_like, ends("embed_tokens"), MOMENTS), also=("B1", "G5"), why="state lost, as zeros"),
-    Fault("s06_state_one_on", "B5", "numbered state bound one parameter further", AFTER, shifted_index,
-          also=("E13", "B1", "B3"), formats=FLAT, why="bound elsewhere; what did not fit is zero"),
-    Fault("s07_variance_of_one", "B4", "exp_avg_sq filled with 1", AFTER,
-          mapped(torch.ones_like, where=("exp_avg_sq",)), also=("B1", "B6", "B3", "A2"),
-          why="the second moment is fresh"),
-    Fault("s08_largest_variance", "B11", "the maximum of exp_avg_sq loaded as exp_avg_sq", seen("echo"),
-          largest_variance, also=("B6", "G6", "E13"), why="a second moment of other steps"),
-    Fault("s09_counters_of_parts", "C9", "the optimizer's counters are four times as high", LOUD,
-          steps(lambda step: 4 * step), also=("B2",), why="the counters are what is wrong"),
-    Fault("s10_counters_one_back", "B2", "the optimizer's counters are one too low", AFTER,
-          steps(lambda step: step - 1), also=("C9", "G6"), why="a counter that differs by a step"),
-    Fault("s11_one_counter", "B2", "the counter of one matrix is 0", LOUD, one_counter, also=("G6",),
-          formats=FLAT, why="one counter apart from the others is what mixed saves leave too"),
-    Fault("s12_moments_through_fp16", "D4", "moments through fp16: small ones become 0", seen("echo"),
-          mapped(lambda t: t.half().float(), where=MOMENTS), also=("B4", "B6"), needs=with_(precision="fp32"),
-          formats=FLAT, why="rounding to 16 bits, by which second moments vanish"),
-    Fault("s13_crossed_first_moments", "B5", "exp_avg of gate and up exchanged, exp_avg_sq not", AFTER,
-          crossed_moments, also=("B6", "E3", "E13"), why="moments of two parameters; of one kind alone"),
-    Fault("s14_optimizer_ahead", "G6", "the optimizer is an update ahead of the weights", AFTER, next_optimizer,
-          also=("C9", "B6", "E13", "D2"), why="parts of two steps; the counters show it too"),
-    Fault("s15_variance_rows_zero", "G5", "a quarter of the rows of one exp_avg_sq is zero", LOUD,
-          zero_rows_of_variance, also=("B4", "B6", "G3"), why="zeros in a second moment"),
-    Fault("s16_lexicographic_state", "B5", "state of 11 layers bound in the order of their names", AFTER,
-          moved(layered(lexicographic), where=MOMENTS), also=("E13", "E9"), needs=_twelve, formats=FLAT,
-          why="state of other parameters, by a map of layers"),
-    # masters
-    Fault("s17_masters_through_fp16", "D1", "masters through fp16", seen("alone echo next"),
-          mapped(lambda t: t.half().float(), where=("masters",)), also=("D2", "D7"), needs=masters,
-          why="masters of 16 bits; bf16 of them may differ"),
-    Fault("s18_masters_late", "D2", "masters an update behind", seen("alone echo next"), late_masters, needs=masters,
-          also=("G6", "D3"), why="parts of two steps"),
-    Fault("s19_weights_cut", "D3", "weights are masters with bits cut off, not rounded", seen("alone echo"),
-          cut_weights, needs=masters, also=("D2", "D7"), why="weights that are not their masters, by a last bit"),
-    Fault("s20_half_of_masters", "D1", "every other master made anew from bf16", seen("alone echo next"),
-          half_masters, needs=masters),
-    Fault("s21_masters_exchanged", "D2", "masters of two layers' down_proj exchanged", LOUD, master_of_neighbour,
-          needs=masters, also=("E9", "B5"), why="masters of another tensor"),
-    Fault("s22_masters_of_average", "D2", "masters set to the average", seen("alone echo next"),
-          lambda s, lab: replace(s, masters={name: s.ema[name].clone() for name in s.masters}), also=("F4",),
-          needs=lambda c: c.but(ema=True, precision="mixed"), formats=("torch_save", "dcp"),
-          why="an average in the masters' place"),
-    # layouts
-    Fault("s23_joined_on_rows", "E1", "row-parallel matrices joined along the wrong axis", AFTER,
-          mapped(wrong_axis, ends("o_proj", "down_proj")), also=("E4", "A2"), why="another axis; as if not loaded"),
-    Fault("s24_row_parallel_turned", "E1", "ranks of row-parallel matrices in the wrong order, the others right", AFTER,
-          mapped(lambda t: torch.cat(t.chunk(2, 1)[::-1], 1), ends("o_proj", "down_proj")), also=("E6",),
-          why="columns in another order; of o_proj they are heads"),
-    Fault("s25_key_groups_turned", "E6", "key and value heads in another order than their queries", AFTER,
-          groups_turned("k_proj", "v_proj"), also=("E4", "E1"), needs=_grouped, why="heads in another order"),
-    Fault("s26_value_heads_turned", "E6", "value heads in another order", AFTER, groups_turned("v_proj"),
-          also=("E4", "E1"), needs=_grouped, why="as s25"),
-    Fault("s27_query_for_key", "E4", "q and k of fused rows exchanged", AFTER,
-          moved(_partner("q_proj", "k_proj"), ends("q_proj", "k_proj")), also=("E6", "E9", "E3"), needs=_many,
-          why="fused rows in another order; whole tensors exchanged"),
-    Fault("s28_rows_in_turn", "E2", "gate and up taken in turn, read as halves", AFTER, interleaved_pairs, also=("E3",),
-          why="[gate; up] read in another layout"),
-    Fault("s29_embedding_for_head", "F2", "embedding and head exchanged", AFTER,
-          moved(_partner("lm_head", "model.embed_tokens"), TABLES), also=("E9", "F3", "F7"),
-          needs=with_(tied=False), why="two tables exchanged: whole tensors elsewhere"),
-    Fault("s30_norms_crossed", "E9", "a layer's two norms exchanged, in every layer", AFTER,
-          moved(_partner("input_layernorm", "post_attention_layernorm"),
-                ends("input_layernorm", "post_attention_layernorm")), also=("E3", "A2", "B5"),
-          why="whole tensors elsewhere"),
-    Fault("s31_experts_in_turn", "E10", "experts dealt to ranks in turn, read in blocks", AFTER, experts_dealt,
-          also=("E9",), needs=_expert, why="whole experts elsewhere"),
-    Fault("s32_routers_exchanged", "E10", "routers of two layers exchanged", AFTER,
-          moved(layered(lambda n, count: (1, 0)[n] if n < 2 else n), ends("mlp.gate")), also=("E9",), needs=_expert,
-          why="whole tensors of other layers"),
-    Fault("s33_balance_turned", "A5", "expert_bias in another order", seen("echo"), balance_turned, also=("E10",),
-          needs=_expert, why="a buffer of the router's, not with its experts"),
-    Fault("s34_stage_repeated", "E9", "the first half of the layers read for the second as well", LOUD,
-          moved(layered(lambda n, count: n % (count // 2))), needs=with_(layers=4)),
-    Fault("s35_layers_reversed", "E9", "layers in reverse order", AFTER,
-          moved(layered(lambda n, count: count - 1 - n))),
-    Fault("s36_lexicographic_layers", "E9", "11 layers in the order of their names", AFTER,
-          moved(layered(lexicographic)), needs=_twelve, formats=FLAT),
-    Fault("s37_half_repeated", "E8", "rank 0's part read for both ranks", AFTER, doubled_half, also=("E1", "G6", "G10"),
-          why="a shard read in another's place"),
-    Fault("s38_shard_absent", "A2", "rows of one shard of four left at random values", AFTER, absent_shard,
-          also=("E8", "G6"), why="a part that was not loaded; of one rank"),
-    # vocabulary, averages, adapters
-    Fault("s39_two_tokens", "F7", "two tokens have each other's rows", AFTER, two_tokens, also=("E1", "E8"),
-          why="rows of the vocabulary in another order"),
-    Fault("s40_sorted_tokens", "F7", "tokens numbered in the order of their names", AFTER, sorted_tokens,
-          also=("E1",), why="rows of the vocabulary in another order"),
-    Fault("s41_last_tokens_mean", "F7", "the last sixth of the vocabulary set to the mean of the others", AFTER,
-          last_tokens_average, also=("A2", "E8"), why="rows that are new"),
-    Fault("s42_head_shifted", "F7", "rows of the head shifted by one, the embedding right", AFTER,
-          mapped(lambda t: t.roll(-1, 0), ends("lm_head")), also=("E1",), needs=with_(tied=False),
-          why="rows of the vocabulary in another order"),
-    Fault("s43_tied_wrongly", "F2", "the head of an untied model set to its embedding", AFTER, tied_wrongly,
-          also=("A2", "E9"), needs=with_(tied=False), why="two tables became one; another tensor's values"),
-    Fault("s44_average_exchanged", "F4", "weights and their average exchanged", seen("echo next"), swapped_average,
-          needs=with_(ema=True), formats=EXTRA),
-    Fault("s45_average_stands", "F4", "the average is not moved any more", seen("next early"),
-          told(lambda s: {"silent": (("ema", 1.0),)}), also=("G6",), needs=with_(ema=True),
-          formats=EXTRA, why="the average's own state; a part of an older save"),
-    Fault("s46_mean_of_saves", "F4", "the mean of the last three saves loaded", seen("echo next"), averaged_saves),
-    Fault("s47_adapters_crossed", "F5", "adapters of q and v exchanged", AFTER, adapters_crossed,
-          also=("E9", "A2", "B5", "E3"), needs=_adapted, formats=EXTRA, why="whole tensors elsewhere"),
-    Fault("s48_adapters_older", "F5", "adapters of an older save", seen("echo next"), older_adapters, also=("G6", "D2"),
-          needs=LORA, formats=EXTRA, why="parts of two saves"),
-    Fault("s49_base_other", "F6", "the base is another revision", AFTER, other_base, also=("A2", "F5", "G6"),
-          needs=LORA, formats=EXTRA, why="frozen weights that changed"),
-    Fault("s50_base_through_int8", "F6", "the base went through eight bits", AFTER,
-          mapped(int8, lambda name: "lora_" not in name, ("params",)), also=("D7", "F5", "G6"), needs=LORA,
-          formats=EXTRA, why="frozen weights that changed; by rounding"),
-    # values
-    Fault("s51_weights_through_int8", "D7", "weights went through eight bits", seen("echo next"),
-          mapped(int8, where=WEIGHTS), also=("G6", "D1"), why="an export was resumed from"),
-    Fault("s52_souped", "F4", "weights averaged with those of another run", AFTER, souped,
-          also=("E12", "A2", "G6", "F6"), why="an average, though not of this run alone"),
-    Fault("s53_embedding_scaled", "E12", "the embedding times the root of its width", AFTER, scaled_table,
-          why="one factor for a whole tensor"),
-    Fault("s54_bytes_turned", "G1", "one matrix with its bytes in the other order", LOUD, swapped_bytes,
-          also=("G2", "G10", "G6", "A2"), needs=with_(precision="fp32"), why="bytes that are not the stored ones"),
-    Fault("s55_type_misread", "A2", "bf16 bytes of one matrix taken for fp16", AFTER, misread_type,
-          also=("G1", "G6", "G10", "D7", "E12"), why="values that were not loaded rightly; near a factor"),
-    Fault("s56_nan_row", "G1", "a row of one k_proj is NaN", LOUD, nan_row),
-    Fault("s57_layer_older", "G6", "one layer with its state is of the checkpoint before", AFTER, stale_layer),
-    Fault("s58_norms_older", "G6", "norms of an older save", seen("echo next"), stale_norms, also=("D2", "A2"),
-          why="parts of two saves"),
-    Fault("s59_norms_of_other_run", "G6", "norms of another run", seen("echo next"), norms_of_other_run,
-          also=("A2", "D2", "F6"), why="parts that are not this run's"),
-    Fault("s60_pages_exchanged", "G10", "two runs of bytes within a tensor exchanged", AFTER, damage=exchanged_pages,
-          also=("G5", "G6", "E1", "G2", "G1"), needs=with_(precision="fp32"), formats=WHOLE[:1] + WHOLE[2:],
-          why="bytes at other places of a file"),
-    Fault("s61_last_norm_reborn", "A3", "one norm left at 1", LOUD, reborn(lambda name: name == "model.norm.weight"),
-          also=("A2",), why="one tensor that was not loaded"),
-    Fault("s62_moments_of_vectors_lost", "B3", "moments of the norms zeroed, counters kept", LOUD,
-          mapped(torch.zeros_like, vectors, MOMENTS), also=("B1",), why="state lost, as zeros"),
-    Fault("s63_moments_of_matrices_halved", "E12", "moments of the matrices divided by the ranks", AFTER,
-          mapped(lambda t: t / 4, matrices, MOMENTS), also=("E13", "B6"), why="copies were averaged with nothing"),
-    # the trainer
-    Fault("s64_schedule_longer", "C4", "another length of the schedule, from a default", seen("next early echo"),
-          lambda state, lab: state.declared(total=3 * state.config.total), also=("C2", "H1"),
-          formats=(*ARGUED, "megatron"), why="another curve, by an argument"),
-    Fault("s65_schedule_in_twos", "C3", "the schedule is stepped twice an update from the resume on",
-          seen("next early"), told(lambda s: {"silent": (("schedule", 2),)}), also=("C1",),
-          why="the schedule is ahead of the step"),
-    Fault("s66_schedule_of_samples", "C3", "the schedule's position counts samples", LOUD,
-          told(lambda s: {"scheduler": s.trainer.scheduler * s.config.batch}), also=("C2", "C1"),
-          formats=FLAT, why="a position that is a multiple; the lr is at its end"),
-    Fault("s67_lr_of_vectors", "B8", "the lr of one group is stuck at its peak", LOUD,
-          told(lambda s: {"vector_lr": s.config.lr}), also=("C1", "C2"), formats=FLAT,
-          why="a group beyond the schedule"),
-    Fault("s68_loader_stands", "C6", "the loader's position does not move", seen("next early"),
-          told(lambda s: {"silent": (("data", 0), ("loader", 0))}), also=("C7",), formats=ARGUED,
-          why="the data's position is not the step's"),
-    Fault("s69_trainer_behind", "C9", "the trainer's step is 20 behind all else", LOUD,
-          told(lambda s: {"step": s.trainer.step - 20}), also=("G6", "B2"), why="counters disagree"),
-    Fault("s70_random_unsaved", "C8", "random states are not saved any more", AFTER,
-          lambda state, lab: state.declared(unstored=("rng_state",)), also=("A5",),
-          formats=("torch_save", "dcp", "torch_masters"), why="state outside the model's tensors is gone"),
-    Fault("s81_schedule_unsaved", "C1", "the schedule is not loaded, nor saved any more: the lr starts again", AFTER,
-          lambda state, lab: state.declared(unstored=("scheduler",)).told(scheduler=0), also=("C2",), formats=WHOLE,
-          why="lr starts anew; the curve is not stored"),
-    Fault("s71_scale_of_one", "D8", "the loss scale is 1", AFTER, told(lambda s: {"scale": 1.0, "growth": 0}),
-          needs=with_(scaler=True), formats=EXTRA),
-    Fault("s72_eps_large", "H1", "eps is a thousandth", AFTER, lambda state, lab: state.declared(eps=1e-3),
-          also=("D10",), why="a setting, by which updates vanish"),
-    Fault("s73_decay_lost", "B7", "no weight decays any more", AFTER,
-          lambda state, lab: state.declared(weight_decay=0.0), also=("H1", "C5"), why="the groups tell the new value"),
-    Fault("s74_lr_tenth_silent", "H1", "updates at a tenth of the lr that the files say", seen("next"),
-          told(lambda s: {"silent": (("lr", 0.1),)}), also=("C2", "B8", "C1"), why="the lr in use is another one"),
-    Fault("s75_embedding_frozen", "H1", "the embedding is frozen by mistake", seen("next early"),
-          told(lambda s: {"frozen": ("embed_tokens",)}), also=("D6", "B8"), why="a weight that stands still"),
-    Fault("s76_batch_not_told", "C10", "the batch is another one, and no file says so", AFTER,
-          told(lambda s: {"silent": (("gradient", 0.5),)}), needs=with_(clip=0.0), visible=False),
-    Fault("s77_same_data_again", "C6", "one batch again and again, and no file holds the position", AFTER,
-          told(lambda s: {"silent": (("data", 0),)}), visible=False, formats=("folder", "lightning", "accelerate")),
-    # the saver
-    Fault("s78_saver_keeps_weights", "G6", "each save holds the weights of the run's begin", seen("next early"),
-          unchanged_state, saver=lagging_weights, also=("G7", "D2", "D6", "H1"), formats=FLAT,
-          why="weights of another save; they stand still"),
-    Fault("s79_saver_keeps_optimizer", "G6", "each save holds the optimizer of the run's begin", seen("next early"),
-          unchanged_state, saver=lagging_optimizer, also=("C9", "G7", "B6", "B2"), formats=FLAT,
-          why="an optimizer of another save; its counter says so"),
-    Fault("s80_saver_rounds", "D7", "each save after the resume is cast to bf16", seen("next early"),
-          unchanged_state, saver=rounded_save, also=("D1",), needs=with_(precision="fp32"), formats=FLAT,
-          why="weights are their own masters"),
+SEALED_ZERO = [
+    Fault("x01_files_exchanged", "E13", "files of two ranks under each other's names", LOUD, damage=files_exchanged,
+          also=("E1", "E7", "E8", "D2", "B5"), why="parts of flat lines in another order", **ZERO),
+    Fault("x02_file_copied", "E8", "one rank's file stands for the other's as well", LOUD, damage=file_copied,
+          also=("E1", "E7", "E13", "D2", "G6", "G10", "B5"), why="a part of a flat line in another's place", **ZERO),
+    Fault("x03_file_older", "G6", "one rank's file is of the save before", LOUD, damage=older_partition,
+          also=("C9", "B2", "D2"), why="files of two saves; its counter says so", **ZERO),
+    Fault("x04_second_moment_gone", "B4", "one rank's exp_avg_sq is zero", LOUD,
+          damage=lines_of_one(second_moment_gone), also=("B1", "B3", "B6", "G5"), why="a part of the state is lost",
+          **ZERO),
+    Fault("x05_begins_late", "E7", "one rank's lines begin some elements late", LOUD, damage=lines_of_one(begins_late),
+          also=("E13", "D2", "B5", "E8"), why="an offset within flat lines", **ZERO),
+    Fault("x06_masters_of_one_rank", "D1", "one rank's masters made anew from bf16", SOON,
+          second=on_second(masters_from_weights), **ZERO),
+    Fault("x07_counters_of_one_rank", "B2", "one rank's counters begin at 0", LOUD, damage=lines_of_one(counter_new),
+          also=("G6", "C9"), why="counters disagree, by rank", **ZERO),
+    Fault("x08_moments_in_blocks", "D4", "moments went through eight bits, block by block", LOUD,
+          mapped(by_blocks, where=MOMENTS), also=("B4", "B6", "B11"),
+          why="rounding, by which small second moments vanish", **ZERO),
+    Fault("x09_sorted_names", "E13", "flat lines in the order of the parameters' names", LOUD, reordered(0, sorted),
+          also=("E7", "B5", "D2"), why="a flat line cut in another order", **ZERO),
+    Fault("x10_module_older", "G6", "the file of the weights is of the save before", LOUD, damage=older_module,
+          also=("D3", "C9"), why="files of two saves", **ZERO),
+    Fault("x11_tail_unwritten", "G5", "the end of one rank's masters is zero", LOUD,
+          damage=lines_of_one(tail_unwritten), also=("G4", "D2"), why="zeros where nothing was written", **ZERO),
+    Fault("x12_block_of_nan", "G1", "sixteen second moments are NaN", LOUD, damage=lines_of_one(block_of_nan),
+          also=("G3", "G9"), why="numbers that are none, in a second moment", **ZERO),
+    Fault("x13_schedule_older", "G6", "the schedule's position is that of the save before", LOUD,
+          told(lambda s: {"scheduler": s.trainer.scheduler - 20}), also=("C1", "C2", "C3", "C9"),
+          why="a position behind the step's", formats=("deepspeed",)),
+    Fault("x14_moments_behind", "G6", "one rank's moments are an update behind", AFTER,
+          second=on_second(previous_moments), also=("B6", "E13"), why="parts of two steps", **ZERO),
+    Fault("x15_masters_random", "D2", "one rank's masters are as initialised", LOUD, second=on_second(random_masters),
+          also=("A2", "G6"), why="masters that were not loaded", **ZERO),
+    Fault("x16_accumulated_sum", "C10", "gradients of sixteen micro-batches added, not averaged", LATER,
+          told(lambda s: {"silent": (("gradient", 16.0),)}), also=("B10", "D8", "H1", "H3", "H4", "G9"),
+          needs=with_(clip=0.0), formats=("deepspeed",), why="second moments grow; larger gradients do the same"),
+    Fault("x17_adamw_for_adam", "H1", "AdamW where Adam was", AFTER,
+          lambda state, lab: state.declared(optimizer="adamw"), needs=with_(optimizer="adam", weight_decay=0.1),
+          also=("B7", "C5"), formats=("deepspeed",), why="weights decay otherwise"),
+    Fault("x18_file_missing", "G8", "one rank's file is not there", seen("alone echo"), damage=missing_file,
+          also=("G4",), why="a save that was not completed", formats=("deepspeed",)),
+    Fault("x19_file_short", "G4", "a file ends early", seen("alone echo"), damage=shortened, also=("G8",),
+          why="a save that was not completed", formats=("deepspeed",)),
+    Fault("x20_vectors_in_other_order", "E13", "the flat line of the vectors begins with the last norm", LOUD,
+          reordered(1, lambda names: [names[-1], *names[:-1]]), also=("E7", "B5", "D2", "E9"),
+          why="a flat line cut in another order, by whole parameters", **ZERO),
+    Fault("x21_bytes_turned", "G1", "one rank's exp_avg has its bytes in the other order", LOUD,
+          damage=lines_of_one(first_moment_turned), also=("G2", "G6", "G10", "G9", "B6"),
+          why="bytes that are not the stored ones", **ZERO),
+    Fault("x22_partitions_averaged", "E12", "each rank's masters are the mean of both ranks'", LOUD,
+          damage=averaged_partitions, also=("E1", "E8", "D2", "G6"), why="parts taken for copies", **ZERO),
 ]  # fmt: skip
+
+SEALED_TP = [
+    Fault("x31_moments_of_first_rank", "E8", "both ranks have rank 0's moments", LOUD,
+          second=lambda s, lab: first_ranks_moments(s.clone(), lab), also=("E13", "E1", "B5", "G6", "G10"),
+          why="a part in another's place", formats=("megatron",)),
+    Fault("x32_rows_grouped", "E4", "[Q; K; V] read as rows by query group", AFTER, grouped_qkv, also=("E6", "E1"),
+          needs=_several, why="fused rows in another order", formats=("megatron",)),
+    Fault("x33_gated_on_one_rank", "E3", "gate and up exchanged on rank 1", AFTER, second=on_second(swap_gate_up),
+          also=("E2", "E1"), why="a rank's half of both is in the other's place", formats=("megatron",)),
+    Fault("x34_momentum_of_replicas", "F1", "two norms' exp_avg differ between the ranks", seen("alone echo"),
+          second=drifted_momentum, also=("G6",), why="copies that should be one", formats=("megatron",)),
+    Fault("x35_random_shared", "C8", "both ranks have rank 0's random state", AFTER,
+          told(lambda s: {"shared_random": True}), formats=("megatron",)),
+    Fault("x36_masters_of_vectors", "D1", "the norms' masters made anew from bf16", SOON,
+          mapped(lambda t: t.bfloat16().float(), vectors, ("masters",)), **TP),
+    Fault("x37_chunks_in_turn", "E9", "four layers of two virtual stages in the order 0 2 1 3", AFTER,
+          moved(layered(lambda n, count: (0, 2, 1, 3)[n])), needs=with_(layers=4), formats=("megatron",)),
+    Fault("x38_attention_turned", "E9", "each layer has the next one's attention", AFTER,
+          moved(layered(turned), lambda name: "self_attn" in name), formats=("megatron",)),
+    Fault("x39_range_later", "E8", "rank 1's rows of the vocabulary begin later", LOUD,
+          drawn(lambda by: mapped(lambda t: later_range(t, by), TABLES), 1, 2, 3, 5), also=("F7", "E7", "E11", "E1"),
+          why="rows of one rank moved, trained ones among the padding", needs=_spare, formats=("megatron",)),
+    Fault("x40_local_numbers", "E10", "experts numbered from 0 on each rank", LOUD, local_numbers, also=("E9",),
+          needs=_expert, why="whole experts twice", formats=("megatron",)),
+    Fault("x41_samples_older", "C6", "consumed samples are those of the save before: its data comes again", LOUD,
+          told(lambda s: {"data_index": s.trainer.data_index - 20, "loader": s.trainer.loader - 20,
+                          "samples": s.trainer.samples - 20 * s.config.batch}),
+          also=("C7", "C9", "G6"), why="a position behind the step's", formats=("megatron",)),
+    Fault("x42_other_batch_counted", "C3", "the schedule's position is 1.5 times the step", LOUD,
+          told(lambda s: {"scheduler": s.trainer.scheduler * 3 // 2}), also=("C1", "C2", "C9"),
+          why="a position ahead of the step's", formats=("megatron",)),
+    Fault("x43_state_of_next_mlp", "B5", "moments of each down_proj are the next layer's", AFTER,
+          moved(layered(turned), ends("down_proj"), MOMENTS), also=("E13", "E9"), why="state of other parameters",
+          formats=("megatron",)),
+    Fault("x44_masters_behind", "D2", "one rank's masters are an update behind", SOON,
+          second=on_second(previous_masters), also=("G6", "D3"), why="parts of two steps", **TP),
+    Fault("x45_optimizer_of_one_rank", "B1", "one rank's optimizer is new", LOUD, second=on_second(drop_optimizer),
+          also=("B2", "B3", "E8", "G6"), why="a part of the state is lost; by rank", formats=("megatron",)),
+    Fault("x46_zero_centred", "A2", "norms are off by one, as between two ways of storing them", AFTER, zero_centred,
+          also=("A3", "E12", "H1", "H2", "G6"), why="no cause says it: norms that were not loaded rightly",
+          formats=("megatron",)),
+    Fault("x47_squares_transposed", "E1", "q_proj and o_proj of one layer transposed, with their state", AFTER,
+          drawn(transposed_squares), also=("E4", "E6", "A2"), why="another axis", formats=("megatron",)),
+    Fault("x48_file_missing", "G8", "one rank's file is not there", seen("alone echo"),
+          damage=lambda path, state, lab: (path / f"mp_rank_{lab.rng.randrange(2):02d}/model_optim_rng.pt").unlink(),
+          also=("G4",), why="a save that was not completed", formats=("megatron",)),
+    Fault("x49_head_older", "F2", "a head of its own beside the tied table: that of the save before", LOUD, older_head,
+          also=("F3", "G6"), needs=with_(tied=True), why="two tables where one was", formats=("megatron",)),
+    Fault("x50_balance_older", "A5", "the experts' balance is of an older save", seen("echo next"),
+          lambda state, lab: replace(state, buffers=lab.run.stale.buffers), also=("G6", "E10"), needs=_expert,
+          why="a buffer that was not restored", formats=("megatron",)),
+    Fault("x51_layer_of_one_rank", "G6", "one rank's part of a layer is of an older save", AFTER,
+          second=on_second(older_layer), formats=("megatron",)),
+    Fault("x52_no_floor", "C4", "the schedule ends where it begins", AFTER,
+          lambda state, lab: state.declared(min_lr=state.config.lr), also=("C2", "H1"), why="another curve",
+          formats=("megatron",)),
+    Fault("x53_bits_of_one_rank", "G2", "a bit of some masters of one rank is set", SOON,
+          second=on_second(one_of(CUT, stuck_bit, "masters")), also=("G1", "G10", "D2"),
+          why="masters that are not their weights", **TP),
+    Fault("x54_file_short", "G4", "a rank's file ends early", seen("alone echo"), damage=shortened, also=("G8",),
+          why="a save that was not completed", formats=("megatron",)),
+]  # fmt: skip
+
+SEALED_ANY = [
+    # the optimizer's state
+    Fault("x61_betas_exchanged", "H1", "the betas in each other's place", AFTER,
+          lambda state, lab: state.declared(betas=state.config.betas[::-1]), needs=with_(betas=(0.9, 0.98))),
+    Fault("x62_moments_scaled", "D8", "moments hold the loss scale", AFTER,
+          drawn(scaled_moments, 16.0, 128.0, 1024.0, 4096.0), also=("E12", "E13", "B10", "G3"),
+          why="one factor for all first moments, its square for the second"),
+    Fault("x63_variance_unscaled", "E12", "exp_avg_sq was divided by a loss scale", LOUD,
+          drawn(lambda factor: mapped(lambda t: t / factor, where=("exp_avg_sq",)), 2.0**10, 2.0**16),
+          also=("B6", "B11", "B4", "E13", "D8"), why="one factor; second moments too small for the first"),
+    Fault("x64_momentum_of_layer", "B3", "a layer's exp_avg is zero", SOON,
+          drawn(lambda n: mapped(torch.zeros_like, of_layers(n), ("exp_avg",))), also=("B1", "B6", "G5"),
+          why="a part of the state is lost"),
+    Fault("x65_counters_added", "B2", "the matrices' counters are twice as high", LOUD,
+          steps(lambda step: 2 * step, matrices), also=("C9", "G6"), formats=FLAT, why="counters disagree"),
+    Fault("x66_key_for_value", "B5", "moments of a layer's k and v exchanged", AFTER,
+          drawn(lambda n: exchanged("k_proj", "v_proj", within(ends("k_proj", "v_proj"), f".layers.{n}."), MOMENTS)),
+          also=("E13", "E4"), why="state of other parameters"),
+    Fault("x67_rows_dealt", "E13", "moments' rows dealt to four ranks and joined rank by rank", AFTER,
+          mapped(dealt_rows, CUT, MOMENTS), also=("E1", "E7", "B5"), why="rows of the state alone in another order"),
+    Fault("x68_variance_even", "B11", "exp_avg_sq is one number a tensor", LOUD,
+          mapped(lambda t: t.mean().expand_as(t), where=("exp_avg_sq",)), also=("B4", "B6", "E12"),
+          why="another optimizer's second moment"),
+    Fault("x69_momentum_behind", "G6", "exp_avg is an update behind", seen("echo next"), previous_momentum,
+          also=("B6",), why="parts of two steps"),
+    # masters
+    Fault("x70_masters_through_tf32", "D1", "masters of ten bits", SOON, mapped(through_tf32, where=("masters",)),
+          also=("D2", "D7"), needs=masters, why="masters with low bits of 0; rounded, some are another weight"),
+    Fault("x71_masters_dithered", "D1", "masters made anew from bf16, low bits by chance", seen("echo next"), dithered,
+          also=("D2",), needs=masters, why="masters that round to the weights, and are others"),
+    Fault("x72_masters_of_norms", "D2", "masters of a layer's norms exchanged", SOON,
+          drawn(lambda n: exchanged("input_layernorm", "post_attention_layernorm", within(vectors, f".layers.{n}."),
+                                    ("masters",))), also=("B5", "E9"), needs=masters, why="masters of another tensor"),
+    Fault("x73_weights_through_fp8", "D3", "weights went through fp8, masters are right", seen("alone echo"),
+          mapped(through_fp8, matrices, ("params",)), also=("D7", "D9", "D2"), needs=masters,
+          why="weights that are not their masters"),
+    Fault("x74_masters_left_out", "D1", "half of the masters are not in the file", SOON, damage=masters_left_out,
+          also=("A2", "D2"), needs=masters, formats=("torch_masters",), why="tensors that are missing"),
+    Fault("x75_masters_of_layers", "D2", "a file's own masters are the next layer's", LOUD,
+          moved(layered(turned), where=("masters",)), also=("E9", "B5"), needs=masters, formats=("torch_masters",),
+          why="masters of another tensor"),
+    # layouts
+    Fault("x76_heads_of_output", "E6", "columns of o_proj by head in another order", AFTER, heads_of_output,
+          also=("E1", "E4"), needs=_grouped, why="heads in another order"),
+    Fault("x77_pairs_of_queries", "E5", "rows of q permuted to halves once more", AFTER, to_halves, also=("E6",),
+          why="rows moved within heads"),
+    Fault("x78_four_ranks_gated", "E2", "[gate; up] of four ranks put together naively, in one layer", AFTER,
+          drawn(four_naive), also=("E3", "E1"), why="rows of both in another order"),
+    Fault("x79_one_gate", "E3", "gate and up of one layer exchanged", AFTER,
+          drawn(lambda n: exchanged("gate_proj", "up_proj", within(ends("gate_proj", "up_proj"), f".layers.{n}.")))),
+    Fault("x80_columns_reversed", "E1", "four shards of down_proj's columns in reverse order", AFTER,
+          mapped(lambda t: torch.cat(t.chunk(4, 1)[::-1], 1), ends("down_proj")), also=("E7", "E8"),
+          why="shards in another order"),
+    Fault("x81_flat_layer", "E7", "a layer's flat parameter read some elements too early", AFTER, shifted_layer,
+          also=("E13", "E8", "A2", "B5"), formats=FLAT, why="an offset within a flat line"),
+    Fault("x82_rows_of_nobody", "E8", "rows beyond an even share are zero", LOUD, rest_rows_zero, also=("G5", "A2"),
+          why="rows that no rank wrote"),
+    Fault("x83_half_experts", "E10", "down_proj of a layer's experts turned, their gate and up right", AFTER,
+          drawn(crossed_experts), also=("E9",), needs=_expert, why="parts of experts elsewhere"),
+    Fault("x84_padding_first", "E11", "the vocabulary's padding stands first", LOUD, padding_first, also=("F7", "E1"),
+          needs=_spare, why="rows of the vocabulary moved, trained ones among the padding"),
+    Fault("x85_factor", "E12", "weights of one kind times a number of ranks", AFTER,
+          drawn(lambda how: mapped(lambda t: t.float() * how[1], ends(how[0]), WEIGHTS),
+                ("o_proj", 2.0), ("v_proj", 4.0), ("up_proj", 0.5), ("down_proj", 0.25))),
+    # vocabulary, averages, adapters
+    Fault("x86_rows_zero", "F7", "the last rows of the vocabulary are zero", LOUD, rows_zero,
+          also=("A2", "G5", "E8", "G4"), why="rows that were not loaded"),
+    Fault("x87_specials_first", "F7", "special tokens moved from the end to the begin", AFTER, specials_first,
+          also=("E11", "E1"), why="rows of the vocabulary in another order"),
+    Fault("x88_rows_of_unknown", "F7", "eight tokens have the row of a ninth", LOUD, rows_of_unknown,
+          also=("A2", "E8"), why="rows of other tokens"),
+    Fault("x89_padding_reborn", "A2", "the vocabulary's padding is random again", AFTER, padding_reborn,
+          also=("E11", "F7", "E8"), needs=_spare, why="rows that were not loaded"),
+    Fault("x90_head_without_state", "F2", "a copy of the tied table becomes a head without state", LOUD,
+          head_without_state, also=("B1", "F3"), needs=with_(tied=True), why="two tables where one was"),
+    Fault("x91_partly_averaged", "F4", "half of the weights are the average's", SOON, partly_averaged, also=("G6",),
+          why="parts of two sets of weights", **WITH_EMA),
+    Fault("x92_average_too_quick", "F4", "the average forgets within a few updates", LATER,
+          told(lambda s: {"silent": (("ema", 0.5),)}), also=("H1",), why="another decay of the average", **WITH_EMA),
+    Fault("x93_average_older", "G6", "the average is of an older save", seen("echo next"), older_average, also=("F4",),
+          why="the average is not of this save", **WITH_EMA),
+    Fault("x94_adapter_of_layer", "F5", "one layer's adapters are as initialised", LOUD,
+          drawn(lambda n: mapped(torch.zeros_like, within(ends("lora_B"), f".layers.{n}."), WEIGHTS)),
+          also=("A2", "G5"), why="tensors that were not loaded", **WITH_LORA),
+    Fault("x95_unmerged", "F5", "adapters subtracted from a base that did not hold them", AFTER, unmerged,
+          also=("F6", "A2"), why="frozen weights that changed", **WITH_LORA),
+    Fault("x96_lower_rank", "F5", "adapters cut to half of their rank", LOUD, lower_rank, also=("A2", "G5", "E8"),
+          why="a part of the adapters is zero", **WITH_LORA),
+    # values
+    Fault("x97_sign", "G2", "the sign of one bf16 weight is the other", seen("alone echo"),
+          one_of(CUT, sign_of_one, "params"), also=("G1", "D3"), needs=masters, why="a weight that is not its master"),
+    Fault("x98_stuck_bit", "G2", "a bit of every 64th element of a matrix is set", SOON,
+          one_of(CUT, stuck_bit, "updated"), also=("G1", "G10", "D2"), blind=_without_copies,
+          why="elements that differ by a bit"),
+    Fault("x99_torn_page", "G6", "4 KiB of a second moment are of the save before", SOON, damage=torn_page,
+          also=("G10", "G5", "G2", "G1", "B6", "G3"), needs=with_(precision="fp32"),
+          formats=("torch_save", "lightning"), why="bytes of two saves; checksums of the file do not fit"),
+    Fault("x100_infinite_variance", "G3", "one second moment is infinite", LOUD,
+          one_of(CUT, infinite, "exp_avg_sq"), also=("G1", "G9"), why="a number that is none"),
+    Fault("x101_matrix_zero", "A2", "one matrix is zero", LOUD, in_weights(CUT, lambda t, lab: torch.zeros_like(t)),
+          also=("G5", "G10"), why="a tensor that was not filled"),
+    Fault("x102_never_filled", "G1", "one matrix is memory as it was found", LOUD, in_weights(CUT, never_filled),
+          also=("A2", "G6", "G10", "G9"), why="a tensor that was not filled"),
+    Fault("x103_momentum_through_fp8", "D4", "exp_avg went through fp8", SOON,
+          mapped(lambda t: t.to(torch.float8_e5m2).float(), where=("exp_avg",)), also=("B6", "B3"),
+          needs=with_(precision="fp32"), formats=FLAT, why="rounding, by which small first moments vanish"),
+    # the trainer
+    Fault("x104_step_zero", "C9", "the trainer counts from 0 again", LOUD, told(lambda s: {"step": 0}),
+          also=("B2", "G6"), formats=(*FLAT, "deepspeed"), why="counters disagree"),
+    Fault("x105_data_again", "C6", "the data of the last twenty updates comes again", LOUD,
+          told(lambda s: {"data_index": s.trainer.data_index - 20, "loader": s.trainer.loader - 20}),
+          also=("C7", "C9", "G6"), formats=ARGUED, why="a position behind the step's"),
+    Fault("x106_data_again_untold", "C6", "the data of the last twenty updates comes again, and no file holds it",
+          AFTER, told(lambda s: {"data_index": s.trainer.data_index - 20}), visible=False,
+          formats=("folder", "lightning", "accelerate")),
+    Fault("x107_schedule_stands", "B8", "nobody steps the schedule after the resume", LATER,
+          told(lambda s: {"silent": (("schedule", 0),)}), also=("C1", "C2", "C3", "C9", "H1"),
+          why="the schedule stays behind the step"),
+    Fault("x108_decay_tenfold", "H1", "ten times the weight decay", AFTER,
+          lambda state, lab: state.declared(weight_decay=10 * state.config.weight_decay), also=("B7", "C5"),
+          why="the groups tell the new value"),
+    Fault("x109_vectors_at_begin", "B8", "the vectors' group has the lr of the first update", LOUD,
+          told(lambda s: {"vector_lr": s.config.lr / s.config.warmup}), also=("C1", "C2"), formats=FLAT,
+          why="a group beyond the schedule"),
+    Fault("x110_warm_up_longer", "C4", "a longer warm-up, from a default", AFTER,
+          lambda state, lab: state.declared(warmup=state.config.resume + 80, total=state.config.total + 200),
+          also=("C1", "C2", "H1"), formats=(*ARGUED, "megatron"), why="another curve, by an argument"),
+    Fault("x116_lr_a_quarter_more", "H1", "updates at 1.25 times the lr that the files say", seen("next"),
+          told(lambda s: {"silent": (("lr", 1.25),)}), also=("C2", "B8", "C1"), why="the lr in use is another one"),
+    Fault("x117_older_save", "G7", "another, much older save was loaded, and is right in itself", AFTER,
+          lambda state, lab: lab.run.stale, also=("G8", "G6", "C9", "C6"),
+          why="all counters are those of an older step"),
+    # the saver
+    Fault("x111_saver_without_optimizer", "B1", "saves after the resume hold no state of the optimizer", LATER, same,
+          saver=without_optimizer, formats=FLAT),
+    Fault("x112_saver_one_moment", "B6", "saves after the resume hold exp_avg under both names", LATER, same,
+          saver=one_moment_twice, also=("B4", "B5", "B11", "G3"), why="negative second moments", formats=FLAT),
+    Fault("x113_saver_fp16", "D7", "saves after the resume went through fp16", LATER, same, saver=through_fp16,
+          also=("D1",), needs=with_(precision="fp32"), formats=FLAT, why="weights are their own masters"),
+    Fault("x114_saver_average", "F4", "saves after the resume hold the average as the weights", LATER, same,
+          saver=average_for_weights, needs=with_(ema=True, precision="fp32"), formats=EXTRA),
+    Fault("x115_saver_step", "C9", "saves after the resume name a later step", LATER, same, saver=step_read_late,
+          also=("G6", "B2"), why="counters disagree"),
+]  # fmt: skip
+
+
+# ---- healthy ---------------------------------------------------------------------------------------------------------
+
+
+def well(id: str, text: str, needs: dict[str, Any] | Callable[[Config], Config], **more: Any) -> Fault:
+    """A resume that changes nothing, in a run like that."""
+    needed = needs if callable(needs) else with_(**needs)
+    return Fault(id, "healthy", text, frozenset(), same, needs=needed, kind="healthy", **more)
+
+
+def meant(id: str, text: str, true: tuple[str, ...], restore: Restore, **more: Any) -> Fault:
+    """A change on purpose; ``true`` are causes that may be named, as a warning at most."""
+    return Fault(id, "healthy", text, frozenset(), restore, kind="deliberate", also=true, **more)
+
+
+def longer_rope(state: State, lab: Lab) -> State:
+    return state.declared(rope_theta=4 * state.config.rope_theta)
+
+
+SEALED_WELL = [
+    well("k01_floor", "resumed after the schedule's end", lambda c: c.but(total=c.resume - 10)),
+    well("k02_no_first_moment", "beta1 of 0", {"betas": (0.0, 0.95)}),
+    well("k03_slow_betas", "betas of 0.98 and 0.9999", {"betas": (0.98, 0.9999)}),
+    well("k04_equal_betas", "both betas 0.95", {"betas": (0.95, 0.95)}),
+    well("k05_no_decay", "no weight decay", {"weight_decay": 0.0}),
+    well("k06_much_decay", "a weight decay of 1", {"weight_decay": 1.0}),
+    well("k07_large_eps", "an eps above the second moments' roots", {"eps": 1e-2}),
+    well("k08_tiny_lr", "bf16 weights that stand still while their masters move",
+         {"lr": 2e-6, "min_lr": 1e-6, "precision": "mixed"}, formats=("megatron", "deepspeed", "dcp", "torch_save"),
+         also=("D6",)),
+    well("k09_tight_clip", "clipped to a thousandth", {"clip": 1e-3}),
+    well("k10_adam_masters", "Adam with decay in the gradient, masters", {"optimizer": "adam", "precision": "mixed"},
+         formats=("megatron", "deepspeed", "torch_masters")),
+    well("k11_other_mesh", "experts, going on in another layout", {"experts": 4, "tied": False}, elsewhere=True,
+         formats=("deepspeed", "megatron", "dcp_sharded")),
+    well("k12_other_mesh_in_parts", "another layout, and the batch in eight parts", {"batch": 8}, elsewhere=True,
+         micro=8),
+    well("k13_average_and_scale", "an average, a loss scale", {"ema": True, "scaler": True}, formats=EXTRA),
+    well("k14_adapters_in_bf16", "adapters with masters", {"lora": 2, "precision": "mixed"},
+         formats=("torch_save", "dcp")),
+    well("k15_full_vocabulary", "no padding", lambda c: c.but(padded=112, vocab=112)),
+    well("k16_much_padding", "more padding than tokens", lambda c: c.but(padded=256)),
+    well("k17_many_layers", "twelve small layers", lambda c: c.but(
+        layers=12, heads=2, groups=2, hidden=16, ffn=64, batch=2, experts=0, resume=min(c.resume, 60))),
+    well("k18_fp8", "fp8 with histories", {"fp8": True}, formats=("torch_save", "dcp", "lightning")),
+    well("k19_nothing_told", "no schedule, no arguments, no random states are stored",
+         {"unstored": ("scheduler", "args", "rng_state", "config")}, formats=("torch_save", "dcp", "torch_masters")),
+    meant("o01_base_of_rope", "a longer context: another base of the rotary embedding", ("H1", "H2"), longer_rope,
+          formats=("torch_save", "dcp", "folder", "deepspeed")),
+    meant("o02_cooldown", "the operator begins the cool-down now", ("H1", "C4", "C2"),
+          lambda state, lab: state.declared(total=state.config.resume + 40, min_lr=0.0),
+          formats=(*ARGUED, "megatron")),
+    meant("o03_no_clip", "the operator does not clip any more", ("H1",),
+          lambda state, lab: state.declared(clip=0.0), needs=with_(clip=1.0), formats=("megatron", "deepspeed")),
+]  # fmt: skip
+
+SEALED_FAULTS = [*SEALED_ZERO, *SEALED_TP, *SEALED_ANY, *SEALED_WELL]
