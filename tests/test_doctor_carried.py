@@ -25,12 +25,17 @@ def model() -> Any:
     )  # fmt: skip
 
 
+def adamw(params: Any) -> Any:
+    return torch.optim.AdamW(params, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+
 class Run:
     """A regression with an average of the weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: Callable[[Any], Any] = adamw) -> None:
         self.net = model()
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizer = optimizer(self.net.parameters())
+        self.averages = True
         self.average = {name: one.detach().clone() for name, one in self.net.named_parameters()}
         self.step = 0
 
@@ -42,7 +47,7 @@ class Run:
             (self.net(given) - given.roll(1, 1).sin()).square().mean().backward()
             self.optimizer.step()
             self.step += 1
-            for name, one in self.net.named_parameters():
+            for name, one in self.net.named_parameters() if self.averages else ():
                 self.average[name].lerp_(one.detach(), 0.02)
 
     def save(self, path: Path) -> Path:
@@ -56,13 +61,16 @@ class Run:
         return path
 
 
-def resumed(folder: Path, spoil: Callable[[Run], None] | None, k: int) -> Any:
-    run = Run()
+def resumed(folder: Path, spoil: Callable[[Run], None] | None, k: int, optimizer: Callable[[Any], Any] = adamw) -> Any:
+    """The diagnosis of a pair; with ``k`` 0, of an echo."""
+    run = Run(optimizer)
     run.train(FIRST)
     before = run.save(folder / f"step-{FIRST}.pt")
     if spoil is not None:
         with torch.no_grad():
             spoil(run)
+    if not k:
+        return wb.doctor(before, echo=run.save(folder / "echo.pt"))
     run.train(k)
     return wb.doctor(before, run.save(folder / f"step-{FIRST + k}.pt"))
 
@@ -173,6 +181,100 @@ def test_nan_and_inf_raise_no_warning_of_numpy(value: float) -> None:
     assert carried._outside(old, new, new, 1.0, 1e-7) == 0
     assert carried._outside(new, new, old, value, 1e-7) == 0
     assert carried._way(old, new, new) is None
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "Adagrad": lambda params: torch.optim.Adagrad(params, lr=1e-2),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.9),
+    "Adadelta": lambda params: torch.optim.Adadelta(params, lr=0.5),
+    "Adamax": lambda params: torch.optim.Adamax(params, lr=1e-3),
+    "Adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
+    "AMSGrad": lambda params: torch.optim.AdamW(params, lr=1e-3, amsgrad=True),
+    "SGD": lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9),
+    "ASGD": lambda params: torch.optim.ASGD(params, lr=1e-2),
+}
+
+
+def zeroed(name: str) -> Callable[[Run], None]:
+    def spoil(run: Run) -> None:
+        for one in run.optimizer.state.values():
+            if name in one:
+                one[name].zero_()
+
+    return spoil
+
+
+@pytest.mark.parametrize("k", [1, 7])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_other_optimizers_that_go_on_are_healthy(tmp_path: Path, name: str, k: int) -> None:
+    found = resumed(tmp_path, None, k, OPTIMIZERS[name])
+    assert not found.causes, found.verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "k", "cause", "rule"),
+    [
+        ("Adagrad", "sum", 1, "B1", "P25"), ("Adagrad", "sum", 7, "B1", "P25"),
+        ("RMSprop", "square_avg", 7, "B4", "P25"),
+        ("Adadelta", "square_avg", 2, "B1", "P25"), ("Adamax", "exp_inf", 3, "B4", "P25"),
+        ("Adafactor", "row_var", 2, "B1", "P25"), ("AMSGrad", "max_exp_avg_sq", 1, "B11", "P25"),
+        ("SGD", "momentum_buffer", 1, "B1", "P26"),
+    ],
+)  # fmt: skip
+def test_a_pair_shows_state_that_other_optimizers_lost(
+    tmp_path: Path, name: str, state: str, k: int, cause: str, rule: str
+) -> None:
+    found = resumed(tmp_path, zeroed(state), k, OPTIMIZERS[name])
+    assert rule in {one.rule for one in found.found}
+    assert found.causes[0].cause == cause, found.verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("Adagrad", "sum"), ("RMSprop", "square_avg"), ("Adadelta", "acc_delta"), ("Adamax", "exp_inf"),
+        ("Adafactor", "col_var"), ("AMSGrad", "max_exp_avg_sq"), ("SGD", "momentum_buffer"), ("ASGD", "ax"),
+    ],
+)  # fmt: skip
+def test_an_echo_compares_all_state_that_is_stored(tmp_path: Path, name: str, state: str) -> None:
+    assert not resumed(tmp_path, None, 0, OPTIMIZERS[name]).causes
+
+    def one_element(run: Run) -> None:
+        held = run.optimizer.state[run.net[2].weight][state]
+        held.view(-1)[3] = held.view(-1)[3] * 1.5 + 1e-3
+
+    found = resumed(tmp_path, one_element, 0, OPTIMIZERS[name])
+    assert found.causes, found.verdict
+    assert any(state in one.message or "momentum" in one.message for one in found.found if one.severity != "info")
+
+
+def test_averages_that_stand_still_are_asked_about(tmp_path: Path) -> None:
+    def stand(run: Run) -> None:
+        run.averages = False
+
+    found = resumed(tmp_path, stand, 12)
+    assert found.causes[0].cause == "F4" and found.causes[0].severity == "warn", found.verdict
+    assert "P28" in {one.rule for one in found.found}
+
+
+def test_weights_that_went_through_int8_are_named(tmp_path: Path) -> None:
+    def quantised(run: Run) -> None:
+        for layer in (0, 2, 5):
+            weight = run.net[layer].weight
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            weight.copy_((weight / scale).round() * scale)
+
+    found = resumed(tmp_path, quantised, 0)
+    assert found.causes[0].cause == "D7" and "int8" in str([one.message for one in found.found]), found.verdict
+
+
+def test_shards_that_were_joined_along_the_other_axis_are_named(tmp_path: Path) -> None:
+    def joined(run: Run) -> None:
+        weight = run.net[2].weight
+        weight.copy_(torch.cat(weight.detach().clone().chunk(2, 1), 0).reshape(weight.shape))
+
+    found = resumed(tmp_path, joined, 0)
+    assert found.causes[0].cause == "E1" and "wrong axis" in str([one.message for one in found.found]), found.verdict
 
 
 def test_only_what_is_off_is_named(tmp_path: Path) -> None:

@@ -154,10 +154,14 @@ def averaged(case: Case) -> Iterator[Match]:
     if stored:
         yield Match("load", 0.95, frozenset(n for s in stored for n in s.tensors), signs=tuple(stored),
                     title="The averaged weights are not those that were stored.")  # fmt: skip
-    if signs := case.fired("P22", "P23", "P28"):
+    if signs := case.fired("P22", "P23"):
         question = "" if case.fired("P22") else "the averages restarted from the weights: was that intended?"
         yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
                     question=question, title="The averaged weights did not go on from the stored ones.")  # fmt: skip
+    if signs := case.fired("P28"):
+        yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
+                    question="the averaged weights stand still: are they updated less often?",
+                    title="The averaged weights are not updated.")  # fmt: skip
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:

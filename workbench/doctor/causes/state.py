@@ -21,6 +21,7 @@ NEXT = "a checkpoint one update after the resume: it can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times what updates can do: steps that are divided by far too small second moments
 RELATED = 0.5  #: cosine from which a weight has much of the old one
+SECOND_LOST = "The second moments were lost; the first were kept."  #: of optimizers that call them otherwise
 UNLIKE = ("other", "fill", "zero")  #: forms of weights in which nothing of the old ones is left
 
 
@@ -215,7 +216,12 @@ def second_gone(case: Case) -> Iterator[Match]:
             reasons = case.against(
                 ("B1 B3", f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero")
             )
-            yield Match(change.leg, 1.0, names, True, reasons=reasons)
+            title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST
+            yield Match(change.leg, 1.0, names, True, reasons=reasons, title=title)
+    if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
+        yield Match(
+            "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
+        )
     wild = case.fired("S04", where="after")
     train = case.change("train")
     fallen = train.hit(SECOND, "fallen", "other")
@@ -398,7 +404,7 @@ OPTIMIZER = (
          losses="the first loss is right, then a slow bump",
          everywhere=True,
          pattern=moments_zero, damage=moments_lost),
-    made("B4", "The second moments were lost; the first were kept.",
+    made("B4", "exp_avg_sq was lost, exp_avg was kept.",
          "one of the two moments was not loaded or was zeroed", "a catastrophe at the second step",
          "restore both moments from one save and go back to the checkpoint before", ECHO, "catalogue B4",
          explains="P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",

@@ -19,7 +19,7 @@ from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import Look
 from workbench.tensor import LazyTensor
 
-__all__ = ["adapters", "averaged", "low_rank"]
+__all__ = ["adapters", "averaged", "changed_rank", "low_rank"]
 
 Array = np.ndarray[Any, Any]
 
@@ -60,14 +60,23 @@ def low_rank(atoms: Atoms, weights: Sequence[Look]) -> int | None:
     if len(picked) < len(weights):
         return None
     for one in picked[:: max(len(picked) // SAMPLED, 1)]:
-        before, after = atoms.tensors(one.atom)
-        if before.element.name not in FLOATS or after.element.name not in FLOATS:
-            return None
-        rank = _rank(_sample(after) - _sample(before))
+        rank = changed_rank(*atoms.tensors(one.atom))
         if rank is None:
             return None
         found.append(rank)
     return max(found, default=None)
+
+
+def changed_rank(before: LazyTensor, after: LazyTensor) -> int | None:
+    """The rank of a matrix's change; ``None`` where it has no low rank.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    if len(after.shape) != 2 or before.element.name not in FLOATS or after.element.name not in FLOATS:
+        return None
+    with np.errstate(invalid="ignore"):
+        return _rank(_sample(after) - _sample(before))
 
 
 def _sample(tensor: LazyTensor) -> Array:

@@ -24,6 +24,7 @@ from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.roles import FIRST
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.stated import NAMED
@@ -56,6 +57,7 @@ FELL = 0.02  #: share of the elements of a parameter
 MOST = 0.9  #: share of the parameters: whose gradients turned at once, lost less
 LEFT = 0.3  #: decay^k from which what is left of an average stands out of k gradients
 STANDS = 10  #: updates
+RANKED = 8  #: matrices
 BATCHES = "num_batches_tracked"  #: torch.nn.BatchNorm*
 
 P21 = Rule(
@@ -442,7 +444,17 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     moved = [fqn for fqn, sums in bases.items() if sums.unchanged < sums.count]
     if moved:
         text = f"{len(moved):,} of {many(len(bases), 'weight')} that the optimizer does not train changed"
-        found.signs.append(P27.sign(text, {}, moved[:NAMED], hit=len(moved), of=len(bases)))
+        under = [fqn for fqn in moved if any(role.startswith("lora_") for role in pair.b.params[fqn])]
+        places = {fqn: roles["param"] for fqn, roles in pair.shared() if fqn in under[:RANKED]}
+        try:
+            ranks = [changed_rank(pair.a.tensor(one), pair.b.tensor(two)) for one, two in places.values()]
+        except WorkbenchError:
+            ranks = []
+        merged = bool(ranks) and all(ranks)
+        if merged:
+            text += f"; by matrices of rank {max(filter(None, ranks))} at most, as merged adapters are"
+        causes = ("F5",) if merged else ("F6",)
+        found.signs.append(P27.sign(text, {}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
 
 
 def _sample(tensor: LazyTensor) -> Array:

@@ -143,7 +143,7 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
         if moved[name] == 0 and k >= STILL and not expert(name)
         and (not (mixture and is_numbered(name)) or (k >= SURELY and a.steps.by_name.get(name) == a.steps.usual))
     ]  # fmt: skip
-    still = still if behind else []
+    still = still if behind and len(off) < len(moved) else []
     severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
     first = moved[off[0]]
     words = f"went up by {first:,.0f}, where {k:,} are due" if k else f"changed by {first:,.0f} in the load"
@@ -206,7 +206,7 @@ def generators_stored(pair: Pair) -> list[Sign] | str:
 def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     """Generators whose states the later checkpoint lacks, though it holds the optimizer's."""
     a, b = pair.a.facts, pair.b.facts
-    if not a.generators or b.generators or not b.groups or pair.mapped:
+    if not a.generators or b.generators or not b.groups or pair.a.ckpt.format != pair.b.ckpt.format:
         return []
     words = f"the states of {many(len(a.generators), 'random generator')} are not stored any more"
     return [rule.sign(words, {"kind": "unstored", "names": list(a.generators)[:NAMED]}, severity="warn")]

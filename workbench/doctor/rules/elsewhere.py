@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = ["check_rows"]
 
 Array = np.ndarray[Any, Any]
 
+MOSTLY = 0.85  #: share of the rows of a tensor
 SUSPECTS = 64  #: weights that are examined
 ALONE = 0.3  #: cosine below which a tensor has nothing in common with the old one
 WINDOWS = 8  #: suspicious weights whose values are searched for in the concatenated model
@@ -94,7 +96,7 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
         found.signs.append(cut)
         seen = []  # what else matches does so by the way
     seen = [whole.get(one.atom.tensor, one) for one in seen]
-    found.signs += _weights(atoms, [one for one in seen if one.move is not None])
+    found.signs += _weights(atoms, [replace(one, move=mostly(one.move)) for one in seen if one.move is not None])
     lost = [one for one in seen if one.move is None and one.cosine < ALONE]
     calm = bool(lost) and others_stay(atoms, role, {one.atom.tensor for one in lost})
     strangers = [one for one in lost if calm or out_of_reach(atoms, one.atom, updates)]
@@ -133,6 +135,23 @@ def _vectors(
             continue
         if one is not None:
             yield one
+
+
+def mostly(move: Move) -> Move:
+    """The move of nearly all rows, where they stayed in order: after some updates a few rows fit others better."""
+    if move.columns or not move.sources or not move.blocks:
+        return move
+    rows = Counter[int]()
+    for block in move.blocks:
+        if block.start == block.first:
+            rows[block.source] += block.stop - block.start
+    if not rows:
+        return move
+    source, count = rows.most_common(1)[0]
+    last = max(block.stop for block in move.blocks)
+    if move.sources[source] == move.fqn or count < MOSTLY * last:
+        return move
+    return replace(move, sources=(move.sources[source],), blocks=(MovedRows(0, last, 0, 0),))
 
 
 # ---- signs -----------------------------------------------------------------------------------------------------------

@@ -162,8 +162,11 @@ def _counts(
         yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
     # all that is equal in every bit was not trained; what the optimizer never held is no evidence
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
+    trained = trained or going  # moments that are only numbered tell nothing of which weights are theirs
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
-        moved = any(sums.still < sums.count for sums in trained.values())  # the learning rate is 0
+        moved = any(
+            sums.still < sums.count for sums in trained.values() if math.isfinite(sums.ratio)
+        )  # the learning rate is 0
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
         steps = max(due[fqn] for fqn in trained)
         why = "though their moments moved" if moved else f"though the trainer went on by {many(steps, 'step')}"
@@ -238,8 +241,10 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
             f"where lr and weight decay allow to shrink by {1 - high:.3e} to {1 - low:.3e}"
         )
         pace = median(found[fqn].moved / (updates[fqn].lr[1] * updates[fqn].k) for fqn in outside if updates[fqn].lr)  # type: ignore[index]
-        slow = 0 < shrink < 1 - high and pace <= shrink / (1 - high)  # and so did what had gradients
-        yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low], slow=slow)
+        slow = 0 < shrink < 1 - high and 2 * pace <= shrink / (1 - high)  # what had gradients moved as little
+        yield _sign(
+            "P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low], slow=slow, pace=pace
+        )
 
 
 def _replays(

@@ -86,6 +86,9 @@ def reset_meant(facts: TrainingState) -> str:
 
 # ---- optimizer -----------------------------------------------------------------------------------------------------
 
+#: Objects that name an optimizer and hold none.
+ARGUMENTS = frozenset({"args", "arguments", "training_args", "config", "hparams", "hyper_parameters"})
+
 
 def fresh_state(state: State) -> list[Sign] | str:
     facts, step = state.facts, state.facts.step
@@ -99,7 +102,8 @@ def fresh_state(state: State) -> list[Sign] | str:
         params = sum("param" in one for one in state.params.values())
         if not facts.groups and "master" not in roles:
             words_of = (*state.ckpt.catalog.keys, *state.ckpt.objects)
-            if any("optim" in word.lower() or "momentum" in word.lower() for word in words_of):
+            named = (word.lower() for word in words_of if word.partition(".")[0].lower() not in ARGUMENTS)
+            if any("optim" in word or "momentum" in word for word in named):
                 return "an optimizer's state is stored in a form that is not known"
             words = f"no optimizer is stored at step {step:,}: a resume from here starts a fresh one"
             found = {"kind": "never", "step": step}
