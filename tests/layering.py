@@ -128,7 +128,7 @@ def _reaches_a_reader(item: Import) -> bool:
     if item.target in SHARED_DECODERS:
         return False
     # torch_save may be split into torch_save.py and torch_save_legacy.py: parts carry the format's name
-    source, target = (m.rsplit(".", 1)[1].split("_")[0] for m in (item.source, item.target))
+    source, target = (m.split(".")[2].split("_")[0] for m in (item.source, item.target))
     return source != target
 
 

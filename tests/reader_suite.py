@@ -115,7 +115,7 @@ def check_frames(ckpt: wb.Checkpoint) -> None:
 
 
 def check_objects(ckpt: wb.Checkpoint) -> None:
-    from workbench.core.unpickle import jsonable
+    from workbench.core.jsonable import jsonable
 
     for name in ckpt.objects:
         json.dumps(jsonable(ckpt.objects[name]))

@@ -30,13 +30,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from workbench.core import pickle_lanes
-from workbench.core.by_class import ByClass
-from workbench.core.lane_match import match
-from workbench.core.lane_templates import Unlike, derive
-from workbench.core.lane_texts import distinct
+from workbench.core.pickles.standins import ByClass
 from workbench.errors import WorkbenchError
 from workbench.formats import dcp_lanes, dcp_metadata
+from workbench.formats.dcp_lanes import cut as pickle_lanes
+from workbench.formats.dcp_lanes.fields import distinct
+from workbench.formats.dcp_lanes.records import match
+from workbench.formats.dcp_lanes.templates import Unlike, derive
 
 SLOW = os.environ.get("WORKBENCH_SLOW") == "1"
 FUZZ = 9000 if SLOW else 600

@@ -288,7 +288,7 @@ def test_stage_3_decodes_one_pickle_where_ranks_differ_by_their_device(tmp_path,
         with monkeypatch.context() as patch:
             patch.setattr(torch.serialization, "location_tag", lambda storage, rank=rank: f"cuda:{rank}")
             torch.save(content, file)
-    from workbench.core import unpickle
+    from workbench.core.pickles import unpickle
 
     calls = []
     plain = unpickle.loads

@@ -24,7 +24,7 @@ from workbench.analysis import manifest
 from workbench.analysis.compare import Compare
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_objects import object_changes
-from workbench.core.inert import PickledDict, opaque_class
+from workbench.core.pickles.standins import PickledDict, opaque_class
 from workbench.namemap import name_map
 from workbench.views.diff import diff_lines, tensor_text
 

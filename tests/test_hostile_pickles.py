@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.core import inert, numpy_stubs, stubs, unpickle
-from workbench.core.stubs import Call, DTypeRef, Opaque, PickledDict
-from workbench.core.unpickle import TABLE, jsonable, loads, loads_with_globals, torch_storage
+from workbench.core.jsonable import jsonable
+from workbench.core.pickles import arrays, standins, unpickle
+from workbench.core.pickles.standins import Call, DTypeRef, Opaque, PickledDict
+from workbench.core.pickles.unpickle import TABLE, loads, loads_with_globals, torch_storage
 from workbench.core.ziparchive import read_directory
 from workbench.errors import CorruptError, UnsafeError, WorkbenchError
 
@@ -82,11 +83,11 @@ def attacks(command: str) -> dict[str, bytes]:
         "newobj": b"\x80\x02" + glob("subprocess", "Popen") + pair + b"\x81.",
         "newobj_ex": b"\x80\x04" + glob("subprocess", "Popen") + pair + b"}\x92.",
         "stack_global": b"\x80\x04" + text("os") + text("system") + b"\x93" + call + b".",
-        "dotted": b"\x80\x04" + text("workbench.core.unpickle") + text("gc.__class__.__base__") + b"\x93)R.",
+        "dotted": b"\x80\x04" + text("workbench.core.pickles.unpickle") + text("gc.__class__.__base__") + b"\x93)R.",
         "nested getattr": glob("builtins", "getattr") + b"(" + glob("builtins", "__import__")
         + text("os") + b"\x85R" + text("system")
         + b"tR" + call + b".",
-        "own functions": b"\x80\x04" + text("workbench.core.unpickle") + text("os.system") + b"\x93"
+        "own functions": b"\x80\x04" + text("workbench.core.pickles.unpickle") + text("os.system") + b"\x93"
         + call + b".",
         "functools.partial": glob("functools", "partial") + b"(" + glob("os", "system") + text(command)
         + b"tR)R.",
@@ -122,7 +123,7 @@ def test_nothing_runs(name: str, canary: Path) -> None:
     assert (
         isinstance(result, (Opaque, PickledDict, WorkbenchError))
         or result is None
-        or isinstance(result, type(stubs.Inert))
+        or isinstance(result, type(standins.Inert))
     ), result
     assert not canary.exists()
     with pytest.raises(WorkbenchError):
@@ -162,7 +163,7 @@ def test_build_changes_no_class_and_no_function_of_ours() -> None:
                 ]
         classes = [
             value
-            for module in (inert, numpy_stubs, stubs, unpickle)
+            for module in (arrays, standins, unpickle)
             for value in vars(module).values()
             if isinstance(value, type)
         ]

@@ -92,6 +92,18 @@ def test_the_folders_of_the_doctor_form_no_circle():
     assert not left, sorted((a, b) for a, b in edges if a in left and b in left)
 
 
+def test_pickles_stand_on_errors_alone_and_form_no_circle():
+    """Also inside functions: what decodes pickles knows no format and no catalog."""
+    inside = [i for i in IMPORTS if i.source.startswith("workbench.core.pickles") and i.target.startswith("workbench")]
+    outside = {i.target for i in inside if not i.target.startswith("workbench.core.pickles")}
+    assert outside == {"workbench.errors"}
+    edges = {(i.source, i.target) for i in inside if i.target not in outside}
+    left = {one for edge in edges for one in edge}
+    while lowest := left - {a for a, b in edges if b in left}:
+        left -= lowest
+    assert not left, sorted((a, b) for a, b in edges if a in left and b in left)
+
+
 def test_light_rooms_import_nothing_heavy_when_they_are_imported():
     broken = [
         f"{i.source}:{i.line} imports {i.target}"

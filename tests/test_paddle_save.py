@@ -29,7 +29,7 @@ from workbench.errors import (
     UnsupportedFormatError,
     WorkbenchError,
 )
-from workbench.formats import paddle_names, paddle_spans
+from workbench.formats import paddle_names, paddle_pickle
 
 # ---- pickles ---------------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ def test_opening_reads_no_tensor_byte(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert peak < 4 << 20
         assert ckpt["a"].nbytes == 64 << 20
-        data, spans = paddle_spans.thin(memoryview(path.read_bytes()), "x")
+        data, spans = paddle_pickle.thin(memoryview(path.read_bytes()), "x")
         assert len(data) < 2000 and sum(s.stop - s.start for s in spans if not isinstance(s, str)) >= 96 << 20
 
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from workbench.core import zipdirectory
-from workbench.core.stubs import TensorRef
-from workbench.core.unpickle import loads, torch_storage
+from workbench.core.pickles.standins import TensorRef
+from workbench.core.pickles.unpickle import loads, torch_storage
 from workbench.core.ziparchive import Archive, Item, read_directory, single_tensor
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, WorkbenchError
 

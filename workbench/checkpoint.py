@@ -19,7 +19,7 @@ from workbench.core.place import Place
 from workbench.core.scan import cores
 from workbench.core.storage import SourcePool
 from workbench.errors import TensorNotFoundError, UsageError
-from workbench.step import find_step
+from workbench.step import find_step, is_step
 from workbench.tensor import LazyTensor, read_whole
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         if self._parent is not None:
             return self._parent.step
         told = self.catalog.meta.get("step")
-        return told if isinstance(told, int) else find_step(self._objects, self._place.name)
+        return told if is_step(told) else find_step(self._objects, self._place.name)
 
     @cached_property
     def world_size(self) -> int | None:

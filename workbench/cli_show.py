@@ -11,7 +11,7 @@ from typing import Any
 from workbench.analysis.summary import profile
 from workbench.checkpoint import Checkpoint
 from workbench.cli_common import open_as, paint, print_json
-from workbench.core.unpickle import jsonable
+from workbench.core.jsonable import jsonable
 from workbench.errors import TensorNotFoundError, WorkbenchError
 from workbench.slices import Part, parse_slice
 from workbench.tensor import LazyTensor

@@ -14,7 +14,9 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 
-__all__ = ["find_step"]
+__all__ = ["find_step", "is_step"]
+
+LIMIT = 1 << 63  # a pickle can hold a number of a million digits, which Python does not even print
 
 #: Where trainers keep the step, in order of trust: torchtitan, ours and most scripts, Lightning, Megatron, HF.
 STEP_KEYS = (
@@ -45,7 +47,12 @@ def find_step(objects: Mapping[str, Any], name: str) -> int | None:
                 value = next((value[k] for k in ("global_step", "step", "iteration") if k in value), None)
             if hasattr(value, "numel") and value.numel() == 1:
                 value = value.item()
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
+            if is_step(value):
+                return int(value)
     found = _STEP_NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    return int(found[1]) if found and is_step(int(found[1])) else None
+
+
+def is_step(value: Any) -> bool:
+    """Whether a stored value can be a step: an integer of at most 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LIMIT

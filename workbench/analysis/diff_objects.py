@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.inert import Opaque, PickledDict, Record, short
 from workbench.core.jsonable import jsonable
+from workbench.core.pickles.standins import Opaque, PickledDict, Record, short
 from workbench.errors import WorkbenchError
 
 __all__ = ["ObjectChange", "object_changes"]

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from workbench.core.stubs import DTypeRef, Inert, Opaque, TensorRef, short
+from workbench.core.pickles.standins import DTypeRef, Inert, Opaque, TensorRef, short
 
 __all__ = ["jsonable"]
 

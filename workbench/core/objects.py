@@ -1,8 +1,8 @@
 """Non-tensor items stored as ``torch.save`` archives inside byte ranges, decoded when somebody looks.
 
 Tensors inside such an object (generator states, small buffers) become ``torch.Tensor`` values; everything that the
-pickle names beyond plain data stays an inert, named leaf (:mod:`workbench.core.unpickle`). An object is decoded whole,
-so each record that it is made of is compared with its CRC-32 first.
+pickle names beyond plain data stays an inert, named leaf (:mod:`workbench.core.pickles.unpickle`). An object is decoded
+whole, so each record that it is made of is compared with its CRC-32 first.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from workbench.core import catalog as cat
-from workbench.core import unpickle, ziparchive
+from workbench.core import ziparchive
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.payload import decompress
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place
-from workbench.core.stubs import StorageRef, TensorRef
 from workbench.errors import CorruptError, TruncatedError
 
 __all__ = ["archive_objects", "decode_archive"]

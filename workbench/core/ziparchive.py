@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.core.dtypes import by_name
-from workbench.core.stubs import StorageRef, TensorRef, short
-from workbench.core.unpickle import loads, torch_storage
+from workbench.core.pickles.standins import StorageRef, TensorRef, short
+from workbench.core.pickles.unpickle import loads, torch_storage
 from workbench.core.zipdirectory import find_directory, read_records
 from workbench.core.ziprecord import DEFLATED, STORED, Record, inflate, locate
 from workbench.errors import CorruptError, UnsupportedFormatError

@@ -31,8 +31,8 @@ from workbench.core import catalog as cat
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import ALL, by_code
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place
-from workbench.core.stubs import short
 from workbench.errors import CorruptError
 
 __all__ = ["Flat", "Unflattened", "tables", "unflatten"]

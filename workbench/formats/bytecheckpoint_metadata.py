@@ -27,11 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import unpickle
-from workbench.core.by_class import FAULTS, ByClass, state_of
 from workbench.core.dtypes import by_name
-from workbench.core.pickle_lanes import IRREGULAR
-from workbench.core.stubs import TensorRef
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import FAULTS, ByClass, TensorRef, state_of
 from workbench.errors import CorruptError
 from workbench.formats import dcp_metadata as dcp
 
@@ -129,12 +127,12 @@ def _place(index: Any) -> tuple[Any, ...]:
 # ---- huge metadata -------------------------------------------------------------------------------------------------
 
 
-def _in_pieces(data: bytes, what: str, irregular: float = IRREGULAR) -> ByteMetadata | None:
+def _in_pieces(data: bytes, what: str, irregular: float | None = None) -> ByteMetadata | None:
     """What `decode` returns, or None where the pickle must be decoded whole to know it.
 
     The stream is cut at `SECTION`: before it is DCP's own metadata, closed by three opcodes and read as columns
-    (dcp_lanes.py); the section is a row of references and bytes; after it comes next to nothing.
-    ``irregular`` is `core.pickle_lanes.read`'s.
+    (dcp_lanes); the section is a row of references and bytes; after it comes next to nothing.
+    ``irregular`` is `dcp_lanes.decode`'s.
     """
     from workbench.formats import dcp_lanes
 

@@ -26,10 +26,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from workbench.core import unpickle
-from workbench.core.by_class import FAULTS, ByClass, Held, state_of
 from workbench.core.catalog import OPAQUE, TORCH_ZIP, ZSTD_TORCH_ZIP
 from workbench.core.dtypes import by_name
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import FAULTS, ByClass, Held, state_of
 from workbench.errors import CorruptError
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROOTS = ("Metadata", "MCoreMetadata")
-LANES_FROM = 4 << 20  # bytes: below, a pickle is decoded whole in a second
+LANES_FROM = 1 << 20  # bytes: below, a pickle is decoded whole in a fifth of a second
 CLASSES = (
     "Metadata", "MCoreMetadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
     "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_StorageInfo", "SavePlan", "MCoreSavePlan",

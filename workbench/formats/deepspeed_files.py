@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench import formats
-from workbench.core import unpickle, ziparchive
+from workbench.core import ziparchive
 from workbench.core.dtypes import DType, by_name
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place
-from workbench.core.stubs import StorageRef, TensorRef
 from workbench.errors import CorruptError, TruncatedError
 
 __all__ = ["Decoder", "Located", "States", "items", "tensors"]

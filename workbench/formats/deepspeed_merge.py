@@ -24,8 +24,8 @@ import numpy as np
 
 from workbench.core.build import merge
 from workbench.core.catalog import Catalog
+from workbench.core.pickles.standins import Opaque
 from workbench.core.rebox import Piece, Target, compose
-from workbench.core.stubs import Opaque
 from workbench.formats.deepspeed_files import items
 
 __all__ = ["Dims", "unify", "with_views"]

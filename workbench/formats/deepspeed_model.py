@@ -24,8 +24,8 @@ import numpy as np
 from workbench import naming
 from workbench.core import catalog as cat
 from workbench.core.build import CatalogBuilder
+from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
-from workbench.core.stubs import TensorRef
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats import deepspeed_flat as flat
 from workbench.formats.deepspeed_files import Decoder, Located, States, items, tensors

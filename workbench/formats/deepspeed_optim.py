@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.core.stubs import Opaque, TensorRef
+from workbench.core.pickles.standins import Opaque, TensorRef
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.deepspeed_files import Located, States, items
 

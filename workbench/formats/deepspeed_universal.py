@@ -26,8 +26,8 @@ from workbench.core import catalog as cat
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
-from workbench.core.stubs import TensorRef
 from workbench.errors import CorruptError, WorkbenchError
 from workbench.formats import deepspeed, parts
 from workbench.formats.deepspeed_files import Decoder, Located, States

@@ -30,14 +30,15 @@ from typing import Any
 import numpy as np
 
 from workbench import formats, naming
-from workbench.core import unpickle, ziparchive
+from workbench.core import ziparchive
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import RAW, RAW_BE, Catalog, ObjectTable
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.objects import archive_objects, decode_archive
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place, stat_or_absent
-from workbench.core.stubs import StorageRef, TensorRef
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsupportedFormatError, WorkbenchError
 from workbench.formats import megatron_boxes as boxes
 from workbench.formats import megatron_layout as layout

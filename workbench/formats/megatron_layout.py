@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core.stubs import TensorRef, short
+from workbench.core.pickles.standins import TensorRef, short
 from workbench.formats.megatron_args import Run
 
 __all__ = [

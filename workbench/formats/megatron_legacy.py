@@ -36,8 +36,8 @@ from workbench import formats
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
-from workbench.core.stubs import TensorRef
 from workbench.errors import CorruptError, IncompleteError, WorkbenchError
 from workbench.formats import megatron_boxes as boxes
 from workbench.formats import megatron_layout as layout

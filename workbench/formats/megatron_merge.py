@@ -22,7 +22,7 @@ from workbench import naming
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import RAW, RAW_BE, row_major
 from workbench.core.dtypes import by_name
-from workbench.core.stubs import StorageRef, TensorRef
+from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_args import Run

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.catalog import row_major
-from workbench.core.stubs import TensorRef, short
+from workbench.core.pickles.standins import TensorRef, short
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_args import Run
 from workbench.formats.megatron_flat import bucket_size, flat_layout

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core import unpickle
-from workbench.core.by_class import FAULTS, ByClass, state_of
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import FAULTS, ByClass, state_of
 from workbench.errors import CorruptError, IncompleteError
 
 __all__ = ["Metadata", "decode"]

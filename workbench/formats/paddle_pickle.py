@@ -5,9 +5,16 @@
     numpy.core.multiarray._reconstruct(ndarray, …)    ┐
       BUILD (1, (4, 6), dtype('f4'), False, span 7)   ┴→ ArrayRef: float32 (4, 6), bytes a to b of the file
 
-What the arrays hold is stepped over (paddle_spans.py); the rest, a few hundred bytes a tensor, goes through the only
-unpickler (core/unpickle.py). Payloads of protocol 2 are text: bytes from 0x80 on take two in the file, so they have to
-be decoded whole (codec ``latin1_text``).
+A pickle has no table of contents, so its opcodes are walked; what an array holds leaves a persistent id behind, and the
+rest, a few hundred bytes a tensor, goes through the only unpickler (core/pickles)::
+
+    protocol 3, 4   …( K\\x01 shape dtype \\x89  B│8e 00100000 ░░░░ 1 MiB ░░░░  t b …
+    thinned         …( K\\x01 shape dtype \\x89  J 00000007 Q                   t b …    span 7 = bytes a to b
+    protocol 2      …c _codecs encode  X 00170000 ░░ UTF-8 of latin-1 ░░  q.  X latin1  \\x86 R …
+    thinned         …c _codecs encode  J 00000008 Q                       q.  X latin1  \\x86 R …
+
+FRAME opcodes are left out, as the lengths that they announce no longer hold. Payloads of protocol 2 are text: bytes
+from 0x80 on take two in the file, so they have to be decoded whole (codec ``latin1_text``).
 
 ``builtins.eval`` stands in files that paddle itself wrote: a static graph's DenseTensor is pickled as
 ``eval("data", {"data": array})``. Exactly that is taken for the array; any other call of it stays an opaque leaf that
@@ -19,6 +26,7 @@ Source: paddlepaddle 3.3.1 ``framework/io.py`` and ``io_utils.py``, numpy 2.4, C
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,15 +35,123 @@ from typing import Any, cast
 import numpy as np
 
 from workbench.core import catalog as cat
-from workbench.core import numpy_stubs, pickle_build, unpickle
 from workbench.core.dtypes import DType, by_name
-from workbench.core.numpy_stubs import NumpyDType
+from workbench.core.pickles import arrays, constructors, unpickle
+from workbench.core.pickles.arrays import NumpyDType
+from workbench.core.pickles.opcodes import COUNTED, end_of
+from workbench.core.pickles.standins import Call, Inert, opaque_class, short
 from workbench.core.place import Place
-from workbench.core.stubs import Call, Inert, opaque_class, short
-from workbench.errors import TruncatedError, UnsupportedFormatError
-from workbench.formats.paddle_spans import Span, Text, plain, thin
+from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
-__all__ = ["ArrayRef", "Loaded", "load"]
+__all__ = ["ArrayRef", "Loaded", "Span", "Text", "load", "plain", "thin"]
+
+INLINE = 256  #: bytes up to which a text's value is kept beside its place
+_PUT = rb"(?:q.|r....|\x94)?"
+#: After a text: what makes it the first argument of ``_codecs.encode(text, "latin1")``.
+_LATIN1 = re.compile(_PUT + rb"(?:(?:X\x06\0\0\0|\x8c\x06)latin1" + _PUT + rb"|h.|j....)\x86", re.DOTALL)
+
+
+class Span(Inert):
+    """Bytes of the file that a pickle holds: ``[start, stop)``, as they are or (``text``) as UTF-8 of latin-1."""
+
+    __slots__ = ("start", "stop", "text")
+    start: int
+    stop: int
+    text: bool
+
+    def __init__(self, start: int, stop: int, text: bool = False) -> None:
+        set_ = object.__setattr__  # this constructor is hot: twice a tensor
+        set_(self, "start", start)
+        set_(self, "stop", stop)
+        set_(self, "text", text)
+
+    def __repr__(self) -> str:
+        return f"<bytes {self.start} to {self.stop}>"
+
+
+class Text(str):
+    """A text with its place; its value is only there up to `INLINE` bytes."""
+
+    __slots__ = ("span",)
+    span: Span
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("a text takes no state")
+
+
+def thin(view: memoryview, what: str) -> tuple[bytes, list[Span | Text]]:
+    """The pickle with a persistent id for each run of bytes in it, and the runs.
+
+    Raises:
+        TruncatedError: an opcode ends beyond the data.
+        CorruptError: no pickle, or persistent ids, which paddle does not write.
+    """
+    pieces: list[bytes] = []
+    spans: list[Span | Text] = []
+    at = kept = 0
+    end = len(view)
+
+    def cut(start: int, stop: int, span: Span | Text | None) -> int:
+        if stop > end:
+            raise TruncatedError(
+                f"file {what} ends at byte {end:,}, within {stop - start:,} bytes from byte {start:,}; it is cut short"
+            )
+        pieces.append(bytes(view[kept:at]))
+        if span is not None:
+            pieces.append(b"J" + len(spans).to_bytes(4, "little") + b"Q")
+            spans.append(span)
+        return stop
+
+    while True:
+        if at >= end:
+            raise TruncatedError(f"file {what} ends at byte {end:,} without the end of its pickle; it is cut short")
+        op = view[at]
+        if op == 0x2E:  # STOP
+            pieces.append(bytes(view[kept : at + 1]))
+            return b"".join(pieces), spans
+        if op == 0x95:
+            at = kept = cut(at, at + 9, None)
+            continue
+        if op in b"PQ":
+            raise CorruptError(
+                f"{what}, byte {at:,}: a persistent id, which paddle does not write; it is another format"
+            )
+        try:
+            stop = end_of(view, at)
+        except KeyError:
+            raise CorruptError(
+                f"{what}, byte {at:,}: {op:#04x} is no pickle opcode; the file is damaged or no pickle"
+            ) from None
+        except IndexError:
+            raise TruncatedError(
+                f"file {what} ends at byte {end:,}, within the opcode at byte {at:,}; it is cut short"
+            ) from None
+        if op in b"CB\x8e\x96":
+            start = at + 1 + COUNTED[op]
+            at = kept = cut(start, stop, Span(start, stop))
+        elif op == 0x58 and (stop - at <= 7 or _LATIN1.match(view[stop : stop + 20])):
+            at = kept = cut(at + 5, stop, _text(view, at + 5, stop, what))
+        else:
+            at = stop
+
+
+def plain(view: memoryview, span: Span) -> bytes:
+    """The bytes of a span."""
+    data = bytes(view[span.start : span.stop])
+    return data.decode("utf-8").encode("latin-1") if span.text else data
+
+
+def _text(view: memoryview, start: int, stop: int, what: str) -> Text:
+    try:
+        value = bytes(view[start:stop]).decode("utf-8", "surrogatepass") if stop - start < INLINE else ""
+    except UnicodeDecodeError as error:
+        raise CorruptError(
+            f"{what}, byte {start + error.start:,}: a text that is not UTF-8; the file is damaged"
+        ) from None
+    made = Text(value)
+    made.span = Span(start, stop, text=True)
+    return made
+
 
 SMALL = 1 << 16  #: bytes of a scalar or a plain bytes object that is worth having whole
 MAX_DIMS = 64
@@ -177,10 +293,10 @@ def _stand_ins(view: memoryview, evaluated: set[str]) -> dict[tuple[str, str], o
     def encode(text: object, encoding: object = "utf-8") -> object:
         if isinstance(text, Text) and encoding in ("latin1", "latin-1"):
             return text.span
-        return pickle_build.encode(str(text) if isinstance(text, Text) else text, encoding)
+        return constructors.encode(str(text) if isinstance(text, Text) else text, encoding)
 
     def scalar(dtype: object, data: object = b"") -> object:
-        return numpy_stubs.scalar(_untold(dtype) if isinstance(dtype, NumpyDType) else dtype, raw(data))
+        return arrays.scalar(_untold(dtype) if isinstance(dtype, NumpyDType) else dtype, raw(data))
 
     def evaluate(*args: object) -> object:
         if len(args) == 2 and args[0] == "data" and type(args[1]) is dict and list(args[1]) == ["data"]:
@@ -191,7 +307,7 @@ def _stand_ins(view: memoryview, evaluated: set[str]) -> dict[tuple[str, str], o
         return opaque_class("builtins", "eval")(*args)
 
     def to_bytes(*args: object) -> object:
-        return pickle_build.to_bytes(*(raw(arg) for arg in args))
+        return constructors.to_bytes(*(raw(arg) for arg in args))
 
     def to_bytearray(*args: object) -> object:
         return bytearray(cast(bytes, to_bytes(*args)))

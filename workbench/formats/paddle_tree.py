@@ -22,10 +22,9 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.build import CatalogBuilder
-from workbench.core.stubs import Opaque, short
+from workbench.core.pickles.standins import Opaque, short
 from workbench.errors import CorruptError, UnsafeError, UnsupportedFormatError
-from workbench.formats.paddle_pickle import SMALL, ArrayRef, Loaded
-from workbench.formats.paddle_spans import Span, Text, plain
+from workbench.formats.paddle_pickle import SMALL, ArrayRef, Loaded, Span, Text, plain
 
 __all__ = ["BIG", "TABLE", "Stored", "declare", "names_of", "rest", "tensors"]
 

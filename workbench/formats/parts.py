@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from workbench import formats, naming
-from workbench.core import objects, unpickle
+from workbench.core import objects
 from workbench.core.build import merge
 from workbench.core.catalog import Catalog
+from workbench.core.pickles import unpickle
 from workbench.core.place import Place
 
 __all__ = ["Part", "combine", "file", "folder", "rest", "whole"]

@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
-from workbench.core import unpickle
 from workbench.core.dtypes import by_name
-from workbench.core.stubs import StorageRef, StorageType, TensorRef, short
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import StorageRef, StorageType, TensorRef, short
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 __all__ = ["Loaded", "is_legacy", "is_tar", "load_legacy", "load_tar"]

@@ -30,8 +30,8 @@ from workbench.core import ziparchive
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import TensorRef, short
 from workbench.core.place import Place
-from workbench.core.stubs import TensorRef, short
 from workbench.errors import WorkbenchError
 from workbench.formats import torch_legacy, torch_tree
 from workbench.formats.torch_save_file import declare, keyed, load_tree

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.core import catalog as cat
-from workbench.core import unpickle, ziparchive
+from workbench.core import ziparchive
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name, nbytes_of
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import StorageRef, TensorRef, short
 from workbench.core.place import Place
-from workbench.core.stubs import StorageRef, TensorRef, short
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 from workbench.formats import torch_legacy, torch_tree
 from workbench.formats.torch_legacy import Loaded

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.core.stubs import Opaque, TensorRef, short
+from workbench.core.pickles.standins import Opaque, TensorRef, short
 from workbench.errors import CorruptError, UnsafeError
 
 __all__ = ["flatten", "optimizers", "prune"]

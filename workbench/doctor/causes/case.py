@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from workbench.doctor.facts.evidence import Evidence, State
-from workbench.doctor.facts.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
+from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Change, Ledger
 from workbench.doctor.ledger.sign import Outcome, Sign, many
 

@@ -9,7 +9,7 @@ from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.facts.roles import BUFFERS, MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import many
 

@@ -9,7 +9,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.facts.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import many
 

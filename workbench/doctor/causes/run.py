@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from workbench.doctor.causes.case import Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
-from workbench.doctor.facts.roles import MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import Sign
 

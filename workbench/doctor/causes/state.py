@@ -9,7 +9,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.facts.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
+from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
 from workbench.doctor.ledger.rows import Change
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core.inert import Opaque, Record
+from workbench.core.pickles.standins import Opaque, Record
 from workbench.errors import WorkbenchError
 
 __all__ = ["Leaf", "leaves", "plain"]

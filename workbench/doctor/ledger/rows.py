@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from workbench.doctor.facts.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS
+from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS
 
 __all__ = ["GROUPS", "LEGS", "Change", "Ledger", "Row", "Status"]
 

@@ -22,7 +22,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.conventions import Geometry, geometry, links
 from workbench.core.rebox import Piece, Target, compose
 from workbench.doctor.facts.evidence import Pair
-from workbench.doctor.facts.roles import quantity
+from workbench.doctor.ledger.roles import quantity
 from workbench.tensor import LazyTensor
 
 __all__ = ["Atom", "Atoms", "kind_of", "names_of"]

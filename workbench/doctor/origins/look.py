@@ -26,7 +26,7 @@ from workbench.analysis.patterns.forms import find_form
 from workbench.analysis.patterns.long import LONGEST
 from workbench.analysis.patterns.read import bits, readable, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
-from workbench.doctor.facts.roles import BUFFERS
+from workbench.doctor.ledger.roles import BUFFERS
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor
 from workbench.doctor.origins.flat import Found, find_windows

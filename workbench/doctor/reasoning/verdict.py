@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.facts.roles import MASTERS
+from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from workbench.doctor.facts.evidence import Pair, is_numbered
-from workbench.doctor.facts.roles import FIRST
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
+from workbench.doctor.ledger.roles import FIRST
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread

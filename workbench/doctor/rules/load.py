@@ -22,7 +22,7 @@ from workbench.analysis.diff import diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.core.scan import Tick
 from workbench.doctor.facts.evidence import Pair
-from workbench.doctor.facts.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, quantity
+from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import Look, look

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workbench.doctor.facts.roles import MOMENTS
+from workbench.doctor.ledger.roles import MOMENTS
 from workbench.doctor.ledger.sign import Rule, Sign, register
 from workbench.doctor.origins.atoms import Atoms, kind_of, names_of
 from workbench.doctor.origins.look import Look

@@ -17,7 +17,7 @@ from typing import Any
 
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.places import kinds
-from workbench.doctor.facts.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
+from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.origins.became import Became, moments_became, weights_became

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.stubs import Record
+from workbench.core.pickles.standins import Record
 from workbench.formats import megatron_layout as layout
 from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.selection import Selection

@@ -6,8 +6,8 @@ A pickler writes every record of a class by the same opcodes; numbers, strings a
     class     NEWOBJ, a dict   key      text                    key      int          SETITEMS, BUILD
     literal                    literal  field, literal          literal  field        literal
 
-`derive` runs one record through a symbolic pickle machine, which tells the fields from the structure; `core.lane_match`
-reads the others by the template. Opcodes as in CPython 3.11 (``Modules/_pickle.c``), protocol 4 and later; the memo is
+`derive` runs one record through a symbolic pickle machine, which tells the fields from the structure; records.py reads
+the others by the template. Opcodes as in CPython 3.11 (``Modules/_pickle.c``), protocol 4 and later; the memo is
 counted, so only MEMOIZE fills it.
 """
 
@@ -16,24 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from workbench.core.pickles.opcodes import COUNTED, FIXED
+
 __all__ = ["Template", "Unlike", "Value", "derive", "token"]
 
 LITERAL = 16  # bytes compared without moving the pointers
 LONGEST = 1024  # tokens of a record; longer ones are no lanes
 
-# opcode → the bytes after it
-WIDTHS = {
-    b"N": 0, b"\x88": 0, b"\x89": 0, b")": 0, b"]": 0, b"}": 0, b"\x8f": 0, b"(": 0, b"t": 0, b"u": 0, b"s": 0, b"e": 0,
-    b"a": 0, b"b": 0, b"R": 0, b"\x81": 0, b"\x92": 0, b"\x93": 0, b"\x94": 0, b"\x85": 0, b"\x86": 0, b"\x87": 0,
-    b"\x90": 0, b"\x91": 0, b"l": 0, b"d": 0, b"K": 1, b"M": 2, b"J": 4, b"h": 1, b"j": 4, b"G": 8, b"\x95": 8, b".": 0,
-}  # fmt: skip
-COUNTED = {b"\x8c": 1, b"X": 4, b"\x8d": 8, b"\x8a": 1, b"\x8b": 4, b"C": 1, b"B": 4, b"\x8e": 8, b"\x96": 8}
-WIDTH = [-1] * 256
-COUNT = [0] * 256
-for _op, _width in WIDTHS.items():
-    WIDTH[_op[0]] = _width
-for _op, _width in COUNTED.items():
-    COUNT[_op[0]] = _width
+#: What picklers of protocol 4 write; nothing else is read.
+KNOWN = frozenset(
+    b"N\x88\x89)]}\x8f(tuseabR\x81\x92\x93\x94\x85\x86\x87\x90\x91ldKMJhjG\x95.\x8cX\x8d\x8a\x8bCB\x8e\x96"
+)
+WIDTH = [FIXED[op] if op in KNOWN else -1 for op in range(256)]  # the bytes after an opcode
+COUNT = [COUNTED[op] if op in KNOWN else 0 for op in range(256)]
 
 INT, REF, TEXT = "int", "ref", "text"
 FIELDS = {b"K"[0]: INT, b"M"[0]: INT, b"J"[0]: INT, 0x8A: INT, b"h"[0]: REF, b"j"[0]: REF, 0x8C: TEXT, b"X"[0]: TEXT}

@@ -19,9 +19,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from workbench.core.inert import Opaque, opaque_class, short
+from workbench.core.pickles.budget import charge
+from workbench.core.pickles.standins import Opaque, opaque_class, short
 
 __all__ = ["NumpyArray", "NumpyDType", "frombuffer", "reconstruct", "scalar"]
+
+ARRAY = 200  # bytes of an array beside its elements
 
 
 class NumpyArray(np.ndarray):
@@ -95,6 +98,7 @@ class NumpyDType(Opaque):
 
 
 def reconstruct(*_: object) -> NumpyArray:
+    charge(ARRAY)
     return NumpyArray()
 
 
@@ -131,6 +135,8 @@ def _unit(state: object) -> str:
 
 
 def _raw(data: object) -> bytes:
+    if type(data) in (str, bytes, bytearray):
+        charge(ARRAY + len(cast(bytes, data)))
     if type(data) is str:  # written by Python 2: bytes that were decoded as latin1
         return data.encode("latin1")
     if type(data) in (bytes, bytearray):

@@ -5,33 +5,33 @@
     80 04 95 …                     PROTO 4, FRAME
     8c 08 'my.mod'… 93             STACK_GLOBAL   find_class looks here, in this order:
                                      1. the caller's ``allow``    the very object is handed back
-                                     2. pickle_table.py           torch, numpy, collections … as stand-ins
+                                     2. constructors.TABLE        torch, numpy, collections … as stand-ins
                                      3. anything else             an `Opaque` leaf; UnsafeError if strict
-    81 · 52 · 62                   NEWOBJ · REDUCE · BUILD        act on stand-ins only (stubs.py)
+    81 · 52 · 62                   NEWOBJ · REDUCE · BUILD        act on stand-ins only (standins.py)
     2e                             STOP
 
-The C unpickler (CPython 3.11, ``Modules/_pickle.c``) does the work, after `pickle_guard.walk` has read every
-opcode of the stream. `jsonable` turns what comes out into bounded JSON.
+The C unpickler (CPython 3.11, ``Modules/_pickle.c``) does the work, after `guard.walk` has read every
+opcode of the stream. `core.jsonable` turns what comes out into bounded JSON.
 """
 
 from __future__ import annotations
 
 import gc
 import pickle
+import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from workbench.core import pickle_guard as guard
-from workbench.core.jsonable import jsonable
-from workbench.core.pickle_table import OPAQUE, RECORDS, TABLE
-from workbench.core.stubs import Opaque, Record, opaque_class, short
-from workbench.core.torch_build import torch_storage
+from workbench.core.pickles import guard
+from workbench.core.pickles.budget import ACTIVE, Budget
+from workbench.core.pickles.constructors import OPAQUE, RECORDS, TABLE, torch_storage
+from workbench.core.pickles.opcodes import line_end
+from workbench.core.pickles.standins import Opaque, Record, opaque_class, short
 from workbench.errors import CorruptError, UnsafeError, WorkbenchError
 
 __all__ = [
     "TABLE",
     "Unpickled",
-    "jsonable",
     "load_prefix",
     "loads",
     "loads_with_globals",
@@ -39,6 +39,8 @@ __all__ = [
     "short",
     "torch_storage",
 ]
+
+SLICE = 4096  # bytes that the C unpickler gets at once
 
 
 class Unpickled(NamedTuple):
@@ -49,15 +51,36 @@ class Unpickled(NamedTuple):
     stop: int
 
 
-def loads(
+def loads(data: bytes | memoryview, *, what: str, **options: Any) -> Any:
+    """Decode one pickle (protocols 0 to 5). Arguments and errors as of `loads_with_globals`."""
+    return loads_with_globals(data, what=what, **options).value
+
+
+def load_prefix(data: bytes | memoryview, offset: int, *, what: str, **options: Any) -> tuple[Any, int]:
+    """Decode the pickle at byte ``offset``; returns it and the offset after its STOP (legacy torch.save: several in a
+    row).
+    """
+    found = loads_with_globals(data, offset, what=what, **options)
+    return found.value, found.stop
+
+
+def nested(value: bytes, what: str) -> object:
+    """Decode bytes that a pickle holds and that are a pickle themselves, by the same rules. Raises like `loads`."""
+    if type(value) not in (bytes, bytearray):
+        raise CorruptError(f"{what} is a {type(value).__name__}, not the bytes of a pickle")
+    return loads(bytes(value), what=what)
+
+
+def loads_with_globals(
     data: bytes | memoryview,
+    offset: int = 0,
     *,
     what: str,
     allow: Mapping[tuple[str, str], object] | None = None,
     strict: bool = False,
     persistent_load: Callable[[object], object] | None = None,
-) -> object:
-    """Decode one pickle (protocols 0 to 5).
+) -> Unpickled:
+    """Decode one pickle, and say which foreign globals (``module.qualname``) became opaque leaves.
 
     Args:
         data: the stream; bytes after its STOP are ignored, as by ``pickle.loads``.
@@ -71,60 +94,16 @@ def loads(
         CorruptError: no pickle, cut short, or contradicting itself.
         UnsafeError: a bomb, or (strict) a foreign global.
     """
-    return _load(data, 0, what, allow, strict, persistent_load).value
-
-
-def loads_with_globals(
-    data: bytes | memoryview,
-    *,
-    what: str,
-    allow: Mapping[tuple[str, str], object] | None = None,
-    strict: bool = False,
-    persistent_load: Callable[[object], object] | None = None,
-) -> Unpickled:
-    """Like `loads`, and says which foreign globals (``module.qualname``) became opaque leaves."""
-    return _load(data, 0, what, allow, strict, persistent_load)
-
-
-def load_prefix(
-    data: bytes | memoryview,
-    offset: int,
-    *,
-    what: str,
-    allow: Mapping[tuple[str, str], object] | None = None,
-    strict: bool = False,
-    persistent_load: Callable[[object], object] | None = None,
-) -> tuple[object, int]:
-    """Decode the pickle at byte ``offset``; returns it and the offset after its STOP (legacy torch.save:
-    several in a row).
-    """
-    found = _load(data, offset, what, allow, strict, persistent_load)
-    return found.value, found.stop
-
-
-def nested(value: bytes, what: str) -> object:
-    """Decode bytes that a pickle holds and that are a pickle themselves, by the same rules. Raises like
-    `loads`.
-    """
-    if type(value) not in (bytes, bytearray):
-        raise CorruptError(f"{what} is a {type(value).__name__}, not the bytes of a pickle")
-    return loads(bytes(value), what=what)
-
-
-def _load(
-    data: bytes | memoryview,
-    offset: int,
-    what: str,
-    allow: Mapping[tuple[str, str], object] | None,
-    strict: bool,
-    persistent_load: Callable[[object], object] | None,
-) -> Unpickled:
-    view = memoryview(data).cast("B")
-    guard.walk(view, offset, what)
-    reader = _Reader(view, offset)
+    if not isinstance(data, bytes):
+        data = memoryview(data).cast("B")
+    start = time.thread_time()
+    walked = guard.walk(data, offset, what)
+    budget = Budget(what, offset, walked.stop - offset, walked.memory, time.thread_time() - start)
+    reader = _Reader(memoryview(data), offset, walked.frames, budget)
     unpickler = _Unpickler(reader, what, allow or {}, strict, persistent_load)
     collecting = gc.isenabled()
     gc.disable()  # millions of young objects and no garbage: collections would take two thirds of the time
+    before = ACTIVE.set(budget)
     try:
         value = unpickler.load()
     except WorkbenchError:
@@ -136,6 +115,7 @@ def _load(
             "damaged, or no pickle that a checkpoint would hold"
         ) from None
     finally:
+        ACTIVE.reset(before)
         if collecting:
             gc.enable()
     return Unpickled(value, unpickler.foreign, reader.pos)
@@ -188,19 +168,32 @@ class _Unpickler(pickle.Unpickler):
 class _Reader:
     """A file over a buffer for the C unpickler: no copy, and ``pos`` ends exactly after STOP.
 
-    With ``peek`` the unpickler prefetches, then says by ``read`` how much of it was used.
+    With ``peek`` the unpickler prefetches, then says by ``read`` how much of it was used. It gets a little at a time,
+    and none of the FRAME opcodes (a frame is executed in one go), so that the clock is read in between.
     """
 
-    __slots__ = ("pos", "view")
+    __slots__ = ("budget", "frame", "frames", "pos", "view")
 
-    def __init__(self, view: memoryview, pos: int) -> None:
+    def __init__(self, view: memoryview, pos: int, frames: list[int], budget: Budget) -> None:
         self.view = view
         self.pos = pos
+        self.frames = iter([*frames, len(view)])
+        self.frame = next(self.frames)
+        self.budget = budget
+
+    def _skip_frame(self) -> None:
+        while self.pos == self.frame < len(self.view):
+            self.pos += 9
+            self.frame = next(self.frames)
 
     def peek(self, size: int) -> memoryview:
-        return self.view[self.pos : self.pos + size]
+        self._skip_frame()
+        self.budget.position = self.pos
+        self.budget.tick()
+        return self.view[self.pos : min(self.pos + SLICE, self.frame)]
 
     def read(self, size: int) -> memoryview:
+        self._skip_frame()
         part = self.view[self.pos : self.pos + size]
         self.pos += len(part)
         return part
@@ -211,17 +204,13 @@ class _Reader:
         return len(part)
 
     def readline(self) -> bytes:
-        at = self.pos
-        while at < len(self.view):  # a line may be long; look for its end piece by piece
-            piece = bytes(self.view[at : at + 4096])
-            end = piece.find(b"\n")
-            if end >= 0:
-                at += end + 1
-                break
-            at += len(piece)
-        line = bytes(self.view[self.pos : at])
-        self.pos = at
-        return line
+        self._skip_frame()
+        start = self.pos
+        try:
+            self.pos = line_end(self.view, start)
+        except IndexError:
+            self.pos = len(self.view)
+        return bytes(self.view[start : self.pos])
 
 
 def _line(text: str) -> str:

@@ -1,13 +1,29 @@
 """The columns of a huge ``.metadata`` from its pickle's lanes: no Python object per chunk or item.
 
+1,024,000 chunks, 194 MB of ``.metadata``, decoded to columns (2026-11-22, 2 cores, CPU; ``benchmarks/opening.py``
+writes the file)::
+
+                                               CPU s    memory
+    lanes                                        1.6    0.41 GB
+    stand-ins, the opcodes skimmed (until then)  9.7    1.80 GB
+    stand-ins, every opcode read (core/pickles) 27.2    1.80 GB
+    pickle.loads with torch's classes           12.0    2.25 GB    objects, no columns yet
+
+That is what these five files are for; without them every other ``.metadata`` is decoded all the same.
+
 ::
 
-    state_dict_metadata  {fqn → … chunks [chunk, Run 1…511, chunk, …]}    Run: records of `core.pickle_lanes`, by number
+    templates   the opcodes that a million records share, told apart from what differs in them
+    records     where records may be: the templates matched everywhere at once
+    cut         which of them are records, proved from byte 0 on; the pickle without them
+    fields      what the records' fields hold, a column a field
+
+    state_dict_metadata  {fqn → … chunks [chunk, Run 1…511, chunk, …]}    Run: records that were cut, by number
     storage_data         {index → info, Run 513…800 → Run 801, …}         in turn a MetadataIndex and a _StorageInfo
 
 `Columns` answers what `dcp_metadata.assemble` asks, as `dcp_metadata.Objects` does for a pickle decoded whole. Anything
 out of the ordinary raises (`Unlike`, or what the same fault raises there), and the pickle is decoded whole to find the
-truth. What the records' fields hold: dcp_lane_fields.py.
+truth.
 """
 
 from __future__ import annotations
@@ -18,29 +34,30 @@ from typing import Any, cast
 
 import numpy as np
 
-from workbench.core.by_class import FAULTS, ByClass, Held, state_of
-from workbench.core.lane_match import Ints
-from workbench.core.lane_templates import Unlike
-from workbench.core.pickle_lanes import IRREGULAR, RUN, Lanes, Run, read
+from workbench.core.pickles.standins import FAULTS, ByClass, Held, state_of
 from workbench.errors import WorkbenchError
 from workbench.formats import dcp_metadata as dcp
-from workbench.formats.dcp_lane_fields import Fields, Values
+from workbench.formats.dcp_lanes.cut import IRREGULAR, RUN, Lanes, Run, read
+from workbench.formats.dcp_lanes.fields import Fields, Values
+from workbench.formats.dcp_lanes.records import Ints
+from workbench.formats.dcp_lanes.templates import Unlike
 
 __all__ = ["Columns", "decode"]
 
 
 def decode(
-    data: bytes | memoryview, *, what: str, run: int = RUN, irregular: float = IRREGULAR
+    data: bytes | memoryview, *, what: str, run: int = RUN, irregular: float | None = None
 ) -> dcp.DcpMetadata | None:
     """What `dcp_metadata.decode` returns, or None where the whole pickle must be decoded to know it.
 
     Args:
-        run, irregular: as `core.pickle_lanes.read`.
+        run, irregular: as `cut.read`.
     """
     collecting = gc.isenabled()
     gc.disable()  # as in `unpickle`: a hundred thousand tensors are a million objects, and no garbage
     try:
-        lanes = read(data, what=what, allow=ByClass(dcp.CLASSES), run=run, irregular=irregular)
+        share = IRREGULAR if irregular is None else irregular
+        lanes = read(data, what=what, allow=ByClass(dcp.CLASSES), run=run, irregular=share)
         columns = Columns(lanes)
         root = state_of(lanes.value, dcp.ROOTS, what, set())
         found = dcp.assemble(root, columns)

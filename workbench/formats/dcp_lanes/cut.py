@@ -10,7 +10,7 @@ Where records start is guessed from their first bytes, and every guess is proved
 followed after the other, and a run is taken only where an opcode really starts, each record of it is the exact sequence
 of opcodes of its template, and each ends where the next begins. A record makes one object out of nothing, so leaving it
 out and putting a mark in its place changes nothing else, once memo indices are counted anew. The rest is decoded by
-`unpickle` under all its rules. Whatever does not fit raises `Unlike`: then the whole pickle has to be decoded.
+`core.pickles` under all its rules. Whatever does not fit raises `Unlike`: then the whole pickle has to be decoded.
 
 Opcodes as in CPython 3.11 (``Modules/_pickle.c``); protocol 4 and later.
 """
@@ -26,11 +26,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from workbench.core import unpickle
-from workbench.core.lane_match import MARGIN, Ints
-from workbench.core.lane_search import Chain, Records, search
-from workbench.core.lane_templates import REF, WIDTH, Unlike, token
-from workbench.core.stubs import Inert
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.opcodes import TAKES, TO_MARK
+from workbench.core.pickles.standins import Inert
+from workbench.formats.dcp_lanes.records import MARGIN, Chain, Ints, Records, search
+from workbench.formats.dcp_lanes.templates import REF, WIDTH, Unlike, token
 
 __all__ = ["Lanes", "Places", "Records", "Run", "Unlike", "read"]
 
@@ -177,11 +177,11 @@ class _Walk:
             elif op == 0x28:
                 outer.append((height, floor))
                 height = floor = 0
-            elif op in _TO_MARK:
+            elif op in TO_MARK:
                 if not outer:
                     raise Unlike("no mark")
                 height, floor = outer.pop()
-                if _TO_MARK[op]:
+                if TO_MARK[op]:
                     height += 1
                 elif height <= floor:
                     raise Unlike("adds to a run")
@@ -200,15 +200,9 @@ class _Walk:
             self.pieces.append((kept, pos))
 
 
-# opcode → (values it takes off, change of the height); those that take all since the mark → whether they push
-_EFFECT: list[tuple[int, int] | None] = [(0, 1)] * 256
-for _ops, _pair in (
-    (b"\x85\x94", (1, 0)), (b"\x86R\x81\x93ab", (2, -1)), (b"\x87\x92s", (3, -2)),
-):  # fmt: skip
-    for _op in _ops:
-        _EFFECT[_op] = _pair
-_TO_MARK = {b"t"[0]: True, b"l"[0]: True, b"d"[0]: True, 0x91: True, b"e"[0]: False, b"u"[0]: False, 0x90: False}
-for _op in (*_TO_MARK, 0x28, 0x68, 0x6A, 0x95, 0x2E):
+# opcode → (values it takes off, change of the height); None where `follow` looks at the opcode itself
+_EFFECT = [None if takes is None else (takes[0], takes[1] - takes[0]) for takes in TAKES]
+for _op in b"hj\x95.":
     _EFFECT[_op] = None
 
 

@@ -1,4 +1,11 @@
-"""What makes a stand-in harmless: sealed classes, values without state, a leaf for whatever is not ours.
+"""What a decoded pickle is made of: inert stand-ins for the classes and functions that it names.
+
+::
+
+    GLOBAL torch._utils _rebuild_tensor_v2   →  Call("…", a function of ours)  → TensorRef
+    GLOBAL torch bfloat16                    →  DTypeRef("bfloat16")
+    GLOBAL my.lib Config                     →  a fresh subclass of Opaque     → args, state
+    GLOBAL my.fork MetadataIndex             →  a fresh subclass of Held       → [state]   where ByClass is asked for
 
 Opcodes can reach an object in five ways: call it (REDUCE, NEWOBJ, OBJ, INST), give it state (BUILD), append,
 add, set an item. Nothing here runs code that a pickle brought along in any of them, and none of them changes
@@ -8,14 +15,39 @@ a class or a function of ours::
     BUILD on a class would set attributes that all its instances see           → classes are sealed
     BUILD on a function would reach its __defaults__                           → `Call` wraps each one
     repr of what a stranger nested may take for ever, or fill a terminal       → `short` bounds and escapes
+
+numpy's arrays and dtypes: arrays.py.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
-__all__ = ["Call", "Inert", "Opaque", "PickledDict", "Record", "opaque_class", "short"]
+from workbench.core.pickles.budget import charge
+from workbench.errors import CorruptError
+
+__all__ = [
+    "FAULTS",
+    "ByClass",
+    "Call",
+    "DTypeRef",
+    "Held",
+    "Inert",
+    "Opaque",
+    "PickledDict",
+    "Record",
+    "StorageRef",
+    "StorageType",
+    "TensorRef",
+    "opaque_class",
+    "short",
+    "state_of",
+]
+
+INSTANCE, CLASS = 300, 4000  # what an `Opaque` and a class of them count as, in bytes; a class takes 20 µs to make
 
 
 class _Sealed(type):
@@ -63,7 +95,10 @@ class Call(Inert):
         self._set(name=name, function=function)
 
     def __call__(self, *args: object) -> object:
-        return self.function(*args)
+        made = self.function(*args)
+        if type(made) in _COPIES:
+            charge(sys.getsizeof(made))
+        return made
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -93,6 +128,9 @@ class PickledDict(dict):
         return f"<{self.kind} of {len(self)}>"
 
 
+_COPIES = frozenset((bytes, bytearray, str, int, list, tuple, set, frozenset, dict, PickledDict))
+
+
 class Opaque(metaclass=_Sealed):
     """An instance of a class that is not ours: what the pickle says about it, and nothing that runs.
 
@@ -117,6 +155,7 @@ class Opaque(metaclass=_Sealed):
         self.state = None
         self.items = []
         self.pairs = []
+        charge(INSTANCE + 8 * len(args) + (sys.getsizeof(kwargs) if kwargs else 0))
         return self
 
     def __setstate__(self, state: object) -> None:
@@ -155,6 +194,7 @@ class Record(Opaque):
 
 def opaque_class(module: str, qualname: str, base: type[Opaque] = Opaque) -> type[Opaque]:
     """A fresh class for a global (fresh per load, so that nothing is shared between two pickles)."""
+    charge(CLASS + 4 * len(module) + 4 * len(qualname))
     body = {"__slots__": (), "module": module, "qualname": qualname}
     return _Sealed(base.__name__, (base,), body)  # type: ignore[return-value]
 
@@ -213,3 +253,170 @@ class _Repr(reprlib.Repr):
 _REPR = _Repr()
 _REPR.maxlevel = 3
 _REPR.maxstring = _REPR.maxother = 60
+
+
+MAX_DIMS = 64  # torch's own limit
+TENSOR = 400  # bytes of a `TensorRef`, and of what a catalog keeps of it
+
+
+class DTypeRef(Inert):
+    """A dtype by its torch name, such as ``bfloat16``."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, name: str) -> None:
+        self._set(name=name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DTypeRef) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class StorageType(Inert):
+    """A storage class: its dtype's torch name, or None when untyped (then sizes are in bytes)."""
+
+    __slots__ = ("dtype",)
+    dtype: str | None
+
+    def __init__(self, dtype: str | None) -> None:
+        self._set(dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"<storage of {self.dtype or 'bytes'}>"
+
+
+class StorageRef(Inert):
+    """One storage of a torch.save file: ``numel`` counts elements of ``dtype``, or bytes when ``dtype`` is
+    None.
+
+    ``view`` is the legacy format's (key, offset, numel) of a storage that lies inside another one, else None.
+    """
+
+    __slots__ = ("dtype", "key", "location", "numel", "view")
+    dtype: str | None
+    key: str
+    location: str
+    numel: int
+    view: tuple[str, int, int] | None
+
+    def __init__(
+        self, dtype: str | None, key: str, location: str, numel: int, view: tuple[str, int, int] | None = None
+    ) -> None:
+        self._set(dtype=dtype, key=key, location=location, numel=numel, view=view)
+
+    def __repr__(self) -> str:
+        return f"<storage {self.key!r} of {self.numel} {self.dtype or 'bytes'}>"
+
+
+class TensorRef(Inert):
+    """A tensor that was not read: where it lies in which storage.
+
+    ``storage`` is what ``persistent_load`` returned; ``storage_offset`` and ``stride`` count elements.
+    ``kind`` names a subclass (``torch.nn.parameter.Parameter``) or is None; ``attrs`` are the Python
+    attributes that the file keeps with it (Megatron's ``partition_dim``), inert values only.
+    """
+
+    __slots__ = ("attrs", "dtype", "kind", "requires_grad", "shape", "storage", "storage_offset", "stride")
+    storage: Any
+    dtype: str
+    storage_offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    attrs: dict[str, object]
+    kind: str | None
+
+    def __init__(
+        self,
+        storage: object,
+        dtype: str,
+        storage_offset: int,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        requires_grad: bool = False,
+        attrs: dict[str, object] | None = None,
+        kind: str | None = None,
+    ) -> None:
+        if type(dtype) is not str:
+            raise ValueError("a tensor's storage has no dtype")
+        if type(shape) is not tuple or type(stride) is not tuple or len(shape) != len(stride) or len(shape) > MAX_DIMS:
+            raise ValueError("a tensor's shape and stride do not fit each other")
+        for number in (storage_offset, *shape, *stride):
+            if type(number) is not int or not 0 <= number < 1 << 63:
+                raise ValueError("a tensor's shape, stride or offset is no size")
+        charge(TENSOR)
+        set_ = object.__setattr__  # this constructor is hot: once a tensor
+        set_(self, "storage", storage)
+        set_(self, "dtype", dtype)
+        set_(self, "storage_offset", storage_offset)
+        set_(self, "shape", shape)
+        set_(self, "stride", stride)
+        set_(self, "requires_grad", requires_grad is True)
+        set_(self, "attrs", {} if attrs is None else attrs)
+        set_(self, "kind", kind)
+
+    def replace(self, **changes: Any) -> TensorRef:
+        """A copy with some fields changed."""
+        return TensorRef(**{name: getattr(self, name) for name in TensorRef.__slots__} | changes)
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.dtype} {list(self.shape)}>"
+
+
+FAULTS = (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError)  # what another layout provokes
+
+
+class Held(list[Any]):
+    """Stand-in that keeps the state BUILD hands it as its only element: no Python call per object.
+
+    A million chunks make three million of these, so ``__setstate__`` is ``list.append`` itself.
+    """
+
+    __slots__ = ()
+    __setstate__ = list.append
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+class ByClass(Mapping[tuple[str, str], object]):
+    """(module, name) → stand-in class, for classes of these names in any module.
+
+    Frameworks bring copies of each other's classes, and move their own from module to module; what they hold stays the
+    same. Classes of any other name become opaque leaves, as everywhere.
+
+    The classes are made anew for each load, so that a hostile BUILD on one cannot outlive its pickle.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._made = {name: type(name, (Held,), {"__slots__": ()}) for name in names}
+
+    def __getitem__(self, key: tuple[str, str]) -> object:
+        return self._made[key[1]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return (("*", name) for name in self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) -> Any:
+    """The state of a decoded root object.
+
+    Args:
+        names: classes that it may be of.
+        foreign: globals that the pickle names and that were not run, for the message.
+
+    Raises:
+        CorruptError: it is something else.
+    """
+    if not isinstance(value, Held) or type(value).__name__ not in names:
+        seen = f"; it names the foreign globals {sorted(foreign)[:3]}, which were not run" if foreign else ""
+        raise CorruptError(f"{what} holds {short(value)} instead of checkpoint metadata{seen}")
+    return value[0] if value else {}
