@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from workbench.core.place import Place
-from workbench.core.storage import SourcePool
 from workbench.reshard.moving.engine import prepare
 from workbench.reshard.moving.filemap import Pieces
 from workbench.reshard.moving.journal import Written
@@ -23,6 +21,5 @@ def write_edited(edits: Edits, path: Path) -> tuple[dict[str, torch.Tensor], dic
     ckpt = edited.ckpt
     pieces = edited.applied(Pieces.whole(ckpt.catalog, np.arange(len(ckpt)), dtype=edited.codes))
     one = one_file(pieces, path.name)
-    direct = SourcePool(Place(ckpt.path), ckpt.catalog.files, ckpt.catalog.file_stats, "pread")
-    written = prepare(ckpt.payloads, [one], direct).run([str(path)])[0]
+    written = prepare(ckpt.payloads, [one]).run([str(path)])[0]
     return load_file(path), dict(zip(one.pieces.names, written, strict=True))

@@ -27,8 +27,7 @@ from workbench.reshard.moving.filemap import FileMap, Pieces, no_pieces
 
 
 def job_of(folder, catalog, maps, io="mmap"):
-    pools = [SourcePool(Place(folder), catalog.files, catalog.file_stats, kind) for kind in (io, "pread")]
-    return prepare(Payloads(catalog, pools[0]), maps, pools[1])
+    return prepare(Payloads(catalog, SourcePool(Place(folder), catalog.files, catalog.file_stats, io)), maps)
 
 
 def laid(pieces: Pieces, name="out", gap=5, finish=None) -> FileMap:

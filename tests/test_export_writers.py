@@ -68,8 +68,8 @@ def source(tmp_path_factory):
 def write(folder, catalog, maps, out):
     from workbench.core.payload import Payloads
 
-    pools = [SourcePool(Place(folder), catalog.files, catalog.file_stats, kind) for kind in ("mmap", "pread")]
-    prepare(Payloads(catalog, pools[0]), maps, pools[1]).run([str(out / one.name) for one in maps])
+    pool = SourcePool(Place(folder), catalog.files, catalog.file_stats)
+    prepare(Payloads(catalog, pool), maps).run([str(out / one.name) for one in maps])
 
 
 def test_a_torch_archive_is_what_torch_loads(source, tmp_path):

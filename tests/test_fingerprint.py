@@ -51,7 +51,7 @@ def small(monkeypatch):
     monkeypatch.setattr(module, "STEP", 8)
     monkeypatch.setattr(module, "PIECE", 4)
     monkeypatch.setattr(module, "TASK", 48)
-    monkeypatch.setattr(module, "MAX_HELD", 2)
+    monkeypatch.setattr(module, "MAX_OPEN", 2)
     monkeypatch.setattr(stream, "TASK", 48)
     monkeypatch.setattr(stream, "PART_COST", 8)
 

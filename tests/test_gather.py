@@ -23,18 +23,12 @@ from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 
 
-def pools(folder, catalog, io="mmap"):
-    place = Place(folder)
-    kept = Payloads(catalog, SourcePool(place, catalog.files, catalog.file_stats, io))
-    return kept, SourcePool(place, catalog.files, catalog.file_stats, "pread")
+def payloads(folder, catalog, io="mmap"):
+    return Payloads(catalog, SourcePool(Place(folder), catalog.files, catalog.file_stats, io))
 
 
 def gathered(folder, catalog, io="mmap", threads=2):
-    return gather.gather(*_with(pools(folder, catalog, io), np.arange(len(catalog))), threads=threads)
-
-
-def _with(pair, tensors):
-    return pair[0], tensors, pair[1]
+    return gather.gather(payloads(folder, catalog, io), np.arange(len(catalog)), threads=threads)
 
 
 @examples(300)
@@ -76,12 +70,12 @@ def test_boxes_go_to_any_place_of_any_buffer_and_nothing_else_is_touched(tmp_pat
     columns = [np.array(column, np.int64) for column in zip(*wanted, strict=True)] if wanted else [
         np.zeros((0, width) if k in (1, 2, 5) else 0, np.int64) for k in range(6)
     ]  # fmt: skip
-    payloads, direct = pools(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
+    side = payloads(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "MIN_PIECE", data.draw(st.integers(1, 50)))
         patch.setattr(gather, "PIECE", data.draw(st.integers(50, 200)))
         patch.setattr(gather, "RUN", data.draw(st.integers(1, 50)))
-        filling = gather.Filling.plan(payloads, gather.Boxes(*columns), direct)
+        filling = gather.Filling.plan(side, gather.Boxes(*columns))
         read = filling.run([room.reshape(-1).view(np.uint8) for room in buffers], threads=data.draw(st.integers(1, 2)))
     for room, (view, want) in zip(buffers, views, strict=True):
         assert (view == want).all()
@@ -145,7 +139,7 @@ def test_chunks_that_overlap_are_compared(tmp_path):
         if second:
             builder.chunk(key, (2,), (4,), "f", second, second + 4)
     catalog = builder.build()
-    got = gather.gather(*_with(pools(tmp_path, catalog), np.array([1, 0])), threads=2)
+    got = gather.gather(payloads(tmp_path, catalog), np.array([1, 0]), threads=2)
     assert [array.tolist() for array in got] == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3]]
     with pytest.raises(errors.CorruptError, match=r"'other'.*overlaps"):
         gathered(tmp_path, catalog)
@@ -159,16 +153,16 @@ def test_a_hole_a_cut_and_a_change_are_errors_that_name_the_file(tmp_path):
     catalog = stored(tmp_path, dense, halves)
     path = tmp_path / "data.bin"
     blob = path.read_bytes()
-    pair = pools(tmp_path, catalog)
-    assert (gather.gather(*_with(pair, np.array([0])), threads=2)[0] == dense).all()
+    opened_before = payloads(tmp_path, catalog)
+    assert (gather.gather(opened_before, np.array([0]), threads=2)[0] == dense).all()
     path.write_bytes(blob[:-5])
-    for opened in (pair, pools(tmp_path, catalog)):
+    for opened in (opened_before, payloads(tmp_path, catalog)):
         with pytest.raises(errors.ChangedError, match=r"data\.bin.*1,600,005.*1,600,000"):
-            gather.gather(*_with(opened, np.array([0])), threads=2)
+            gather.gather(opened, np.array([0]), threads=2)
     path.write_bytes(blob)
     os.utime(path, ns=(1, 1))
     with pytest.raises(errors.ChangedError, match="rewritten"):
-        gather.gather(*_with(pair, np.array([0])), threads=1)
+        gather.gather(opened_before, np.array([0]), threads=1)
 
 
 def test_an_archive_of_another_shape_or_type_is_refused_before_it_is_copied(tmp_path):

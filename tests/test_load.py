@@ -333,7 +333,7 @@ def test_a_part_of_a_fused_weight_is_a_view_and_what_is_behind_it_is_expected(sa
 
 
 def test_chunks_that_overlap_are_compared(tmp_path):
-    from tests.test_gather import pools
+    from tests.test_gather import payloads
     from workbench.core.build import CatalogBuilder
     from workbench.core.dtypes import by_name
     from workbench.core.place import Place
@@ -345,7 +345,7 @@ def test_chunks_that_overlap_are_compared(tmp_path):
         builder.chunk(key, (0,), (4,), "f", 0, 4)
         builder.chunk(key, (2,), (4,), "f", second, second + 4)
     catalog = builder.build()
-    ckpt = wb.Checkpoint(Place(tmp_path), catalog, pools(tmp_path, catalog)[0].pool, {})
+    ckpt = wb.Checkpoint(Place(tmp_path), catalog, payloads(tmp_path, catalog).pool, {})
     state = {"same": torch.zeros(6, dtype=torch.uint8), "other": torch.zeros(6, dtype=torch.uint8)}
     with pytest.raises(errors.CorruptError, match=r"'other'.*overlaps"):
         load(state, ckpt)

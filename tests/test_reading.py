@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.properties import boxes, chunkings, examples, keys, shapes
 from workbench import errors
-from workbench.core import plan
+from workbench.core import plan, region, source
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import CODECS, RAW_BE
 from workbench.core.dtypes import by_name
@@ -76,6 +76,44 @@ def test_a_slice_of_any_chunking_is_the_slice_of_the_dense_array(tmp_path_factor
         key = data.draw(keys(dense.shape))
         got = tensor.lazy[key].numpy()
         assert got.shape == dense[key].shape and (got == dense[key]).all(), key
+
+
+@examples(400)
+@given(st.data())
+def test_elements_at_any_strides_are_read_in_spans_of_any_size(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("case")
+    dense, catalog = any_stored(data, folder)
+    tensor = lazy(folder, catalog)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(region, "SCRATCH", data.draw(st.integers(4, 200)))
+        patch.setattr(region, "GAP", data.draw(st.integers(0, 100)))
+        patch.setattr(region, "RUN", data.draw(st.integers(1, 100)))
+        assert (tensor.numpy() == dense).all()
+        for _ in range(3):
+            key = data.draw(keys(dense.shape))
+            got = tensor.lazy[key].numpy()
+            assert got.shape == dense[key].shape and (got == dense[key]).all(), key
+
+
+def test_a_column_of_a_wide_matrix_does_not_read_the_matrix(tmp_path, monkeypatch):
+    dense = np.arange(64 << 16, dtype=np.int32).reshape(64, 1 << 16)
+    read, real = [], source.PreadSource._fill
+
+    def counted(self, left, at):
+        read.append(len(left))
+        real(self, left, at)
+
+    monkeypatch.setattr(source.PreadSource, "_fill", counted)
+    for order in (None, (1, 0)):
+        tensor = lazy(tmp_path, stored(tmp_path, dense, [((0, 0), (64, 1 << 16))], order=order))
+        read.clear()
+        assert (tensor.lazy[:, 7].numpy() == dense[:, 7]).all() and sum(read) == 256
+        assert (tensor.lazy[[9, 3, 9], :].numpy() == dense[[9, 3, 9]]).all()
+        read.clear()
+        assert (tensor.lazy[::8, [70, 7, 50_000]].numpy() == dense[::8, [70, 7, 50_000]]).all()
+        assert sum(read) < 32 << 10
+    read.clear()
+    assert (tensor.lazy[:, 100:200].numpy() == dense[:, 100:200]).all() and len(read) == 1  # one run: transposed
 
 
 @examples(150)
@@ -242,20 +280,20 @@ def test_a_changed_file_is_noticed_before_its_bytes_are_used(tmp_path):
         path.unlink(missing_ok=True)
 
 
-def test_a_mapped_tensor_is_private_to_its_holder(tmp_path):
+def test_a_view_is_private_to_its_holder(tmp_path):
     dense = np.arange(1 << 16, dtype=np.int32)
     builder = CatalogBuilder("test", Place(tmp_path))
     (tmp_path / "data.bin").write_bytes(b"\0" * 64 + dense.tobytes())
     builder.tensor("t", by_name("int32"), dense.shape)
     builder.chunk("t", (0,), dense.shape, "data.bin", 64, 64 + dense.nbytes)
     tensor = lazy(tmp_path, builder.build())
-    first = tensor.torch()
+    first = tensor.torch(copy=False)
     first.zero_()
-    assert (tensor.torch().numpy() == dense).all()
+    assert (tensor.torch(copy=False).numpy() == dense).all()
     assert (tmp_path / "data.bin").read_bytes()[64:] == dense.tobytes()
 
 
-def test_a_mapped_tensor_costs_no_memory_until_it_is_touched(tmp_path):
+def test_a_view_costs_no_memory_until_it_is_touched(tmp_path):
     size = 1 << 28
     with open(tmp_path / "data.bin", "wb") as handle:
         handle.truncate(size)
@@ -269,6 +307,6 @@ def test_a_mapped_tensor_costs_no_memory_until_it_is_touched(tmp_path):
         return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
 
     before = anonymous()
-    held = tensor.torch()
+    held = tensor.torch(copy=False)
     assert held.shape == (size,) and anonymous() - before < 32 << 20
     assert int(held[12345]) == 0

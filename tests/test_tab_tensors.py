@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import shutil
 import time
@@ -29,6 +30,7 @@ from workbench.app.state import WorkbenchState, query_of
 from workbench.app.tabs.overview import Overview, bytes_frame
 from workbench.app.tabs.run import siblings
 from workbench.app.tabs.tensors import Tensors
+from workbench.core.storage import SourcePool
 from workbench.errors import SelectionError, UsageError
 from workbench.views.values import elements
 from workbench.views.window import window_frame, window_html
@@ -274,6 +276,27 @@ def test_the_slice_browser_follows_the_state(tab):
     assert slices.text.value == "0, 0:20, 0:20" and state.place == ""
     slices._buttons[1].clicks += 1
     assert state.place == "0, 20:40, 0:20"
+
+
+def test_a_file_that_is_cut_while_it_is_shown_is_a_message(tab, root, tmp_path, monkeypatch):
+    """Cut after all checks have passed, where a read through a map would end the server."""
+    kept = tmp_path / "kept"
+    shutil.copy2(root / "cube" / "model.safetensors", kept)
+    tensors, state, page = tab("cube")
+    path, real = root / "cube" / "model.safetensors", os.preadv
+
+    def cut(*given):
+        os.truncate(path, 200)
+        return real(*given)
+
+    monkeypatch.setattr(SourcePool, "check", lambda pool, file: pool._paths.setdefault(file, str(path)))
+    monkeypatch.setattr(os, "preadv", cut)
+    state.tensor = "t"
+    page.until(lambda: {tensors.detail.job.status, tensors.detail.slices.job.status} == {"failed"})
+    for job in (tensors.detail.job, tensors.detail.slices.job):
+        assert "model.safetensors" in job.error and "has 200 now" in job.error and "open it again" in job.error
+    monkeypatch.undo()
+    shutil.copy2(kept, path)
 
 
 # ---- overview ------------------------------------------------------------------------------------------------------

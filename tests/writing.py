@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import workbench as wb
-from workbench.core.place import Place
-from workbench.core.storage import SourcePool
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.moving.engine import prepare
 from workbench.reshard.moving.filemap import FileMap
@@ -29,10 +27,9 @@ def everything(
 
 def write(selection: Selection, maps: Sequence[FileMap], folder: Path) -> Path:
     """Fill the files in a new folder."""
-    catalog, payloads = selection.catalog, selection.ckpt.payloads
+    payloads = selection.ckpt.payloads
     paths = [folder / one.name for one in maps]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-    direct = SourcePool(Place(selection.ckpt.path), catalog.files, catalog.file_stats, "pread")
-    prepare(payloads, maps, direct).run([os.fspath(path) for path in paths], threads=1)
+    prepare(payloads, maps).run([os.fspath(path) for path in paths], threads=1)
     return folder

@@ -51,7 +51,8 @@ def open(
         path: a checkpoint's folder or file, or a run's folder.
         format: a reader's name, when detection should be skipped (see ``workbench formats``).
         cache: keep the catalog of large checkpoints in the user's cache folder, keyed by the metadata files' stat.
-        io: ``mmap``, or ``pread`` for network file systems where page faults are slow.
+        io: ``mmap`` allows views of the files to a caller who asks for them (``t.torch(copy=False)``); ``pread`` never
+            maps a file. All other reads are copies by ``pread``, with either.
         partial: open although files are absent or truncated; reading what is lost still raises.
 
     Raises:
@@ -261,14 +262,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return Checkpoint(self._place, catalog, self._pool, self._objects, self.notes, parent=self)
 
     def state_dict(self, *, threads: int | None = None) -> dict[str, torch.Tensor]:
-        """Every tensor, read into memory of its own (or mapped, where one chunk holds it): key → ``torch.Tensor``.
+        """Every tensor, read into memory of its own: key → ``torch.Tensor``.
 
         Tensors are read side by side by ``threads`` threads; by default as many as there are cores, at most 8.
         """
-        pool = self._pool
-        if pool.mapped:  # what is copied is copied by `pread`: a map faults on every 64 KiB besides
-            pool = SourcePool(self._place, self.catalog.files, self.catalog.file_stats, "pread")
-        whole = read_whole(self._payloads, pool, threads=threads or cores())
+        whole = read_whole(self._payloads, threads=threads or cores())
         return dict(zip(self.catalog.keys, whole, strict=True))
 
     def to_device(
@@ -297,7 +295,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the files back. Tensors already read stay valid; reading again opens them anew."""
+        """Give the files back; reading again opens them anew.
+
+        Tensors already read stay valid, whatever becomes of the files. Only views asked for with ``copy=False`` show
+        the file itself (:meth:`LazyTensor.torch`).
+        """
         self._pool.close()
 
     def __enter__(self) -> Checkpoint:

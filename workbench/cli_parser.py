@@ -237,7 +237,7 @@ def _common(*, top: bool = False) -> argparse.ArgumentParser:
     add("--format", None, metavar="NAME", help="read as this format instead of detecting it")
     add("--partial", False, action="store_true", help="open although files are missing or truncated")
     add("--no-cache", False, action="store_true", help="neither read nor write the cache of large catalogs")
-    add("--io", "mmap", choices=("mmap", "pread"), help="how to read files; pread suits network file systems")
+    add("--io", "mmap", choices=("mmap", "pread"), help="kept for scripts: every command reads by pread")
     return common
 
 

@@ -16,7 +16,6 @@ from workbench.core.gather import gather
 from workbench.core.payload import Payloads
 from workbench.core.read import read_boxes, read_selection, single_chunk
 from workbench.core.select import Selection, whole
-from workbench.core.storage import SourcePool
 from workbench.errors import SelectionError, TensorNotFoundError, UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["LazyTensor", "as_torch", "read_whole"]
-
-ZERO_COPY = 64 << 10  #: bytes from which a map of its own is cheaper than a copy
 
 
 class LazyTensor:
@@ -90,6 +87,12 @@ class LazyTensor:
         return int(self._payloads.catalog.replica[rows].max(initial=-1)) + 1
 
     @property
+    def inflated(self) -> bool:
+        """Whether reading is refused because the elements are far more bytes than are stored (strides of 0)."""
+        catalog = self._payloads.catalog
+        return bool(catalog.inflated[catalog.rows_of(self._tensor)].any())
+
+    @property
     def chunks(self) -> pd.DataFrame:
         """The stored boxes of this tensor, one row each, as ``Checkpoint.chunks``."""
         from workbench.core.frames import chunk_frame
@@ -102,12 +105,14 @@ class LazyTensor:
         """Read a part: integers, slices with any step, ``...``, and a list or mask on one axis.
 
         Returns:
-            a ``torch.Tensor`` of its own memory, bits as stored.
+            a ``torch.Tensor`` in memory of its own, bits as stored; it outlives the checkpoint and its files.
 
         Raises:
             SelectionError: the key does not fit the shape.
             HoleError: a selected element is stored nowhere.
-            OpenError: the file is truncated, changed or damaged.
+            ChangedError: the file was cut or rewritten since the checkpoint was opened, or while it was read.
+            OpenError: the file is truncated or damaged.
+            UnsafeError: the tensor means far more bytes than are stored.
         """
         return self.lazy[key].torch()
 
@@ -116,21 +121,36 @@ class LazyTensor:
         """``t.lazy[key]`` is the part as a lazy tensor; nothing is read."""
         return _Lazy(self)
 
-    def torch(self) -> torch.Tensor:
+    def torch(self, *, copy: bool = True) -> torch.Tensor:
         """All of it, as a ``torch.Tensor``.
 
-        Where one chunk of a mapped file holds it in order, the tensor is a private copy-on-write map: it costs no
-        memory until touched, and writing to it changes neither the file nor what others read.
         Elements that torch lacks come raw: F4 and F6 as their packed bytes, quantised ones as unsigned integers.
-        """
-        return as_torch(self._raw(writable=True), self.element)
 
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """All of it, as an array. Types that numpy lacks (bfloat16, the small floats) come as their bits, unsigned."""
-        raw = self._raw(writable=True)
+        Args:
+            copy: read it into memory of its own, which outlives the file. ``False`` allows a view of the file instead:
+                a private copy-on-write map, which costs no memory until it is touched, and of which writes reach
+                neither the file nor other tensors. It is a view only where one chunk of a local file holds the tensor
+                in order and the checkpoint was not opened with ``io="pread"``; elsewhere it is a copy all the same.
+                **A view does not survive its file**: if the file is rewritten the values change, and if the file is
+                shortened, touching the view ends the process (``SIGBUS``). Use it for files that nobody writes.
+
+        Raises:
+            as :meth:`__getitem__`.
+        """
+        return as_torch(self._raw(copy=copy), self.element)
+
+    def numpy(self, *, copy: bool = True) -> np.ndarray[Any, Any]:
+        """All of it, as an array. Types that numpy lacks (bfloat16, the small floats) come as their bits, unsigned.
+
+        Args:
+            copy: as of :meth:`torch`.
+        """
+        raw = self._raw(copy=copy)
         return raw if self.element.packed else raw.view(self.element.numpy)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("reading a stored tensor makes a copy; for a view of the file ask for numpy(copy=False)")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
@@ -196,12 +216,12 @@ class LazyTensor:
     def _stored_shape(self) -> tuple[int, ...]:
         return self._payloads.catalog.shape_of(self._tensor)
 
-    def _raw(self, *, writable: bool) -> np.ndarray[Any, Any]:
+    def _raw(self, *, copy: bool) -> np.ndarray[Any, Any]:
         full = self._stored_shape
         everything = self._selection.is_whole and self.shape == full
         if self.element.packed:
             return self._packed(everything, full)
-        if everything and writable and self.nbytes >= ZERO_COPY:
+        if everything and not copy:
             mapped = self._mapped()
             if mapped is not None:
                 return mapped
@@ -211,7 +231,7 @@ class LazyTensor:
         """The whole tensor as a private map, when one chunk holds it in order and aligned to its elements."""
         row = single_chunk(self._payloads, self._tensor, self._replica)
         catalog = self._payloads.catalog
-        if row is None or not self._payloads.pool.mapped:
+        if row is None:
             return None
         start = self._payloads.straight(row)
         raw = self.element.raw
@@ -229,7 +249,7 @@ class LazyTensor:
             )
         if row is None:
             raise UnsupportedFormatError(f"tensor {self.key!r}: {self.element} in several chunks cannot be joined")
-        flat = np.array(self._payloads.array(row))
+        flat = np.array(self._payloads.region(row).load())
         last = full[-1] * self.element.bits if full else self.element.bits
         return flat.reshape(*full[:-1], last // 8) if full and last % 8 == 0 else flat
 
@@ -244,30 +264,22 @@ class _Lazy:
         return self._tensor._with(self._tensor._selection.compose(key))
 
 
-def read_whole(payloads: Payloads, direct: SourcePool, *, threads: int) -> list[torch.Tensor]:
+def read_whole(payloads: Payloads, *, threads: int) -> list[torch.Tensor]:
     """Every tensor of a catalog, as :meth:`LazyTensor.torch` gives it, but read in one go.
 
     Args:
-        direct: the files of ``payloads``, read by ``pread``.
         threads: how many read side by side.
 
     Raises:
         as :meth:`LazyTensor.__getitem__`.
     """
     catalog = payloads.catalog
-    alone = np.bincount(catalog.tensor[catalog.replica == 0], minlength=len(catalog)) == 1
-    found: dict[int, torch.Tensor] = {}
-    for position in range(len(catalog)):
-        one = LazyTensor(payloads, position, None, "other")
-        mapped = one._mapped() if alone[position] and one.nbytes >= ZERO_COPY and not one.element.packed else None
-        if mapped is not None:
-            found[position] = as_torch(mapped, one.element)
-        elif one.element.packed:
-            found[position] = one.torch()
-    rest = np.array([position for position in range(len(catalog)) if position not in found], np.int64)
-    raws = gather(payloads, rest, direct, threads=threads)
-    found |= {p: as_torch(raw, catalog.dtype_of(p)) for p, raw in zip(rest.tolist(), raws, strict=True)}
-    return [found[position] for position in range(len(catalog))]
+    packed = [at for at in range(len(catalog)) if catalog.dtype_of(at).packed]
+    found = {at: LazyTensor(payloads, at, None, "other").torch() for at in packed}
+    rest = np.setdiff1d(np.arange(len(catalog)), packed)
+    raws = gather(payloads, rest, threads=threads)
+    found |= {at: as_torch(raw, catalog.dtype_of(at)) for at, raw in zip(rest.tolist(), raws, strict=True)}
+    return [found[at] for at in range(len(catalog))]
 
 
 def as_torch(raw: np.ndarray[Any, Any], element: DType) -> torch.Tensor:

@@ -36,6 +36,7 @@ from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
+from workbench.core.source import Source
 from workbench.core.storage import SourcePool
 from workbench.errors import CorruptError, MissingFileError, NotACheckpointError, UnsafeError, UnsupportedFormatError
 
@@ -260,32 +261,23 @@ class _Held(SourcePool):
         super().__init__(place, [], [], "pread")
         self._one = _Bytes(data)
 
-    def maps(self) -> SourcePool:
-        return self
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Held, (self._place, self._one.data.tobytes())
 
-    def source(self, file: int) -> _Bytes:
+    def size(self, file: int) -> int:
+        return self._one.size
+
+    def source(self, file: int) -> Source:
         return self._one
 
     def check(self, file: int) -> None:
         return None
 
-    def private(self, file: int, start: int, stop: int) -> None:
-        return None
 
-
-class _Bytes:
+class _Bytes(Source):
     def __init__(self, data: bytes) -> None:
-        self._data = np.frombuffer(data, np.uint8)
+        self.data = np.frombuffer(data, np.uint8)
         self.size = len(data)
 
-    def view(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        return self._data[start:stop]
-
     def read_into(self, buffer: np.ndarray[Any, Any], start: int) -> None:
-        buffer[:] = self._data[start : start + len(buffer)]
-
-    def advise(self, advice: str) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
+        buffer[:] = self.data[start : start + len(buffer)]

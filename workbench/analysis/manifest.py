@@ -29,7 +29,7 @@ from workbench.analysis.segments import Cut, Labels, cut_files
 from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import DIGEST, Blocks, file_digests
 from workbench.core.fingerprint import combine, tensor_fingerprints
-from workbench.core.place import Place
+from workbench.core.place import Place, stat_or_absent
 from workbench.core.scan import Tick
 from workbench.errors import ChangedError, MissingFileError, UsageError
 
@@ -104,6 +104,9 @@ def write(
     names, left_out = files_of(ckpt)
     names = [name for name in names if not is_manifest(place, name, path)]
     stats = {name: place.stat(name) for name in names}
+    for file, opened in enumerate(ckpt.catalog.file_stats):
+        if opened.size >= 0:
+            ckpt.payloads.pool.check(file)  # a manifest of what was opened, not of what has taken its place
     labels = Labels()
     cut = cut_files(ckpt.payloads, {name: stat.size for name, stat in stats.items()}, labels)
     grain = grain_for((one.lengths for one in cut.segments.values()), BUDGET)
@@ -121,6 +124,11 @@ def write(
     tensors: dict[int, str] = {}
     for number, digests, failed in _digests(place, blocks, known, threads, first):
         name = names[number]
+        if failed and stat_or_absent(place, name) != stats[name]:
+            raise ChangedError(
+                f"file {name!r} changed while its manifest was made: {next(iter(failed.values()))}; "
+                "make it again when all is written"
+            )
         if failed:
             raise MissingFileError(f"file {name!r} cannot be read: {next(iter(failed.values()))}")
         entries[name] = replace(entries[name], digests=digests)

@@ -86,7 +86,6 @@ def cut_files(payloads: Payloads, sizes: dict[str, int], labels: Labels) -> Cut:
         labels: the table to add to.
     """
     catalog = payloads.catalog
-    payloads = Payloads(catalog, payloads.pool.maps())
     low, high, exact = _extents(payloads)
     by_file = np.argsort(catalog.file, kind="stable")
     bounds = np.searchsorted(catalog.file[by_file], np.arange(len(catalog.files) + 1))
@@ -152,7 +151,7 @@ def _paint_head(payloads: Payloads, file: int, rows: Ints, paint: _Paint, labels
     """The records of a file that is one archive, or what lies before the first tensor of another."""
     catalog = payloads.catalog
     try:
-        view = payloads.pool.source(file).view(0, paint.size)
+        view = payloads.pool.window(file, 0, paint.size)
         if bytes(view[:4]) == b"PK\3\4":
             directory = read_directory(view, what=repr(catalog.files[file]))
             places = [(*locate(directory.view, record, directory.what), record.name)

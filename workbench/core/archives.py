@@ -112,7 +112,7 @@ def file_archives(payloads: Payloads, place: Place | None, others: Iterable[str]
     if place is None or not names:
         return
     stats = [stat_or_absent(place, name) for name in names]
-    pool = SourcePool(place, names, stats, "mmap" if payloads.pool.mapped else "pread")
+    pool = SourcePool(place, names, stats)
     for file, (name, stat) in enumerate(zip(names, stats, strict=True)):
         archive = ArchiveRange(pool, file, name, 0, stat.size)
         if looks_like_one(archive):
@@ -124,7 +124,7 @@ def looks_like_one(archive: ArchiveRange) -> bool:
     if archive.stop - archive.start < 22:
         return False
     try:
-        view = archive.pool.maps().source(archive.file).view(archive.start, archive.stop)
+        window = archive.pool.window(archive.file, archive.start, archive.stop)
+        return bytes(window[:4]) == b"PK\3\4" or bytes(window[-22:-18]) == b"PK\5\6"
     except WorkbenchError:
         return False
-    return bytes(view[:4]) == b"PK\3\4" or bytes(view[-22:-18]) == b"PK\5\6"

@@ -7,7 +7,7 @@ silently rebuilt::
     8 bytes    magic and layout version
     8 bytes    length of the header, then its CRC-32 and the CRC-32 of the columns (4 bytes each)
     header     JSON: checkpoint path, format, stat of every metadata file, names of the folder, columns' places
-    columns    raw arrays, 64-byte aligned, used in place through a map
+    columns    raw arrays, 64-byte aligned, used in place
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from workbench.core import catalog as cat
+from workbench.core import memory
 from workbench.core.catalog import Catalog, ObjectTable
-from workbench.core.memory import map_file
 from workbench.core.place import FileStat, Place, stat_or_absent
 from workbench.errors import WorkbenchError
 
@@ -52,7 +52,9 @@ def load(place: Place, format: str) -> Catalog | None:
             info = os.fstat(handle.fileno())
             if info.st_uid != os.getuid() or info.st_size < 24:
                 return None
-            data = map_file(handle.fileno(), info.st_size)
+            data = memory.empty((info.st_size,), np.dtype(np.uint8))
+            if handle.readinto(memoryview(data)) != info.st_size:
+                return None
         return _decode(data, place, format)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, WorkbenchError):
         return None  # damaged or foreign: what a cache cannot prove, the checkpoint itself will tell

@@ -40,7 +40,7 @@ from workbench.core.dtypes import ALL, DType
 from workbench.core.place import FileStat
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, OpenError, TruncatedError
 
-__all__ = ["CODECS", "Catalog", "ObjectTable"]
+__all__ = ["CODECS", "Catalog", "ObjectTable", "inflates"]
 
 Array = np.ndarray[Any, Any]
 CODECS: tuple[str, ...] = (
@@ -48,6 +48,10 @@ CODECS: tuple[str, ...] = (
 )  # fmt: skip
 RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT = range(len(CODECS))
 MAX_ELEMENTS = 1 << 55  #: elements of a tensor beyond which a shape is nonsense
+INFLATED = 64  #: times the stored bytes beyond which a chunk's elements are not read …
+INFLATED_LEAST = 64 << 20  #: … if they are more bytes than this
+INFLATED_FILE = 256  #: times a file's bytes beyond which the elements of all its chunks are not read …
+INFLATED_FILE_LEAST = 4 << 30  #: … if they are more bytes than this
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +159,39 @@ class Catalog:
     def chunk_nbytes(self) -> Array:
         """``(N,) int64`` bytes of each chunk's elements (not of its stored item)."""
         return (box.volume(self.sizes) * _BITS[self.dtype[self.tensor]] + 7) // 8
+
+    @cached_property
+    def inflated(self) -> Array:
+        """``(N,) bool`` chunks whose elements are far more bytes than are stored: listed, never read.
+
+        Strides of 0, and tensors that share bytes, let a small file mean terabytes. Read as what they mean they would
+        fill memory, or take days.
+        """
+        nbytes, stored = self.chunk_nbytes, self.stop - self.start
+        located = ~np.isin(self.codec, (ZSTD_TORCH_ZIP, ZSTD_TORCH_PART))  # known once it is decompressed
+        found = located & (nbytes > INFLATED * stored) & (nbytes > INFLATED_LEAST)
+        known = np.array([stat.size for stat in self.file_stats], np.int64)
+        for doubtful in (nbytes > stored, np.ones(len(found), bool)):  # what is expanded goes first
+            rest = located & ~found
+            total = np.bincount(self.file[rest], nbytes[rest], len(known))
+            crowded = (total > INFLATED_FILE * np.maximum(known, 1)) & (total > INFLATED_FILE_LEAST)
+            if not crowded.any():
+                break
+            found |= rest & doubtful & crowded[self.file]
+        return np.asarray(found)
+
+    def not_checked(self, row: int) -> str:
+        """Why an :attr:`inflated` chunk is not read."""
+        nbytes, stored = int(self.chunk_nbytes[row]), int(self.stop[row] - self.start[row])
+        name = f"tensor {self.keys[self.tensor[row]]!r}: not checked: "
+        if inflates(nbytes, stored):
+            return f"{name}logical size {nbytes:,} bytes is stored in {stored:,}; {_EXPANDED}"
+        file = int(self.file[row])
+        total = int(self.chunk_nbytes[self.file == file].sum())
+        return (
+            f"{name}the tensors of {self.files[file]!r} have a logical size of {total:,} bytes, stored in "
+            f"{self.file_stats[file].size:,}; {_EXPANDED}"
+        )
 
     # ---- one tensor ----------------------------------------------------------------------------------------------
 
@@ -304,6 +341,14 @@ class Catalog:
 CHUNK_COLUMNS = ("offsets", "sizes", "file", "start", "stop", "codec", "rank", "replica", "inner", "strides")
 _BITS = np.array([dtype.bits for dtype in ALL], np.int64)
 _CUT = "the file is truncated or from another save; restore it, or open with partial=True to read the rest"
+
+
+_EXPANDED = "it was expanded before it was saved (strides of 0, shared bytes): load it with the program that wrote it"
+
+
+def inflates(nbytes: int, stored: int) -> bool:
+    """Whether elements of ``nbytes`` bytes are too many to be read from ``stored`` bytes."""
+    return nbytes > INFLATED_LEAST and nbytes > INFLATED * stored
 
 
 def _any(columns: Array) -> Array:

@@ -31,6 +31,7 @@ from workbench.core.crc32 import PIECE, crc32, crc32_of_two
 from workbench.core.payload import Payloads, decompress
 from workbench.core.place import Place
 from workbench.core.scan import Announcer, Tick, cores, in_order
+from workbench.core.source import Source, Window
 from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, Record, inflate, locate
 from workbench.errors import WorkbenchError
@@ -109,6 +110,7 @@ def check_archives(
     """
     items, files = ItemArchives(payloads), list(file_archives(payloads, place, others))
     total, done, crc = max(items.nbytes + sum(one.stop for one in files), 1), 0, 0
+    lost: tuple[ArchiveRange, int] | None = None
     announcer = Announcer()
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-crc") as pool:
         try:
@@ -118,6 +120,11 @@ def check_archives(
                         yield result
                         continue
                     part, found = result
+                    if isinstance(found, WorkbenchError) and lost != (part.archive, part.start):
+                        lost = part.archive, part.start
+                        yield _damaged(part.archive, part.record.name, str(found))
+                    if isinstance(found, WorkbenchError) or lost == (part.archive, part.start):
+                        continue  # told once for all its parts
                     crc = found if part.first == part.start else crc32_of_two(crc, found, part.last - part.first)
                     if part.last == part.stop:
                         yield _verdict(part.archive, part.record, part.start, part.stop, crc, part.checked)
@@ -143,11 +150,10 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
     result = StoredCrcs(
         np.full(catalog.chunks, -1, np.int64), np.zeros(catalog.chunks, np.int64), np.zeros(catalog.chunks, bool)
     )
-    mapped = Payloads(catalog, payloads.pool.maps())
     rows = np.flatnonzero(np.isin(catalog.codec, PLAIN))
     for row in rows[np.lexsort((catalog.start[rows], catalog.file[rows]))].tolist():  # each file is opened once
         try:
-            item, _ = mapped.item(row)
+            item, _ = payloads.item(row)
         except WorkbenchError:
             continue
         if item.crc is not None and item.byteorder == "little":
@@ -156,7 +162,7 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
             result.crc[row], result.nbytes[row], result.exact[row] = item.crc, item.nbytes, whole
     raw = np.flatnonzero(catalog.codec == cat.RAW)
     for file in np.unique(catalog.file[raw]).tolist():
-        _from_file(mapped, file, raw[catalog.file[raw] == file], result)
+        _from_file(payloads, file, raw[catalog.file[raw] == file], result)
     return result
 
 
@@ -176,6 +182,7 @@ class _Part(NamedTuple):
 
 
 _Task = list[ArchiveRange | _Part | RecordCheck]
+_PartCrc = tuple[_Part, int | WorkbenchError]
 
 
 def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
@@ -197,8 +204,8 @@ def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
 def _records(archive: ArchiveRange) -> Iterator[tuple[_Part | RecordCheck, int]]:
     """The records of a large archive, cut; what cannot be read as results already."""
     try:
-        view = archive.pool.maps().source(archive.file).view(archive.start, archive.stop)
-        directory = read_directory(view, what=repr(archive.name))
+        window = archive.pool.window(archive.file, archive.start, archive.stop)
+        directory = read_directory(window, what=repr(archive.name))
     except WorkbenchError as error:
         yield _damaged(archive, "", str(error)), archive.stop - archive.start
         return
@@ -222,8 +229,8 @@ def _records(archive: ArchiveRange) -> Iterator[tuple[_Part | RecordCheck, int]]
 # ---- in a thread -----------------------------------------------------------------------------------------------------
 
 
-def _run(announcer: Announcer, task: tuple[int, _Task]) -> tuple[int, list[RecordCheck | tuple[_Part, int]]]:
-    results: list[RecordCheck | tuple[_Part, int]] = []
+def _run(announcer: Announcer, task: tuple[int, _Task]) -> tuple[int, list[RecordCheck | _PartCrc]]:
+    results: list[RecordCheck | _PartCrc] = []
     for one in task[1]:
         if isinstance(one, RecordCheck):
             results.append(one)
@@ -234,30 +241,38 @@ def _run(announcer: Announcer, task: tuple[int, _Task]) -> tuple[int, list[Recor
     return task[0], results
 
 
-def _of_part(part: _Part, announcer: Announcer) -> RecordCheck | tuple[_Part, int]:
+def _of_part(part: _Part, announcer: Announcer) -> _PartCrc:
     if not part.checked:
         return part, 0
-    announcer.announce(part.archive.pool, part.archive.file)
-    source, crc = part.archive.pool.source(part.archive.file), 0
-    for at in range(part.first, part.last, PIECE):
-        crc = crc32(source.view(at, min(at + PIECE, part.last)), crc)
-    return part, crc
+    try:
+        return part, _crc(announcer.announce(part.archive.pool, part.archive.file), part.first, part.last)
+    except WorkbenchError as error:
+        return part, error
+
+
+def _crc(source: Source, start: int, stop: int) -> int:
+    """The CRC-32 of a file's bytes."""
+    crc, buffer = 0, np.empty(min(PIECE, stop - start), np.uint8)
+    for at in range(start, stop, PIECE):
+        flat = buffer[: min(PIECE, stop - at)]
+        source.read_into(flat, at)
+        crc = crc32(flat, crc)
+    return crc
 
 
 def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordCheck]:
     """Every record of an archive that is read whole."""
     what = f"item at byte {archive.start:,} of {archive.name!r}" if archive.owner else repr(archive.name)
     try:
-        announcer.announce(archive.pool, archive.file)
-        source = archive.pool.source(archive.file)
+        source = announcer.announce(archive.pool, archive.file)
         if archive.stop > source.size:
             short = archive.stop - source.size
             yield _damaged(archive, "", f"{what} ends {short:,} bytes beyond the end of the file; it is cut short")
             return
-        view = source.view(archive.start, archive.stop)
+        data: Window | Array = Window(source, archive.start, archive.stop)
         if archive.limit is not None:
-            view = decompress(view, archive.limit, what=what)
-        directory = read_directory(view, what=what)
+            data = decompress(data[:], archive.limit, what=what)
+        directory = read_directory(data, what=what)
     except WorkbenchError as error:
         yield _damaged(archive, "", str(error))
         return
@@ -270,15 +285,21 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
 def _of_record(archive: ArchiveRange, directory: Archive, record: Record) -> RecordCheck:
     try:
         start, stop = locate(directory.view, record, directory.what)
-        content: Any = directory.view[start:stop]
-        if record.method != STORED:
-            content = inflate(content, record, directory.what)
+        place = archive.start + start, archive.start + stop
+        crc = 0
+        if archive.limit is not None:
+            place = archive.start, archive.stop
+        if not directory.has_checksums:
+            pass
+        elif record.method == STORED and archive.limit is None:
+            crc = _crc(archive.pool.source(archive.file), *place)
+        else:
+            content: Any = directory.view[start:stop]
+            if record.method != STORED:
+                content = inflate(content, record, directory.what)
+            crc = crc32(np.frombuffer(content, np.uint8))
     except WorkbenchError as error:
         return _damaged(archive, record.name, str(error))
-    place = (
-        (archive.start, archive.stop) if archive.limit is not None else (archive.start + start, archive.start + stop)
-    )
-    crc = crc32(np.frombuffer(content, np.uint8)) if directory.has_checksums else 0
     return _verdict(archive, record, *place, crc, directory.has_checksums)
 
 
@@ -303,7 +324,7 @@ def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) ->
     if not looks_like_one(archive):
         return
     try:
-        directory = read_directory(payloads.pool.source(file).view(0, archive.stop), what=repr(archive.name))
+        directory = read_directory(payloads.pool.window(file, 0, archive.stop), what=repr(archive.name))
         if directory.prefix is None or not directory.has_checksums or directory.byteorder != "little":
             return
         records = {locate(directory.view, record, directory.what): record.crc

@@ -7,8 +7,8 @@
     digests         xxh3_128 of each block                          d0            d1           d2
     fingerprint     xxh3_128 of "workbench tensor 1\\nbfloat16[8192,4096]\\n" + d0 + d1 + d2      32 hex digits
 
-Where the chunks are, in order, flat ranges of the tensor (one chunk, or rows cut between ranks), blocks are views of
-the mapped file and nothing is copied; else each block is gathered into a buffer that is used again. Packed elements
+Where the chunks are, in order, flat ranges of the tensor (one chunk, or rows cut between ranks), they are read one
+after the other; else each block is gathered. Either way into a buffer that is used again. Packed elements
 (F4, F6) are taken as the bytes in which they are stored.
 
 xxHash is no cryptographic hash: equal fingerprints prove equality against accidents, not against an adversary.
@@ -18,7 +18,8 @@ Source: xxHash 0.8 (``XXH3_128bits``, canonical big-endian digests), python pack
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -27,13 +28,13 @@ import numpy as np
 import xxhash
 
 from workbench.core import box
-from workbench.core import catalog as cat
 from workbench.core.dtypes import DType
 from workbench.core.payload import Payloads
 from workbench.core.plan import plan_reads
+from workbench.core.region import Region
 from workbench.core.scan import Announcer, Tick, cores, in_order
-from workbench.core.storage import Source
-from workbench.core.stream import BLOCK, TASK, WHOLE, Layout, Part, runs
+from workbench.core.source import Source
+from workbench.core.stream import BLOCK, TASK, Layout, Part, runs
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 __all__ = ["BLOCK", "BlockDigests", "Fingerprint", "combine", "range_digests", "tensor_fingerprints"]
@@ -44,8 +45,8 @@ OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
 
 STEP = 1 << 20  #: bytes gathered, or read, at a time: they are still in a core's cache when they are hashed
 PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least
+MAX_OPEN = 32  #: files that a thread keeps open while it gathers
 GATHER = 10  #: blocks gathered at a time where there are very many chunks, over all threads: 40 MB of buffers
-MAX_HELD = 128  #: chunks whose views are kept, and with them perhaps as many files open
 
 
 class Fingerprint(NamedTuple):
@@ -130,7 +131,12 @@ def combine(dtype: DType, shape: tuple[int, ...], blocks: Iterable[bytes]) -> Fi
 
 def range_digests(source: Source, start: int, stop: int) -> list[bytes]:
     """The xxh3_128 digest of each block of at most 4 MiB of a file's bytes ``[start, stop)``."""
-    return [xxhash.xxh3_128_digest(source.view(at, min(at + BLOCK, stop))) for at in range(start, stop, BLOCK)]
+    hasher, buffer = BlockDigests(), np.empty(min(STEP, max(stop - start, 0)), np.uint8)
+    for at in range(start, stop, STEP):
+        flat = buffer[: min(STEP, stop - at)]
+        source.read_into(flat, at)
+        hasher.update(flat)
+    return hasher.digests()
 
 
 # ---- in a thread -----------------------------------------------------------------------------------------------------
@@ -176,36 +182,27 @@ class _Run:
         while start < stop:
             low = int(at[number])
             high = min(int(at[number + 1]), stop) if number + 1 < len(at) else stop
-            view = self._bytes(int(layout.rows[begin + number]), start - low, high - low)
-            hasher.update(view)
-            start += len(view)
+            flat = self._next(int(layout.rows[begin + number]), start - low, high - low)
+            hasher.update(flat)
+            start += len(flat)
             number += start == high
         return hasher.digests()
 
-    def _bytes(self, row: int, low: int, high: int) -> Array:
-        """Bytes of a chunk's own stream, or the first of them; raises _Strided where a copy is needed."""
-        payloads = self._payloads
-        catalog = payloads.catalog
-        self._announcer.announce(payloads.pool, int(payloads.catalog.file[row]))
-        if not payloads.pool.mapped and catalog.codec[row] == cat.RAW and catalog.strides is None:
-            return self._read(row, low, min(high, low + STEP))
-        array = payloads.array(row)
-        if not array.flags.c_contiguous:
+    def _next(self, row: int, low: int, high: int) -> Array:
+        """Bytes of a chunk's own stream from ``low`` on, at most to ``high``; raises _Strided where it has none."""
+        known: tuple[int, Region] | None = getattr(self._own, "region", None)  # the last: its file stays open
+        if known is None or known[0] != row:
+            self._own.region = None  # what had to be undone is given back first
+            self._own.source = self._announcer.announce(self._payloads.pool, int(self._payloads.catalog.file[row]))
+            known = self._own.region = row, self._payloads.region(row)
+        region, itemsize = known[1], known[1].raw.itemsize
+        if not region.contiguous:
             raise _Strided
-        flat = array.reshape(-1).view(np.uint8)
-        if high > len(flat):
-            raise CorruptError(f"{payloads.describe(row)} has {len(flat):,} bytes where {high:,} are needed")
-        return flat[low:high]
-
-    def _read(self, row: int, low: int, high: int) -> Array:
-        catalog = self._payloads.catalog
-        source = self._payloads.pool.source(int(catalog.file[row]))
-        if catalog.stop[row] > source.size:
-            raise catalog.truncated(row)
-        start = int(catalog.start[row]) + (0 if catalog.inner is None else int(catalog.inner[row]))
-        out = self._buffer(high - low)
-        source.read_into(out, start + low)
-        return out
+        if high > region.nbytes:
+            raise CorruptError(f"{self._payloads.describe(row)} has {region.nbytes:,} bytes where {high:,} are needed")
+        first, stop = low // itemsize, min(-(-high // itemsize), low // itemsize + max(STEP // itemsize, 1))
+        flat = region.flat(first, stop, self._buffer(max(STEP, itemsize))).view(np.uint8)
+        return flat[low - first * itemsize : high - first * itemsize]
 
     # ---- any boxes ----
 
@@ -223,7 +220,7 @@ class _Run:
         while step < self._window * BLOCK and step < PIECE * (b - a):  # many chunks: fewer, larger copies
             step *= 2
         window = max(TASK, step)
-        held: dict[int, Array] = {}
+        held: dict[int, Region] = {}
         hasher = BlockDigests()
         begin, end = part.first * BLOCK, part.first * BLOCK + part.nbytes
         for first in range(begin, end, window):
@@ -240,7 +237,7 @@ class _Run:
             plan_reads(catalog, one, np.zeros_like(whole), whole, replica=self._layout.replica)
             self._covered.add(tensor)
 
-    def _fill(self, tensor: int, cuts: Ints, held: dict[int, Array]) -> Iterator[Array]:
+    def _fill(self, tensor: int, cuts: Ints, held: dict[int, Region]) -> Iterator[Array]:
         """Bytes of the elements between one cut of the flattened tensor and the next, valid until the next ones."""
         payloads = self._payloads
         catalog = payloads.catalog
@@ -253,6 +250,13 @@ class _Run:
         rows = set(plan.row.tolist())
         for row in [row for row in held if row not in rows]:
             del held[row]
+        begin, end = plan.source[:, :ndim], (plan.source + plan.sizes)[:, :ndim]
+        near = {}
+        for row in rows:
+            region, mine = self._held(row, ndim, held), slice(0, 1)
+            if not region.ordered:
+                mine = plan.row == row
+            near[row] = region.gathered(begin[mine].min(axis=0).tolist(), end[mine].max(axis=0).tolist())
         by_step = plan.take(np.argsort(step[plan.request], kind="stable"))
         items = groupby(by_step.items(ndim), key=lambda item: step[item.request])
         for number, group in items:
@@ -260,27 +264,27 @@ class _Run:
             out = self._buffer(count * raw.itemsize).view(raw)
             seen = np.zeros(count, bool) if volume[number] > count else None
             for item in group:
-                new = self._held(item.row, held)[item.source]
+                region, first = near[item.row]
+                new = region[_shifted(item.source, first)]
                 low = int(at[item.request]) - start
                 place, shape = slice(low, low + int(counts[item.request])), tuple(sizes[item.request, :ndim].tolist())
                 dest = out[place].reshape(shape)[item.dest]
                 if seen is not None:
-                    marks = seen[place].reshape(shape)[item.dest]
-                    payloads.check_overlap(item.row, dest, new, marks)
+                    marks, both = seen[place].reshape(shape)[item.dest], np.empty_like(dest)
+                    new.into(both)
+                    payloads.check_overlap(item.row, dest, both, marks)
                     marks[...] = True
-                dest[...] = new
+                new.into(dest)
             yield out.view(np.uint8)
 
-    def _held(self, row: int, held: dict[int, Array]) -> Array:
-        """The chunk's array: views for as long as few files are open, what took work for the whole tensor."""
-        payloads = self._payloads
+    def _held(self, row: int, ndim: int, held: dict[int, Region]) -> Region:
+        """The chunk, of as many axes as its tensor's boxes; what took work is kept for the whole tensor."""
         if row not in held:
-            if len(held) >= MAX_HELD and payloads.pool.mapped:
-                for other in [other for other in held if payloads.catalog.codec[other] not in WHOLE]:
-                    del held[other]
-            file = int(payloads.catalog.file[row])
-            self._announcer.announce(payloads.pool, file)
-            held[row] = np.atleast_1d(payloads.array(row))
+            if not hasattr(self._own, "sources"):
+                self._own.sources = deque(maxlen=MAX_OPEN)
+            file = int(self._payloads.catalog.file[row])
+            self._own.sources.append(self._announcer.announce(self._payloads.pool, file))
+            held[row] = self._payloads.region(row).widened(ndim)
         return held[row]
 
     def _buffer(self, nbytes: int) -> Array:
@@ -288,6 +292,10 @@ class _Run:
         if found is None or len(found) < nbytes:
             found = self._own.buffer = np.empty(max(nbytes, 1 << 20), np.uint8)
         return found[:nbytes]
+
+
+def _shifted(box: tuple[slice, ...], first: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(axis.start - low, axis.stop - low) for axis, low in zip(box, first, strict=True))
 
 
 class BlockDigests:

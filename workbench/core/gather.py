@@ -7,9 +7,7 @@
     buffers   q [ 0:512 │ 512:1024 │ … ]    k [ 0:128 │ … ]
 
 Where a copy is one run of bytes in its file and in its buffer (row-major, little endian), or a few long ones, it is
-read there by ``pread``, whatever the checkpoint's ``io``: a copy from a map faults on every 64 KiB of the map besides,
-~30,000 faults for 2 GB, and threads that fault in one process wait for each other. Other copies take the path of every
-slice.
+read there, cut to pieces. Other copies take the path of every slice.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from workbench.core.payload import Payloads
 from workbench.core.plan import Ints, ReadPlan, plan_reads
 from workbench.core.read import read_selection
 from workbench.core.select import Selection
-from workbench.core.storage import SourcePool
 from workbench.core.stream import WHOLE
+from workbench.errors import UnsafeError
 
 __all__ = ["PIECE", "Boxes", "Filling", "gather"]
 
@@ -63,13 +61,12 @@ class Boxes:
     strides: Ints
 
 
-def gather(payloads: Payloads, tensors: Ints, direct: SourcePool, *, threads: int = 1) -> list[Array]:
+def gather(payloads: Payloads, tensors: Ints, *, threads: int = 1) -> list[Array]:
     """Whole tensors in their raw types, contiguous, each in memory of its own; no packed types.
 
     Args:
         payloads: the chunks, and where archives keep theirs.
         tensors: ``(R,)`` positions in the catalog, distinct.
-        direct: the same files, read by ``pread``.
         threads: how many read side by side.
 
     Raises:
@@ -80,7 +77,7 @@ def gather(payloads: Payloads, tensors: Ints, direct: SourcePool, *, threads: in
     catalog = payloads.catalog
     shapes, number = catalog.shape[tensors], np.arange(len(tensors))
     wholes = Boxes(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), row_major(shapes))
-    filling = Filling.plan(payloads, wholes, direct)
+    filling = Filling.plan(payloads, wholes)
     out = [memory.empty(catalog.shape_of(tensor), catalog.dtype_of(tensor).raw) for tensor in tensors.tolist()]
     filling.run([array.reshape(-1).view(np.uint8) for array in out], threads=threads)
     return out
@@ -92,24 +89,24 @@ class Filling:
 
     payloads: Payloads
     boxes: Boxes
-    direct: SourcePool
     reads: ReadPlan
     twice: Array  #: ``(R,)`` whether chunks overlap in a box, and have to be compared
 
     @classmethod
-    def plan(cls, payloads: Payloads, boxes: Boxes, direct: SourcePool) -> Filling:
+    def plan(cls, payloads: Payloads, boxes: Boxes) -> Filling:
         """Plan everything; nothing is read.
-
-        Args:
-            direct: the files of ``payloads``, read by ``pread``.
 
         Raises:
             HoleError: some element is stored nowhere.
+            UnsafeError: far more bytes of elements than are stored.
         """
-        reads = plan_reads(payloads.catalog, boxes.tensor, boxes.offsets, boxes.sizes)
+        catalog = payloads.catalog
+        reads = plan_reads(catalog, boxes.tensor, boxes.offsets, boxes.sizes)
+        if len(refused := reads.row[catalog.inflated[reads.row]]):  # before memory is asked for
+            raise UnsafeError(catalog.not_checked(int(refused[0])))
         have = np.zeros(len(boxes.tensor), np.int64)
         np.add.at(have, reads.request, box.volume(reads.sizes))
-        return cls(payloads, boxes, direct, reads, have > box.volume(boxes.sizes))
+        return cls(payloads, boxes, reads, have > box.volume(boxes.sizes))
 
     def run(self, buffers: Sequence[Array], *, threads: int = 1, tick: Callable[[int], None] | None = None) -> int:
         """Read everything.
@@ -153,15 +150,15 @@ class Filling:
         into = int(self.boxes.into[once.request[copy]])
         start = self.payloads.straight(row) if run else None
         if start is not None:
-            file = self.direct.source(int(catalog.file[row]))
+            file = self.payloads.pool.source(int(catalog.file[row]))
             file.read_into(buffers[into][dest : dest + nbytes], start + source)
             return nbytes
         if number:
             return 0
         dims = int(catalog.ndim[catalog.tensor[row]])
         begin, size = once.source[copy, :dims].tolist(), once.sizes[copy, :dims].tolist()
-        found = self.payloads.array(row)[tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))]
-        self._place(int(once.request[copy]), once.dest[copy], found, buffers)
+        found = self.payloads.region(row)[tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))]
+        found.into(self._place(int(once.request[copy]), once.dest[copy], found.shape, found.raw, buffers))
         return int(catalog.stop[row] - catalog.start[row]) if catalog.codec[row] in WHOLE else found.nbytes
 
     def _compared(self, request: int, buffers: Sequence[Array]) -> int:
@@ -171,17 +168,20 @@ class Filling:
         low, size = (column[request, :dims].tolist() for column in (self.boxes.offsets, self.boxes.sizes))
         wanted = Selection(tuple(range(a, a + n) for a, n in zip(low, size, strict=True)))
         found = read_selection(self.payloads, tensor, wanted)
-        self._place(request, np.zeros_like(self.boxes.offsets[request]), found, buffers)
+        first = np.zeros_like(self.boxes.offsets[request])
+        self._place(request, first, found.shape, found.dtype, buffers)[...] = found
         return int(box.volume(self.reads.sizes[self.reads.request == request]).sum()) * found.itemsize
 
-    def _place(self, request: int, dest: Ints, found: Array, buffers: Sequence[Array]) -> None:
-        """Elements into their box, from ``dest`` of it on."""
-        boxes, itemsize = self.boxes, found.itemsize
+    def _place(
+        self, request: int, dest: Ints, shape: tuple[int, ...], raw: np.dtype[Any], buffers: Sequence[Array]
+    ) -> Array:
+        """Where elements of a box go, from ``dest`` of it on."""
+        boxes, itemsize = self.boxes, raw.itemsize
         steps = boxes.strides[request]
         first = int(boxes.at[request] + (dest * steps).sum())
         buffer = buffers[int(boxes.into[request])]
-        strides = [step * itemsize for step in steps[: found.ndim].tolist()]
-        np.ndarray(found.shape, found.dtype, buffer.data, first * itemsize, strides)[...] = found
+        strides = [step * itemsize for step in steps[: len(shape)].tolist()]
+        return np.ndarray(shape, raw, buffer.data, first * itemsize, strides)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HUGE_PAGE", "advise", "empty", "map_file"]
+__all__ = ["HUGE_PAGE", "empty", "map_file"]
 
 HUGE_PAGE = 2 << 20  #: bytes; x86-64's, and with 4 KiB pages also arm64's
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named in Python 3.12 only; Linux' value
@@ -73,17 +73,11 @@ def map_file(fd: int, nbytes: int, *, offset: int = 0, private: bool = False) ->
     return array
 
 
-def advise(mapped: np.ndarray[Any, Any], advice: int) -> None:
-    """``madvise`` for all of a map; that a kernel does not know an advice is no error."""
-    _libc.madvise(mapped.__array_interface__["data"][0], len(mapped), advice)
-
-
 def _system() -> ctypes.CDLL:
     found = ctypes.CDLL(None, use_errno=True)
     size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
     found.mmap.argtypes, found.mmap.restype = [pointer, size, number, number, number, ctypes.c_long], pointer
     found.munmap.argtypes, found.munmap.restype = [pointer, size], number
-    found.madvise.argtypes, found.madvise.restype = [pointer, size, number], number
     return found
 
 

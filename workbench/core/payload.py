@@ -1,4 +1,4 @@
-"""From a chunk row to an array over its bytes, without a copy where the codec allows it.
+"""From a chunk row to its elements: where they lie in a file, or in memory where a codec has to undo them.
 
 ::
 
@@ -7,7 +7,7 @@
                 torch_zip  │ zip headers │ payload │ … │     found by reading ~1 KB, then remembered
                 zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
                 latin1     │ UTF-8 of one character a byte │  decoded whole, at most as long as it is stored
-    chunk  =    payload[inner :: strides]  as an array of the raw type (unsigned integers of the element's size)
+    chunk  =    payload[inner :: strides]  as elements of the raw type (unsigned integers of the element's size)
 """
 
 from __future__ import annotations
@@ -20,115 +20,96 @@ import numpy as np
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import DType, nbytes_of
+from workbench.core.region import Region, swapped
+from workbench.core.source import Window
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
-from workbench.errors import CorruptError, MissingExtraError, UnsupportedFormatError
+from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError
 
 __all__ = ["Payloads", "decompress"]
 
 Array = np.ndarray[Any, Any]
 PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
 _WHOLE = (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP)  # the chunk is its item's tensor
+_LOCATED = (cat.RAW, cat.TORCH_ZIP, cat.TORCH_PART)  # codecs whose elements lie in the file as they are
 ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
 
 
 class Payloads:
-    """Arrays over the chunks of one catalog; remembers where archives keep their payload."""
+    """The chunks of one catalog; remembers where archives keep their payload."""
 
     def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
         self.catalog, self.pool = catalog, pool
         self._items: dict[tuple[int, int], Item] = {}
         self._unpacked: tuple[tuple[int, int, int], Array] | None = None  # neighbouring slices meet one item often
 
-    def array(self, row: int) -> Array:
-        """The chunk as an array of ``sizes[row]``, in the raw type of its dtype (flat bytes for packed types).
-
-        Read-only; a view of the file for the codecs that allow it.
+    def region(self, row: int) -> Region:
+        """The chunk's elements where they lie; of archives the directory is read, of transforms all is undone.
 
         Raises:
             TruncatedError, CorruptError, ChangedError, MissingFileError: the stored item is not what it should be.
+            UnsafeError: the elements would take far more memory than bytes are stored.
         """
         c, codec = self.catalog, int(self.catalog.codec[row])
         dtype, sizes, inner, strides = self._layout(row)
         if 0 in sizes:
-            return np.empty(sizes, dtype.raw)
+            return Region.of(np.empty(sizes, dtype.raw))
+        if c.inflated[row]:
+            raise UnsafeError(c.not_checked(row))
         if codec == cat.RAW or codec == cat.RAW_BE:
-            found = _strided(self.stored(row), inner, sizes, strides, dtype)
-            return _swapped(found, dtype) if codec == cat.RAW_BE else found
-        if codec in (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP, cat.TORCH_PART, cat.ZSTD_TORCH_PART):
-            return self._from_archive(row)
+            return self._stored_at(row, 0, int(c.stop[row] - c.start[row]), codec == cat.RAW_BE)
+        if codec in (cat.TORCH_ZIP, cat.TORCH_PART):
+            item, _ = self._checked(row)
+            big = item.byteorder == "big"
+            at = item.start + item.storage_offset * dtype.itemsize
+            if codec == cat.TORCH_ZIP:
+                return self._at(row, at, item.shape, item.stride, dtype, big)
+            if not big and _row_major(item.shape, item.stride):
+                return self._stored_at(row, at, _nbytes(item.shape, dtype), False)
+        if codec in (cat.TORCH_PART, cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART):
+            return Region.of(self._from_archive(row))
         if codec == cat.LATIN1_TEXT:
-            return _strided(self._from_text(row), inner, sizes, strides, dtype)
+            return Region.of(_strided(self._from_text(row), inner, sizes, strides, dtype))
         raise UnsupportedFormatError(
             f"tensor {c.keys[c.tensor[row]]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that "
             "we do not know; it can be listed but not read"
         )
 
-    def part(self, row: int, box: tuple[slice, ...]) -> Array:
-        """``array(row)[box]``, of which no byte before its first and after its last element is read where it can be.
-
-        It can where bytes are read, not mapped (a map reads what is touched anyway), and the payload is no archive.
-
-        Args:
-            box: one slice an axis, from a start to a stop inside the chunk.
+    def array(self, row: int) -> Array:
+        """All of the chunk, read into memory: an array of ``sizes[row]``, in the raw type of its dtype (flat bytes for
+        packed types). Read-only, for it may be kept for the next call.
 
         Raises:
-            as :meth:`array`.
+            as :meth:`region`.
         """
-        c = self.catalog
-        if self.pool.mapped or c.codec[row] not in (cat.RAW, cat.RAW_BE):
-            return self.array(row)[box]
-        dtype, sizes, inner, strides = self._layout(row)
-        shape = tuple(axis.stop - axis.start for axis in box)
-        if dtype.packed or 0 in shape:
-            return self.array(row)[box]
-        steps = cat.row_major(sizes) if strides is None else strides
-        _check_reach(inner + _reach(sizes, steps, dtype), int(c.stop[row] - c.start[row]), sizes, strides)
-        first = inner + sum(axis.start * step for axis, step in zip(box, steps, strict=True)) * dtype.itemsize
-        data = self._bytes(row, first, first + _reach(shape, steps, dtype))
-        found = _strided(data, 0, shape, steps, dtype)
-        return _swapped(found, dtype) if c.codec[row] == cat.RAW_BE else found
+        found = self.region(row).load().view()
+        found.flags.writeable = False
+        return found
 
     def straight(self, row: int) -> int | None:
         """The byte of its file from which the chunk's elements lie as they do in memory: row-major, little endian.
 
-        ``None`` where they have to be decoded or put in order, or where to know it the item would be read whole (an
-        archive, without maps).
+        ``None`` where they have to be decoded or put in order.
 
         Raises:
-            as :meth:`array`.
+            as :meth:`region`.
         """
-        c, codec = self.catalog, int(self.catalog.codec[row])
-        dtype, sizes, inner, strides = self._layout(row)
-        if dtype.packed or 0 in sizes or inner < 0:
+        if self.catalog.codec[row] not in _LOCATED or self.catalog.dtype_of(int(self.catalog.tensor[row])).packed:
             return None
-        start, room = int(c.start[row]), int(c.stop[row] - c.start[row])
-        if codec == cat.RAW:
-            if int(c.stop[row]) > c.file_stats[c.file[row]].size:
-                raise c.truncated(row)
-        elif codec in (cat.TORCH_ZIP, cat.TORCH_PART) and self.pool.mapped:
-            item = self._checked(row)[0]
-            if item.byteorder == "big" or not _row_major(item.shape, item.stride):
-                return None
-            start, room = start + item.start + item.storage_offset * dtype.itemsize, _nbytes(item.shape, dtype)
-            if codec == cat.TORCH_ZIP:
-                return start
-        else:
-            return None
-        if strides is not None and not _row_major(sizes, strides):
-            return None
-        _check_reach(inner + _nbytes(sizes, dtype), room, sizes, strides)
-        return start + inner
+        region = self.region(row)
+        return region.straight if region.size else None
 
-    def stored(self, row: int) -> Array:
-        """The stored item's bytes, checked to lie inside the file."""
-        return self._bytes(row, 0, int(self.catalog.stop[row] - self.catalog.start[row]))
+    def stored(self, row: int) -> Window:
+        """The stored item's bytes, checked to lie inside the file; read where they are looked at."""
+        c = self.catalog
+        self._check_inside(row)
+        return self.pool.window(int(c.file[row]), int(c.start[row]), int(c.stop[row]))
 
-    def item(self, row: int) -> tuple[Item, Array]:
+    def item(self, row: int) -> tuple[Item, Window | Array]:
         """The archive of a ``torch_zip`` chunk: where its payload lies, and the archive's bytes."""
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]))
-        data = self.stored(row)
+        data: Window | Array = self.stored(row)
         if c.codec[row] in (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART):
             tensor = int(c.tensor[row])
             part = c.codec[row] == cat.ZSTD_TORCH_PART
@@ -136,7 +117,7 @@ class Payloads:
             limit = PART_LIMIT if part else wanted + ZIP_OVERHEAD
             last = self._unpacked
             if last is None or last[0] != (*place, limit):
-                last = self._unpacked = (*place, limit), decompress(data, limit, what=self.describe(row))
+                last = self._unpacked = (*place, limit), decompress(data[:], limit, what=self.describe(row))
             data = last[1]
         found = self._items.get(place)
         if found is None:
@@ -171,14 +152,26 @@ class Payloads:
         strides = None if c.strides is None else tuple(c.strides[row, :ndim].tolist())
         return c.dtype_of(tensor), tuple(c.sizes[row, :ndim].tolist()), inner, strides
 
-    def _bytes(self, row: int, first: int, stop: int) -> Array:
-        """Bytes ``[first, stop)`` of the stored item, all of which lies inside the file."""
+    def _check_inside(self, row: int) -> None:
         c = self.catalog
-        source = self.pool.source(int(c.file[row]))
-        if int(c.stop[row]) > source.size:
+        if int(c.stop[row]) > self.pool.size(int(c.file[row])):
             raise c.truncated(row)
-        start = int(c.start[row])
-        return source.view(start + first, start + stop)
+
+    def _stored_at(self, row: int, at: int, room: int, big: bool) -> Region:
+        """The chunk in a payload of ``room`` bytes that begins at byte ``at`` of the stored item."""
+        dtype, sizes, inner, strides = self._layout(row)
+        if dtype.packed:
+            sizes, strides = (nbytes_of(dtype, math.prod(sizes)),), None
+        steps = cat.row_major(sizes) if strides is None else strides
+        _check_reach(inner + _reach(sizes, steps, dtype), room, sizes, strides)
+        return self._at(row, at + inner, sizes, steps, dtype, big)
+
+    def _at(self, row: int, at: int, sizes: tuple[int, ...], steps: tuple[int, ...], dtype: DType, big: bool) -> Region:
+        """Elements at strides from byte ``at`` of the stored item on."""
+        self._check_inside(row)
+        c, itemsize = self.catalog, dtype.raw.itemsize
+        start, strides = int(c.start[row]) + at, tuple(step * itemsize for step in steps)
+        return Region(self.pool, int(c.file[row]), start, sizes, strides, dtype.raw, dtype if big else None)
 
     def _from_text(self, row: int) -> Array:
         """The bytes that a text of one character a byte stands for; the last text stays decoded."""
@@ -187,7 +180,7 @@ class Payloads:
         last = self._unpacked
         if last is None or last[0] != place:
             try:
-                plain = bytes(data).decode("utf-8").encode("latin-1")
+                plain = bytes(data[:]).decode("utf-8").encode("latin-1")
             except UnicodeError as error:
                 raise CorruptError(f"{self.describe(row)} is no text of one character a byte: {error}") from None
             last = self._unpacked = place, np.frombuffer(plain, np.uint8)
@@ -196,17 +189,22 @@ class Payloads:
     def _from_archive(self, row: int) -> Array:
         dtype, sizes, inner, strides = self._layout(row)
         item, data = self._checked(row)
-        payload = data[item.start : item.start + item.nbytes]
+        if cat.inflates(_nbytes(item.shape, dtype), item.nbytes):
+            raise UnsafeError(
+                f"{self.describe(row)} means {_nbytes(item.shape, dtype):,} bytes of elements and stores "
+                f"{item.nbytes:,}; it is listed but not read"
+            )
+        payload = np.frombuffer(data[item.start : item.start + item.nbytes], np.uint8)
         at = item.storage_offset * dtype.itemsize
         whole = _strided(payload, at, item.shape, item.stride, dtype)
         if item.byteorder == "big":
-            whole = _swapped(whole, dtype)
+            whole = swapped(whole, dtype)
         if self.catalog.codec[row] in _WHOLE:
             return whole
         flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)  # a copy only if the item itself is strided
         return _strided(flat, inner, sizes, strides, dtype)
 
-    def _checked(self, row: int) -> tuple[Item, Array]:
+    def _checked(self, row: int) -> tuple[Item, Window | Array]:
         """As :meth:`item`, of the type and the shape that the catalog says, or large enough where a part is meant."""
         dtype, sizes, inner, strides = self._layout(row)
         item, data = self.item(row)
@@ -230,7 +228,7 @@ class Payloads:
         return item, data
 
 
-def decompress(data: Array, limit: int, *, what: str) -> Array:
+def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
     """One zstd stream, never more than ``limit`` bytes.
 
     Raises:
@@ -267,7 +265,7 @@ def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int
 
 def _reach(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> int:
     """Bytes from the first element of a box that is not empty to the end of its last."""
-    return (sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1) * dtype.itemsize
+    return (sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1) * dtype.raw.itemsize
 
 
 def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
@@ -283,12 +281,3 @@ def _row_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def _nbytes(sizes: tuple[int, ...], dtype: DType) -> int:
     return math.prod(sizes) * dtype.itemsize
-
-
-def _swapped(array: Array, dtype: DType) -> Array:
-    """Big-endian elements brought to this machine's order; the halves of complex numbers apart."""
-    if dtype.kind == "c":
-        half = np.dtype(f"<u{dtype.itemsize // 2}")
-        parts = np.ascontiguousarray(array).view(half)
-        return parts.byteswap().view(dtype.raw).reshape(array.shape)
-    return array.byteswap()

@@ -11,7 +11,6 @@ The one link that may leave is the Hugging Face hub's cache, whose snapshots are
 
 from __future__ import annotations
 
-import errno
 import os
 import stat as stat_module
 from collections.abc import Mapping
@@ -20,10 +19,10 @@ from functools import cached_property
 from typing import Any
 
 from workbench.core import jsonsafe
-from workbench.core.memory import map_file
+from workbench.core.source import PreadSource, Window, cannot_open
 from workbench.errors import MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
 
-__all__ = ["FileStat", "Place", "cannot_open", "stat_or_absent"]
+__all__ = ["FileStat", "Place", "stat_or_absent"]
 
 METADATA_LIMIT = 4 << 30  #: bytes of the largest metadata file we are ready to read whole
 JSON_LIMIT = 512 << 20  #: bytes of the largest JSON file (an index of 1M tensors has ~100 MB)
@@ -159,14 +158,10 @@ class Place:
             )
         return data
 
-    def map(self, relative: str) -> memoryview:
-        """The bytes of a file inside, mapped: read only where they are looked at. Raises as :meth:`resolve`."""
-        try:
-            with open(self.resolve(relative), "rb") as handle:
-                size = os.fstat(handle.fileno()).st_size
-                return memoryview(map_file(handle.fileno(), size) if size else b"")
-        except OSError as error:
-            raise self._unreadable(relative, error) from None
+    def window(self, relative: str) -> Window:
+        """The bytes of a file inside, of which only those that are looked at are read. Raises as :meth:`resolve`."""
+        source = PreadSource(self.resolve(relative), relative)
+        return Window(source, 0, source.size)
 
     def read_json(self, relative: str) -> Any:
         """A JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
@@ -202,16 +197,6 @@ class Place:
         if snapshots == "snapshots" and os.path.basename(repo).startswith(("models--", "datasets--", "spaces--")):
             jails.append(os.path.join(repo, "blobs"))
         return jails
-
-
-def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:
-    """The error for what the system refuses; that a process is out of descriptors does not mean a file is missing."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return OpenError(
-            f"{what} cannot be {verb}: too many files are open; close checkpoints that are not needed, or raise the "
-            "limit (ulimit -n)"
-        )
-    return MissingFileError(f"{what} cannot be {verb}: {error.strerror}")
 
 
 def _inside(path: str, folder: str) -> bool:

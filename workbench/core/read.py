@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from workbench.core import box, memory
-from workbench.core import catalog as cat
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
+from workbench.core.region import Axis, Region
 from workbench.core.select import Selection, whole
+from workbench.errors import UnsafeError
 
 __all__ = ["read_boxes", "read_selection", "single_chunk"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-_VIEWS = (cat.RAW, cat.TORCH_ZIP, cat.TORCH_PART)  # codecs whose chunk is a view of a mapped file
 
 
 def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0) -> Array:
@@ -31,26 +31,35 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     Raises:
         HoleError: some element of the selection's box is stored nowhere.
         CorruptError: two chunks hold different values for one element.
+        UnsafeError: far more bytes of elements than are stored.
     """
     catalog = payloads.catalog
     dtype, ndim = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
-    offsets, sizes = _padded(selection, catalog.shape.shape[1])
-    shape = tuple(1 if isinstance(axis, int) else len(axis) for axis in selection.axes)
+    repeated: dict[int, Array] = {}
+    axes = list(selection.axes)
+    for at, axis in enumerate(axes):
+        if isinstance(axis, np.ndarray) and (np.diff(axis) <= 0).any():  # read in the order of the file, once each
+            axes[at], repeated[at] = np.unique(axis, return_inverse=True)
+    ordered = Selection(tuple(axes))
+    offsets, sizes = _padded(ordered, catalog.shape.shape[1])
+    shape = tuple(1 if isinstance(axis, int) else len(axis) for axis in axes)
+    if 0 in shape:
+        return np.empty(selection.shape, dtype.raw)
+    plan = plan_reads(catalog, np.array([tensor]), offsets, sizes, replica=replica)
+    if len(refused := plan.row[catalog.inflated[plan.row]]):  # before memory is asked for
+        raise UnsafeError(catalog.not_checked(int(refused[0])))
     out = memory.empty(shape, dtype.raw)
-    if out.size:
-        plan = plan_reads(catalog, np.array([tensor]), offsets, sizes, replica=replica)
-        if int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0]):
-            _copy_overlapping(payloads, plan, ndim, selection, offsets[0], out, tensor)
-        else:
-            _copy_all(payloads, plan, ndim, selection, offsets[0], out)
+    overlap = int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0])
+    (_copy_overlapping if overlap else _copy_all)(payloads, plan, ndim, ordered, offsets[0], out)
+    for at, inverse in repeated.items():
+        out = out.take(inverse, axis=at)
     return out.reshape(selection.shape)
 
 
 def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, replica: int = 0) -> Iterator[Array]:
     """Boxes of one tensor, one after the other in the raw type: planned together, for that is what small ones cost.
 
-    Each array is read-only and good until the next one: a view of the mapped file where one chunk holds the box in
-    order and aligned, else a buffer that is used again.
+    Each array is read-only and good until the next one, for its memory is used again.
 
     Args:
         offsets, sizes: ``(R, ndim)`` boxes inside the tensor's shape.
@@ -69,7 +78,7 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
     items = list(by_request.items(ndim))
     bounds = np.searchsorted(by_request.request, np.arange(count + 1)).tolist()
     buffer = np.empty(int(volumes.max(initial=0)), dtype.raw)
-    known: dict[int, Array] = {}
+    known: dict[int, Region] = {}
     for at, (first, stop) in enumerate(pairwise(bounds)):
         shape = tuple(sizes[at].tolist())
         if stored[at] > volumes[at]:  # chunks overlap: what is stored twice must be stored alike
@@ -80,11 +89,10 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
             continue
         out = buffer[: int(volumes[at])].reshape(shape)
         for item in items[first:stop]:
-            found = np.asarray(_box_of(payloads, item, known))  # of no axes it is a scalar
-            if stop - first == 1 and found.flags.c_contiguous and found.flags.aligned:
-                out = found
-            else:
-                out[item.dest] = found
+            if item.row not in known:
+                known[item.row] = payloads.region(item.row)
+            dest: tuple[Any, ...] = (*item.dest, ...)  # of no axes too a view
+            known[item.row][item.source].into(out[dest])
         yield _frozen(out)
 
 
@@ -96,15 +104,6 @@ def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | Non
     if len(rows) == 1 and (catalog.sizes[rows[0]] == catalog.shape[tensor]).all():
         return int(rows[0])
     return None
-
-
-def _box_of(payloads: Payloads, item: ReadItem, known: dict[int, Array]) -> Array:
-    """What a copy takes from its chunk; chunks that are views of a map are kept in ``known``."""
-    if not payloads.pool.mapped or payloads.catalog.codec[item.row] not in _VIEWS:
-        return payloads.part(item.row, item.source)
-    if item.row not in known:
-        known[item.row] = payloads.array(item.row)
-    return known[item.row][item.source]
 
 
 def _frozen(array: Array) -> Array:
@@ -124,17 +123,11 @@ def _copy_all(payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selectio
         wanted = _within(selection, item, origin)
         if wanted is not None:
             source, dest = wanted
-            out[dest] = payloads.part(item.row, item.source)[source]
+            payloads.region(item.row)[item.source].into(out[dest], source)
 
 
 def _copy_overlapping(
-    payloads: Payloads,
-    plan: ReadPlan,
-    ndim: int,
-    selection: Selection,
-    origin: Array,
-    out: Array,
-    tensor: int,
+    payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array
 ) -> None:
     """As :func:`_copy_all` where chunks overlap: what is stored twice must be stored alike."""
     filled = np.zeros(out.shape, bool)
@@ -143,37 +136,38 @@ def _copy_overlapping(
         if wanted is None:
             continue
         source, dest = wanted
-        new = payloads.part(item.row, item.source)[source]
+        new = np.empty_like(out[dest])
+        payloads.region(item.row)[item.source].into(new, source)
         payloads.check_overlap(item.row, out[dest], new, filled[dest])
         out[dest], filled[dest] = new, True
 
 
-def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Which elements of a copy are selected: an index into the copied box, and one into the result.
+def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[list[Axis], tuple[Any, ...]] | None:
+    """Which elements of a copy are selected: positions in the copied box, and an index into the result.
 
     ``None`` when steps or an index array pass over the box entirely.
     """
-    source: list[Any] = []
+    source: list[Axis] = []
     dest: list[Any] = []
     for axis, part, start in zip(selection.axes, item.dest, origin.tolist(), strict=False):
         low, high = start + part.start, start + part.stop  # the box, in positions of the global tensor
         if isinstance(axis, int):
-            source.append(slice(axis - low, axis - low + 1))
+            source.append(range(axis - low, axis - low + 1))
             dest.append(slice(0, 1))
-        elif isinstance(axis, range):
+            continue
+        if isinstance(axis, range):
             first, last = _inside(axis, low, high)
-            if first >= last:
-                return None
-            ends = axis[first] - low, axis[last - 1] - low
-            source.append(_span(*ends, axis.step))
-            dest.append(slice(first, last))
+        else:  # ascending
+            first, last = np.searchsorted(axis, (low, high)).tolist()
+        if first >= last:
+            return None
+        chosen = axis[first:last]
+        if isinstance(chosen, range):
+            source.append(range(chosen.start - low, chosen.stop - low, chosen.step))
         else:
-            hits = np.flatnonzero((axis >= low) & (axis < high))
-            if not len(hits):
-                return None
-            source.append(axis[hits] - low)
-            dest.append(hits)
-    return tuple(source), tuple(dest)
+            source.append(chosen - low)
+        dest.append(slice(first, last))
+    return source, (*dest, ...)
 
 
 def _inside(axis: range, low: int, high: int) -> tuple[int, int]:
@@ -184,9 +178,3 @@ def _inside(axis: range, low: int, high: int) -> tuple[int, int]:
     first = max(0, -(-(low - axis.start) // axis.step))
     last = min(len(axis), -(-(high - axis.start) // axis.step))
     return first, last
-
-
-def _span(first: int, last: int, step: int) -> slice:
-    """The slice from ``first`` to ``last`` inclusive; ``None`` ends a downward slice at 0."""
-    stop = last + (1 if step > 0 else -1)
-    return slice(first, None if stop < 0 else stop, step)

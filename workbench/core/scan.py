@@ -8,8 +8,8 @@
     caller   states of a group, merged in the order of the tasks whoever was faster ──► (group, state)
 
 Tasks are cut by the data alone and merged in their order, so a result does not depend on the number of threads.
-Memory is a few buffers a thread: mapped files are read where they lie, strided chunks are copied piece by piece, and
-only transforms (zstd, text, big endian) are undone for a whole chunk at a time.
+Memory is a few buffers a thread, which are used again: pieces are read into them. A transposed chunk is read a box at a
+time (of a task's size at most), and transforms (zstd, text) are undone for a whole chunk.
 
 What to read is a :class:`workbench.core.work.Work`. It may span two catalogs: then a piece holds the same elements of
 both, bit for bit as each stores them.
@@ -18,6 +18,7 @@ both, bit for bit as each stores them.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from workbench.core.dtypes import DType
+from workbench.core.region import Region
+from workbench.core.source import Source
 from workbench.core.storage import SourcePool
 from workbench.core.work import Side, Work, cut, tasks
 from workbench.errors import UnsupportedFormatError, WorkbenchError
@@ -160,27 +163,36 @@ class _Task(Generic[S]):
 
     def __init__(self, work: Work, reducer: Reducer[S], sources: Announcer) -> None:
         self._work, self._reducer, self._sources = work, reducer, sources
+        self._own = threading.local()
 
     def __call__(self, boxes: range) -> _Result[S]:
         work, reducer, result = self._work, self._reducer, _Result[S]({}, [])
-        buffers = [np.empty(0, np.uint8) for _ in work.sides]
+        if not hasattr(self._own, "buffers"):
+            self._own.buffers = [np.empty(PIECE, np.uint8) for _ in work.sides]
+        buffers: list[Array] = self._own.buffers
         for at in boxes:
             group = int(work.group[at])
             if group not in result.states:
                 result.states[group] = reducer.begin(*self._types(at))
             state = result.states[group]
             rows = [int(side.row[at]) for side in work.sides]
-            views: list[Array] = []
+            regions: list[Region] = []
+            side = 0
             try:
-                for side in work.sides:
-                    views.append(self._view(side, at))
+                sources: list[Source] = []
+                for side, one in enumerate(work.sides):
+                    pool, file = one.payloads.pool, int(one.payloads.catalog.file[rows[side]])
+                    sources.append(self._sources.announce(pool, file))
+                    regions.append(self._region(one, at))
+                self._own.held = sources  # until the next box is found: its files are mostly the same
+                for start, flat in _pieces(regions, buffers):
+                    other, other_row = (flat[1], rows[1]) if len(flat) > 1 else (None, -1)
+                    piece = Piece(rows[0], work.offsets[at], work.sizes[at], start, flat[0], other, other_row)
+                    reducer.fold(state, piece)
+            except _Unread as unread:
+                result.errors.append((unread.side, rows[unread.side], unread.error))
             except WorkbenchError as error:
-                result.errors.append((len(views), rows[len(views)], error))
-                continue
-            for start, flat in _pieces(views, buffers):
-                other, other_row = (flat[1], rows[1]) if len(flat) > 1 else (None, -1)
-                piece = Piece(rows[0], work.offsets[at], work.sizes[at], start, flat[0], other, other_row)
-                reducer.fold(state, piece)
+                result.errors.append((side, rows[side], error))
         return result
 
     def _types(self, at: int) -> tuple[DType, DType | None]:
@@ -191,11 +203,10 @@ class _Task(Generic[S]):
         assert found[0] is not None
         return found[0], found[1]
 
-    def _view(self, side: Side, at: int) -> Array:
-        """The box as an array over its chunk's bytes."""
+    def _region(self, side: Side, at: int) -> Region:
+        """The box in its chunk."""
         payloads, row, work = side.payloads, int(side.row[at]), self._work
         catalog = payloads.catalog
-        self._sources.announce(payloads.pool, int(catalog.file[row]))
         tensor = int(catalog.tensor[row])
         ndim = int(catalog.ndim[tensor])
         if catalog.dtype_of(tensor).packed:
@@ -204,10 +215,18 @@ class _Task(Generic[S]):
                     f"{payloads.describe(row)}: elements of {catalog.dtype_of(tensor)} share bytes, so that a part of "
                     "a chunk cannot be compared; only equal shardings can"
                 )
-            return payloads.array(row)
+            return payloads.region(row)
         local = work.offsets[at, :ndim] - catalog.offsets[row, :ndim]
         key = tuple(slice(a, a + n) for a, n in zip(local.tolist(), work.sizes[at, :ndim].tolist(), strict=True))
-        return payloads.part(row, key)
+        return payloads.region(row)[key]
+
+
+class _Unread(Exception):
+    """A box that could not be read to its end: which side of it, and why."""
+
+    def __init__(self, side: int, error: WorkbenchError) -> None:
+        super().__init__(side, error)
+        self.side, self.error = side, error
 
 
 def _padded(sizes: Array, dims: int) -> Array:
@@ -223,13 +242,15 @@ class Announcer:
     def __init__(self) -> None:
         self._told: dict[tuple[int, int], weakref.ref[Any]] = {}
 
-    def announce(self, pool: SourcePool, file: int) -> None:
-        """A file is about to be read."""
+    def announce(self, pool: SourcePool, file: int) -> Source:
+        """A file is about to be read; its source, to be held while it is."""
+        source = pool.source(file)
         key = id(pool), file
-        if key not in self._told:
-            source = pool.source(file)
+        known = self._told.get(key)
+        if known is None or known() is not source:
             source.advise("sequential")
             self._told[key] = weakref.ref(source)
+        return source
 
     def restore(self) -> None:
         """The pass is over."""
@@ -238,18 +259,19 @@ class Announcer:
                 source.advise("normal")
 
 
-def _pieces(views: Sequence[Array], buffers: list[Array]) -> Iterator[tuple[int, list[Array]]]:
-    """Runs of the views' elements in row-major order: where they begin, and one flat array a view."""
-    if views[0].size == 0:
+def _pieces(regions: Sequence[Region], buffers: list[Array]) -> Iterator[tuple[int, list[Array]]]:
+    """Runs of the regions' elements in row-major order: where they begin, and one flat array a region."""
+    size = regions[0].size
+    if not size:
         return
-    itemsize = max(view.dtype.itemsize for view in views)
-    most = max(PIECE // itemsize, 1)
-    if all(view.flags.c_contiguous for view in views):
-        flat = [view.reshape(-1) for view in views]
-        for start in range(0, flat[0].size, most):
-            yield start, [one[start : start + most] for one in flat]
+    most = max(PIECE // max(region.raw.itemsize for region in regions), 1)
+    if all(region.contiguous for region in regions):
+        for start in range(0, size, most):
+            stop = min(start + most, size)
+            yield start, [_read(one.flat, side, start, stop, buffers[side]) for side, one in enumerate(regions)]
         return
-    shape = views[0].shape
+    held = [one if one.ordered else _read(_loaded, side, one) for side, one in enumerate(regions)]
+    shape = held[0].shape
     axis, inner = len(shape) - 1, 1
     while axis > 0 and inner * shape[axis] <= most:
         inner *= shape[axis]
@@ -257,20 +279,34 @@ def _pieces(views: Sequence[Array], buffers: list[Array]) -> Iterator[tuple[int,
     step = max(most // inner, 1)
     for number, lead in enumerate(np.ndindex(*shape[:axis])):
         for first in range(0, shape[axis], step):
-            key = (*lead, slice(first, first + step))
+            key = (
+                *(slice(n, n + 1) for n in lead),
+                slice(first, min(first + step, shape[axis])),
+                *(slice(0, n) for n in shape[axis + 1 :]),
+            )
             yield (
                 (number * shape[axis] + first) * inner,
-                [_flat(view[key], buffers, which) for which, view in enumerate(views)],
+                [_read(_block, side, one[key], buffers, side) for side, one in enumerate(held)],
             )
 
 
-def _flat(block: Array, buffers: list[Array], which: int) -> Array:
-    if block.flags.c_contiguous:
-        return block.reshape(-1)
-    if buffers[which].nbytes < block.nbytes:
-        buffers[which] = np.empty(max(block.nbytes, PIECE), np.uint8)
-    out = buffers[which][: block.nbytes].view(block.dtype)
-    out.reshape(block.shape)[...] = block
+def _read(how: Callable[..., T], side: int, *given: Any) -> T:
+    try:
+        return how(*given)
+    except WorkbenchError as error:
+        raise _Unread(side, error) from None
+
+
+def _loaded(region: Region) -> Region:
+    return Region.of(region.load())
+
+
+def _block(block: Region, buffers: list[Array], side: int) -> Array:
+    if len(buffers[side]) < block.nbytes:  # an element that is larger than a piece
+        buffers[side] = np.empty(block.nbytes, np.uint8)
+    out = buffers[side][: block.nbytes].view(block.raw)
+    block.into(out.reshape(block.shape))
+    out.flags.writeable = False
     return out
 
 

@@ -1,8 +1,7 @@
-"""Where bytes come from: memory maps by default, ``pread`` for file systems where maps are slow.
+"""The files of one checkpoint, each opened when it is read and checked to be the file that the catalog describes.
 
-A source is opened once per file and kept; each use first checks that the file still has the size and modification
-time it had when the checkpoint was opened, because reading a map past a shortened file kills the process (SIGBUS)
-and a rewritten file would mix two checkpoints in one tensor.
+What is read is copied by ``pread`` into memory of our own (:mod:`workbench.core.source`). The one map left is
+:meth:`SourcePool.private`, for tensors that a user asks for without a copy.
 """
 
 from __future__ import annotations
@@ -10,21 +9,18 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.core import memory
 from workbench.core.memory import map_file
-from workbench.core.place import FileStat, Place, cannot_open
-from workbench.errors import ChangedError, MissingFileError, TruncatedError, UsageError
+from workbench.core.place import FileStat, Place
+from workbench.core.source import PreadSource, Source, Window, changed
+from workbench.errors import ChangedError, MissingFileError, UsageError
 
-__all__ = ["ByteRange", "MmapSource", "PreadSource", "Source", "SourcePool"]
-
-MAX_OPEN = 256  #: files kept open at once; the usual limit of a process is 1,024
+__all__ = ["ByteRange", "PreadSource", "Source", "SourcePool", "Window"]
 
 
 class ByteRange(NamedTuple):
@@ -35,129 +31,41 @@ class ByteRange(NamedTuple):
     stop: int
 
 
-class Source(Protocol):
-    """Bytes of one file."""
-
-    size: int
-
-    def view(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Read-only ``uint8`` array of a range; valid as long as it is held."""
-
-    def read_into(self, buffer: np.ndarray[Any, Any], start: int) -> None:
-        """Fill a ``uint8`` buffer from ``start`` on."""
-
-    def advise(self, advice: str) -> None:
-        """Announce ``sequential`` or ``normal`` access."""
-
-    def close(self) -> None:
-        """Give the file back; views that are still held keep their memory."""
-
-
-class MmapSource:
-    """A read-only shared map of a whole file: no copy, and pages are the kernel's to reclaim."""
-
-    def __init__(self, path: str, name: str) -> None:
-        fd = _open(path, name)
-        try:
-            self.size = os.fstat(fd).st_size
-            self._bytes = map_file(fd, self.size) if self.size else np.empty(0, np.uint8)
-        except OSError as error:
-            raise cannot_open(f"file {name!r}", error) from None
-        finally:
-            os.close(fd)
-
-    def view(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        return self._bytes[start:stop]
-
-    def read_into(self, buffer: np.ndarray[Any, Any], start: int) -> None:
-        buffer[:] = self._bytes[start : start + len(buffer)]
-
-    def advise(self, advice: str) -> None:
-        if len(self._bytes):
-            memory.advise(self._bytes, mmap.MADV_SEQUENTIAL if advice == "sequential" else mmap.MADV_NORMAL)
-
-    def close(self) -> None:
-        self._bytes = np.empty(0, np.uint8)  # the map goes with the last view of it
-
-
-class PreadSource:
-    """``pread`` into memory of our own: for NFS, Lustre and FUSE, where page faults cost a round trip each."""
-
-    def __init__(self, path: str, name: str) -> None:
-        self._fd = _open(path, name)
-        self._name = name
-        self.size = os.fstat(self._fd).st_size
-
-    def view(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        buffer = np.empty(stop - start, np.uint8)
-        self.read_into(buffer, start)
-        buffer.flags.writeable = False
-        return buffer
-
-    def read_into(self, buffer: np.ndarray[Any, Any], start: int) -> None:
-        left = memoryview(buffer)
-        while left:
-            count = os.preadv(self._fd, [left[: 1 << 30]], start)
-            if count == 0:
-                raise TruncatedError(f"file {self._name!r} ends at byte {start:,}, {len(left):,} bytes too early")
-            start, left = start + count, left[count:]
-
-    def advise(self, advice: str) -> None:
-        if hasattr(os, "posix_fadvise"):
-            kind = os.POSIX_FADV_SEQUENTIAL if advice == "sequential" else os.POSIX_FADV_NORMAL
-            os.posix_fadvise(self._fd, 0, 0, kind)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class SourcePool:
-    """The open files of one checkpoint: at most :data:`MAX_OPEN`, the least recently used closed first.
+    """The files of one checkpoint. A file is open while somebody holds its source; an idle checkpoint has none open.
 
-    Safe to use from several threads.
+    Safe to use from several threads, and in a process forked from this one.
     """
 
     def __init__(self, place: Place, files: Sequence[str], stats: Sequence[FileStat], io: str = "mmap") -> None:
         if io not in ("mmap", "pread"):
             raise UsageError(f"io={io!r}: choose 'mmap' or 'pread'")
-        self._place, self._files, self._stats = place, files, stats
-        self._kind = MmapSource if io == "mmap" else PreadSource
-        self._open: OrderedDict[int, Source] = OrderedDict()
+        self._place, self._files, self._stats, self._io = place, files, stats, io
+        self._open: weakref.WeakValueDictionary[int, PreadSource] = weakref.WeakValueDictionary()
         self._paths: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    @property
-    def mapped(self) -> bool:
-        """Whether views are maps (and cost nothing until touched)."""
-        return self._kind is MmapSource
-
-    def maps(self) -> SourcePool:
-        """The same files through memory maps, of which only the pages that are looked at are read: for directories."""
-        return self if self.mapped else SourcePool(self._place, self._files, self._stats)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourcePool, (self._place, self._files, self._stats, self._io)
 
     def source(self, file: int) -> Source:
         """The source of the file with this id, checked to be unchanged since the checkpoint was opened."""
         self.check(file)
-        with self._lock:
-            source = self._open.get(file)
-            if source is None:
-                name = self._files[file]
-                source = self._kind(self._place.resolve(name), name)
-                if source.size != self._stats[file].size:
-                    raise _changed(name, self._stats[file].size, source.size)
-                self._open[file] = source
-                if (
-                    len(self._open) > MAX_OPEN
-                ):  # not closed: another thread may be reading it; it goes with its last user
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(file)
+        source = self._open.get(file)
+        if source is None:
+            with self._lock:
+                source = self._open.get(file)
+                if source is None:
+                    source = self._open[file] = self._opened(file)
         return source
+
+    def size(self, file: int) -> int:
+        """Bytes of a file when the checkpoint was opened; -1 for one that was absent."""
+        return self._stats[file].size
+
+    def window(self, file: int, start: int, stop: int) -> Window:
+        """Bytes ``[start, stop)`` of a file, of which only those that are looked at are read."""
+        return Window(self.source(file), start, stop)
 
     def check(self, file: int) -> None:
         """Raise :class:`ChangedError` unless the file is as it was.
@@ -174,55 +82,41 @@ class SourcePool:
         except OSError as error:
             raise MissingFileError(f"file {name!r} is gone ({error.strerror}); open the checkpoint again") from None
         if now.st_size != known.size:
-            raise _changed(name, known.size, now.st_size)
+            raise changed(name, known.size, now.st_size)
         if now.st_mtime_ns != known.mtime_ns:
-            raise ChangedError(f"file {name!r} was rewritten after the checkpoint was opened; open it again")
+            raise _rewritten(name)
 
     def private(self, file: int, start: int, stop: int) -> np.ndarray[Any, Any] | None:
-        """A copy-on-write map of a range for the user to keep, or ``None`` where maps are not in use.
+        """A copy-on-write map of a range for a user who asked for no copy, or ``None`` where maps are not in use.
 
-        Each call maps anew: what a user writes into one tensor is seen in no other, and never in the file.
+        Each call maps anew: what a user writes into one tensor is seen in no other, and never in the file. The map
+        shows the file, not a copy of it: it changes as the file is rewritten, and touching a page of it that the file
+        has lost ends the process.
         """
-        if not self.mapped or stop <= start:
+        if self._io != "mmap" or stop <= start:
             return None
-        self.check(file)
-        name = self._files[file]
-        fd = _open(self._place.resolve(name), name)
+        source = self.source(file)  # held until the map is made
+        assert isinstance(source, PreadSource)
+        base = start - start % mmap.ALLOCATIONGRANULARITY
         try:
-            base = start - start % mmap.ALLOCATIONGRANULARITY
-            mapped = map_file(fd, stop - base, offset=base, private=True)
+            return map_file(source.fileno(), stop - base, offset=base, private=True)[start - base :]
         except OSError:  # out of map entries: the caller copies instead
             return None
-        finally:
-            os.close(fd)
-        return mapped[start - base :]
 
     def close(self) -> None:
-        """Drop every open file."""
+        """Forget the open files; those that are being read are closed by their last reader."""
         with self._lock:
             self._open.clear()
 
-
-@contextmanager
-def sequential(source: Source) -> Iterator[Source]:
-    """Announce one pass over the source, and go back to normal afterwards."""
-    source.advise("sequential")
-    try:
-        yield source
-    finally:
-        source.advise("normal")
-
-
-def _open(path: str, name: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
-    except PermissionError:
-        raise MissingFileError(f"no permission to read {name!r}; ask its owner for `chmod a+r`") from None
-    except OSError as error:
-        raise cannot_open(f"file {name!r}", error) from None
+    def _opened(self, file: int) -> PreadSource:
+        name, known = self._files[file], self._stats[file]
+        source = PreadSource(self._paths[file], name)
+        if source.size != known.size:
+            raise changed(name, known.size, source.size)
+        if source.mtime_ns != known.mtime_ns:
+            raise _rewritten(name)
+        return source
 
 
-def _changed(name: str, before: int, now: int) -> ChangedError:
-    return ChangedError(
-        f"file {name!r} had {before:,} bytes when the checkpoint was opened and has {now:,} now; open it again"
-    )
+def _rewritten(name: str) -> ChangedError:
+    return ChangedError(f"file {name!r} was rewritten after the checkpoint was opened; open it again")

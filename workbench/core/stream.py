@@ -134,6 +134,4 @@ def _divisible(payloads: Payloads, layout: Layout, tensor: int) -> bool:
     catalog = payloads.catalog
     a, b = layout.ptr.get(tensor, (0, 0))
     codecs = catalog.codec[layout.rows[a:b]]
-    if payloads.pool.mapped:
-        return not np.isin(codecs, WHOLE).any()
-    return tensor in layout.straight and catalog.strides is None and bool((codecs == cat.RAW).all())
+    return not (np.isin(codecs, WHOLE) | catalog.inflated[layout.rows[a:b]]).any()

@@ -152,6 +152,7 @@ def cut(work: Work) -> Work:
     large = work.nbytes > TASK
     for side in work.sides:
         catalog = side.payloads.catalog
+        large &= ~catalog.inflated[side.row]  # refused as a whole
         large &= np.isin(catalog.codec[side.row], _CUT) & (_BITS[catalog.dtype[catalog.tensor[side.row]]] % 8 == 0)
     if not large.any():
         return work

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from workbench.core.dtypes import by_name
 from workbench.core.pickles.standins import StorageRef, TensorRef, short
 from workbench.core.pickles.unpickle import loads, torch_storage
+from workbench.core.source import Window
 from workbench.core.zipdirectory import find_directory, read_records
 from workbench.core.ziprecord import DEFLATED, STORED, Record, inflate, locate
 from workbench.errors import CorruptError, UnsupportedFormatError
@@ -65,7 +66,7 @@ class Archive:
     (``torch.serialization.set_crc32_options(False)``).
     """
 
-    view: memoryview
+    view: memoryview | Window
     what: str
     records: dict[str, Record]
     prefix: str | None
@@ -127,8 +128,8 @@ class Archive:
 
 
 def read_directory(buf: object, *, what: str) -> Archive:
-    """Read the central directory of the zip archive that fills ``buf`` (bytes, memoryview, or a uint8 array
-    over a mapping).
+    """Read the central directory of the zip archive that fills ``buf`` (bytes, memoryview, a uint8 array, or a window
+    of a file).
 
     Raises:
         TruncatedError: starts like an archive but has no end record.
@@ -229,7 +230,9 @@ def _check_extent(tensor: TensorRef, nbytes: int, what: str) -> None:
         )
 
 
-def _view(buf: object) -> memoryview:
+def _view(buf: object) -> memoryview | Window:
+    if isinstance(buf, Window):
+        return buf
     view = buf if type(buf) is memoryview else memoryview(buf)  # type: ignore[arg-type]
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 
+from workbench.core.source import Window
 from workbench.core.ziprecord import ENCRYPTED, STORED, UTF8, Record
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
@@ -32,7 +33,7 @@ _CENTRAL = struct.Struct("<4s4x2H4x3L4H6xL")
 MAX_RECORDS = 4_000_000
 
 
-def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
+def find_directory(view: memoryview | Window, what: str) -> tuple[int, int, int]:
     """(start, stop, number of records) of the central directory, its place and size checked.
 
     Raises:
@@ -44,13 +45,13 @@ def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
     _, disk, cd_disk, here, count, size, offset, _ = end
     stop = at
     if at >= _LOCATOR64.size and view[at - 20 : at - 16] == b"PK\x06\x07":
-        _, disk64, at64, disks = _LOCATOR64.unpack_from(view, at - 20)
+        _, disk64, at64, disks = _LOCATOR64.unpack(view[at - 20 : at])
         if at64 + _END64.size > at - 20 or view[at64 : at64 + 4] != b"PK\x06\x06":
             raise CorruptError(
                 f"{what}, byte {at - 20:,}: the zip64 locator points at byte {at64:,}, where no zip64 end "
                 "record is; the file is damaged, or its byte range is wrong"
             )
-        _, size64, _, _, disk_, cd_disk_, here_, count_, size_, offset_ = _END64.unpack_from(view, at64)
+        _, size64, _, _, disk_, cd_disk_, here_, count_, size_, offset_ = _END64.unpack(view[at64 : at64 + _END64.size])
         if at64 + 12 + size64 != at - 20 or disk64 or disks > 1:
             raise CorruptError(
                 f"{what}, byte {at64:,}: the zip64 end record does not fit its place; the file is damaged"
@@ -83,7 +84,7 @@ def find_directory(view: memoryview, what: str) -> tuple[int, int, int]:
     return offset, stop, count
 
 
-def read_records(view: memoryview, start: int, stop: int, count: int, what: str) -> dict[str, Record]:
+def read_records(view: memoryview | Window, start: int, stop: int, count: int, what: str) -> dict[str, Record]:
     """The directory's rows by name, in the order in which they lie in the file.
 
     Raises:
@@ -134,10 +135,10 @@ def read_records(view: memoryview, start: int, stop: int, count: int, what: str)
     return _in_order(rows, start, what)
 
 
-def _end_record(view: memoryview, what: str) -> tuple[int, tuple[int, ...]]:
+def _end_record(view: memoryview | Window, what: str) -> tuple[int, tuple[int, ...]]:
     at = len(view) - _END.size
     if at >= 0 and view[at : at + 4] == b"PK\x05\x06" and view[at + 20 :] == b"\0\0":
-        return at, _END.unpack_from(view, at)
+        return at, _END.unpack(view[at : at + _END.size])
     base = max(0, len(view) - _END.size - 0xFFFF)  # a comment of up to 64 KiB may follow
     tail = bytes(view[base:])
     found = tail.rfind(b"PK\x05\x06", 0, max(0, len(tail) - _END.size + 4))

@@ -17,6 +17,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
+from workbench.core.source import Window
 from workbench.errors import CorruptError, UnsafeError
 
 __all__ = ["Record", "inflate", "locate"]
@@ -45,14 +46,14 @@ class Record(NamedTuple):
     limit: int
 
 
-def locate(view: memoryview, record: Record, what: str) -> tuple[int, int]:
+def locate(view: memoryview | Window, record: Record, what: str) -> tuple[int, int]:
     """(start, stop) of a record's bytes as they lie in the file, its local header checked.
 
     Raises:
         CorruptError: the local header contradicts the directory; UnsafeError: encrypted.
     """
     at = record.offset
-    signature, _, flags, method, _, _, crc, csize, usize, n_name, n_extra = _LOCAL.unpack_from(view, at)
+    signature, _, flags, method, _, _, crc, csize, usize, n_name, n_extra = _LOCAL.unpack(view[at : at + _LOCAL.size])
     start = at + 30 + n_name + n_extra
     stop = start + record.csize
     if signature != b"PK\x03\x04" or method != record.method or stop > record.limit:

@@ -86,7 +86,7 @@ class Decoder:
             MissingFileError, TruncatedError, CorruptError: absent, cut short, damaged, or no dict of DeepSpeed's.
         """
         what = repr(file)
-        view = self.place.map(file)
+        view = self.place.window(file)
         if view[:4] != b"PK\x03\x04":
             return self._legacy(file, any_tree)
         archive = ziparchive.read_directory(view, what=what)

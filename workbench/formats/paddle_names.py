@@ -124,7 +124,7 @@ def step_facts(place: Place, catalog: Catalog) -> dict[str, Any] | None:
     wanted = [(t, roles[t]) for t in range(len(catalog)) if roles[t] in ("beta1_pow", "beta2_pow")]
     if not wanted:
         return None
-    pool = SourcePool(place, catalog.files, catalog.file_stats, "mmap")
+    pool = SourcePool(place, catalog.files, catalog.file_stats)
     values: dict[str, dict[str, float]] = {}
     try:
         payloads = Payloads(catalog, pool)

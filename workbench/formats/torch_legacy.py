@@ -33,11 +33,16 @@ from typing import Any
 
 from workbench.core.dtypes import by_name
 from workbench.core.pickles import unpickle
+from workbench.core.pickles.opcodes import end_of
 from workbench.core.pickles.standins import StorageRef, StorageType, TensorRef, short
+from workbench.core.source import Window
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 __all__ = ["Loaded", "is_legacy", "is_tar", "load_legacy", "load_tar"]
 
+FIRST = 64 << 10  #: bytes read at first of a pickle, then four times as many
+MOST = 1 << 30  #: bytes of the longest pickle
+STOP = ord(".")
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
 _MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")  # LONG1 of 10 bytes, in any pickle protocol from 2 on
@@ -73,22 +78,21 @@ def is_tar(head: bytes) -> bool:
     return len(head) >= 512 and name in _MEMBERS
 
 
-def load_legacy(view: memoryview, *, what: str) -> Loaded:
+def load_legacy(view: Window, *, what: str) -> Loaded:
     """Decode a chain of pickles.
 
     Raises:
         CorruptError, UnsafeError: a pickle that cannot be trusted.
         TruncatedError: a storage ends beyond the end of the file.
     """
-    magic, at = unpickle.load_prefix(view, 0, what=what)
-    protocol, at = unpickle.load_prefix(view, at, what=what)
+    magic, at = _next(view, 0, what)
+    protocol, at = _next(view, at, what)
     if magic != MAGIC or protocol != PROTOCOL:
         raise CorruptError(f"{what} begins like torch.save's legacy format but has the protocol {short(protocol, 40)}")
-    _, at = unpickle.load_prefix(view, at, what=f"{what} (system facts)")
+    _, at = _next(view, at, f"{what} (system facts)")
     seen: dict[str, StorageRef] = {}
-    loaded = unpickle.loads_with_globals(view[at:], what=f"{what} (object)", persistent_load=_remember(seen))
-    at += loaded.stop
-    keys, at = unpickle.load_prefix(view, at, what=f"{what} (storage keys)")
+    loaded = _pickle(view, at, f"{what} (object)", _remember(seen))
+    keys, at = _next(view, at + loaded.stop, f"{what} (storage keys)")
     if not isinstance(keys, list) or not all(type(key) is str for key in keys):
         raise CorruptError(f"{what}: the list of storage keys that should end at byte {at:,} is {short(keys, 60)}")
     storages: dict[str, tuple[int, int]] = {}
@@ -103,16 +107,16 @@ def load_legacy(view: memoryview, *, what: str) -> Loaded:
     return Loaded(loaded.value, storages, globals=loaded.globals)
 
 
-def load_tar(view: memoryview, *, what: str) -> Loaded:
+def load_tar(view: Window, *, what: str) -> Loaded:
     """Decode the tar format; raises as :func:`load_legacy`."""
     members = _members(view, what)
     start, stop = members["storages"]
-    part = view[:stop]
-    count, at = unpickle.load_prefix(part, start, what=f"{what} (storages)")
+    part = view.part(0, stop)
+    count, at = _next(part, start, f"{what} (storages)")
     refs: dict[str, StorageRef] = {}
     storages: dict[str, tuple[int, int]] = {}
     for _ in range(_count(count, what)):
-        row, at = unpickle.load_prefix(part, at, what=f"{what} (storages)")
+        row, at = _next(part, at, f"{what} (storages)")
         key, location, kind = _triple(row, what)
         if not isinstance(kind, StorageType):
             raise CorruptError(
@@ -122,7 +126,7 @@ def load_tar(view: memoryview, *, what: str) -> Loaded:
         storages[str(key)] = span
         size = _width(kind.dtype)
         refs[str(key)] = StorageRef(kind.dtype, str(key), str(location), (span[1] - span[0]) // size)
-    views, at = unpickle.load_prefix(part, at, what=f"{what} (views)")
+    views, at = _next(part, at, f"{what} (views)")
     for row in views if isinstance(views, list) else []:
         if not (isinstance(row, tuple) and len(row) == 4 and all(type(n) is int for n in row) and str(row[1]) in refs):
             raise CorruptError(f"{what}: {short(row, 60)} is no view of a storage")
@@ -131,7 +135,7 @@ def load_tar(view: memoryview, *, what: str) -> Loaded:
     _add_views(storages, refs, what)
     tensors = _tensors(view, members["tensors"], refs, what)
     start, stop = members["pickle"]
-    tree = unpickle.loads_with_globals(view[start:stop], what=f"{what} (pickle)", persistent_load=_tensor_of(tensors))
+    tree = _pickle(view.part(0, stop), start, f"{what} (pickle)", _tensor_of(tensors))
     return Loaded(tree.value, storages, globals=tree.globals)
 
 
@@ -140,6 +144,44 @@ def module_or_storage(pid: object) -> object:
     if type(pid) is tuple and len(pid) == 4 and pid[0] == "module":
         return pid[1]
     return unpickle.torch_storage(pid)
+
+
+# ---- pickles -------------------------------------------------------------------------------------------------------
+
+
+def _next(view: Window, at: int, what: str) -> tuple[object, int]:
+    """The pickle at byte ``at``, and where it ends."""
+    found = _pickle(view, at, what)
+    return found.value, at + found.stop
+
+
+def _pickle(
+    view: Window, at: int, what: str, persistent_load: Callable[[object], object] | None = None
+) -> unpickle.Unpickled:
+    """Decode the pickle at byte ``at``. Its length is not stored: more is read until its end is there."""
+    size = FIRST
+    while True:
+        data = view[at : at + size]
+        cut = len(data) == size and size < MOST  # there may be more of it
+        if not cut or _ends(data):
+            break
+        size *= 4
+    return unpickle.loads_with_globals(data, what=f"{what}, from byte {at:,}", persistent_load=persistent_load)
+
+
+def _ends(data: bytes | memoryview) -> bool:
+    """Whether a pickle ends within the data, or is none: the unpickler says why."""
+    at = 0
+    try:
+        while at < len(data):
+            if data[at] == STOP:
+                return True
+            at = end_of(data, at)
+    except IndexError:
+        return False
+    except KeyError:
+        return True
+    return False
 
 
 # ---- storages ------------------------------------------------------------------------------------------------------
@@ -161,14 +203,14 @@ def _remember(seen: dict[str, StorageRef]) -> Callable[[object], object]:
 
 
 def _storage(
-    view: memoryview, at: int, key: str, dtype: str | None, what: str, numel: int | None
+    view: Window, at: int, key: str, dtype: str | None, what: str, numel: int | None
 ) -> tuple[tuple[int, int], int]:
     """Byte range of the elements that follow their count, and where it ends."""
     if at + 8 > len(view):
         raise TruncatedError(
             f"{what} ends at byte {len(view):,}, before the size of storage {short(key, 40)} at {at:,}"
         )
-    (count,) = struct.unpack_from("<q", view, at)
+    (count,) = struct.unpack("<q", view[at : at + 8])
     if count < 0 or (numel is not None and count != numel):
         raise CorruptError(
             f"{what}: storage {short(key, 40)} at byte {at:,} has {count:,} elements but the object says {numel or 0:,}"
@@ -200,11 +242,11 @@ def _add_views(storages: dict[str, tuple[int, int]], seen: dict[str, StorageRef]
 # ---- tar -----------------------------------------------------------------------------------------------------------
 
 
-def _members(view: memoryview, what: str) -> dict[str, tuple[int, int]]:
+def _members(view: Window, what: str) -> dict[str, tuple[int, int]]:
     """Byte ranges of the three members; nothing is extracted."""
     members: dict[str, tuple[int, int]] = {}
     try:
-        with tarfile.open(fileobj=_Window(view), mode="r:") as archive:
+        with tarfile.open(fileobj=_File(view), mode="r:") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
                 if name in _MEMBERS and member.isreg() and not member.sparse:
@@ -221,12 +263,12 @@ def _members(view: memoryview, what: str) -> dict[str, tuple[int, int]]:
     return members
 
 
-def _tensors(view: memoryview, span: tuple[int, int], refs: dict[str, StorageRef], what: str) -> dict[str, TensorRef]:
-    part = view[: span[1]]
-    count, at = unpickle.load_prefix(part, span[0], what=f"{what} (tensors)")
+def _tensors(view: Window, span: tuple[int, int], refs: dict[str, StorageRef], what: str) -> dict[str, TensorRef]:
+    part = view.part(0, span[1])
+    count, at = _next(part, span[0], f"{what} (tensors)")
     tensors: dict[str, TensorRef] = {}
     for _ in range(_count(count, what)):
-        row, at = unpickle.load_prefix(part, at, what=f"{what} (tensors)")
+        row, at = _next(part, at, f"{what} (tensors)")
         key, storage, _ = _triple(row, what)
         ref = refs.get(str(storage))
         if ref is None or ref.dtype is None:
@@ -234,10 +276,10 @@ def _tensors(view: memoryview, span: tuple[int, int], refs: dict[str, StorageRef
                 f"{what}: tensor {short(key, 40)} lies in a storage {short(storage, 40)} that is not there"
             )
         try:
-            (dims,) = struct.unpack_from("<i", part, at)
+            (dims,) = struct.unpack("<i", part[at : at + 4])
             if not 0 <= dims <= 64:
                 raise CorruptError(f"{what}: tensor {short(key, 40)} at byte {at:,} has {dims} dimensions")
-            numbers = struct.unpack_from(f"<{2 * dims + 1}q", part, at + 8)
+            numbers = struct.unpack(f"<{2 * dims + 1}q", part[at + 8 : at + 16 * (dims + 1)])
         except struct.error:
             raise TruncatedError(f"{what}: tensor {short(key, 40)} at byte {at:,} ends beyond its member") from None
         at += 8 + 8 * len(numbers)
@@ -271,10 +313,10 @@ def _count(count: object, what: str) -> int:
     return count
 
 
-class _Window(BytesIO):
-    """A read-only file over a memory view, without a copy of it."""
+class _File(BytesIO):
+    """A read-only file over a window."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: Window) -> None:
         super().__init__()
         self._view, self._at = view, 0
 

@@ -113,7 +113,7 @@ def tree_objects(place: Place, file: str, names: Sequence[str]) -> LazyMap:
 
 
 def _has_object(place: Place) -> bool:
-    archive = ziparchive.read_directory(place.map(place.file or ""), what=repr(place.file))
+    archive = ziparchive.read_directory(place.window(place.file or ""), what=repr(place.file))
     return archive.prefix is not None
 
 

@@ -22,6 +22,7 @@ from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import StorageRef, TensorRef, short
 from workbench.core.place import Place
+from workbench.core.source import Window
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 from workbench.formats import torch_legacy, torch_tree
 from workbench.formats.torch_legacy import Loaded
@@ -37,7 +38,7 @@ def load_tree(place: Place, file: str) -> Loaded:
         UnsafeError: a bomb.
     """
     what = repr(file)
-    view = place.map(file)
+    view = place.window(file)
     if view[:4] == b"PK\x03\x04":
         return _load_zip(view, what)
     head = bytes(view[:512])
@@ -105,7 +106,7 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) + (f", … {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
-def _load_zip(view: memoryview, what: str) -> Loaded:
+def _load_zip(view: Window, what: str) -> Loaded:
     archive = ziparchive.read_directory(view, what=what)
     record = archive.find("data.pkl")
     if record is None:

@@ -23,7 +23,6 @@ Read from veScale's ``legacy/vescale`` (``checkpoint/api/vescale_checkpointer.py
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,6 +42,7 @@ __all__ = ["detect", "read_catalog", "read_objects"]
 
 MODEL, OPTIMIZER, METADATA = "model", "optimizer", ".metadata"
 MARK = b"vescale.checkpoint"  #: module of the class in storage_data
+SEARCHED = 8 << 20  #: bytes searched at a time
 MASTER = "shard_casted_float16_groups"
 UNKNOWN = ["dp", "tp", "cp", "ep"]
 _STAGE = re.compile(r"pp_(\d{1,6})")
@@ -122,13 +122,12 @@ def _has_data(place: Place) -> bool:
 
 
 def _names_vescale(place: Place) -> bool:
-    """Whether the class is named anywhere: it comes after all tensors, so the file is mapped and searched."""
+    """Whether the class is named anywhere: it comes after all tensors, so that the file is searched."""
     try:
-        with open(place.resolve(f"{MODEL}/{METADATA}"), "rb") as handle:
-            if not place.stat(f"{MODEL}/{METADATA}").size:
-                return False
-            with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                return view.find(MARK) >= 0
+        window = place.window(f"{MODEL}/{METADATA}")
+        # a part ends with the first bytes of the next: the name may lie across
+        parts = (bytes(window[at : at + SEARCHED + len(MARK)]) for at in range(0, len(window), SEARCHED))
+        return any(MARK in part for part in parts)
     except (WorkbenchError, OSError):  # a stranger's file, or no permission: not for us to judge
         return False
 

@@ -21,9 +21,7 @@ import torch
 from workbench.checkpoint import Checkpoint
 from workbench.core.dtypes import ALL, DType, nbytes_of
 from workbench.core.payload import Payloads
-from workbench.core.place import Place
 from workbench.core.scan import Tick, cores
-from workbench.core.storage import SourcePool
 from workbench.errors import UsageError
 from workbench.reshard.layouts.layout import Layout
 from workbench.reshard.mesh import Mesh
@@ -148,15 +146,13 @@ class _Work:
 
     Attributes:
         target: of the selected tensors only.
-        payloads: of these tensors, through maps.
-        direct: their files, read by ``pread``.
+        payloads: of these tensors.
         planned: for one rank; ``L`` local tensors.
         old, new: ``L`` element types, stored and wanted.
     """
 
     target: Target
     payloads: Payloads
-    direct: SourcePool
     planned: Planned
     old: list[DType]
     new: list[DType]
@@ -166,11 +162,9 @@ class _Work:
         ckpt, catalog = chosen.ckpt, chosen.catalog
         target = chosen.target or Target(catalog, chosen.mesh, [Layout((), "whole")] * len(catalog), [])
         planned = target.plan(ranks=[rank])
-        pool = ckpt.payloads.pool.maps()  # archives are looked into, not read
-        direct = SourcePool(Place(ckpt.path), catalog.files, catalog.file_stats, "pread")
         tensors = planned.locals.tensor
         old, new = ([ALL[code] for code in codes[tensors].tolist()] for codes in (catalog.dtype, chosen.codes))
-        return cls(target, Payloads(catalog, pool), direct, planned, old, new)
+        return cls(target, Payloads(catalog, ckpt.payloads.pool), planned, old, new)
 
     def carry_out(
         self, device: torch.device, *, threads: int, buffer: int, buffers: int, tick: Tick | None
@@ -194,14 +188,13 @@ class _Work:
             results.allocate(device, scratch=most)
             lane = lane_to(device)
             lane.begin()
-            filled = windows(parts, self.direct, nbytes=buffer, threads=threads)
+            filled = windows(parts, self.payloads.pool, nbytes=buffer, threads=threads)
             run(filled, send, lane, nbytes=buffer, count=buffers, threads=threads)
             if tick is not None:
                 tick(1.0)
             return results.take()
         finally:
             results.release()
-            self.direct.close()
 
     def _shape(self, at: int) -> tuple[int, ...]:
         found = self.planned.locals

@@ -28,7 +28,6 @@ from workbench.core.dtypes import ALL
 from workbench.core.fingerprint import BLOCK
 from workbench.core.place import Place
 from workbench.core.scan import Tick
-from workbench.core.storage import SourcePool
 from workbench.errors import OpenError, UsageError, WriteError
 from workbench.reshard.atomic.transaction import Staging, check_free, check_room, staging
 from workbench.reshard.atomic.writing import sync_folder, writing
@@ -152,8 +151,7 @@ def export(
         _check_place([ckpt, *merged], real, folder, overwrite)
         copied = passed(selection, notes, named) if made_by.passes and folder else []
         maps = [*made_by.maps(selection, Options(os.path.basename(real), _size(max_shard_size))), *copied]
-        direct = SourcePool(Place(ckpt.path), selection.catalog.files, selection.catalog.file_stats, "pread")
-        job = prepare(selection.ckpt.payloads, maps, direct)
+        job = prepare(selection.ckpt.payloads, maps)
         written: list[list[Written]] | None = None
         if dry_run:
             check_room(os.path.dirname(real), job.nbytes)

@@ -108,7 +108,7 @@ def _shared(asked: Asked, ranks: Ranks, threads: int, tick: Tick | None) -> tupl
     sharing = share(ranks.gather(describe(asked.boxes, asked.positions, asked.nbytes, boxes)), ranks.rank)
     with ranks.together():
         reads, twins = asked.plan(sharing.read), asked.plan(asked.twins, compare=True)
-        handing = Handing(*asked.sources, asked.boxes, asked.positions, asked.tensors, chunks)
+        handing = Handing(asked.payloads, asked.boxes, asked.positions, asked.tensors, chunks)
     with ranks.together():
         read = _run(reads, threads, tick)
     received = exchange(sharing, asked.tensors, ranks)

@@ -55,13 +55,11 @@ def place_of(
         skipped = (offsets[0] - low[0]) * prod(extent[1:]) if low else 0
         if not 0 <= start - skipped <= start - skipped + length <= prod(extent):
             continue
-        view, stored = payloads.array(row), payloads.stored(row)
-        skip = view.__array_interface__["data"][0] - stored.__array_interface__["data"][0]
-        if not view.flags.c_contiguous or not 0 <= skip <= len(stored) - view.nbytes:
+        base = payloads.straight(row)
+        if base is None:
             continue
-        base = int(catalog.start[row]) + skip
         first, last = base + (start - skipped) * itemsize, base + (start - skipped + length) * itemsize
-        ends = base, base + view.nbytes
+        ends = base, base + int(catalog.chunk_nbytes[row])
         aligned = (first % PAGE == 0 or first == ends[0]) and (last % PAGE == 0 or last == ends[1])
         aligned &= first % PAGE == 0 or last % PAGE == 0
         name = catalog.files[int(catalog.file[row])]

@@ -26,8 +26,8 @@ from workbench.analysis.verify.log import Subject
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.payload import Payloads
-from workbench.core.scan import Piece
-from workbench.core.storage import Source
+from workbench.core.scan import PIECE, Piece
+from workbench.core.source import Source
 from workbench.errors import WorkbenchError
 
 __all__ = ["PAGE", "Pages", "check_pages"]
@@ -68,7 +68,9 @@ class Pages:
         elif piece.start == 0 and (piece.offsets[: catalog.offsets.shape[1]] == catalog.offsets[row]).all():
             low, high = extent(self._payloads, row)
             base = int(catalog.start[row])
-            _empty_pages(found, self._payloads.stored(row)[low - base : high - base], low)
+            for at in range(low, high, PIECE):
+                part = self._payloads.stored(row)[at - base : min(at + PIECE, high) - base]
+                _empty_pages(found, np.frombuffer(part, np.uint8), at)
 
 
 def check_pages(subject: Subject, pages: dict[int, list[tuple[int, int]]], zero: Array) -> None:
@@ -171,7 +173,7 @@ def _joined(source: Source, runs: list[tuple[int, int]]) -> list[tuple[int, int]
     for first, last in sorted(set(runs)):
         # only the ends may be pages that the pieces saw in part
         for page in range(first, last) if last - first < 3 else (first, last - 1):
-            if source.view(page * PAGE, min((page + 1) * PAGE, source.size)).any():
+            if source.read(page * PAGE, min((page + 1) * PAGE, source.size)).any():
                 first, last = (page + 1, last) if page == first else (first, min(last, page))
         if last > first:
             _add(found, first, last)
@@ -183,7 +185,7 @@ def _follow(source: Source, start: int, stop: int) -> tuple[int, int]:
     limit = start - REACH
     while start > max(limit, 0):
         low = max(start - STEP, 0)
-        hits = np.flatnonzero(source.view(low, start))
+        hits = np.flatnonzero(source.read(low, start))
         if len(hits):
             start = low + int(hits[-1]) + 1
             break
@@ -191,7 +193,7 @@ def _follow(source: Source, start: int, stop: int) -> tuple[int, int]:
     limit = stop + REACH
     while stop < min(limit, source.size):
         high = min(stop + STEP, source.size)
-        hits = np.flatnonzero(source.view(stop, high))
+        hits = np.flatnonzero(source.read(stop, high))
         if len(hits):
             stop += int(hits[0])
             break

@@ -47,8 +47,13 @@ def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = 
     work = chunk_work(subject.payloads, replica=None, group=np.arange(catalog.chunks))
     work = work.take(np.flatnonzero(~subject.lost[work.sides[0].row])) if len(work) else work
 
+    refused: list[int] = []
+
     def failed(side: int, row: int, error: WorkbenchError) -> None:
         subject.lost[row] = True
+        if subject.catalog.inflated[row]:
+            refused.append(row)
+            return
         log.add(
             "read.failed",
             "error",
@@ -62,11 +67,17 @@ def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = 
     sick: dict[int, Seen] = {}  # a state a chunk would be a lot of memory for a million of them
     low = np.zeros((len(catalog), 2), np.int64)
     for row, state in scan(work, NumberScan(subject, numbers), threads=subject.threads, tick=tick, on_error=failed):
+        if subject.lost[row]:
+            continue  # of what was read before it failed nothing is said
         read[row], zero[row] = True, not state.nonzero
         if state.nan or state.posinf or state.neginf or state.negative or (state.pages and state.nonzero):
             sick[row] = state
         if catalog.replica[row] == 0:
             low[catalog.tensor[row]] += (state.low, state.full)
+    if refused:
+        more = f"; so are {len(refused) - 1:,} more chunks" if len(refused) > 1 else ""
+        log.add("read.refused", "warn", subject.key(refused[0]), catalog.not_checked(refused[0]) + more)
+        log.not_checked["expanded tensors"] = f"{plural(len(refused), 'chunk')} of far more bytes than are stored"
     known = _not_squares(subject, sick, read)
     for row in sorted(sick):
         _numbers(subject, row, sick[row], known)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import pickletools
+from typing import Any
 
 __all__ = ["COUNTED", "FIXED", "LINES", "TAKES", "TO_MARK", "end_of"]
 
@@ -38,8 +39,11 @@ for _op in pickletools.opcodes:
         TAKES[_code] = len(_op.stack_before), len(_op.stack_after)
 
 
-def end_of(data: bytes | memoryview, pos: int) -> int:
+def end_of(data: Any, pos: int) -> int:
     """The position after the opcode at ``pos`` and its argument, which may lie beyond the data.
+
+    Args:
+        data: bytes, a ``memoryview``, or what is sliced as one.
 
     Raises:
         IndexError: the data end before the argument's length is known; KeyError: there is no such opcode.
@@ -60,7 +64,7 @@ def end_of(data: bytes | memoryview, pos: int) -> int:
     return pos
 
 
-def line_end(data: bytes | memoryview, pos: int) -> int:
+def line_end(data: Any, pos: int) -> int:
     """The position after the line that starts at ``pos``. Raises IndexError where none ends."""
     for at in range(pos, len(data), 4096):
         found = bytes(data[at : at + 4096]).find(b"\n")

@@ -27,7 +27,7 @@ import numpy as np
 from workbench.analysis.compare import engine
 from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
-from workbench.core.catalog import Catalog
+from workbench.core.catalog import INFLATED_LEAST, Catalog
 from workbench.core.dtypes import DType, by_name
 from workbench.core.scan import Tick, cores, in_order
 from workbench.errors import WorkbenchError
@@ -279,6 +279,8 @@ def _runs(slots: Iterable[Slot], block: int) -> Iterator[_Run]:
     """One after the other as they are wanted: a large model has a million."""
     for slot in slots:
         boxes = _boxes(slot.shape, block)
+        if slot.nbytes > INFLATED_LEAST and any(tensor.inflated for tensor in slot.tensors.values()):
+            boxes = islice(boxes, 1)  # refused, and told once
         here, first = list(islice(boxes, RUN // READ)), True
         while here:
             after = list(islice(boxes, RUN // READ))

@@ -107,15 +107,16 @@ class Asked:
         return np.array([one.nbytes for one in self.tensors], np.int64)
 
     @property
-    def sources(self) -> tuple[Payloads, SourcePool]:
-        """The bytes of ``stored.catalog``: through maps, and the same files by ``pread``."""
+    def payloads(self) -> Payloads:
+        """The bytes of ``stored.catalog``, which may number the checkpoint's files in its own way."""
         catalog, own = self.stored.catalog, self.ckpt.payloads
-        direct = SourcePool(Place(self.ckpt.path), catalog.files, catalog.file_stats, "pread")
-        return own if own.catalog is catalog and own.pool.mapped else Payloads(catalog, direct.maps()), direct
+        if own.catalog is catalog:
+            return own
+        return Payloads(catalog, SourcePool(Place(self.ckpt.path), catalog.files, catalog.file_stats))
 
     def plan(self, members: list[int], *, compare: bool = False) -> list[Batch]:
         """The reads of some of the tensors. Raises as :func:`batches`."""
-        return batches(*self.sources, self.boxes, self.positions, self.tensors, members, compare=compare)
+        return batches(self.payloads, self.boxes, self.positions, self.tensors, members, compare=compare)
 
 
 def _memories(tensors: list[Held], positions: list[int]) -> tuple[list[int], list[int]]:

@@ -20,6 +20,7 @@ import numpy as np
 from workbench.core.catalog import Catalog
 from workbench.core.gather import Filling
 from workbench.core.payload import Payloads
+from workbench.core.region import Region
 from workbench.core.storage import SourcePool
 from workbench.core.stream import WHOLE
 from workbench.reshard.layouts.cut import Locals
@@ -44,7 +45,7 @@ class Handing:
     """This rank's tensors of such chunks; planned, not read."""
 
     def __init__(
-        self, payloads: Payloads, direct: SourcePool, found: Locals, positions: Ints, tensors: Sequence[Held],
+        self, payloads: Payloads, found: Locals, positions: Ints, tensors: Sequence[Held],
         members: Sequence[int],
     ) -> None:  # fmt: skip
         """Arguments as of :func:`batches`.
@@ -52,9 +53,9 @@ class Handing:
         Raises:
             HoleError: some element is stored nowhere.
         """
-        self._payloads, self._direct = _Handed(payloads.catalog, payloads.pool), direct
+        self._payloads = _Handed(payloads.catalog, payloads.pool)
         self._found, self._positions, self._tensors, self._members = found, positions, tensors, members
-        reads = Filling.plan(payloads, boxes_of(found, members, positions), direct).reads
+        reads = Filling.plan(payloads, boxes_of(found, members, positions)).reads
         self._rows = np.flatnonzero(np.bincount(reads.row))
 
     def run(self, ranks: Ranks, threads: int) -> tuple[int, int]:
@@ -74,7 +75,7 @@ class Handing:
             sharing = share([one[turn[catalog.tensor[one["tensor"]]] == now] for one in wishes], ranks.rank)
             with ranks.together():
                 with ThreadPoolExecutor(threads) as pool:
-                    undone = pool.map(lambda row: np.array(self._payloads.array(row)), sharing.read)
+                    undone = pool.map(lambda row: np.array(self._payloads.region(row).load()), sharing.read)
                     chunks = dict(zip(sharing.read, undone, strict=True))
                 read += int((catalog.stop - catalog.start)[sharing.read].sum())
                 chunks |= {row: self._room(row) for coming in sharing.receive.values() for row in coming}
@@ -82,7 +83,7 @@ class Handing:
             with ranks.together():
                 self._payloads.chunks = chunks
                 mine = [at for at in self._members if turn[self._positions[at]] == now]
-                for batch in batches(self._payloads, self._direct, self._found, self._positions, self._tensors, mine):
+                for batch in batches(self._payloads, self._found, self._positions, self._tensors, mine):
                     batch.run(threads)
         return read, received
 
@@ -99,9 +100,9 @@ class _Handed(Payloads):
         super().__init__(catalog, pool)
         self.chunks: dict[int, Array] = {}
 
-    def array(self, row: int) -> Array:
+    def region(self, row: int) -> Region:
         found = self.chunks.get(row)
-        return super().array(row) if found is None else found
+        return super().region(row) if found is None else Region.of(found)
 
 
 def _turns(catalog: Catalog, rows: Ints) -> Ints:

@@ -18,7 +18,6 @@ import numpy as np
 from workbench.core import memory
 from workbench.core.gather import Filling
 from workbench.core.payload import Payloads
-from workbench.core.storage import SourcePool
 from workbench.errors import UsageError
 from workbench.reshard.layouts.cut import Locals
 from workbench.reshard.loading.boxes import Held, boxes_of
@@ -76,13 +75,12 @@ class Batch:
 
 
 def batches(
-    payloads: Payloads, direct: SourcePool, found: Locals, positions: Ints, tensors: Sequence[Held],
+    payloads: Payloads, found: Locals, positions: Ints, tensors: Sequence[Held],
     members: Sequence[int], *, compare: bool = False,
 ) -> list[Batch]:  # fmt: skip
     """Plan the reads of some of the tensors.
 
     Args:
-        direct: the files of ``payloads``, read by ``pread``.
         found: the boxes of all tensors.
         positions: of all tensors in the catalog.
         members: which of them.
@@ -105,7 +103,7 @@ def batches(
     return [
         Batch(
             tuple(tensors[at] for at in group),
-            Filling.plan(payloads, boxes_of(found, group, positions), direct),
+            Filling.plan(payloads, boxes_of(found, group, positions)),
             staged, compare,
         )
         for staged, group in groups

@@ -28,7 +28,6 @@ from workbench.core.dtypes import ALL
 from workbench.core.fingerprint import BLOCK
 from workbench.core.payload import Payloads
 from workbench.core.scan import Announcer, Tick, cores, in_order
-from workbench.core.storage import SourcePool
 from workbench.core.stream import WHOLE
 from workbench.errors import WriteError
 from workbench.reshard.atomic.syscalls import allocate
@@ -58,7 +57,6 @@ class Job:
     maps: tuple[FileMap, ...]
     copies: Copies
     payloads: Payloads  #: through maps
-    direct: SourcePool  #: the same files, read by ``pread``
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +121,7 @@ class Job:
         results = Results(self.maps, self.copies.code, kept, units.file, units.piece)
         total = max(self.read_nbytes, 1)
         done = total - int(units.nbytes.sum())
-        filler = Filler(self.maps, self.copies, self.payloads, self.direct, Announcer(), list(paths))
+        filler = Filler(self.maps, self.copies, self.payloads, Announcer(), list(paths))
         syncs: list[Future[None]] = []
         with (
             ThreadPoolExecutor(count, thread_name_prefix="workbench-export") as pool,
@@ -158,11 +156,8 @@ class Job:
         return [[written for written, _ in results.of_file(file)] for file in range(len(self.maps))]
 
 
-def prepare(payloads: Payloads, maps: Sequence[FileMap], direct: SourcePool) -> Job:
+def prepare(payloads: Payloads, maps: Sequence[FileMap]) -> Job:
     """Plan the pass over all maps.
-
-    Args:
-        direct: the files of ``payloads``, read by ``pread``.
 
     Raises:
         HoleError: an element that is wanted is stored nowhere; names the box.
@@ -172,8 +167,7 @@ def prepare(payloads: Payloads, maps: Sequence[FileMap], direct: SourcePool) -> 
     for one in maps:
         one.check()
     copies = Copies.of(payloads.catalog, [one.pieces for one in maps])
-    mapped = payloads if payloads.pool.mapped else Payloads(payloads.catalog, payloads.pool.maps())
-    return Job(tuple(maps), copies, mapped, direct)
+    return Job(tuple(maps), copies, payloads)
 
 
 @dataclass(frozen=True, eq=False)

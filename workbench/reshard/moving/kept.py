@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.core.fingerprint import BlockDigests, combine
 from workbench.core.scan import Tick, in_order
-from workbench.core.storage import PreadSource
+from workbench.core.source import PreadSource
 from workbench.errors import OpenError
 from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.moving.journal import Kept, Written
@@ -94,10 +94,7 @@ def _is_ours(one: FileMap, path: str) -> bool:
         if os.path.getsize(path) != one.size:
             return False
         source = PreadSource(path, one.name)
-        try:
-            return not any(source.view(a, b).any() for a, b in _gaps(one))
-        finally:
-            source.close()
+        return not any(source.read(a, b).any() for a, b in _gaps(one))
     except (OSError, OpenError):
         return False
 
@@ -140,5 +137,4 @@ def _read_again(one: FileMap, path: str, pieces: list[tuple[int, Written]]) -> l
         if target.hex == written.target.hex:
             same = written.cast is None
             found.append((piece, Written(target if same else written.source, target, written.cast), crc))
-    source.close()
     return found

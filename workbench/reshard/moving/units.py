@@ -17,8 +17,9 @@ from workbench.core import box
 from workbench.core.dtypes import ALL, DType
 from workbench.core.fingerprint import BlockDigests
 from workbench.core.payload import Payloads
+from workbench.core.region import Region
 from workbench.core.scan import Announcer
-from workbench.core.storage import SourcePool
+from workbench.core.source import Source
 from workbench.reshard.atomic.writing import write_all, writing
 from workbench.reshard.moving.copies import Copies
 from workbench.reshard.moving.filemap import FileMap
@@ -31,7 +32,6 @@ Array = np.ndarray[Any, Any]
 STEP = 1 << 20  #: bytes at a time: they are still in a core's cache when they are hashed and written
 MOST = 8 << 20  #: … where very many chunks meet in a step
 PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least
-MAX_HELD = 128  #: chunks whose views are kept, and with them perhaps as many files open
 
 
 @dataclass
@@ -57,11 +57,10 @@ class Filler:
         maps: Sequence[FileMap],
         copies: Copies,
         payloads: Payloads,
-        direct: SourcePool,
         announcer: Announcer,
         paths: list[str],
     ) -> None:
-        self._maps, self._copies, self._payloads, self._direct = maps, copies, payloads, direct
+        self._maps, self._copies, self._payloads = maps, copies, payloads
         self.announcer, self._paths = announcer, paths
         self._base = np.cumsum([0, *(len(one.pieces) for one in maps)]).tolist()
         self._own = threading.local()
@@ -111,9 +110,10 @@ class Filler:
         copies = self._copies
         a, b = int(copies.ptr[piece]), int(copies.ptr[piece + 1])
         if dtype.packed:
-            self._announce(self._payloads.pool, int(copies.row[a]))
-            whole = self._payloads.array(int(copies.row[a]))
-            yield from (whole[at : at + STEP] for at in range(0, len(whole), STEP))
+            self._announce(int(copies.row[a]))
+            whole = self._payloads.region(int(copies.row[a]))
+            for at in range(0, whole.size, STEP):
+                yield whole.flat(at, min(at + STEP, whole.size), self._buffer(STEP))
             return
         begins = None
         if copies.run[a:b].all() and not copies.twice[piece]:  # one after the other: only those in this unit
@@ -136,7 +136,7 @@ class Filler:
 
     def _read(self, a: int, b: int, begins: list[int], first: int, stop: int, itemsize: int) -> Iterator[Array]:
         """Runs one after the other, from the files into the buffer."""
-        copies, catalog = self._copies, self._payloads.catalog
+        copies = self._copies
         columns = [column[a:b].tolist() for column in (copies.row, copies.lo, copies.hi, copies.at)]
         runs = list(zip(begins, *columns, strict=True))
         step, number = STEP // itemsize, 0
@@ -147,23 +147,22 @@ class Filler:
             while place < high:
                 begin, row, lo, hi, at = runs[number]
                 end = min(hi, high)
-                file = int(catalog.file[row])
-                self._announce(self._direct, row)
+                source = self._announce(row)
                 part = out[(place - low) * itemsize : (end - low) * itemsize]
-                self._direct.source(file).read_into(part, begin + (at + place - lo) * itemsize)
+                source.read_into(part, begin + (at + place - lo) * itemsize)
                 place = end
                 number += end == hi
             yield out
 
     def _gather(self, piece: int, a: int, b: int, first: int, stop: int, dtype: DType) -> Iterator[Array]:
-        """Boxes from views of the chunks into the buffer."""
+        """Boxes of the chunks into the buffer."""
         copies, raw = self._copies, dtype.raw
         shape = self._shape(piece)
         nbytes = STEP
         while nbytes < MOST and nbytes < PIECE * (b - a):  # many chunks: fewer, larger copies
             nbytes *= 2
         step = nbytes // raw.itemsize
-        held: dict[int, Array] = {}
+        held = self._near(piece, a, b, first, stop)
         for low in range(first, stop, step):
             high = min(low + step, stop)
             out = self._buffer((high - low) * raw.itemsize).view(raw)
@@ -176,31 +175,45 @@ class Filler:
                 for k in np.flatnonzero((extent > 0).all(axis=1)).tolist():
                     copy, dest = int(near[k]), begin[k] - offset
                     source = copies.source[copy] + begin[k] - copies.dest[copy]
-                    new = self._held(int(copies.row[copy]), held)[_key(source, extent[k], len(shape))]
+                    region, begins = held[copy]
+                    new = region[_key(source - begins, extent[k], len(shape))]
                     key = _key(dest, extent[k], len(shape))
+                    part = out[window].reshape(size)[key]
                     if seen is not None:
-                        marks = seen[window].reshape(size)[key]
-                        self._payloads.check_overlap(int(copies.row[copy]), out[window].reshape(size)[key], new, marks)
+                        marks, both = seen[window].reshape(size)[key], np.empty_like(part)
+                        new.into(both)
+                        self._payloads.check_overlap(int(copies.row[copy]), part, both, marks)
                         marks[...] = True
-                    out[window].reshape(size)[key] = new
+                    new.into(part)
             yield out.view(np.uint8)
 
-    def _held(self, row: int, held: dict[int, Array]) -> Array:
-        """The chunk's array of as many axes as the catalog's boxes have."""
-        if row not in held:
-            if len(held) >= MAX_HELD:
-                held.clear()
-            catalog = self._payloads.catalog
-            self._announce(self._payloads.pool, row)
-            held[row] = self._payloads.array(row).reshape(catalog.sizes[row])
-        return held[row]
+    def _near(self, piece: int, a: int, b: int, first: int, stop: int) -> dict[int, tuple[Region, Array]]:
+        """What elements ``[first, stop)`` of a piece are read from, and where it begins in its chunk; by copy."""
+        copies, shape = self._copies, self._shape(piece)
+        _, offsets, sizes, _ = box.flat_ranges(shape[None], np.array([first]), np.array([stop]))
+        found: dict[int, tuple[Region, Array]] = {}
+        regions: dict[int, Region] = {}
+        for copy in (a + np.flatnonzero((copies.lo[a:b] < stop) & (copies.hi[a:b] > first))).tolist():
+            begin, extent = box.intersect(offsets, sizes, copies.dest[copy][None], copies.sizes[copy][None])
+            keep = (extent > 0).all(axis=1)
+            if not keep.any():
+                continue
+            row = int(copies.row[copy])
+            if row not in regions:
+                self._announce(row)
+                regions[row] = self._payloads.region(row).widened(len(shape))
+            shift = copies.source[copy] - copies.dest[copy]
+            low, high = (begin[keep] + shift).min(axis=0), (begin[keep] + extent[keep] + shift).max(axis=0)
+            region, begins = regions[row].gathered(low.tolist(), high.tolist())
+            found[copy] = region, np.array(begins, np.int64)
+        return found
 
     def _shape(self, piece: int) -> Array:
         file = bisect_right(self._base, piece) - 1
         return self._maps[file].pieces.shape[piece - self._base[file]]
 
-    def _announce(self, pool: SourcePool, row: int) -> None:
-        self.announcer.announce(pool, int(self._payloads.catalog.file[row]))
+    def _announce(self, row: int) -> Source:
+        return self.announcer.announce(self._payloads.pool, int(self._payloads.catalog.file[row]))
 
     def _buffer(self, nbytes: int) -> Array:
         found: Array | None = getattr(self._own, "buffer", None)

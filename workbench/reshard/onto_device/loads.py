@@ -26,6 +26,7 @@ from workbench.core import box
 from workbench.core.catalog import row_major
 from workbench.core.payload import Payloads
 from workbench.core.read import read_selection
+from workbench.core.region import Region
 from workbench.core.select import Selection
 from workbench.errors import UnsupportedFormatError
 from workbench.reshard.target import Planned
@@ -82,7 +83,7 @@ def loads(payloads: Payloads, planned: Planned, most: int) -> Iterator[Load]:
     """Every copy of a plan in parts of at most ``most`` bytes (16 or more), in the files' order.
 
     Args:
-        payloads: of the catalog that was planned for; through maps, so that archives are looked into, not read.
+        payloads: of the catalog that was planned for.
 
     Raises:
         UnsupportedFormatError: elements that share bytes are to be cut; before the first part.
@@ -170,18 +171,19 @@ def _gathered(fetch: Fetch, local: int, itemsize: int, sizes: Ints, dest: Ints, 
 
 
 class _Chunk:
-    """A chunk that has to be decoded or put in order; its array is made once, by whoever needs it first."""
+    """A chunk that has to be decoded or put in order; it is decoded once, by whoever needs it first."""
 
     def __init__(self, payloads: Payloads, row: int) -> None:
         self._payloads, self._row = payloads, row
         self._lock = threading.Lock()
-        self._array: Array | None = None
+        self._region: Region | None = None
 
     def fetch(self, key: tuple[slice, ...], out: Array) -> None:
         with self._lock:
-            if self._array is None:
-                self._array = self._payloads.array(self._row)
-        _fill(out, self._array[key])
+            if self._region is None:
+                self._region = self._payloads.region(self._row)
+        part = self._region[key]
+        part.into(out.view(part.raw).reshape(part.shape))
 
 
 def _read_box(payloads: Payloads, tensor: int, selection: Selection, out: Array) -> None:

@@ -39,12 +39,12 @@ class _Read(NamedTuple):
     start: int
     fetch: Fetch | None
 
-    def __call__(self, direct: SourcePool, array: Array) -> None:
+    def __call__(self, pool: SourcePool, array: Array) -> None:
         part = array[self.low : self.high]
         if self.fetch is not None:
             self.fetch(part)
         else:
-            direct.source(self.file).read_into(part, self.start)
+            pool.source(self.file).read_into(part, self.start)
 
     def goes_on(self, other: _Read) -> bool:
         """Whether the other's bytes lie behind these by as much in the file as in the buffer."""
@@ -57,7 +57,7 @@ class Filled:
     """Loads and where they begin in the buffer."""
 
     loads: list[tuple[int, Load]]
-    direct: SourcePool
+    pool: SourcePool
     part: int
 
     def tasks(self) -> Iterator[Task]:
@@ -66,11 +66,11 @@ class Filled:
         weight = 0
         for read in self._reads():
             if group and weight + read.high - read.low > self.part:
-                yield partial(_carry_out, group, self.direct)
+                yield partial(_carry_out, group, self.pool)
                 group, weight = [], 0
             group.append(read)
             weight += read.high - read.low
-        yield partial(_carry_out, group, self.direct)
+        yield partial(_carry_out, group, self.pool)
 
     def _reads(self) -> Iterator[_Read]:
         """What follows in file and buffer joined, then cut at ``part`` bytes."""
@@ -90,12 +90,12 @@ class Filled:
                 yield _Read(low, min(low + self.part, read.high), read.file, moved, None)
 
 
-def windows(loads: Iterable[Load], direct: SourcePool, *, nbytes: int, threads: int) -> Iterator[Filled]:
+def windows(loads: Iterable[Load], pool: SourcePool, *, nbytes: int, threads: int) -> Iterator[Filled]:
     """Loads in their order, as many to a window as fit into a buffer of ``nbytes``.
 
     Args:
         loads: none larger than a buffer.
-        direct: the files, read by ``pread``.
+        pool: their files.
         threads: how many share a window.
     """
     part = max(-(-nbytes // threads), MIN_PART)
@@ -104,12 +104,12 @@ def windows(loads: Iterable[Load], direct: SourcePool, *, nbytes: int, threads: 
     for load in loads:
         at = _next(window[-1][1], load, end) if window else 0
         if at + load.nbytes > nbytes:
-            yield Filled(window, direct, part)
+            yield Filled(window, pool, part)
             window, at = [], 0
         window.append((at, load))
         end = at + load.nbytes
     if window:
-        yield Filled(window, direct, part)
+        yield Filled(window, pool, part)
 
 
 def _next(last: Load, load: Load, end: int) -> int:
@@ -119,6 +119,6 @@ def _next(last: Load, load: Load, end: int) -> int:
     return -(-end // ALIGN) * ALIGN
 
 
-def _carry_out(reads: list[_Read], direct: SourcePool, array: Array) -> None:
+def _carry_out(reads: list[_Read], pool: SourcePool, array: Array) -> None:
     for read in reads:
-        read(direct, array)
+        read(pool, array)

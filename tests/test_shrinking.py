@@ -1,0 +1,353 @@
+"""Files that are cut or rewritten while they are read: an error, never the end of the process, never a mixture.
+
+Each case runs in a process of its own, for what it guards against is a signal (SIGBUS). The race is made certain: the
+file is cut at a call of the reader's own, after every check that comes before the read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import workbench as wb
+from workbench.core.catalog import INFLATED_LEAST
+
+SHAPE = (2048, 1024)  # 8 MiB: several pieces of any pass
+
+PREAMBLE = """
+import os, sys, numpy as np, torch, workbench as wb
+from workbench.core import source, storage
+from workbench.errors import ChangedError, WorkbenchError
+path, folder = sys.argv[1:3]
+
+def cut(keep=4096):
+    os.truncate(path, keep)
+
+def cut_before_read(count=1):
+    '''Cut the file before the count-th system call that reads: all checks have passed by then.'''
+    real, left = os.preadv, [count]
+    def preadv(fd, buffers, at):
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            left[0] -= 1
+            if left[0] == 0:
+                cut()
+        return real(fd, buffers, at)
+    os.preadv = preadv
+
+def blind():
+    '''No check of a path sees that the file is cut, as if it happened right after it.'''
+    storage.SourcePool.check = lambda self, file: self._paths.setdefault(file, self._place.resolve(self._files[file]))
+
+def refused(call):
+    try:
+        call()
+    except ChangedError as error:
+        text = str(error)
+        assert os.path.basename(path) in text, text
+        assert 'open it again' in text or 'make it again' in text, text
+    else:
+        raise AssertionError('no error')
+
+def each(reads, prepare):
+    '''Every read in a process of its own, forked from this one, with files of its own; says how it ended.'''
+    import json, shutil, traceback
+    for name, code in reads.items():
+        own = os.path.join(folder, name)
+        os.mkdir(own)
+        for file in ('x.safetensors', 'same.safetensors', 'x.pt'):
+            shutil.copy2(os.path.join(folder, file), own)
+        pid = os.fork()
+        if not pid:
+            global path
+            path = os.path.join(own, os.path.basename(path))
+            inside = globals() | {'path': path, 'folder': own}
+            try:
+                exec(prepare, inside)
+                exec(code, inside)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        print('@@' + json.dumps([name, status]))
+        shutil.rmtree(own)
+"""
+
+READS = {
+    "slice": "refused(lambda: ckpt['w1'][5:900, ::2])",
+    "row": "refused(lambda: ckpt['w1'][-1])",
+    "list": "refused(lambda: ckpt['w2'][[2000, 3, 3]])",
+    "whole": "refused(lambda: ckpt['w1'].torch())",
+    "array": "refused(lambda: np.asarray(ckpt['w1']))",
+    "state_dict": "refused(ckpt.state_dict)",
+    "device": "refused(lambda: ckpt.to_device('cpu'))",
+    "export": "refused(lambda: wb.export(ckpt, folder + '/out'))",
+    "manifest": "from workbench.analysis import manifest\nrefused(lambda: manifest.write(ckpt, folder + '/m.json'))",
+    "fingerprints": "from workbench.core.fingerprint import tensor_fingerprints\n"
+    "refused(lambda: list(tensor_fingerprints(ckpt.payloads)))",
+    "stats": "frame = wb.stats(ckpt, cache=False)\n"
+    "assert frame['error'].str.contains('open it again').any(), frame['error'].tolist()",
+    "diff": "found = wb.diff(ckpt, wb.open(folder + '/same.safetensors'))\n"
+    "assert found.summary['unread'] and not found.summary['equal'] + found.summary['changed'] == 3, found.summary",
+    "doctor": "text = str(wb.doctor(ckpt)); assert text",
+    "repr": "repr(ckpt['w1']); repr(ckpt); ckpt._repr_html_(); ckpt['w1']._repr_html_()",
+    "load": "refused(lambda: wb.load({'w1': torch.zeros(2048, 1024)}, ckpt, strict=False))",
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    torch.manual_seed(0)
+    state = {f"w{n}": torch.randn(SHAPE) for n in range(3)}
+    save_file(state, folder / "x.safetensors")
+    torch.save(state, folder / "x.pt")
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """Copies that a test may damage."""
+    for name in ("x.safetensors", "x.pt"):
+        (tmp_path / name).write_bytes((saved / name).read_bytes())
+    os.link(saved / "x.safetensors", tmp_path / "same.safetensors")
+    return tmp_path
+
+
+def run(path, folder, code):
+    """Run a program of the tests above, which ends by itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), os.fspath(path), os.fspath(folder)],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode >= 0, f"ended by signal {-done.returncode}: {done.stderr[-2000:]}"
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout
+    return done.stdout
+
+
+def ends(path, folder, reads, prepare):
+    """How each read ended, where that was not well: its exit code, or a signal below zero; and what was said."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + f"each({reads!r}, {prepare!r})", os.fspath(path), os.fspath(folder)],
+        capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    found = dict(json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@@"))
+    assert set(found) == set(reads), done.stderr[-3000:]
+    bad = {name: status for name, status in found.items() if status}
+    return bad and (bad, done.stderr[-5000:])
+
+
+def test_a_file_that_is_cut_after_it_was_opened_is_a_changed_file(folder):
+    assert not ends(folder / "x.safetensors", folder, READS, "ckpt = wb.open(path)\nckpt['w0'][0]\ncut()")
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_file_that_is_cut_between_the_check_and_the_read_is_a_changed_file(folder, io):
+    prepare = f"ckpt = wb.open(path, io={io!r})\nblind()\ncut_before_read(1)"
+    assert not ends(folder / "x.safetensors", folder, READS, prepare)
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+def test_a_file_that_is_cut_in_the_middle_of_a_pass_is_a_changed_file(folder, name):
+    reads = {read: READS[read] for read in ("state_dict", "stats", "diff", "manifest", "export", "doctor")}
+    assert not ends(folder / name, folder, reads, "ckpt = wb.open(path)\nblind()\ncut_before_read(4)")
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+def test_verify_reports_a_file_that_is_cut_while_every_byte_is_checked(folder, name):
+    check = "report = wb.verify(path, deep=True)\nassert report.found[0].severity == 'error', report.found"
+    counts = {f"read {count}": f"blind()\ncut_before_read({count})\n{check}" for count in (3, 9, 20)}
+    assert not ends(folder / name, folder, counts, "")
+
+
+def test_opening_survives_a_file_that_is_cut_while_its_directory_is_read(folder):
+    code = """
+cut_before_read({count})
+try:
+    wb.open(path, cache=False)
+except WorkbenchError:
+    pass
+"""
+    assert not ends(folder / "x.pt", folder, {f"read {n}": code.format(count=n) for n in (1, 2, 3)}, "")
+
+
+@pytest.mark.parametrize("how", ["cut", "emptied", "rewritten"])
+def test_what_was_handed_out_outlives_the_file(folder, how):
+    changes = {
+        "cut": "cut()",
+        "emptied": "open(path, 'wb').close()",
+        "rewritten": "size = os.path.getsize(path); open(path, 'r+b').write(b'\\xff' * size)",
+    }
+    run(
+        folder / "x.safetensors",
+        folder,
+        f"""
+        ckpt = wb.open(path)
+        held = [ckpt["w0"].torch(), ckpt["w1"][...], ckpt["w1"][5:], torch.from_numpy(ckpt["w2"].numpy()),
+                torch.from_numpy(np.asarray(ckpt["w2"])), *ckpt.state_dict().values()]
+        before = [tensor.clone() for tensor in held]
+        ckpt.close()
+        {changes[how]}
+        assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
+        assert all(tensor.is_contiguous() for tensor in held)
+        refused_now = lambda: ckpt["w0"].torch()
+        try:
+            refused_now()
+        except ChangedError:
+            pass
+        else:
+            raise SystemExit("the change was not seen")
+        """,
+    )
+
+
+def test_a_view_is_handed_out_to_who_asks_for_one_only(saved):
+    ckpt = wb.open(saved / "x.safetensors")
+    mapped = ckpt["w1"].numpy(copy=False)
+    assert mapped.base is not None and (mapped == ckpt["w1"].numpy()).all()
+    with open("/proc/self/maps") as maps:
+        assert sum("x.safetensors" in line for line in maps) == 1
+    held = [
+        ckpt["w1"].torch(),
+        ckpt["w1"].numpy(),
+        np.asarray(ckpt["w1"]),
+        ckpt["w1"][...],
+        *ckpt.state_dict().values(),
+    ]
+    plain = wb.open(saved / "x.safetensors", io="pread")["w1"].torch(copy=False)
+    with open("/proc/self/maps") as maps:
+        assert sum("x.safetensors" in line for line in maps) == 1, "something else was mapped"
+    assert torch.equal(plain, held[0])
+    with pytest.raises(ValueError, match="copy"):
+        np.array(ckpt["w1"], copy=False)
+
+
+def test_a_file_that_is_rewritten_in_the_middle_of_a_read_is_a_changed_file(folder):
+    found = run(
+        folder / "x.safetensors",
+        folder,
+        """
+        ckpt = wb.open(path)
+        real = os.preadv
+        def preadv(fd, buffers, at):
+            count = real(fd, [buffers[0][: len(buffers[0]) // 2]], at)
+            with open(path, "r+b") as handle:
+                handle.seek(at)
+                handle.write(bytes(100))
+            os.utime(path, ns=(1, 1))
+            return count
+        os.preadv = preadv
+        try:
+            ckpt["w1"].torch()
+        except ChangedError as error:
+            print(error)
+        """,
+    )
+    assert "'x.safetensors' was rewritten while bytes" in found
+
+
+def test_a_read_that_ends_early_is_read_on(saved):
+    """A system call may give less than it was asked for; only nothing at all is the end of the file."""
+    truth = wb.open(saved / "x.safetensors")["w1"].torch()
+    run(
+        saved / "x.safetensors",
+        saved,
+        """
+        ckpt = wb.open(path)
+        want = ckpt["w1"].torch()
+        real = os.preadv
+        os.preadv = lambda fd, buffers, at: real(fd, [buffers[0][:100_000]], at)
+        assert torch.equal(ckpt["w1"].torch(), want)
+        """,
+    )
+    assert truth.shape == SHAPE
+
+
+def test_a_failing_disk_is_an_error_that_names_the_byte(saved):
+    found = run(
+        saved / "x.safetensors",
+        saved,
+        """
+        ckpt = wb.open(path)
+        def preadv(fd, buffers, at):
+            raise OSError(5, "Input/output error")
+        os.preadv = preadv
+        try:
+            ckpt["w1"].torch()
+        except WorkbenchError as error:
+            print(error)
+        """,
+    )
+    assert "'x.safetensors', byte " in found and "Input/output error" in found
+
+
+# ---- tensors that are far larger than what is stored -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def expanded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("expanded") / "x.pt"
+    torch.save(
+        {
+            "huge": torch.zeros(1).expand(1 << 20, 1 << 20),
+            "mask": torch.arange(4096.0).expand(64, 4096),
+            "row": torch.arange(3.0).expand(100, 3),
+        },
+        path,
+    )
+    return path
+
+
+def test_a_tensor_of_terabytes_in_a_few_bytes_is_listed_and_refused(expanded):
+    ckpt = wb.open(expanded)
+    huge = ckpt["huge"]
+    assert huge.nbytes == 1 << 42 and huge.inflated and not ckpt["mask"].inflated
+    assert "4,398,046,511,104" in repr(huge) or "4 TiB" in repr(huge)
+    reads = (huge.torch, huge.numpy, lambda: huge[0], lambda: huge.torch(copy=False), ckpt.state_dict)
+    for read in reads:
+        with pytest.raises(wb.errors.UnsafeError, match=r"'huge'.*4,398,046,511,104 bytes is stored in 4"):
+            read()
+    assert torch.equal(ckpt["mask"].torch(), torch.arange(4096.0).expand(64, 4096))
+    assert torch.equal(ckpt["row"][5:7], torch.arange(3.0).expand(2, 3))
+
+
+def test_passes_over_a_tensor_of_terabytes_end_at_once(expanded, tmp_path):
+    begin = time.monotonic()
+    ckpt = wb.open(expanded)
+    frame = wb.stats(ckpt, cache=False).set_index("key")
+    assert "not checked: logical size 4,398,046,511,104 bytes is stored in 4" in frame.loc["huge", "error"]
+    assert frame.loc["row", "sum" if "sum" in frame else "numel"] == 300
+    report = wb.verify(expanded, deep=True)
+    (refused,) = [one for one in report.found if one.rule == "read.refused"]
+    assert refused.where == "huge" and refused.severity == "warn" and "not checked" in refused.message
+    assert "expanded tensors" in report.not_checked
+    assert not any("'huge'" in one.message for one in report.found if one.rule != "read.refused")
+    found = wb.diff(ckpt, wb.open(expanded, cache=False))
+    assert found.summary["unread"] == 1 and found.summary["equal"] == 2
+    assert str(wb.doctor(expanded))
+    with pytest.raises((wb.errors.WriteError, wb.errors.UnsafeError)):
+        wb.export(ckpt, tmp_path / "out")
+    assert time.monotonic() - begin < 60
+
+
+def test_many_tensors_over_the_same_bytes_are_refused_together(tmp_path):
+    base = torch.arange(2048.0)
+    windows = {f"w{n}": base.as_strided((1024, 1024), (0, 1), n % 1000) for n in range(1200)}
+    torch.save({**windows, "plain": torch.ones(5)}, tmp_path / "x.pt")
+    ckpt = wb.open(tmp_path / "x.pt")
+    with pytest.raises(wb.errors.UnsafeError, match=r"the tensors of 'x\.pt' have a logical size of 5,033"):
+        ckpt["w7"].torch()
+    assert torch.equal(ckpt["plain"].torch(), torch.ones(5))
+    torch.save(dict(list(windows.items())[:10]), tmp_path / "few.pt")
+    few = wb.open(tmp_path / "few.pt")
+    assert few["w3"].nbytes < INFLATED_LEAST and torch.equal(few["w3"].torch(), windows["w3"])
+    assert np.isfinite(wb.stats(few, cache=False)["mean"]).all()

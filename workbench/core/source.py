@@ -1,0 +1,187 @@
+"""The bytes of one file, read by ``pread``: never through a map, whose owner a shortened file kills (SIGBUS).
+
+A read either fills its buffer with the bytes of the file as it was opened, or raises: the file's size and modification
+time are compared after each read, so that a file that is cut or rewritten meanwhile is an error, not a mixture.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError
+
+__all__ = ["PreadSource", "Source", "Window", "cannot_open", "changed"]
+
+Array = np.ndarray[Any, Any]
+BLOCK = 8 << 10  #: bytes that a window reads around a small request
+_MOST = 1 << 30  #: bytes of one system call; Linux gives at most 2 GiB
+
+
+class Source:
+    """Bytes of one file, or of memory in its place."""
+
+    size: int
+
+    def read_into(self, buffer: Array, start: int) -> None:
+        """Fill a contiguous ``uint8`` buffer from byte ``start`` on."""
+        raise NotImplementedError
+
+    def read_runs(self, rows: Array, starts: Sequence[int]) -> None:
+        """Fill each row of a contiguous ``(N, nbytes) uint8`` array, from the byte of the same number on."""
+        for row, start in zip(rows, starts, strict=True):
+            self.read_into(row, start)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Bytes ``[start, stop)`` in memory of their own, read-only."""
+        buffer = np.empty(stop - start, np.uint8)
+        self.read_into(buffer, start)
+        buffer.flags.writeable = False
+        return buffer
+
+    def advise(self, advice: str) -> None:
+        """Announce ``sequential`` or ``normal`` access."""
+
+
+class _Descriptor:
+    """Closed with its last reference; apart from its source, which a weak reference may revive until it is gone."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class PreadSource(Source):
+    """An open file; closed with its last reference."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._name = name
+        try:
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
+        except PermissionError:
+            raise MissingFileError(f"no permission to read {name!r}; ask its owner for `chmod a+r`") from None
+        except OSError as error:
+            raise cannot_open(f"file {name!r}", error) from None
+        self._held = _Descriptor(self._fd)
+        info = os.fstat(self._fd)
+        self.size, self.mtime_ns = info.st_size, info.st_mtime_ns
+
+    def read_into(self, buffer: Array, start: int) -> None:
+        self._fill(memoryview(buffer), start)
+        self._check(start, start + len(buffer))
+
+    def read_runs(self, rows: Array, starts: Sequence[int]) -> None:
+        flat, nbytes = memoryview(rows.reshape(-1)), rows.shape[1]
+        for number, start in enumerate(starts):
+            self._fill(flat[number * nbytes : (number + 1) * nbytes], start)
+        self._check(min(starts), max(starts) + nbytes)
+
+    def fileno(self) -> int:
+        """The descriptor, good for as long as the source is held."""
+        return self._fd
+
+    def advise(self, advice: str) -> None:
+        if hasattr(os, "posix_fadvise"):
+            kind = os.POSIX_FADV_SEQUENTIAL if advice == "sequential" else os.POSIX_FADV_NORMAL
+            os.posix_fadvise(self._fd, 0, 0, kind)
+
+    def _fill(self, left: memoryview, at: int) -> None:
+        while left:
+            try:
+                count = os.preadv(self._fd, [left[:_MOST]], at)
+            except OSError as error:  # a bad sector, a server that is gone
+                raise cannot_open(f"file {self._name!r}, byte {at:,},", error, "read") from None
+            if count == 0:
+                self._check(at, at + len(left))
+                raise TruncatedError(
+                    f"file {self._name!r} ends at byte {self.size:,}, {at + len(left) - self.size:,} bytes too early; "
+                    "it is truncated or from another save, restore it"
+                )
+            at, left = at + count, left[count:]
+
+    def _check(self, start: int, stop: int) -> None:
+        """Raise unless the file is still the one that was opened. Inodes are not compared: FUSE changes them."""
+        now = os.fstat(self._fd)
+        if now.st_size != self.size:
+            raise changed(self._name, self.size, now.st_size, f"; bytes {start:,} to {stop:,} were being read")
+        if now.st_mtime_ns != self.mtime_ns:
+            raise ChangedError(
+                f"file {self._name!r} was rewritten while bytes {start:,} to {stop:,} were being read; open it again"
+            )
+
+
+class Window:
+    """Bytes ``[start, stop)`` of a source, indexed and sliced as a ``memoryview`` is; read where they are looked at.
+
+    A slice is a ``memoryview`` of memory of its own. The last two blocks are kept: readers of directories look at many
+    small fields side by side.
+    """
+
+    __slots__ = ("_blocks", "_source", "_start", "_stop")
+
+    def __init__(self, source: Source, start: int, stop: int) -> None:
+        self._source, self._start, self._stop = source, start, stop
+        self._blocks: tuple[tuple[int, int, memoryview], ...] = ()  # replaced as a whole: threads may share a window
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, slice):
+            for low, high, data in self._blocks:
+                if low <= key < high:
+                    return data[key - low]
+            if not 0 <= key < len(self):
+                raise IndexError(key)
+            low, _, data = self._block(key, key + 1)
+            return data[key - low]
+        start, stop = key.start, key.stop
+        if key.step is not None or type(start) is not int or type(stop) is not int or start < 0 or stop > len(self):
+            start, stop, step = key.indices(len(self))
+            if step != 1:
+                raise ValueError("a window is sliced in steps of 1")
+        if not 0 <= start < stop:
+            return memoryview(b"")
+        for low, high, data in self._blocks:
+            if low <= start and stop <= high:
+                return data[start - low : stop - low]
+        low, _, data = self._block(start, stop)
+        return data[start - low : stop - low]
+
+    def part(self, start: int, stop: int) -> Window:
+        """The same bytes between narrower bounds; nothing is read."""
+        return Window(self._source, self._start + start, self._start + min(stop, len(self)))
+
+    def _block(self, start: int, stop: int) -> tuple[int, int, memoryview]:
+        if stop - start > BLOCK:  # not kept: it may be large
+            return start, stop, memoryview(self._source.read(self._start + start, self._start + stop))
+        low = max(min(start, len(self) - BLOCK), 0)
+        high = min(low + BLOCK, len(self))
+        block = low, high, memoryview(self._source.read(self._start + low, self._start + high))
+        self._blocks = (block, *self._blocks[:1])
+        return block
+
+
+def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:
+    """The error for what the system refuses; that a process is out of descriptors does not mean a file is missing."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OpenError(
+            f"{what} cannot be {verb}: too many files are open; close checkpoints that are not needed, or raise the "
+            "limit (ulimit -n)"
+        )
+    return MissingFileError(f"{what} cannot be {verb}: {error.strerror}")
+
+
+def changed(name: str, before: int, now: int, when: str = "") -> ChangedError:
+    """The error for a file of another size than when the checkpoint was opened."""
+    return ChangedError(
+        f"file {name!r} had {before:,} bytes when the checkpoint was opened and has {now:,} now{when}; open it again"
+    )
