@@ -22,8 +22,10 @@ from urllib.parse import quote
 
 import pytest
 import torch
+from playwright.sync_api import expect
 from safetensors.torch import load_file, save_file
 
+import workbench
 from tests.conftest import WAIT
 from tests.pages import link
 from tests.serving import SHORT_LIVED, serving
@@ -119,6 +121,58 @@ def test_a_deep_link_restores_the_selection_and_back_leads_back(quiet, served):
     assert marked.inner_text() == key
     page.goto(f"{served}?ckpt=llama&tensor=gone&tab=tensors")
     page.get_by_text("'gone', which this checkpoint lacks").wait_for()
+
+
+def test_the_number_of_a_page_is_that_of_its_rows(quiet, served, root):
+    page, keys = quiet, list(workbench.open(root / "llama"))
+    page.goto(f"{served}?ckpt=llama&tensor={keys[-1]}&tab=tensors")
+    page.locator('.tabulator-selected [tabulator-field="name"]', has_text=keys[-1]).wait_for()
+    table = page.locator(".tabulator", has=page.locator('.tabulator-col[tabulator-field="name"]'))
+    pressed, last = table.locator(".tabulator-page.active"), -(-len(keys) // 10)
+    expect(pressed).to_have_text(str(last))
+    expect(table.get_by_role("button", name="Next")).to_be_disabled()
+    table.get_by_role("button", name="Prev").click()
+    expect(pressed).to_have_text(str(last - 1))
+    first = keys[(last - 2) * 10]
+    expect(table.locator('.tabulator-row [tabulator-field="name"]').first).to_have_text(first)
+
+
+def test_back_and_forward_show_what_the_address_says(quiet, served):
+    page = quiet
+    page.goto(served)
+    page.locator(".ckpt b", has_text=re.compile("^llama$")).click()
+    page.locator(".facts").first.wait_for()
+    link(page, ckpt="llama", tab="overview")
+    page.get_by_role("tab", name="Tensors").click()
+    link(page, ckpt="llama", tab="tensors")
+    page.get_by_label("Filter names").fill("norm")
+    page.get_by_label("Filter names").press("Enter")
+    link(page, ckpt="llama", tab="tensors", q="norm")
+    page.get_by_role("tab", name="Layout").click()
+    link(page, ckpt="llama", tab="layout")
+    page.locator(".ckpt b", has_text=re.compile("^names$")).click()
+    link(page, ckpt="names", tab="layout")
+
+    def shown(ckpt: str, tab: str) -> None:
+        link(page, ckpt=ckpt, tab=tab.casefold())
+        page.get_by_role("tab", name=tab, selected=True).wait_for()
+        page.locator(".tabulator-selected .ckpt b", has_text=re.compile(f"^{ckpt}$")).wait_for()
+
+    shown("names", "Layout")
+    for tab in ("Layout", "Tensors", "Overview"):
+        page.go_back()
+        shown("llama", tab)
+    page.go_back()
+    page.get_by_text("Nothing is open yet").wait_for()
+    assert "ckpt=" not in page.url
+    for tab in ("Overview", "Tensors"):
+        page.go_forward()
+        shown("llama", tab)
+    link(page, ckpt="llama", tab="tensors", q="norm")  # a filter is no step of its own
+    expect(page.get_by_label("Filter names")).to_have_value("norm")
+    page.go_forward()
+    page.go_forward()
+    shown("names", "Layout")
 
 
 def test_an_invalid_pattern_is_a_sentence(quiet, served):

@@ -70,6 +70,17 @@ def test_unknown_names_suggest_close_ones(samples):
         ckpt["model.lm_haed.weight"]
     with pytest.raises(wb.errors.TensorNotFoundError, match="stored are exp_avg, exp_avg_sq, param, step"):
         ckpt.param("lm_head.weight", role="momentum")
+    with pytest.raises(wb.errors.TensorNotFoundError, match=r"did you mean 'model\.lm_head\.weight'"):
+        ckpt["lm_head"]  # a part of the name is not close in spelling
+    with pytest.raises(wb.errors.TensorNotFoundError, match=r"no parameter 'lm_heed.weight'.*'lm_head\.weight'"):
+        ckpt.param("lm_heed.weight")
+    with pytest.raises(wb.errors.ObjectNotFoundError, match=r"no object 'train_state.stop' .*'train_state\.step'"):
+        ckpt.objects["train_state.stop"]
+    with pytest.raises(KeyError, match="no view 'anything' among 0"):
+        ckpt.views["anything"]
+    with pytest.raises(wb.errors.UsageError, match=r"'exp_av'; stored are exp_avg, .*; did you mean 'exp_avg'"):
+        ckpt.select(role="exp_av")
+    assert ckpt.get("lm_head") is None and ckpt.objects.get("train_state.stop", 3) == 3
 
 
 def test_state_dict_is_every_tensor(samples):

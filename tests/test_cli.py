@@ -274,6 +274,19 @@ def test_bad_input_is_3_and_one_line(call, tmp_path: Path, one: Path) -> None:
     one_line(call("ls", "esc\x1b[2J\n\u202e"), 3)
     line = one_line(call("show", one, "halv"), 3)
     assert "did you mean 'half'" in line
+    for wrong, meant in [("verfy x", "verify"), (f"ls {one} --format safetensor", "safetensors"),
+                         (f"stats {one} --by modul", "module"), (f"stats {one} --sort nor", "norm"),
+                         (f"ls {one} --role parm", "param")]:  # fmt: skip
+        assert f"did you mean '{meant}'" in one_line(call(*wrong.split()), 64)
+
+
+def test_diff_tells_what_changed_in_the_order_of_time(call, samples: Path) -> None:
+    older, newer = samples / "titan_run" / "step-2", samples / "titan_run" / "step-4"
+    forward, backward = call("diff", older, newer), call("diff", newer, older)
+    assert forward[:2] == backward[:2] and "2 → 4" in forward[1] and forward[2] == ""
+    assert backward[2].count("\n") == 1 and "a is step 2 of" in backward[2] and "the older one" in backward[2]
+    document = json.loads(call("diff", newer, older, "--json")[1])
+    assert [document["a"]["step"], document["b"]["step"]] == [2, 4]
 
 
 def test_a_truncated_file_opens_in_part(call, tmp_path: Path, one: Path) -> None:

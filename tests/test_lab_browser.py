@@ -81,6 +81,7 @@ def test_a_notebook_runs_in_jupyterlab(page, lab, path):
     page.wait_for_function(f"() => {{ const [left, wrong] = ({STATE})(); return left === 0 || wrong !== ''; }}")
     assert page.evaluate(STATE) == [0, ""]
     page.locator(".jp-OutputArea canvas").nth(PLOTS[path.stem] - 1).wait_for(state="attached")
+    assert page.external == []
     if shots := os.environ.get("WORKBENCH_SHOTS"):
         figure = page.locator(".jp-OutputArea .bk-Figure").first
         figure.scroll_into_view_if_needed()

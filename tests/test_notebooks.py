@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -48,14 +49,58 @@ def test_a_notebook_is_stored_without_outputs(path):
         assert not cell.get("outputs") and not cell.get("execution_count"), "run nbstripout before committing"
 
 
+@pytest.fixture(scope="module")
+def ran():
+    """A function: a notebook's path → the notebook with its outputs, run once."""
+
+    @cache
+    def run(path):
+        notebook = nbformat.read(path, as_version=4)
+        NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(path.parent)}}).execute()
+        return notebook
+
+    return run
+
+
 @pytest.mark.notebook
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter_client's own event loop handling
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_it_promises(path):
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(path.parent)}}).execute()
-    shown = "\n".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
+def test_a_notebook_runs_and_shows_what_it_promises(ran, path):
+    cells = ran(path).cells
+    shown = "\n".join(str(output) for cell in cells for output in cell.get("outputs", []))
     for promise in PROMISES[path.stem]:
         assert promise in shown, promise
-    errors = [o for cell in notebook.cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
+    errors = [o for cell in cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
     assert not errors, errors
+
+
+#: Shows a checkpoint's tabs without `enable()`, as somebody does who has not read of it.
+BARE = """
+import workbench as wb
+wb.open("../sample_ckpts/dcp_fsdp2").view()
+"""
+
+
+@pytest.mark.notebook
+@pytest.mark.browser
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter_client's own event loop handling
+# nbconvert, of outputs in JavaScript alone
+@pytest.mark.filterwarnings("ignore:Your element with mimetype:UserWarning")
+@pytest.mark.parametrize("path", [*NOTEBOOKS, None], ids=lambda path: path.stem if path else "without_enable")
+def test_a_notebook_saved_as_a_page_asks_nobody(ran, page, path):
+    """What nbconvert itself would fetch (require.js, MathJax, Mermaid) is left out; what is left is ours."""
+    from nbconvert import HTMLExporter
+
+    if path is None:
+        path = ROOT / "notebooks" / "bare.ipynb"
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(BARE)])
+        NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(path.parent)}}).execute()
+    else:
+        notebook = ran(path)
+    html, _ = HTMLExporter(require_js_url="", mathjax_url="", mermaid_js_url="").from_notebook_node(notebook)
+    address = "http://127.0.0.1/saved.html"
+    page.route(address, lambda route: route.fulfill(body=html, content_type="text/html; charset=utf-8"))
+    page.goto(address)
+    page.locator("canvas, .facts").first.wait_for(state="attached")
+    page.wait_for_timeout(1000)
+    assert page.external == []

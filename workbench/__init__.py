@@ -13,6 +13,8 @@ from workbench.namemap import NameMap, name_map
 from workbench.tensor import LazyTensor
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from workbench.analysis.diff import Diff, diff
     from workbench.analysis.layout import Layout, layout
     from workbench.analysis.report import Report
@@ -88,6 +90,8 @@ _LATER = {
     "timeline": "workbench.analysis.timeline",
     "verify": "workbench.analysis.verify",
 }
+#: Those that show how far they are, called in IPython.
+_LONG = {"diff", "doctor", "export", "layout", "load", "plan_memory", "stats", "timeline", "verify"}
 
 
 def __getattr__(name: str) -> object:
@@ -95,9 +99,15 @@ def __getattr__(name: str) -> object:
 
     if name == "notebook":
         return import_module("workbench.notebook")
+    if name == "load_ipython_extension":  # `%load_ext workbench` asks for it by this name
+        return import_module("workbench.notebook").complete_names
     if name not in _LATER:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    found: object = getattr(import_module(_LATER[name]), name)
+    found: Any = getattr(import_module(_LATER[name]), name)
+    if name in _LONG:
+        from workbench.views.progress import followed
+
+        found = followed(found)
     globals()[name] = found
     return found
 

@@ -14,6 +14,8 @@ import numpy as np
 from workbench import formats, naming, runs
 from workbench.core import cache as catalog_cache
 from workbench.core.catalog import Catalog
+from workbench.core.lazymap import LazyMap
+from workbench.core.near import did_you_mean, no_such
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.scan import cores
@@ -93,6 +95,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     Attributes:
         notes: sentences on what is odd or was decided on opening; empty for an ordinary checkpoint.
+        objects: non-tensor state by stored name, decoded on access without executing anything.
     """
 
     def __init__(
@@ -106,7 +109,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
         names: tuple[list[str | None], list[str]] | None = None,
         parent: Checkpoint | None = None,
     ) -> None:
-        self._place, self.catalog, self._pool, self._objects = place, catalog, pool, objects
+        self._place, self.catalog, self._pool = place, catalog, pool
+        # An attribute and no property: IPython evaluates no property, so that it could not complete `ckpt.objects["`.
+        self.objects: Mapping[str, Any] = LazyMap.of(objects)
         self._payloads = Payloads(catalog, pool)
         self._parent = parent
         self.notes: list[str] = [*(notes or []), *([] if parent else catalog.meta.get("notes", []))]
@@ -134,7 +139,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         if self._parent is not None:
             return self._parent.step
         told = self.catalog.meta.get("step")
-        return told if is_step(told) else find_step(self._objects, self._place.name)
+        return told if is_step(told) else find_step(self.objects, self._place.name)
 
     @cached_property
     def world_size(self) -> int | None:
@@ -154,11 +159,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
     def payloads(self) -> Payloads:
         """The bytes behind the catalog's chunk rows, for analyses that scan them."""
         return self._payloads
-
-    @property
-    def objects(self) -> Mapping[str, Any]:
-        """Non-tensor state by stored name, decoded on access without executing anything."""
-        return self._objects
 
     @cached_property
     def tensors(self) -> pd.DataFrame:
@@ -193,14 +193,14 @@ class Checkpoint(Mapping[str, LazyTensor]):
         ``ckpt[key]`` and ``ckpt.param`` find them too; they are not listed, counted or scanned.
         """
         narrow = self.catalog.views
-        return {} if narrow is None else Checkpoint(self._place, narrow, self._pool, {}, parent=self)
+        return LazyMap({}, "view") if narrow is None else Checkpoint(self._place, narrow, self._pool, {}, parent=self)
 
     def __getitem__(self, key: str) -> LazyTensor:
         position = self.catalog.index.get(key)
         if position is None and key in self.views:
             return self.views[key]
         if position is None:
-            raise TensorNotFoundError(naming.no_such(key, self.catalog.keys))
+            raise TensorNotFoundError(no_such(key, self.catalog.keys))
         return self._tensor(position)
 
     def __iter__(self) -> Iterator[str]:
@@ -211,6 +211,13 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def __contains__(self, key: object) -> bool:
         return key in self.catalog.index or key in self.views
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of any mapping; what is not there is not searched for names like it."""
+        return self[key] if key in self else default  # noqa: SIM401
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return [*self.catalog.keys, *self.views]
 
     def param(self, fqn: str, role: str = "param") -> LazyTensor:
         """The tensor of a parameter by meaning: ``ckpt.param("layers.0.wq.weight", role="exp_avg")``.
@@ -228,17 +235,16 @@ class Checkpoint(Mapping[str, LazyTensor]):
             return self.views.param(fqn, role)
         roles = sorted({r for f, r in self._by_meaning if f == fqn})
         if roles:
-            raise TensorNotFoundError(
-                f"parameter {fqn!r} has no tensor of role {role!r}; stored are {', '.join(roles)}"
-            )
+            stored = f"stored are {', '.join(roles)}{did_you_mean(role, roles)}"
+            raise TensorNotFoundError(f"parameter {fqn!r} has no tensor of role {role!r}; {stored}")
         known = [f for f in dict.fromkeys(self.fqns) if f is not None]
-        raise TensorNotFoundError(naming.no_such(fqn, known, what="parameter"))
+        raise TensorNotFoundError(no_such(fqn, known, "parameter"))
 
     def select(self, pattern: str | None = None, role: str | None = None) -> Checkpoint:
         """A narrower view: tensors whose key matches a regular expression somewhere, and whose role is ``role``.
 
         Raises:
-            UsageError: no valid regular expression.
+            UsageError: no valid regular expression, or no tensor of the checkpoint has that role.
         """
         keep = np.ones(len(self), bool)
         if pattern is not None:
@@ -248,6 +254,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
             keep &= np.isin(np.arange(len(self)), hits)
         if role is not None:
+            there = sorted(set(self.roles))
+            if role not in there:
+                stored = ", ".join(there) or "none"
+                raise UsageError(f"no tensor of role {role!r}; stored are {stored}{did_you_mean(role, there)}")
             keep &= np.array([r == role for r in self.roles], bool)
         return self.take(np.flatnonzero(keep))
 
@@ -255,11 +265,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """A view of the tensors at these positions of the catalog, in the order given."""
         names = ([self.fqns[p] for p in positions.tolist()], [self.roles[p] for p in positions.tolist()])
         narrow = self.catalog.take(positions)
-        return Checkpoint(self._place, narrow, self._pool, self._objects, self.notes, names=names, parent=self)
+        return Checkpoint(self._place, narrow, self._pool, self.objects, self.notes, names=names, parent=self)
 
     def derive(self, catalog: Catalog) -> Checkpoint:
         """A checkpoint of other tensors in the same files (a name map's result, say); objects stay."""
-        return Checkpoint(self._place, catalog, self._pool, self._objects, self.notes, parent=self)
+        return Checkpoint(self._place, catalog, self._pool, self.objects, self.notes, parent=self)
 
     def state_dict(self, *, threads: int | None = None) -> dict[str, torch.Tensor]:
         """Every tensor, read into memory of its own: key → ``torch.Tensor``.

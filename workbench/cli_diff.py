@@ -15,18 +15,22 @@ CANNOT_READ = 3
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Compare and print.
+    """Compare and print, the older step first.
 
     Options: ``a b pattern role no_values evidence all threads json detail replicas`` and those of every command.
     """
     a, b = (narrow(open_as(options, path), options) for path in (options.a, options.b))
+    replicas = tuple(options.replicas or (0, 0))
+    if a.step is not None and b.step is not None and a.step > b.step:
+        note(f"a is step {b.step:,} of {options.b!r}, the older one; what changed is told in the order of time")
+        a, b, replicas = b, a, replicas[::-1]
     with progress("diff") as tick:
         found = compute(
             a,
             b,
             values=not options.no_values,
             evidence=options.evidence,
-            replicas=tuple(options.replicas or (0, 0)),
+            replicas=replicas,
             threads=options.threads,
             tick=tick,
         )

@@ -10,6 +10,7 @@ import argparse
 from typing import Any, NoReturn
 
 import workbench
+from workbench.core.near import did_you_mean
 from workbench.views.names import safe
 
 __all__ = ["USAGE", "parser"]
@@ -208,6 +209,13 @@ def parser() -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {safe(message)}; see {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            known = [str(choice) for choice in action.choices or ()]
+            raise argparse.ArgumentError(action, error.message + did_you_mean(value, known)) from None
 
 
 class _Command(_Parser):

@@ -12,7 +12,8 @@ from workbench.analysis.summary import profile
 from workbench.checkpoint import Checkpoint
 from workbench.cli_common import open_as, paint, print_json
 from workbench.core.jsonable import jsonable
-from workbench.errors import TensorNotFoundError, WorkbenchError
+from workbench.core.near import did_you_mean
+from workbench.errors import ObjectNotFoundError, WorkbenchError
 from workbench.slices import Part, parse_slice
 from workbench.tensor import LazyTensor
 from workbench.views import units
@@ -131,7 +132,8 @@ def _wanted(there: Mapping[str, Any], name: str | None) -> list[str]:
         return list(there)
     found = [key for key in there if key == name or key.startswith(f"{name}.") or safe(key) == name]
     if not found:
-        raise TensorNotFoundError(f"no object {name!r} among {len(there):,}; workbench objects PATH lists them")
+        listed = f"no object {name!r} among {len(there):,}; workbench objects PATH lists them"
+        raise ObjectNotFoundError(f"{listed}{did_you_mean(name, there)}")
     return found
 
 

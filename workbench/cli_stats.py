@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.stats import stats as statistics
 from workbench.cli_common import narrow, note, open_as, paint, print_json, table_width
+from workbench.core.near import did_you_mean
 from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.progress import progress
@@ -52,7 +53,8 @@ def _sorted(frame: pd.DataFrame, column: str | None) -> pd.DataFrame:
     if column is None:
         return frame
     if column not in frame.columns:
-        raise UsageError(f"--sort {column!r}: choose one of {', '.join(map(str, frame.columns))}")
+        there = list(map(str, frame.columns))
+        raise UsageError(f"--sort {column!r}: choose one of {', '.join(there)}{did_you_mean(column, there)}")
     numeric = frame[column].dtype.kind in "iuf"
     return frame.sort_values(column, ascending=not numeric, kind="stable")
 

@@ -15,6 +15,7 @@
     │   └── ChangedError              a file changed under an open checkpoint
     ├── HoleError                     some elements of a tensor are stored nowhere
     ├── TensorNotFoundError           no such key (also a KeyError)
+    ├── ObjectNotFoundError           no object of that name (also a KeyError)
     ├── SelectionError                an index that does not fit the shape (also an IndexError)
     ├── WriteError                    a target exists, has no room, or cannot be written
     ├── EchoError                     a trainer does not hold what its checkpoint stores
@@ -36,6 +37,7 @@ __all__ = [
     "MissingExtraError",
     "MissingFileError",
     "NotACheckpointError",
+    "ObjectNotFoundError",
     "OpenError",
     "SelectionError",
     "TensorNotFoundError",
@@ -101,6 +103,10 @@ class HoleError(WorkbenchError):
 
 class TensorNotFoundError(WorkbenchError, KeyError):
     """No tensor of that key, or none of that fqn and role."""
+
+
+class ObjectNotFoundError(WorkbenchError, KeyError):
+    """A checkpoint has no object of that name."""
 
 
 class SelectionError(WorkbenchError, IndexError):

@@ -36,7 +36,7 @@ from typing import Any
 from workbench.param_ids import is_uncertain, join_param_groups, uncertain
 
 __all__ = [
-    "MODEL_ROLES", "STATES", "is_uncertain", "join_param_groups", "no_such", "of_model", "resolve", "uncertain",
+    "MODEL_ROLES", "STATES", "is_uncertain", "join_param_groups", "of_model", "resolve", "uncertain",
 ]  # fmt: skip
 
 #: Roles of what a model loads. Optimizers invent names for their state, so what is not listed is not the model's.
@@ -269,13 +269,3 @@ def _is_container(names: Sequence[str], states: set[str]) -> bool:
         return sum(name[6:] in states for name in within) > kept
     inner = any(name.startswith("model.", 6) for name in within)
     return inner and len(within) == len(names)
-
-
-def no_such(key: str, known: list[str], what: str = "tensor") -> str:
-    """The sentence for a name that is not among ``known``, with up to three that are close to it."""
-    import difflib
-
-    pool = known if len(known) <= 20_000 else [name for name in known if name.rsplit(".", 1)[-1] in key][:20_000]
-    close = difflib.get_close_matches(str(key), pool, n=3, cutoff=0.6)
-    hint = f"; did you mean {', '.join(map(repr, close))}?" if close else ""
-    return f"no {what} {key!r} among {len(known):,}{hint}"

@@ -1,4 +1,4 @@
-"""What widgets of third parties leave out for screen readers, added in the browser.
+"""What widgets of third parties leave out for screen readers, and of their pages' numbers, added in the browser.
 
 ::
 
@@ -6,6 +6,8 @@
                   grid ► (rowgroup     ► none     ► rows), rowgroup ► row ► gridcell ► buttons
     Material UI   the page's progress bar and the list as a drawer have no name, the handle of the list and icons with
                   a name have no role
+
+    Panel 1.9.4   a table that is shown with page 4 has the rows of page 4, and the button of page 1 pressed
 
 Widgets are made anew at any time and live in shadow roots, which no single observer sees: a look every second, which
 takes about a millisecond.
@@ -56,9 +58,25 @@ class Aria(pn.custom.JSComponent):
       }
     }
 
+    function* views(parents) {
+      for (const view of parents) {
+        yield view;
+        yield* views(view.child_views ?? []);
+      }
+    }
+
+    // Tabulator draws the buttons when it has parsed a page from afar, which Panel does in its place
+    function number() {
+      for (const {tabulator} of views(window.Bokeh?.index?.roots ?? [])) {
+        const pressed = tabulator?.element?.querySelector(".tabulator-page.active");
+        if (pressed && pressed.dataset.page !== String(tabulator.getPage())) tabulator.modules.page._setPageButtons();
+      }
+    }
+
     export function render({model}) {
-      mend();
-      const timer = setInterval(mend, 1000);
+      const look = () => { mend(); number(); };
+      look();
+      const timer = setInterval(look, 1000);
       model.on("remove", () => clearInterval(timer));
     }
     """

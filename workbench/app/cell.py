@@ -25,6 +25,7 @@ from workbench.app.registry import Entry, Lease, Registry
 from workbench.app.state import TABS, WorkbenchState
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
+from workbench.notebook import enabled
 
 __all__ = ["Cell", "view"]
 
@@ -40,7 +41,7 @@ def view(ckpt: Checkpoint, tab: str = "overview") -> Cell:
     """
     if tab not in ALONE:
         raise UsageError(f"there is no tab {tab!r} for one checkpoint; choose one of {', '.join(ALONE)}")
-    pn.extension("tabulator")
+    enabled()
     return Cell(ckpt, tab)
 
 

@@ -164,6 +164,37 @@ class Window(pn.custom.JSComponent):
     """
 
 
+class History(pn.custom.JSComponent):
+    """The browser's Back and Forward, which Panel (1.9.4, ``models/location.ts``) does not hear of.
+
+    Another checkpoint, tab or tensor is a step that Back takes back; whatever else changes the address, a filter or a
+    slice, replaces it. ``follow`` is called with the query of the address that a step led to.
+    """
+
+    _esm = """
+    const STEPS = ["ckpt", "tab", "tensor"];
+
+    export function render({model}) {
+      const told = () => model.send_msg(window.location.search);
+      const {history, location} = window;
+      history.pushState = function (data, title, url) {
+        const [from, to] = [location.href, url ?? ""].map((one) => new URL(one, location.href).searchParams);
+        const step = STEPS.some((name) => from.get(name) !== to.get(name));
+        History.prototype[step ? "pushState" : "replaceState"].call(history, data, title, url);
+      };
+      window.addEventListener("popstate", told);
+      model.on("remove", () => {
+        delete history.pushState;
+        window.removeEventListener("popstate", told);
+      });
+    }
+    """
+
+    def __init__(self, follow: Callable[[str], None], **params: Any) -> None:
+        super().__init__(**params)
+        self.on_msg(lambda event: follow(str(event.data)))
+
+
 EMPTY = """
 <h2>Nothing is open yet</h2>
 <p>Pick a checkpoint from the list on the left; on a narrow window, the button at the top left shows it.</p>
@@ -204,11 +235,12 @@ def create_app(
         _keep_local()
         _follow_url(state)
     window = Window(width=0, height=0, margin=0)
+    history = History(lambda query: state.restore(parse_query(query)), width=0, height=0, margin=0)
     page = pmui.Page(
         title=f"Checkpoint workbench: {state.jail.name}",
         sidebar=[workbench.picker],
         sidebar_width=300,
-        main=[window, Aria(width=0, height=0, margin=0), workbench],
+        main=[window, history, Aria(width=0, height=0, margin=0), workbench],
         theme_config={"breakpoints": {"values": BREAKPOINTS}},
     )
 

@@ -6,7 +6,12 @@ Non-tensor state (configs, schedulers, generator states) can be large and is sel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import getitem
 from typing import Any
+
+from workbench.core.near import no_such
+from workbench.errors import ObjectNotFoundError
 
 __all__ = ["LazyMap"]
 
@@ -18,12 +23,19 @@ class LazyMap(Mapping[str, Any]):
     {'hidden': 64}
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
-        self._makers = dict(makers)
+    def __init__(self, makers: Mapping[str, Callable[[], Any]], what: str = "object") -> None:
+        self._makers, self._what = dict(makers), what
         self._made: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> LazyMap:
+        """Any mapping as one of these."""
+        return stored if isinstance(stored, cls) else cls({name: partial(getitem, stored, name) for name in stored})
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
+            if name not in self._makers:
+                raise ObjectNotFoundError(no_such(name, self._makers, self._what))
             self._made[name] = self._makers[name]()
         return self._made[name]
 
@@ -35,6 +47,13 @@ class LazyMap(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._makers
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any mapping; what is not there is not searched for names like it."""
+        return self[name] if name in self else default  # noqa: SIM401
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._makers)
 
     def __repr__(self) -> str:
         names = ", ".join(repr(name) for name in list(self._makers)[:8])

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from workbench.core.catalog import Catalog
+from workbench.core.near import did_you_mean
 from workbench.core.place import Place
 from workbench.errors import NotACheckpointError, UsageError
 
@@ -92,7 +93,7 @@ def reader(name: str) -> Reader:
         UsageError: no such format.
     """
     if name not in FORMATS:
-        raise UsageError(f"unknown format {name!r}; known are {', '.join(FORMATS)}")
+        raise UsageError(f"unknown format {name!r}; known are {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
     return cast(Reader, import_module(f"workbench.formats.{name}"))
 
 

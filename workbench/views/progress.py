@@ -1,8 +1,11 @@
-"""A bar on a terminal while something long goes on; nothing in a pipe, nothing for what is over at once.
+"""A bar on a terminal or in a notebook while something long goes on; nothing in a pipe, nor for what is over at once.
 
 ::
 
     stats step-48000  ▕█████████▌          ▏  48 %  1 min left
+
+The command line asks for it (:func:`progress`). Functions that people call in IPython show it by themselves
+(:func:`followed`), as nobody else would tell them how far it is.
 """
 
 from __future__ import annotations
@@ -10,17 +13,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from functools import wraps
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 from workbench.views import units
 from workbench.views.names import columns, safe, shorten
 
-__all__ = ["progress"]
+__all__ = ["followed", "progress"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PATIENCE = 0.4  #: seconds before anything is shown
+CELL_PATIENCE = 1.0  #: in a notebook, where what was shown leaves an empty line
 EVERY = 0.1  #: seconds between two drawings
 BAR = 24  #: cells of the bar
 _PARTS = " ▏▎▍▌▋▊▉█"
@@ -45,27 +54,85 @@ def progress(title: str, stream: TextIO | None = None) -> Iterator[Callable[[flo
         line.wipe()
 
 
-class _Line:
-    """The line of a terminal that is drawn over and over."""
+def followed(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, showing how far it is when it is called in IPython and takes long.
 
-    def __init__(self, title: str, out: TextIO) -> None:
-        self._title, self._out = title, out
+    It has a keyword ``tick``: a function that is given takes the place of the bar, ``False`` shows nothing. Outside of
+    IPython, and in threads, the function is called as it is.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        tick = options.pop("tick", None)
+        shell = _shell() if tick is None else None
+        if shell is None:
+            return _told(function, tick or None, args, options)
+        with _in_ipython(function.__name__, shell) as shown:
+            return _told(function, shown, args, options)
+
+    call.__module__ = "workbench"  # whence it is imported, and so what a pickle of it names
+    return call
+
+
+def _told(function: Callable[..., R], tick: object, args: Any, options: Any) -> R:
+    return function(*args, **options) if tick is None else function(*args, tick=tick, **options)
+
+
+def _shell() -> Any:
+    """The running IPython; ``None`` where there is none, or where this is no thread that it runs cells in."""
+    here = threading.current_thread() is threading.main_thread()
+    asked = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return asked() if here and asked is not None else None
+
+
+@contextmanager
+def _in_ipython(title: str, shell: Any) -> Iterator[Callable[[float], None]]:
+    if not hasattr(shell, "kernel"):  # a terminal, or a script that embeds IPython
+        with progress(title) as tick:
+            yield tick
+        return
+    cell = _Cell(title)
+    try:
+        yield cell.tick
+    finally:
+        cell.wipe()
+
+
+class _Bar:
+    """Draws itself when it is told how far the work is, not at once and not too often."""
+
+    def __init__(self, title: str, patience: float) -> None:
+        self._title, self._patience = title, patience
         self._begin = self._drawn = time.monotonic()
         self._shown = False
 
     def tick(self, share: float) -> None:
         now = time.monotonic()
-        if now - self._begin < PATIENCE or (self._shown and now - self._drawn < EVERY):
+        if now - self._begin < self._patience or (self._shown and now - self._drawn < EVERY):
             return
         self._drawn, self._shown = now, True
         share = min(max(share, 0.0), 1.0)
-        tail = f" ▕{_bar(share)}▏ {share:4.0%}  {_left(now - self._begin, share)}"
-        width = shutil.get_terminal_size((80, 24)).columns - 1
-        self._write("\r" + _fit(self._title, width - columns(tail)) + tail[: max(width, 0)] + "\x1b[K")
+        self._draw(share, _left(now - self._begin, share))
+
+    def _draw(self, share: float, left: str) -> None:
+        raise NotImplementedError
+
+
+class _Line(_Bar):
+    """The line of a terminal that is drawn over and over."""
+
+    def __init__(self, title: str, out: TextIO) -> None:
+        super().__init__(title, PATIENCE)
+        self._out = out
 
     def wipe(self) -> None:
         if self._shown:
             self._write("\r\x1b[K")
+
+    def _draw(self, share: float, left: str) -> None:
+        tail = f" ▕{_bar(share)}▏ {share:4.0%}  {left}"
+        width = shutil.get_terminal_size((80, 24)).columns - 1
+        self._write("\r" + _fit(self._title, width - columns(tail)) + tail[: max(width, 0)] + "\x1b[K")
 
     def _write(self, text: str) -> None:
         try:
@@ -73,6 +140,32 @@ class _Line:
             self._out.flush()
         except (OSError, UnicodeError):  # a terminal that went away, or cannot draw blocks: the work matters more
             self._shown = False
+
+
+class _Cell(_Bar):
+    """An output of a notebook's cell that is replaced over and over, in plain HTML and in text."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title, CELL_PATIENCE)
+        self._handle: Any = None
+
+    def wipe(self) -> None:
+        if self._shown:
+            self._show("", "")
+
+    def _draw(self, share: float, left: str) -> None:
+        words = f"{share:.0%}  {left}".rstrip()
+        bar = f'<progress value="{share:.3f}" aria-label="{self._title}"></progress>'
+        self._show(f"{self._title} ▕{_bar(share)}▏ {words}", f"{self._title} {bar} {words}")
+
+    def _show(self, text: str, html: str) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": text, "text/html": html}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
 
 
 def _terminal(out: TextIO) -> bool:

@@ -13,7 +13,6 @@ where they hold a tensor or a mapping, tuples never).
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from workbench import naming
 from workbench.checkpoint import Checkpoint
 from workbench.core import box
 from workbench.core.build import merge
+from workbench.core.near import near
 from workbench.errors import UsageError
 
 __all__ = ["Leaf", "Renaming", "Stored", "find_object", "flatten", "renamed"]
@@ -164,10 +164,7 @@ class Stored:
 
     def near(self, name: str) -> str:
         """A few keys like a name, as the end of a sentence."""
-        keys = self._main.catalog.keys
-        tail = name.rpartition(".")[2]
-        pool = keys if len(keys) <= 20_000 else [key for key in keys if key.endswith(tail)][:20_000]
-        close = difflib.get_close_matches(name, pool, n=2, cutoff=0.6)
+        close = near(name, self._main.catalog.keys, count=2)
         return f" (near: {', '.join(map(repr, close))})" if close else ""
 
     def _by_meaning(self, fqn: str, role: str) -> int | str:

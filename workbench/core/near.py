@@ -1,0 +1,51 @@
+"""What a mistyped name was meant to be, for every name that is looked up and is not there.
+
+::
+
+    no tensor 'lm_head.weigt' among 162; did you mean 'model.lm_head.weight'?
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import os
+from collections.abc import Collection
+
+__all__ = ["did_you_mean", "near", "no_such"]
+
+MOST = 2000  #: names that are compared letter by letter, some 0.1 ms each
+SHORT = 3  #: letters; what is shorter is contained in too many names to mean one of them
+
+
+def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
+    """Up to ``count`` of the known names: the closest in spelling, then the shortest that contain ``name``.
+
+    Quick for a million names, which are narrowed down first: a slip at one place leaves the other half as it was.
+    """
+    pool: Collection[str] = known
+    if len(known) > MOST:
+        half = len(name) // 2
+        head, tail = name[:half], name[half:]
+        alike = [one for one in known if one.startswith(head) or one.endswith(tail)] if half else []
+        alike = heapq.nsmallest(10 * MOST, alike, key=lambda one: abs(len(one) - len(name)))
+        pool = heapq.nlargest(MOST, alike, key=lambda one: _shared(one, name))
+    close = difflib.get_close_matches(name, pool, n=count, cutoff=0.6)
+    within = heapq.nsmallest(count, (one for one in known if name in one), key=len) if len(name) >= SHORT else []
+    return list(dict.fromkeys([*close, *within]))[:count]
+
+
+def did_you_mean(name: object, known: Collection[str]) -> str:
+    """The end of a sentence that says that there is no such name; empty where none is near."""
+    close = near(name, known) if isinstance(name, str) else []
+    return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
+
+
+def no_such(name: object, known: Collection[str], what: str = "tensor") -> str:
+    """The sentence for a name that is not among ``known``."""
+    return f"no {what} {name!r} among {len(known):,}{did_you_mean(name, known)}"
+
+
+def _shared(one: str, other: str) -> int:
+    """Letters that two names have in common at both ends."""
+    return sum(len(os.path.commonprefix(pair)) for pair in ([one, other], [one[::-1], other[::-1]]))  # noqa: RUF071
