@@ -240,7 +240,9 @@ def opened(folder: Path, path: str, *more: str) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize("padded", [False, True], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "padded", [pytest.param(False, id="short"), pytest.param(True, id="long", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_opens_or_is_refused(name: str, padded: bool, tmp_path: Path) -> None:
     said = opened(tmp_path, archive(tmp_path / "bomb.pt", state(BOMBS[name](), PAD if padded else b"")))

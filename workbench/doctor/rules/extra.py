@@ -113,7 +113,7 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words = f"the loss scale is {scale:,.0f}, a usual first one, where it was {before:,.0f}"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     k = None if earlier is None else passed(earlier.facts, state.facts)
-    if k is not None and scale > before * DOUBLED ** min(k + 1, 1000):
+    if k and scale > before * DOUBLED ** min(k + 1, 1000):
         words = f"the loss scale is {scale:,.0f}, where it was {before:,.0f}: {many(k, 'update')} cannot do that"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     return "loss scales", signs
