@@ -15,12 +15,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from workbench.doctor.facts.evidence import Pair, is_numbered
+from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import FIRST
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
@@ -37,6 +38,7 @@ __all__ = ["check_carried"]
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", *FACTORED})
 SLACK = 1e-5  #: of roundings, an update
+DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
 LONG = 100_000  #: updates
 
 Array = np.ndarray[Any, Any]
@@ -352,7 +354,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     if fell:
         name = min(fell)
         text = (
-            f"{roles_of[name]} of {many(len(fell), 'parameter')} fell below what the updates leave of it, "
+            f"{roles_of[name]} of {many(len(fell), 'parameter')} fell farther than the updates can make it fall, "
             f"in up to {max(fell.values()):.0%} of the elements looked at"
         )
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
@@ -363,9 +365,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         )  # fmt: skip
 
 
-def _only(groups: Any) -> Any:
-    """The settings of a param group, where all groups have one optimizer."""
-    return groups[0] if groups and len({one.optimizer.family for one in groups}) == 1 else None
+def _only(groups: Sequence[Group]) -> Group | None:
+    """The first param group, where all of them have one optimizer and one set of decays."""
+    alike = {(one.optimizer.family, *(str(one.settings.get(name)) for name in DECAYS)) for one in groups}
+    return groups[0] if len(alike) == 1 else None
 
 
 def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
@@ -400,8 +403,8 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     if len(kept) >= 3 and len(lost) >= MOST * len(kept):
         middle = sorted(kept.values())[len(kept) // 2]
         text = (
-            f"of what the updates leave of the momentum, {len(lost):,} of {many(len(kept), 'parameter')} hold less "
-            f"than half (the median: {middle:.0%})"
+            f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} holds less than half of what the updates "
+            f"between leave of its old value (median: {middle:.0%})"
         )
         others = {fqn: other for fqn in lost[:LOOKED] if (other := _parent(fqn, held)) is not None}
         turned = 2 * len(others) > len(lost[:LOOKED])

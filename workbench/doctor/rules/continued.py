@@ -206,8 +206,11 @@ def generators_stored(pair: Pair) -> list[Sign] | str:
 def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     """Generators whose states the later checkpoint lacks, though it holds the optimizer's."""
     a, b = pair.a.facts, pair.b.facts
-    if not a.generators or b.generators or not b.groups or pair.a.ckpt.format != pair.b.ckpt.format:
+    if not a.generators or b.generators or not b.groups:
         return []
+    one, two = pair.a.ckpt, pair.b.ckpt
+    if one.format != two.format or len(one.catalog.files) != len(two.catalog.files):
+        return []  # another framework's save, or one by other ranks, whose generators begin anew
     words = f"the states of {many(len(a.generators), 'random generator')} are not stored any more"
     return [rule.sign(words, {"kind": "unstored", "names": list(a.generators)[:NAMED]}, severity="warn")]
 
