@@ -74,9 +74,8 @@ class Aria(pn.custom.JSComponent):
     }
 
     export function render({model}) {
-      const look = () => { mend(); number(); };
-      look();
-      const timer = setInterval(look, 1000);
+      mend();
+      const timer = setInterval(() => { mend(); number(); }, 1000);  // views are not whole while the page is built
       model.on("remove", () => clearInterval(timer));
     }
     """
