@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from workbench.doctor.rules import carried
+from workbench.doctor.laws.exact import Line
+from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.rules import carried, pair
 
 torch = pytest.importorskip("torch")
 WIDTH, FIRST = 24, 80
@@ -275,6 +277,13 @@ def test_shards_that_were_joined_along_the_other_axis_are_named(tmp_path: Path) 
 
     found = resumed(tmp_path, joined, 0)
     assert found.causes[0].cause == "E1" and "wrong axis" in str([one.message for one in found.found]), found.verdict
+
+
+def test_weights_that_shrank_without_a_learning_rate_are_a_finding() -> None:
+    update = Update(1, (0.9, 0.95), lr=(0.0, 0.0), certain=True, decays=(0.1,), decoupled=True)
+    sums = PairState(count=4096, ruler=Line(4096, 1.0, 0.9, 0.81), aa=1.0, bb=0.81, ab=0.9, dd=0.01)
+    (sign,) = pair._rulers({"wte": update}, {"wte": sums})
+    assert sign.rule == "P11" and not sign.evidence["slow"]
 
 
 def test_only_what_is_off_is_named(tmp_path: Path) -> None:

@@ -164,9 +164,8 @@ def _counts(
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
     trained = trained or going  # moments that are only numbered tell nothing of which weights are theirs
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
-        moved = any(
-            sums.still < sums.count for sums in trained.values() if math.isfinite(sums.ratio)
-        )  # the learning rate is 0
+        joined = [sums for sums in trained.values() if math.isfinite(sums.ratio)]
+        moved = any(sums.still < sums.count for sums in joined)
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
         steps = max(due[fqn] for fqn in trained)
         why = "though their moments moved" if moved else f"though the trainer went on by {many(steps, 'step')}"
@@ -240,11 +239,11 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
             f"weights of {_names(outside)} that no gradient reached {change}, "
             f"where lr and weight decay allow to shrink by {1 - high:.3e} to {1 - low:.3e}"
         )
-        pace = median(found[fqn].moved / (updates[fqn].lr[1] * updates[fqn].k) for fqn in outside if updates[fqn].lr)  # type: ignore[index]
-        slow = 0 < shrink < 1 - high and 2 * pace <= shrink / (1 - high)  # what had gradients moved as little
-        yield _sign(
-            "P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low], slow=slow, pace=pace
-        )
+        # what had gradients moved as little, of what the stated learning rate moves
+        reaches = {fqn: update.lr[1] * update.k for fqn in outside if (update := updates[fqn]).lr is not None}
+        paces = [found[fqn].moved / most for fqn, most in reaches.items() if most > 0]
+        slow = bool(paces) and 0 < shrink < 1 - high and 2 * median(paces) <= shrink / (1 - high)
+        yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low], slow=slow)
 
 
 def _replays(
