@@ -7,6 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import workbench as wb
 from workbench.core import memory
 from workbench.core.memory import map_file
+from workbench.core.source import PreadSource
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (1 << 20,), (1031, 1033), (2, 1 << 20), (0, 1 << 22)])
@@ -60,6 +62,25 @@ def test_an_open_checkpoint_holds_no_descriptor(samples, tmp_path):
             held = [ckpt[key].torch() for key in ckpt] + [ckpt[key].numpy() for key in ckpt]
             assert _descriptors() == before, name
         assert _descriptors() == before and len(held) == 2 * len(ckpt)
+
+
+def test_an_operation_opens_each_file_once(samples, monkeypatch):
+    opened = Counter()
+    made = PreadSource.__init__
+
+    def counted(self, path, name):
+        opened[name] += 1
+        made(self, path, name)
+
+    monkeypatch.setattr(PreadSource, "__init__", counted)
+    with wb.open(samples / "dcp_hsdp_2x2", cache=False) as ckpt:
+        opened.clear()
+        ckpt.state_dict()
+        assert len(opened) == 8 and set(opened.values()) == {1}
+        opened.clear()
+        key = max(ckpt, key=lambda one: len(ckpt[one].chunks))
+        ckpt[key][::2]
+        assert set(opened.values()) == {1}
 
 
 def test_a_map_outlives_its_descriptor_and_goes_with_its_last_view(tmp_path):

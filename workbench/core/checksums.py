@@ -112,7 +112,8 @@ def check_archives(
     total, done, crc = max(items.nbytes + sum(one.stop for one in files), 1), 0, 0
     lost: tuple[ArchiveRange, int] | None = None
     announcer = Announcer()
-    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-crc") as pool:
+    workers = ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-crc")
+    with payloads.pool.keeping(), workers as pool:
         try:
             for nbytes, results in in_order(pool, partial(_run, announcer), _tasks(chain(items, files))):
                 for result in results:

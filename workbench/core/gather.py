@@ -71,8 +71,7 @@ def gather(payloads: Payloads, tensors: Ints, *, threads: int = 1) -> list[Array
 
     Raises:
         HoleError: some element is stored nowhere; before any byte is read.
-        CorruptError, TruncatedError, ChangedError, MissingFileError: as :meth:`Payloads.array`, the first in the files'
-            order.
+        CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
     """
     catalog = payloads.catalog
     shapes, number = catalog.shape[tensors], np.arange(len(tensors))
@@ -120,8 +119,7 @@ class Filling:
             bytes that were asked of the files: of elements, or of whole chunks where a codec has to undo them whole.
 
         Raises:
-            CorruptError, TruncatedError, ChangedError, MissingFileError: as :meth:`Payloads.array`, the first in the
-                files' order.
+            CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
         """
         once = self.reads.take(np.flatnonzero(~self.twice[self.reads.request]))
         parts = _Parts.of(self.payloads.catalog, once, self.boxes, threads)
@@ -131,7 +129,8 @@ class Filling:
             return sum(self._read(once, part, buffers) for part in parts.items(*span))
 
         count = 0
-        with ThreadPoolExecutor(max(1, min(threads, len(spans)))) as pool:  # reading lets go of the interpreter
+        workers = ThreadPoolExecutor(max(1, min(threads, len(spans))))
+        with self.payloads.pool.keeping(), workers as pool:  # reading lets go of the interpreter
             try:
                 alone = threads == 1 or len(spans) == 1
                 for nbytes in map(portion, spans) if alone else pool.map(portion, spans):
@@ -141,7 +140,7 @@ class Filling:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        return count + sum(self._compared(request, buffers) for request in np.flatnonzero(self.twice).tolist())
+            return count + sum(self._compared(request, buffers) for request in np.flatnonzero(self.twice).tolist())
 
     def _read(self, once: ReadPlan, part: tuple[int, int, bool, int, int, int], buffers: Sequence[Array]) -> int:
         """One part of a copy; of one that has to be decoded, all of it with its first part. Returns bytes read."""

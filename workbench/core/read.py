@@ -50,7 +50,8 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
         raise UnsafeError(catalog.not_checked(int(refused[0])))
     out = memory.empty(shape, dtype.raw)
     overlap = int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0])
-    (_copy_overlapping if overlap else _copy_all)(payloads, plan, ndim, ordered, offsets[0], out)
+    with payloads.pool.keeping():
+        (_copy_overlapping if overlap else _copy_all)(payloads, plan, ndim, ordered, offsets[0], out)
     for at, inverse in repeated.items():
         out = out.take(inverse, axis=at)
     return out.reshape(selection.shape)
@@ -79,21 +80,22 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
     bounds = np.searchsorted(by_request.request, np.arange(count + 1)).tolist()
     buffer = np.empty(int(volumes.max(initial=0)), dtype.raw)
     known: dict[int, Region] = {}
-    for at, (first, stop) in enumerate(pairwise(bounds)):
-        shape = tuple(sizes[at].tolist())
-        if stored[at] > volumes[at]:  # chunks overlap: what is stored twice must be stored alike
-            part = whole(catalog.shape_of(tensor)).compose(
-                tuple(slice(a, a + n) for a, n in zip(offsets[at].tolist(), shape, strict=True))
-            )
-            yield _frozen(read_selection(payloads, tensor, part, replica=replica).reshape(shape))
-            continue
-        out = buffer[: int(volumes[at])].reshape(shape)
-        for item in items[first:stop]:
-            if item.row not in known:
-                known[item.row] = payloads.region(item.row)
-            dest: tuple[Any, ...] = (*item.dest, ...)  # of no axes too a view
-            known[item.row][item.source].into(out[dest])
-        yield _frozen(out)
+    with payloads.pool.keeping():
+        for at, (first, stop) in enumerate(pairwise(bounds)):
+            shape = tuple(sizes[at].tolist())
+            if stored[at] > volumes[at]:  # chunks overlap: what is stored twice must be stored alike
+                part = whole(catalog.shape_of(tensor)).compose(
+                    tuple(slice(a, a + n) for a, n in zip(offsets[at].tolist(), shape, strict=True))
+                )
+                yield _frozen(read_selection(payloads, tensor, part, replica=replica).reshape(shape))
+                continue
+            out = buffer[: int(volumes[at])].reshape(shape)
+            for item in items[first:stop]:
+                if item.row not in known:
+                    known[item.row] = payloads.region(item.row)
+                dest: tuple[Any, ...] = (*item.dest, ...)  # of no axes too a view
+                known[item.row][item.source].into(out[dest])
+            yield _frozen(out)
 
 
 def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | None:

@@ -10,7 +10,9 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,9 @@ class ByteRange(NamedTuple):
     stop: int
 
 
+KEPT = 32  #: files that stay open between two reads of one operation
+
+
 class SourcePool:
     """The files of one checkpoint. A file is open while somebody holds its source; an idle checkpoint has none open.
 
@@ -44,6 +49,8 @@ class SourcePool:
         self._open: weakref.WeakValueDictionary[int, PreadSource] = weakref.WeakValueDictionary()
         self._paths: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._kept: OrderedDict[int, PreadSource] = OrderedDict()  # while operations are under way
+        self._operations = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SourcePool, (self._place, self._files, self._stats, self._io)
@@ -57,7 +64,28 @@ class SourcePool:
                 source = self._open.get(file)
                 if source is None:
                     source = self._open[file] = self._opened(file)
+        if self._operations:
+            with self._lock:
+                self._kept[file] = source
+                self._kept.move_to_end(file)
+                if len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
         return source
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep the last :data:`KEPT` files open that are read meanwhile: an operation of many small reads opens each
+        of a few files once, which network file systems charge for.
+        """
+        with self._lock:
+            self._operations += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._operations -= 1
+                if not self._operations:
+                    self._kept.clear()
 
     def size(self, file: int) -> int:
         """Bytes of a file when the checkpoint was opened; -1 for one that was absent."""
@@ -107,6 +135,7 @@ class SourcePool:
         """Forget the open files; those that are being read are closed by their last reader."""
         with self._lock:
             self._open.clear()
+            self._kept.clear()
 
     def _opened(self, file: int) -> PreadSource:
         name, known = self._files[file], self._stats[file]

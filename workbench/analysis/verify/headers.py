@@ -44,7 +44,7 @@ def check_headers(subject: Subject, tick: Tick | None = None) -> None:
     rows = _one_an_item(catalog, np.flatnonzero(np.isin(catalog.codec, _ZIPS) & ~subject.lost))
     batches = [rows[at : at + BATCH] for at in range(0, len(rows), BATCH)]
     done, bad = 0, list[int]()
-    with ThreadPoolExecutor(subject.threads or cores()) as pool:
+    with subject.payloads.pool.keeping(), ThreadPoolExecutor(subject.threads or cores()) as pool:
         for found in pool.map(lambda batch: [(row, _judge(subject, row)) for row in batch.tolist()], batches):
             for row, verdict in found:
                 if verdict is not None:
