@@ -8,6 +8,7 @@ from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.places import kinds
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import Change
@@ -15,7 +16,6 @@ from workbench.doctor.ledger.sign import many
 
 __all__ = ["COPIES", "LAYOUTS"]
 
-OF_AVERAGES = ("ema", "average", "swa")  #: words in keys of averaged weights
 MANY_TAGS = 4  #: kinds of moves that have no cause but a line that was cut anew
 FARTHER = 2.0  #: times the reach of the updates: Lookahead, clipped or projected weights move about so far
 FAR = 0.1  #: distance from 1 of a factor of norms that their updates do not make
@@ -148,9 +148,7 @@ def untied(case: Case) -> Iterator[Match]:
 
 
 def averaged(case: Case) -> Iterator[Match]:
-    stored = [
-        one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in ("ema", "average", "swa"))
-    ]
+    stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
         yield Match("load", 0.95, frozenset(n for s in stored for n in s.tensors), signs=tuple(stored),
                     title="The averaged weights are not those that were stored.")  # fmt: skip

@@ -159,10 +159,9 @@ def another_order(case: Case) -> Iterator[Match]:
 
 def random_states(case: Case) -> Iterator[Match]:
     signs = [
-        *case.fired("N11"),
+        *case.fired("N11", "P29"),
         *(one for one in case.fired("R11") if one.evidence.get("kind") in ("generators", "unstored")),
     ]
-    signs += case.fired("P29")
     if signs:
         yield Match(case.resumed, 0.9, signs=tuple(signs))
 

@@ -32,7 +32,7 @@ from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
 from workbench.naming import STATES
 
-__all__ = ["Names", "is_numbered", "number_of", "read_groups"]
+__all__ = ["OF_AVERAGES", "Names", "is_numbered", "number_of", "read_groups"]
 
 _FIELDS = {
     "lr", "betas", "eps", "weight_decay", "amsgrad", "decoupled_weight_decay", "initial_lr", "step", "params",
@@ -53,8 +53,8 @@ _MASTERS = re.compile(
     r"|fp32_from_(?:fp16|float16|bf16)(?:_params|_groups)?|main_params?)\.(.+)",
     re.S,
 )
-#: Averages that callbacks of trainers keep: Lightning's WeightAveraging and EMA, torch's swa_utils.
-_AVERAGE = re.compile(r"(?:.*\.)?\w*(?:average|averaged|ema|swa)\w*\.(.+)", re.S | re.I)
+#: Words in keys of averages that callbacks of trainers keep: Lightning's WeightAveraging and EMA, torch's swa_utils.
+OF_AVERAGES = ("ema", "average", "swa")
 _OUTER = ("module.", "model.", "_orig_mod.")
 LONGEST = 4096  #: characters of a name
 _CONTAINERS = {"__bnb_optimizer_quant_state__"}  #: of bitsandbytes, around its state
@@ -202,8 +202,8 @@ class Names:
             elif ((fqn is None and role == "other") or role == "param") and len(key) <= LONGEST:
                 match = _MASTERS.fullmatch(key) if "master" in key or "fp32" in key or "main_param" in key else None
                 if match is None:
-                    if role == "other" and (average := _AVERAGE.fullmatch(key)) is not None:
-                        self._averaged(ckpt, at, average[1])
+                    if role == "other":
+                        self._averaged(ckpt, at, key)
                     continue
                 name = match[1]
                 while name not in params and name.startswith(_OUTER):
@@ -214,16 +214,17 @@ class Names:
                     self.fqns[at], self.roles[at] = f"optimizer master {name}", "master"
         return found
 
-    def _averaged(self, ckpt: Checkpoint, at: int, name: str) -> None:
+    def _averaged(self, ckpt: Checkpoint, at: int, key: str) -> None:
         """Give an average that a callback keeps the name of its weight, if one of that shape is stored."""
-        shape = ckpt.catalog.shape_of(at)
-        while "." in name:
+        parts = key.split(".")
+        named = [n for n, part in enumerate(parts) if any(word in part.lower() for word in OF_AVERAGES)]
+        for first in range(named[-1] + 1 if named else len(parts), len(parts) - 1):
+            name = ".".join(parts[first:])
             found = [name] if name in self.weights else self._tails.get(name, [])
             if found:
-                if len(found) == 1 and self.weights[found[0]] == shape:
+                if len(found) == 1 and self.weights[found[0]] == ckpt.catalog.shape_of(at):
                     self.fqns[at], self.roles[at] = found[0], "ema"
                 return
-            name = name.partition(".")[2]
 
     @cached_property
     def _tails(self) -> dict[str, list[str]]:

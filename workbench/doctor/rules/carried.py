@@ -23,7 +23,7 @@ import numpy as np
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
-from workbench.doctor.ledger.roles import FIRST
+from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, STATE, quantity
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread
@@ -33,13 +33,6 @@ from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
 __all__ = ["check_carried"]
-
-#: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
-FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
-SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", *FACTORED})
-SLACK = 1e-5  #: of roundings, an update
-DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
-LONG = 100_000  #: updates
 
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +53,12 @@ MOST = 0.9  #: share of the parameters: whose gradients turned at once, lost les
 LEFT = 0.3  #: decay^k from which what is left of an average stands out of k gradients
 STANDS = 10  #: updates
 RANKED = 8  #: matrices
+#: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
+FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
+SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", *FACTORED})
+SLACK = 1e-5  #: of roundings, an update
+DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
+LONG = 100_000  #: updates
 BATCHES = "num_batches_tracked"  #: torch.nn.BatchNorm*
 
 P21 = Rule(
@@ -143,14 +142,8 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         seen += 1
         if sums.floor.broken or not GROWN <= sums.ratio < math.inf or sums.floor.of < ENOUGH or len(slopes) >= LOOKED:
             continue
-        one, two = held[fqn]["exp_avg_sq"]
-        try:
-            v_a, v_b = (_sample(side.tensor(at)) for side, at in ((pair.a, one), (pair.b, two)))
-        except WorkbenchError as error:
-            found.not_checked["P21"] = f"{fqn!r}: {error}"
-            continue
-        line = _line(v_a, v_b)
-        if line is not None:
+        both = _both(pair, fqn, held[fqn]["exp_avg_sq"], "P21", found)
+        if both is not None and (line := _line(*both)) is not None:
             slopes[fqn] = line
     if seen:
         found.checked["P21"] = f"{many(seen, 'parameter')}"
@@ -195,12 +188,10 @@ def _averages(
     for fqn in _spread(list(held)):
         roles, update = held[fqn], updates.get(fqn)
         weight = "master" if "master" in roles else "param"
-        try:
-            e_a, e_b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True))
-            w_a, w_b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles[weight], strict=True))
-        except WorkbenchError as error:
-            found.not_checked["P22"] = f"{fqn!r}: {error}"
+        averages, weights = (_both(pair, fqn, roles[one], "P22", found) for one in ("ema", weight))
+        if averages is None or weights is None:
             continue
+        (e_a, e_b), (w_a, w_b) = averages, weights
         if update is None or update.k < 1 or len({len(one) for one in (e_a, e_b, w_a, w_b)}) > 1:
             continue
         if update.k >= STANDS and (w_a != w_b).any():
@@ -329,20 +320,19 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
     roles_of: dict[str, str] = {}
-    seen = 0
+    seen, only = 0, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
-        update, group = updates.get(fqn), pair.b.facts.group_of(fqn) or _only(pair.b.facts.groups)
+        update, group = updates.get(fqn), pair.b.facts.group_of(fqn) or only
         if update is None or update.k < 1 or not update.k < LONG:
             continue
         for role in roles.keys() & SQUARES:
             left = _left(role, {} if group is None else group.settings, update)
             if left is None or left < KEPT:
                 continue
-            try:
-                a, b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles[role], strict=True))
-            except WorkbenchError as error:
-                found.not_checked["P25"] = f"{fqn!r}: {error}"
+            both = _both(pair, fqn, roles[role], "P25", found)
+            if both is None:
                 continue
+            a, b = both
             seen += 1
             some = a > 0
             if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > FELL:
@@ -375,8 +365,10 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Momentum of SGD, Muon and Lion: what is left of it after k updates."""
     kept: dict[str, float] = {}
     held: dict[str, tuple[Array, Array, float]] = {}
-    for fqn, roles in pair.shared():
-        update, group = updates.get(fqn), pair.b.facts.group_of(fqn) or _only(pair.b.facts.groups)
+    stored = {fqn: roles for fqn, roles in pair.shared() if roles.keys() & {"momentum", "momentum_buffer", "exp_avg"}}
+    only = _only(pair.b.facts.groups)
+    for fqn in _spread(list(stored)):
+        roles, update, group = stored[fqn], updates.get(fqn), pair.b.facts.group_of(fqn) or only
         if update is None or update.k < 1 or group is None:
             continue
         role = next((one for one in ("momentum", "momentum_buffer") if one in roles), "")
@@ -385,11 +377,10 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             role, decay = "exp_avg", update.betas[1]
         if not role or not isinstance(decay, (int, float)) or not 0 < decay < 1 or decay**update.k < LEFT:
             continue
-        try:
-            a, b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), roles[role], strict=True))
-        except WorkbenchError as error:
-            found.not_checked["P26"] = f"{fqn!r}: {error}"
+        both = _both(pair, fqn, roles[role], "P26", found)
+        if both is None:
             continue
+        a, b = both
         size = float(np.dot(a, a))
         if len(a) < ENOUGH or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
@@ -398,7 +389,7 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     if not kept:
         found.not_checked.setdefault("P26", Inapplicable("no momentum with a stated decay, of so few updates"))
         return
-    found.checked["P26"] = many(len(kept), "parameter")
+    found.checked["P26"] = f"{len(kept):,} of {many(len(stored), 'parameter')}"
     lost = [fqn for fqn, part in kept.items() if part < 0.5]
     if len(kept) >= 3 and len(lost) >= MOST * len(kept):
         middle = sorted(kept.values())[len(kept) // 2]
@@ -429,8 +420,11 @@ def _parent(fqn: str, held: Mapping[str, tuple[Array, Array, float]]) -> str | N
 
 def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     """Weights under adapters, and those that no optimizer holds beside them."""
-    held = {fqn for fqn, roles in pair.b.params.items() if roles.keys() & {"exp_avg", "momentum", "master", "state1"}}
-    held |= {fqn for fqn, roles in pair.a.params.items() if roles.keys() & {"exp_avg", "momentum", "master", "state1"}}
+    trained = {*MOMENTS, *MASTERS, STATE}
+    held = {
+        fqn for side in (pair.a, pair.b) for fqn, roles in side.params.items()
+        if any(quantity(role) in trained for role in roles)
+    }  # fmt: skip
     adapted = any(role.startswith("lora_") for roles in pair.b.params.values() for role in roles)
     if not adapted or not held:
         found.not_checked.setdefault("P27", Inapplicable("no adapters are stored beside their base and an optimizer"))
@@ -444,7 +438,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     if not bases:
         return
     found.checked["P27"] = many(len(bases), "weight")
-    moved = [fqn for fqn, sums in bases.items() if sums.unchanged < sums.count]
+    moved = [fqn for fqn, sums in bases.items() if sums.dd > 0 or sums.nan]  # a NaN that stays is no change
     if moved:
         text = f"{len(moved):,} of {many(len(bases), 'weight')} that the optimizer does not train changed"
         under = [fqn for fqn in moved if any(role.startswith("lora_") for role in pair.b.params[fqn])]
@@ -458,6 +452,15 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
             text += f"; by matrices of rank {max(filter(None, ranks))} at most, as merged adapters are"
         causes = ("F5",) if merged else ("F6",)
         found.signs.append(P27.sign(text, {}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
+
+
+def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:
+    """Samples of a tensor on both sides; ``None``, and a word of why the rule did not look, where one is unreadable."""
+    try:
+        return _sample(pair.a.tensor(places[0])), _sample(pair.b.tensor(places[1]))
+    except WorkbenchError as error:
+        found.not_checked[rule] = f"{fqn!r}: {error}"
+        return None
 
 
 def _sample(tensor: LazyTensor) -> Array:

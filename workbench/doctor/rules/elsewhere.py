@@ -96,7 +96,7 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
         found.signs.append(cut)
         seen = []  # what else matches does so by the way
     seen = [whole.get(one.atom.tensor, one) for one in seen]
-    found.signs += _weights(atoms, [replace(one, move=mostly(one.move)) for one in seen if one.move is not None])
+    found.signs += _weights(atoms, [replace(one, move=_mostly(one.move)) for one in seen if one.move is not None])
     lost = [one for one in seen if one.move is None and one.cosine < ALONE]
     calm = bool(lost) and others_stay(atoms, role, {one.atom.tensor for one in lost})
     strangers = [one for one in lost if calm or out_of_reach(atoms, one.atom, updates)]
@@ -137,7 +137,7 @@ def _vectors(
             yield one
 
 
-def mostly(move: Move) -> Move:
+def _mostly(move: Move) -> Move:
     """The move of nearly all rows, where they stayed in order: after some updates a few rows fit others better."""
     if move.columns or not move.sources or not move.blocks:
         return move

@@ -113,8 +113,8 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words = f"the loss scale is {scale:,.0f}, a usual first one, where it was {before:,.0f}"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     k = None if earlier is None else passed(earlier.facts, state.facts)
-    if k and scale > before * DOUBLED ** min(k + 1, 1000):
-        words = f"the loss scale is {scale:,.0f}, where it was {before:,.0f}: {many(k, 'update')} cannot do that"
+    if not signs and k and scale > before * DOUBLED ** min(k + 1, 1000):
+        words = f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; one can only double it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     return "loss scales", signs
 

@@ -250,5 +250,5 @@ def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted
     lost = any(sign.evidence.get("gone") for sign in found.signs) or absent
     held = {what for what, (roles, _) in CLEARS.items() if any(role in roles for _, role in rows)}
     causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
-    if "weights" in whole and held <= set(whole) and not lost:
+    if "weights" in whole and held <= set(whole) and not lost and all(row.status == "equal" for row in rows.values()):
         found.cleared.append(Cleared("echo", "every weight, master, moment and buffer is equal bit for bit", causes))

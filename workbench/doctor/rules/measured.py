@@ -163,7 +163,9 @@ def print_rows(compared: Any) -> Iterator[Row]:
         if role is not None:
             found.put(role, Status.ABSENT, compared.fqn.get(key) or key)
     for key, why in {**compared.unlike, **compared.unread}.items():
-        found.put(compared.role.get(key, "other"), Status.SKIPPED, compared.fqn.get(key) or key, why=why)
+        found.put(
+            quantity(compared.role.get(key, "other")) or "other", Status.SKIPPED, compared.fqn.get(key) or key, why=why
+        )
     yield from found.rows()
 
 
