@@ -343,6 +343,50 @@ def test_panel_serve_works_even_when_the_session_expires_before_the_websocket_op
             assert quiet.external == []
 
 
+#: Two tabs with a table each, turned 8 times; the number of pages changes while a tab is being drawn.
+TURNING = """
+import numpy as np, pandas as pd, panel as pn, panel_material_ui as pmui
+from workbench.app.aria import Aria
+from workbench.app.paged import Paged
+from workbench.app.rows import Ranks
+
+pn.extension("tabulator")
+frame = pd.DataFrame({"row": np.arange(500)})
+tables = [Paged(frame, page_size=10) for _ in range(2)]
+tabs = pmui.Tabs(("one", pn.Column(tables[0])), ("two", pn.Column(tables[1])), dynamic=True)
+said = pn.pane.HTML("")
+document = pn.state.curdoc
+
+def fill(rows):
+    for table in tables:
+        table.fill(frame, np.arange(rows), Ranks(frame))
+
+def turn(left):
+    if not left:
+        said.object = "<b>turned</b>"
+        return
+    tabs.active = left % 2
+    for after, rows in ((1, 15), (6, 500), (11, 15), (16, 500), (21, 45)):
+        document.add_timeout_callback(lambda rows=rows: fill(rows), after)
+    document.add_timeout_callback(lambda: turn(left - 1), 400)
+
+pn.state.onload(lambda: document.add_timeout_callback(lambda: turn(8), 1000))
+pn.Column(Aria(width=0, height=0, margin=0), said, tabs).servable()
+"""
+
+
+def test_a_table_may_change_before_it_is_drawn(quiet, tmp_path, free_port):
+    """Panel 1.9.4 sets the number of pages of a table that Material UI has not drawn yet, and fails."""
+    (tmp_path / "turning.py").write_text(TURNING)
+    url = f"http://localhost:{(port := free_port())}/"
+    with _process(
+        ["-m", "panel", "serve", f"{tmp_path}/turning.py", "--port", str(port), "--liveness"], f"{url}liveness"
+    ):
+        quiet.goto(f"{url}turning")
+        quiet.get_by_text("turned", exact=True).wait_for()
+        quiet.get_by_role("button", name="Show Page 5").wait_for()  # 45 rows
+
+
 def test_workbench_serve_prints_its_address_and_ends_on_an_interrupt(quiet, root, free_port):
     port = free_port()
     url = f"http://127.0.0.1:{port}/"

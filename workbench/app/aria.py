@@ -1,4 +1,4 @@
-"""What widgets of third parties leave out for screen readers, and of their pages' numbers, added in the browser.
+"""Mends of third-party widgets, made in the browser: what screen readers need, and the page numbers of tables.
 
 ::
 
@@ -8,6 +8,7 @@
                   a name have no role
 
     Panel 1.9.4   a table that is shown with page 4 has the rows of page 4, and the button of page 1 pressed
+                  a table whose number of pages changes before it is drawn throws an error; drawn, it has that number
 
 Widgets are made anew at any time and live in shadow roots, which no single observer sees: a look every second, which
 takes about a millisecond.
@@ -72,6 +73,17 @@ class Aria(pn.custom.JSComponent):
         if (pressed && pressed.dataset.page !== String(tabulator.getPage())) tabulator.modules.page._setPageButtons();
       }
     }
+
+    // Material UI draws a tab some time after its views are made; until then a table's view has no table
+    function guard() {
+      const view = window.Bokeh?.Models.get("panel.models.tabulator.DataTabulator")?.prototype.default_view.prototype;
+      for (const name of view ? ["setMaxPage", "setPage"] : []) {
+        const set = view[name];
+        view[name] = function () { if (this.tabulator) set.call(this); };
+      }
+    }
+
+    guard();
 
     export function render({model}) {
       mend();
