@@ -22,7 +22,9 @@ from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.sign import Sign
+from workbench.doctor.origins.became import on_grid
 from workbench.doctor.origins.index import MovedRows, RowIndex, blocks_text, row_keys
+from workbench.doctor.origins.look import rejoined
 from workbench.doctor.rules.elsewhere import check_rows
 from workbench.doctor.rules.load import EchoValues, check_echo
 from workbench.doctor.rules.load_signs import ECHO
@@ -99,6 +101,44 @@ def test_an_echo_tells_the_cause_in_runs_that_nobody_chose(fault, format, seed):
     case, found = echo(fault, lab.random_config(seed), format, seed)
     assert found.signs and answers(case) & set(led_to(case)[0][:2])
     assert not answers(case) & {cause for one in found.cleared for cause in one.causes}
+
+
+def quantized(kind: str, w: torch.Tensor) -> torch.Tensor:
+    """``w`` through eight or four bits, by torch, or as block-wise quantizers do it."""
+    if kind == "int8 per row":
+        zeros = torch.zeros(len(w), dtype=torch.int32)
+        return torch.fake_quantize_per_channel_affine(w, w.abs().amax(1) / 127, zeros, 0, -128, 127)
+    if kind == "int8 with a zero point":
+        low, high = float(w.min()), float(w.max())
+        scale = (high - low) / 255
+        return torch.fake_quantize_per_tensor_affine(w, scale, round(-low / scale), 0, 255)
+    blocks = w.view(-1, 64)
+    scale = blocks.abs().amax(1, keepdim=True) / 7
+    return ((blocks / scale).round() * scale).view_as(w)
+
+
+@pytest.mark.parametrize("kind", ["int8 per row", "int8 with a zero point", "int4 in blocks"])
+def test_weights_that_went_through_integers_are_told_from_others_on_a_grid(tmp_path, kind):
+    made = torch.Generator().manual_seed(5)
+    w = 0.02 * torch.randn(64, 256, generator=made)
+    changed = w + 0.006 * torch.randn(w.shape, generator=made)  # near, and rounded, but not the old ones rounded
+    save_file({"w": w, "through": quantized(kind, w), "other": quantized(kind, changed)}, tmp_path / "m.safetensors")
+    ckpt = wb.open(str(tmp_path / "m.safetensors"), cache=False)
+    assert on_grid(ckpt["w"], ckpt["through"]) == kind[:4]
+    assert on_grid(ckpt["w"], ckpt["other"]) is None and on_grid(ckpt["w"], ckpt["w"]) is None
+
+
+@pytest.mark.parametrize("shape", [(48, 96), (1500, 1024)])
+def test_shards_joined_along_the_other_axis_are_told_at_any_size(tmp_path, shape):
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    for shards in (2, 8):
+        joined = torch.cat(w.chunk(shards, 1), 0).reshape(shape)
+        spoilt = joined.clone()
+        spoilt[-1] = 0
+        save_file({"w": w, "joined": joined, "spoilt": spoilt}, tmp_path / f"{shards}.safetensors")
+        ckpt = wb.open(str(tmp_path / f"{shards}.safetensors"), cache=False)
+        assert rejoined(ckpt["w"], ckpt["joined"]) == shards
+        assert not rejoined(ckpt["w"], ckpt["w"]) and not rejoined(ckpt["w"], ckpt["spoilt"])
 
 
 @pytest.mark.parametrize("control", list(lab.CONTROLS))

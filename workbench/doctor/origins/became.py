@@ -46,6 +46,7 @@ ROW_LIKE = 0.5  #: cosine of one row with itself below which it is another row
 GRID = 256  #: elements from which a grid is looked for
 BLOCKS = (32, 64, 128, 256)  #: elements that share a scale
 STEP = 2e-3  #: distance from a whole step of a grid, for roundings of float32
+INSIDE = 0.9  #: share of the elements within half a step
 SCALED = 0.02  #: relative distance of a factor from 1 that is told
 BF16 = np.uint32(0xFFFF0000)
 
@@ -351,11 +352,12 @@ def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
 
 
 def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
-    """``int8`` or ``int4``: after holds integers times a scale for each row, column, block or the whole tensor, and
-    before does not; ``None``: neither, or the elements are too coarse to tell.
+    """``int8`` or ``int4``: ``after`` is ``before`` rounded to so many integers times a scale, which each row, column,
+    block or the whole tensor has; ``None``: neither, or too little to tell.
 
     Symmetric scales are the largest magnitude over 2^(b-1) - 1, others the range over 2^b - 1: those of torchao,
-    bitsandbytes and torch.ao.
+    bitsandbytes and torch.ao. Of a tensor of more than ``SAMPLED`` elements rows are looked at; one scale for all of it
+    is found if they hold its largest magnitude.
 
     Raises:
         OpenError: a tensor cannot be read.
@@ -365,29 +367,29 @@ def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
     rows = spread(after.shape)
     a, b = sampled(before, rows), sampled(after, rows)
     width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel
-    ways = [b.reshape(1, -1), *(b[: len(b) - len(b) % n].reshape(-1, n) for n in BLOCKS if len(b) >= 2 * n)]
-    old = [a.reshape(1, -1), *(a[: len(a) - len(a) % n].reshape(-1, n) for n in BLOCKS if len(a) >= 2 * n)]
-    if width > 1 and len(b) % width == 0:
-        ways += [b.reshape(-1, width), b.reshape(-1, width).T]
-        old += [a.reshape(-1, width), a.reshape(-1, width).T]
-    for bits in (8, 4):
-        for new, was in zip(ways, old, strict=True):
-            if _steps(new, bits) >= EXACT > 2 * _steps(was, bits):
-                return f"int{bits}"
-    return None
+    ways = list(zip(_groups(a, width), _groups(b, width), strict=True))
+    return next((f"int{bits}" for bits in (8, 4) for old, new in ways if _rounded_to(new, old, bits)), None)
 
 
-def _steps(groups: Array, bits: int) -> float:
-    """The share of the elements that are whole steps of their group's grid, the better of two kinds of grid."""
-    top, low = np.abs(groups).max(1, keepdims=True), groups.min(1, keepdims=True)
-    best = 0.0
-    with np.errstate(all="ignore"):
-        for x, step in (
-            (groups, top / (2 ** (bits - 1) - 1)), (groups - low, (groups.max(1, keepdims=True) - low) / (2**bits - 1)),
-        ):  # fmt: skip
-            q = x / step
-            best = max(best, float((np.abs(q - np.rint(q)) < STEP).mean()))
-    return best
+def _groups(x: Array, width: int) -> list[Array]:
+    """Elements by what may share a scale: all of them, blocks, rows, columns; ``(groups, elements)`` each."""
+    ways = [x.reshape(1, -1), *(x[: len(x) - len(x) % n].reshape(-1, n) for n in BLOCKS if len(x) >= 2 * n)]
+    return [*ways, x.reshape(-1, width), x.reshape(-1, width).T] if width > 1 and len(x) % width == 0 else ways
+
+
+@np.errstate(all="ignore")  # a group of zeros has no step
+def _rounded_to(new: Array, old: Array, bits: int) -> bool:
+    """Whether the new elements, and not the old ones, are whole steps of their group's grid, half a step away at most.
+
+    A zero point is rounded too, which moves the elements at the ends of the range by up to a step.
+    """
+    top, low = np.abs(new).max(1, keepdims=True), new.min(1, keepdims=True)
+    for start, step in ((0.0, top / (2 ** (bits - 1) - 1)), (low, (new.max(1, keepdims=True) - low) / (2**bits - 1))):
+        whole, was = (np.abs((q := (x - start) / step) - np.rint(q)) < STEP for x in (new, old))
+        away = np.abs(new - old) / step
+        if whole.mean() >= EXACT > 2 * was.mean() and (away <= 0.5 + STEP).mean() >= INSIDE and away.max() <= 1 + STEP:
+            return True
+    return False
 
 
 def _part(tensor: LazyTensor, a: Array, b: Array) -> dict[str, Any] | None:

@@ -8,7 +8,8 @@
     line               flat (cut elsewhere)                workbench.doctor.origins.flat
     else               near (cosine ≥ .9) · other
 
-Each form that is named is proved on every element, but for ``flat`` (windows) and ``near`` (a cosine).
+Each form that is named is proved on every element, but for ``flat`` (windows), shards joined along the other axis
+(rows), a grid of integers (see :func:`workbench.doctor.origins.became.on_grid`) and ``near`` (a cosine).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from workbench.doctor.origins.tags import Move
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["NEAR", "Look", "look"]
+__all__ = ["NEAR", "Look", "look", "rejoined"]
 
 NEAR = 0.9  #: cosine from which a tensor is the same one, changed
 SCALED = 0.98  #: cosine from which one factor is looked for
@@ -220,7 +221,7 @@ def _flat(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[
             still = all(w.source == here and w.at == w.first for w in there)
             if len(there) < max(WINDOWS_FOUND * len(seen), 2) or still:
                 continue
-            if all(w.source == here for w in there) and (shards := _rejoined(*atoms.tensors(looks[at].atom))):
+            if all(w.source == here for w in there) and (shards := rejoined(*atoms.tensors(looks[at].atom))):
                 text = f"{shards} shards were joined along the other axis"
                 looks[at] = replace(looks[at], kind="columns", text=text, form={"form": "axis", "shards": shards})
                 continue
@@ -315,17 +316,29 @@ def _like(model: Look, before: LazyTensor) -> Any:
     return encode(rounded(x, str(model.form["through"]), str(model.form.get("rounding", "nearest"))), before.element)
 
 
-def _rejoined(before: LazyTensor, after: LazyTensor) -> int:
-    """The number of equal shards of a matrix that were joined along the axis that they were not cut on; 0: none."""
-    if len(after.shape) != 2 or after.numel > SMALL:
+def rejoined(before: LazyTensor, after: LazyTensor) -> int:
+    """The number of equal shards of a matrix, cut along its columns, that were joined along its rows; 0: none.
+
+    Compared on up to ``SAMPLED`` rows spread over the matrix, bit for bit.
+    """
+    if len(after.shape) != 2 or after.shape != before.shape:
         return 0
-    old, new = bits(before).reshape(before.shape), bits(after).reshape(-1)
-    for axis in (0, 1):
-        for shards in SHARDS:
-            if old.shape[axis] % shards or shards == old.shape[axis]:
-                continue
-            if (np.concatenate(np.split(old, shards, axis), 1 - axis).reshape(-1) == new).all():
-                return shards
+    rows, columns = before.shape
+    looked = np.unique(np.linspace(0, rows - 1, SAMPLED).astype(np.int64)).tolist()
+    # joined, the shards are a matrix of rows * shards lines: line n is row n % rows of shard n // rows
+    for shards in (n for n in SHARDS if columns % n == 0 and columns > n):
+        width = columns // shards
+
+        def line(n: int, width: int = width) -> Any:
+            shard, row = divmod(n, rows)
+            return bits(before, (row, slice(shard * width, (shard + 1) * width)))
+
+        if all(
+            np.array_equal(bits(after, (row, slice(part * width, (part + 1) * width))), line(row * shards + part))
+            for row in looked
+            for part in range(shards)
+        ):
+            return shards
     return 0
 
 
