@@ -168,7 +168,7 @@ def test_back_and_forward_show_what_the_address_says(quiet, served):
     for tab in ("Overview", "Tensors"):
         page.go_forward()
         shown("llama", tab)
-    link(page, ckpt="llama", tab="tensors", q="norm")  # a filter is no step of its own
+    link(page, ckpt="llama", tab="tensors", q="norm")  # a filter adds no entry to the history
     expect(page.get_by_label("Filter names")).to_have_value("norm")
     page.go_forward()
     page.go_forward()
@@ -181,7 +181,7 @@ def test_an_invalid_pattern_is_a_sentence(quiet, served):
     box = page.get_by_label("Filter names")
     box.fill("layers[")
     box.press("Enter")
-    page.get_by_text("no regular expression: unterminated character set (character 7)").wait_for()
+    page.get_by_text("not a valid regular expression: unterminated character set (character 7)").wait_for()
     assert page.locator('.tabulator-cell[tabulator-field="name"]').count() == 10
     box.fill("layers")
     box.press("Enter")

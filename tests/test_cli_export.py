@@ -77,7 +77,7 @@ def test_names_from_a_file(source, tmp_path, capsys):
         (["--mesh", "tp=2", "--tp", "2"], 64, "give one of them"),
         (["--mesh", "tp=x"], 64, "no mesh axis"),
         (["--tp", "0"], 64, "no positive number"),
-        (["--select", "("], 64, "no regular expression"),
+        (["--select", "("], 64, "not a valid regular expression"),
         (["--select", "zzz"], 64, "no tensor is selected"),
         (["--rules", "absent.json", "--tp", "2"], 64, "cannot be read"),
         (["--rename", "absent.json"], 64, "cannot be read"),

@@ -269,7 +269,7 @@ def test_what_is_not_known_is_copied_and_said(tmp_path):
         (Mesh(tpp=2), Rules(), "no rule says what mesh axis 'tpp' does"),
         (Mesh(tp=2), Rules((Rule("", {"pp": Shard(0)}),)), "'pp', which"),
         (Mesh(tp=2), Rules((Rule("", [Shard(0), Shard(0)]),)), "2 placements for"),
-        (Mesh(tp=2), Rules((Rule("(", {"tp": Shard(0)}),)), "no regular expression"),
+        (Mesh(tp=2), Rules((Rule("(", {"tp": Shard(0)}),)), "not a valid regular expression"),
         (Mesh(tp=2), Rules(layers=(1, 1)), "no axis 'pp'"),
         (Mesh(pp=2), Rules(layers=(1, 1)), "are not the 1 layers"),
     ],

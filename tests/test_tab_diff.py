@@ -283,7 +283,7 @@ def test_a_bad_pattern_is_a_sentence_and_shows_every_row(root):
     page = Page()
     state, tab = compared(root, page)
     state.pattern = "layers.("
-    assert "no regular expression" in shown(tab)
+    assert "not a valid regular expression" in shown(tab)
     assert len(tab.view.table.value) == len(tab.view.rows)
     state.pattern = "no such tensor"
     assert len(tab.view.table.value) == 0 and "No tensor has such a name" in shown(tab)

@@ -264,7 +264,7 @@ def test_without_leave_nothing_is_written_whatever_calls(root):
         ({"cast": "int3"}, "no type 'int3'"),
         ({"rename": "/etc/x.json"}, "no naming"),
         ({"role": "nobody"}, "no tensor is selected"),
-        ({"pattern": "layers["}, "no regular expression"),
+        ({"pattern": "layers["}, "not a valid regular expression"),
         ({"pattern": "(a+)+$"}, "matches"),
         ({"into": "../x"}, "climbs out"),
     ],

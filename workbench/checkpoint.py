@@ -251,7 +251,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             try:
                 hits = self.catalog.match(pattern)
             except re.error as error:
-                raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
+                raise UsageError(f"pattern {pattern!r} is not a valid regular expression: {error}") from None
             keep &= np.isin(np.arange(len(self)), hits)
         if role is not None:
             there = sorted(set(self.roles))

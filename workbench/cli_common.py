@@ -36,7 +36,7 @@ def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
+            raise UsageError(f"pattern {pattern!r} is not a valid regular expression: {error}") from None
     if not options.pattern and options.role is None:
         return ckpt
     joined = "|".join(f"(?:{pattern})" for pattern in options.pattern) or None

@@ -22,7 +22,7 @@ def diff(options: argparse.Namespace) -> int:
     a, b = (narrow(open_as(options, path), options) for path in (options.a, options.b))
     replicas = tuple(options.replicas or (0, 0))
     if a.step is not None and b.step is not None and a.step > b.step:
-        note(f"a is step {b.step:,} of {options.b!r}, the older one; what changed is told in the order of time")
+        note(f"a is {options.b!r} (step {b.step:,}), the older of the two: changes are shown from old to new")
         a, b, replicas = b, a, replicas[::-1]
     with progress("diff") as tick:
         found = compute(

@@ -78,7 +78,7 @@ def trained(
     Args:
         build: makes the model of a seed.
         spoil: changes the copy of the save that is resumed from; loaded: what came of it.
-        other_args: what the resumed trainer is told otherwise.
+        other_args: arguments that differ in the resumed trainer.
     """
     from transformers import TrainerCallback
     from transformers.utils import logging

@@ -99,4 +99,4 @@ def _compiled(pattern: str) -> Any:
         at = getattr(error, "pos", None)
         words = error.msg if isinstance(error, (re.error, regex.error)) else "it is too large"
         where = "" if at is None else f" (character {at + 1})"
-        raise UsageError(f"the pattern is no regular expression: {words}{where}; every row is shown") from None
+        raise UsageError(f"the pattern is not a valid regular expression: {words}{where}; every row is shown") from None

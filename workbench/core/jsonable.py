@@ -29,7 +29,7 @@ def jsonable(value: object, *, max_nodes: int = 100_000, max_depth: int = 64) ->
     words.
 
     Numbers, text, lists and dicts stay what they are; the rest becomes a dict with a ``"type"``, or a word.
-    Non-finite floats become ``"nan"``, ``"inf"``, ``"-inf"``; keys that are no text become their bounded
+    Non-finite floats become ``"nan"``, ``"inf"``, ``"-inf"``; keys that are not text become their bounded
     repr.
     """
     return _Json(max_nodes, max_depth).render(value, max_depth)

@@ -36,7 +36,7 @@ def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:
-    """The end of a sentence that says that there is no such name; empty where none is near."""
+    """The suggestion at the end of a message about an unknown name, ``; did you mean 'b'?``; empty if none is near."""
     close = near(name, known) if isinstance(name, str) else []
     return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
 

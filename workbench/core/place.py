@@ -159,7 +159,7 @@ class Place:
         return data
 
     def window(self, relative: str) -> Window:
-        """The bytes of a file inside, of which only those that are looked at are read. Raises as :meth:`resolve`."""
+        """The bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`resolve`."""
         source = PreadSource(self.resolve(relative), relative)
         return Window(source, 0, source.size)
 

@@ -92,7 +92,7 @@ class SourcePool:
         return self._stats[file].size
 
     def window(self, file: int, start: int, stop: int) -> Window:
-        """Bytes ``[start, stop)`` of a file, of which only those that are looked at are read."""
+        """Bytes ``[start, stop)`` of a file; a byte is read when it is first accessed."""
         return Window(self.source(file), start, stop)
 
     def check(self, file: int) -> None:

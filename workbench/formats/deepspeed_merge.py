@@ -31,7 +31,7 @@ from workbench.formats.deepspeed_files import items
 __all__ = ["Dims", "unify", "with_views"]
 
 #: Regular expressions as DeepSpeed's integrations write them; anything cleverer is not run, for a checkpoint's
-#: expression could take for ever.
+#: expression could take forever.
 _PLAIN = re.compile(r"\^?(?:\\[dw][+*]?|\.[+*]?|\[0-9\][+*]?|\\[.\-_/]|[\w\-/:])*\$?")
 MAX_PATTERN = 300
 Names = Mapping[tuple[str, str], Mapping[int, str]]

@@ -129,7 +129,7 @@ def load_tar(view: Window, *, what: str) -> Loaded:
     views, at = _next(part, at, f"{what} (views)")
     for row in views if isinstance(views, list) else []:
         if not (isinstance(row, tuple) and len(row) == 4 and all(type(n) is int for n in row) and str(row[1]) in refs):
-            raise CorruptError(f"{what}: {short(row, 60)} is no view of a storage")
+            raise CorruptError(f"{what}: {short(row, 60)} is not a view of a storage")
         root = refs[str(row[1])]
         refs[str(row[0])] = StorageRef(root.dtype, root.key, root.location, root.numel, (str(row[0]), row[2], row[3]))
     _add_views(storages, refs, what)

@@ -111,7 +111,7 @@ def choose(
         try:
             hits = [catalog.match(pattern) for pattern in patterns]
         except re.error as error:
-            raise UsageError(f"select={select!r} is no regular expression: {error}") from None
+            raise UsageError(f"select={select!r} is not a valid regular expression: {error}") from None
         keep &= np.isin(np.arange(len(catalog)), np.concatenate([np.empty(0, np.int64), *hits]))
     positions = np.flatnonzero(keep)
     if not len(positions):

@@ -111,7 +111,7 @@ class Board:
         """``(rows,) bool``: whose key of ``b`` matches a regular expression somewhere, and whose role it is.
 
         Raises:
-            re.error, OverflowError, RecursionError: it is no regular expression.
+            re.error, OverflowError, RecursionError: it is not a valid regular expression.
         """
         keep = np.ones(len(self.keys), bool)
         if pattern:

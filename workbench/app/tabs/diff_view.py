@@ -174,7 +174,7 @@ class DiffView(pn.viewable.Viewer):
             keep = board.matching(self.pattern, role)
         except (re.error, OverflowError, RecursionError) as error:
             keep = board.matching("", role)
-            told = f"the pattern is no regular expression: {error}; every row is shown"
+            told = f"the pattern is not a valid regular expression: {error}; every row is shown"
             self._pattern.error_state, words = True, style.message(told, "error")
         listed = keep[board.listed] if len(board.listed) else np.zeros(0, bool)
         many, of = int(listed.sum()), len(board.listed)

@@ -171,7 +171,7 @@ def torch_storage(pid: object) -> StorageRef:
     if view is not None and not (
         type(view) is tuple and [type(part) for part in view] == [str, int, int] and min(view[1:]) >= 0
     ):
-        raise ValueError(f"{short(view)} is no view of a storage")
+        raise ValueError(f"{short(view)} is not a view of a storage")
     charge(STORAGE)
     return StorageRef(kind.dtype, key, location, numel, view)
 
@@ -186,7 +186,7 @@ def tensor(
     metadata: object = None,
 ) -> TensorRef:
     attrs = {"metadata": metadata} if metadata else None  # {'conj': True}: the bits mean something else then
-    dtype: Any = getattr(storage, "dtype", None)  # TensorRef refuses what is no name
+    dtype: Any = getattr(storage, "dtype", None)  # TensorRef refuses anything but a name
     return TensorRef(storage, dtype, offset, size, stride, requires_grad, attrs)
 
 

@@ -291,13 +291,14 @@ def _charge(work: int, keys: list[int], pos: int, at: int) -> int:
     if not any(keys):
         return work
     if len(keys) - keys.count(0) > BATCH_LIMIT:
-        raise Refused(at, f"{len(keys):,} keys are added at once, of which more than {BATCH_LIMIT:,} are no text", True)
+        words = f"{len(keys):,} keys are added at once, and more than {BATCH_LIMIT:,} of them are not text"
+        raise Refused(at, words, True)
     if (size := max(keys)) > KEY_LIMIT:
         much = "more than a trillion" if size >= HUGE else f"{size:,}"
         raise Refused(at, f"a key of {much} nested elements, more than {KEY_LIMIT:,}", True)
     work += sum(keys)
     if work > 200 * pos + 1_000_000:
-        raise Refused(at, "keys that take for ever to hash", True)
+        raise Refused(at, "keys that would take too long to hash", True)
     return work
 
 

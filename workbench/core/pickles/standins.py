@@ -14,7 +14,7 @@ a class or a function of ours::
     BUILD looks for __setstate__, and only without one falls back on setattr   → every stand-in has one
     BUILD on a class would set attributes that all its instances see           → classes are sealed
     BUILD on a function would reach its __defaults__                           → `Call` wraps each one
-    repr of what a stranger nested may take for ever, or fill a terminal       → `short` bounds and escapes
+    repr of what a stranger nested may take forever, or fill a terminal       → `short` bounds and escapes
 
 numpy's arrays and dtypes: arrays.py.
 """
@@ -232,7 +232,7 @@ class _Repr(reprlib.Repr):
         if type(x) in _PLAIN:
             if type(x) in (bytes, bytearray):
                 return repr(bytes(x[:40])) + ("…" if len(x) > 40 else "")  # type: ignore[index,arg-type]
-            if type(x) in (set, frozenset):  # reprlib sorts sets: comparing deep keys could take for ever
+            if type(x) in (set, frozenset):  # reprlib sorts sets: comparing deep keys could take forever
                 return f"<{type(x).__name__} of {len(x)}>"  # type: ignore[arg-type]
             if type(x) is dict:
                 return self._dict(x, level)

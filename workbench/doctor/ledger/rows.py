@@ -27,7 +27,7 @@ __all__ = ["GROUPS", "LEGS", "Change", "Ledger", "Row", "Status"]
 #: What people call several quantities together.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "weights": WEIGHTS, "masters": MASTERS, "moments": MOMENTS, "averages": AVERAGES, "buffers": BUFFERS,
-    "other state": (STATE,),
+    "other optimizer tensors": (STATE,),
 }  # fmt: skip
 #: Where something was measured: one checkpoint, the load (before → echo), the updates after it.
 LEGS = ("before", "echo", "after", "load", "train")

@@ -24,7 +24,7 @@ from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.laws.bounds import LONGEST, bound, sound
 from workbench.doctor.passes.pair import Update
 
-__all__ = ["between", "limit_of", "lr_range", "passed"]
+__all__ = ["between", "limit_of", "lr_range", "passed", "scheduled"]
 
 Betas = tuple[float, float]
 #: What an optimizer keeps → the laws of a pair that stand on it.
@@ -74,11 +74,14 @@ def between(pair: Pair) -> dict[str, Update]:
 
 
 def passed(a: TrainingState, b: TrainingState) -> int | None:
-    """Updates between two states as the trainer counts, else as most counters do; ``None`` where neither is stored."""
+    """Updates between two states, by the trainer's step, else its schedule, else most of the optimizer's counters.
+
+    ``None`` where none of them is stored.
+    """
     if a.step is None or b.step is None:
+        if (k := scheduled(a, b)) is not None:
+            return k
         first, second = a.steps.usual, b.steps.usual
-        if a.schedule and b.schedule and None not in (a.schedule.count, b.schedule.count) and a.schedule.count == first:
-            first, second = a.schedule.count, b.schedule.count  # they went on together until now
         return None if first is None or second is None or second < first else int(second - first)
     steps = b.step - a.step
     ratio = per_step(a, b)
@@ -87,6 +90,14 @@ def passed(a: TrainingState, b: TrainingState) -> int | None:
     # a name can number epochs, or saves; and a trainer that went back counts nothing between them
     named = NAME in (a.source("step"), b.source("step"))
     return None if steps < 0 or (named and _more(a, b, steps)) else steps
+
+
+def scheduled(a: TrainingState, b: TrainingState) -> int | None:
+    """Updates by a schedule's count that was equal to the optimizer's counters in ``a``; ``None``: there is none."""
+    first, second = (None if one.schedule is None else one.schedule.count for one in (a, b))
+    if first is None or second is None or first != a.steps.usual or second < first:
+        return None
+    return int(second - first)
 
 
 def _more(a: TrainingState, b: TrainingState, steps: int) -> bool:

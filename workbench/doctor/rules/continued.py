@@ -16,7 +16,7 @@ from workbench.doctor.facts.places import expert
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
-from workbench.doctor.passes.updates import passed
+from workbench.doctor.passes.updates import passed, scheduled
 from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
@@ -104,6 +104,8 @@ def same_counters(pair: Pair) -> list[Sign] | str:
 def counters_advance(pair: Pair) -> list[Sign] | str:
     a, b = pair.a.facts.step, pair.b.facts.step
     if a is None or b is None:
+        if (k := scheduled(pair.a.facts, pair.b.facts)) is not None:
+            return _counters(pair, k, P01)
         one, two = pair.a.facts.steps, pair.b.facts.steps
         if one.usual is None or two.usual is None or two.usual >= one.usual or len(one.counts) > 1:
             return "a trainer's step is not stored"

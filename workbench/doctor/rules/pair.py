@@ -162,7 +162,7 @@ def _counts(
         yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
     # all that is equal in every bit was not trained; what the optimizer never held is no evidence
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
-    trained = trained or going  # moments that are only numbered tell nothing of which weights are theirs
+    trained = trained or going  # moments known by number only do not say which weights they belong to
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
         joined = [sums for sums in trained.values() if math.isfinite(sums.ratio)]
         moved = any(sums.still < sums.count for sums in joined)

@@ -47,13 +47,13 @@ class Rule:
     role: str | None = None
 
     def matches(self, key: str, fqn: str | None, role: str) -> bool:
-        """Raises UsageError for a pattern that is no regular expression."""
+        """Raises UsageError for a pattern that is not a valid regular expression."""
         if self.role not in (None, role):
             return False
         try:
             return bool(re.search(self.pattern, key) or (fqn and re.search(self.pattern, fqn)))
         except re.error as error:
-            raise UsageError(f"pattern {self.pattern!r} is no regular expression: {error}") from None
+            raise UsageError(f"pattern {self.pattern!r} is not a valid regular expression: {error}") from None
 
     def steps(self, mesh: Mesh) -> tuple[Steps, bool]:
         """The placements in order, and whether they are all that counts."""
