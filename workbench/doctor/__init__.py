@@ -13,10 +13,9 @@ from typing import Any
 
 class _Doctor(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """As :func:`workbench.doctor.examine.doctor`."""
-        from workbench.doctor.examine import doctor
-
-        return doctor(*args, **options)
+        """As :func:`workbench.doctor.examine.doctor`, with a progress bar in IPython."""
+        function = sys.modules["workbench"].__getattr__("doctor")  # and puts it back in the package's place
+        return function(*args, **options)
 
 
 sys.modules[__name__].__class__ = _Doctor
