@@ -60,6 +60,7 @@ REPR_METHODS = {"__repr__", "_repr_html_"}
 DELEGATES = {
     ("checkpoint", "to_device"): "reshard",
     ("checkpoint", "view"): "app",
+    ("checkpoint", "_followed"): "views",
     ("analysis", "view"): "app",
 }
 REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard", "doctor"}

@@ -110,6 +110,8 @@ LONG = {
     "timeline": "wb.timeline({samples!r} + '/titan_run')",
     "plan_memory": "wb.plan_memory(ckpt, 2, 80)",
     "export": "wb.export(ckpt, __import__('tempfile').mkdtemp() + '/new')",
+    "to_device": "ckpt.to_device('cpu')",
+    "state_dict": "ckpt.state_dict()",
     "load": "wb.load({{key: ckpt[key].torch().clone() for key in ckpt}}, ckpt)",
 }
 

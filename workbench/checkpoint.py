@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from workbench.reshard.rules import Rules
 
 __all__ = ["Checkpoint", "discover", "open"]
+
+T = TypeVar("T")
 
 
 def open(
@@ -88,6 +90,13 @@ def discover(root: str | os.PathLike[str], *, depth: int = 3) -> pd.DataFrame:
     frame["step"] = frame["step"].astype("Int64")
     frame["mtime"] = pd.to_datetime(frame["mtime"], unit="s")
     return frame
+
+
+def _followed(function: Callable[..., T], title: str) -> Callable[..., T]:
+    """The function, showing how far it is when it is called in IPython."""
+    from workbench.views.progress import followed
+
+    return followed(function, title)
 
 
 class Checkpoint(Mapping[str, LazyTensor]):
@@ -271,12 +280,16 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """A checkpoint of other tensors in the same files (a name map's result, say); objects stay."""
         return Checkpoint(self._place, catalog, self._pool, self.objects, self.notes, parent=self)
 
-    def state_dict(self, *, threads: int | None = None) -> dict[str, torch.Tensor]:
+    def state_dict(
+        self, *, threads: int | None = None, tick: Callable[[float], None] | None = None
+    ) -> dict[str, torch.Tensor]:
         """Every tensor, read into memory of its own: key → ``torch.Tensor``.
 
-        Tensors are read side by side by ``threads`` threads; by default as many as there are cores, at most 8.
+        Args:
+            threads: how many tensors are read side by side; by default as many as there are cores, at most 8.
+            tick: told the share of bytes that is done; raising there ends it.
         """
-        whole = read_whole(self._payloads, threads=threads or cores())
+        whole = _followed(read_whole, "state_dict")(self._payloads, threads=threads or cores(), tick=tick)
         return dict(zip(self.catalog.keys, whole, strict=True))
 
     def to_device(
@@ -297,7 +310,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """Tensors on a device, whole or as a rank of a mesh holds them: :func:`workbench.reshard.device.to_device`."""
         from workbench.reshard.device import to_device
 
-        return to_device(
+        return _followed(to_device, "to_device")(
             self, device, select=select, role=role, mesh=mesh, mesh_coord=mesh_coord, rank=rank, rules=rules,
             device_mesh=device_mesh, dtype=dtype, threads=threads, tick=tick,
         )  # fmt: skip

@@ -6,7 +6,7 @@ Reading is arithmetic on boxes; nothing else happens here. ``t[2:9, :, -1]`` rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -264,11 +264,12 @@ class _Lazy:
         return self._tensor._with(self._tensor._selection.compose(key))
 
 
-def read_whole(payloads: Payloads, *, threads: int) -> list[torch.Tensor]:
+def read_whole(payloads: Payloads, *, threads: int, tick: Callable[[float], None] | None = None) -> list[torch.Tensor]:
     """Every tensor of a catalog, as :meth:`LazyTensor.torch` gives it, but read in one go.
 
     Args:
         threads: how many read side by side.
+        tick: told the share of bytes that is done.
 
     Raises:
         as :meth:`LazyTensor.__getitem__`.
@@ -277,7 +278,7 @@ def read_whole(payloads: Payloads, *, threads: int) -> list[torch.Tensor]:
     packed = [at for at in range(len(catalog)) if catalog.dtype_of(at).packed]
     found = {at: LazyTensor(payloads, at, None, "other").torch() for at in packed}
     rest = np.setdiff1d(np.arange(len(catalog)), packed)
-    raws = gather(payloads, rest, threads=threads)
+    raws = gather(payloads, rest, threads=threads, tick=tick)
     found |= {at: as_torch(raw, catalog.dtype_of(at)) for at, raw in zip(rest.tolist(), raws, strict=True)}
     return [found[at] for at in range(len(catalog))]
 

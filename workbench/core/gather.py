@@ -61,13 +61,16 @@ class Boxes:
     strides: Ints
 
 
-def gather(payloads: Payloads, tensors: Ints, *, threads: int = 1) -> list[Array]:
+def gather(
+    payloads: Payloads, tensors: Ints, *, threads: int = 1, tick: Callable[[float], None] | None = None
+) -> list[Array]:
     """Whole tensors in their raw types, contiguous, each in memory of its own; no packed types.
 
     Args:
         payloads: the chunks, and where archives keep theirs.
         tensors: ``(R,)`` positions in the catalog, distinct.
         threads: how many read side by side.
+        tick: told the share of bytes that is done, in the caller's thread; raising there ends it.
 
     Raises:
         HoleError: some element is stored nowhere; before any byte is read.
@@ -78,7 +81,9 @@ def gather(payloads: Payloads, tensors: Ints, *, threads: int = 1) -> list[Array
     wholes = Boxes(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), row_major(shapes))
     filling = Filling.plan(payloads, wholes)
     out = [memory.empty(catalog.shape_of(tensor), catalog.dtype_of(tensor).raw) for tensor in tensors.tolist()]
-    filling.run([array.reshape(-1).view(np.uint8) for array in out], threads=threads)
+    flat = [array.reshape(-1).view(np.uint8) for array in out]
+    total = max(sum(array.nbytes for array in out), 1)
+    filling.run(flat, threads=threads, tick=None if tick is None else lambda done: tick(min(done / total, 1.0)))
     return out
 
 

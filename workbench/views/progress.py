@@ -54,7 +54,7 @@ def progress(title: str, stream: TextIO | None = None) -> Iterator[Callable[[flo
         line.wipe()
 
 
-def followed(function: Callable[P, R]) -> Callable[P, R]:
+def followed(function: Callable[P, R], title: str = "") -> Callable[P, R]:
     """The function, showing how far it is when it is called in IPython and takes long.
 
     It has a keyword ``tick``: a function that is given takes the place of the bar, ``False`` shows nothing. Outside of
@@ -67,7 +67,7 @@ def followed(function: Callable[P, R]) -> Callable[P, R]:
         shell = _shell() if tick is None else None
         if shell is None:
             return _told(function, tick or None, args, options)
-        with _in_ipython(function.__name__, shell) as shown:
+        with _in_ipython(title or function.__name__, shell) as shown:
             return _told(function, shown, args, options)
 
     call.__module__ = "workbench"  # whence it is imported, and so what a pickle of it names
