@@ -34,6 +34,7 @@ from workbench.doctor.rules.prints_signs import check_prints
 from workbench.echoes.echo import compare_echo
 
 CASES = cases_of(echo_worker)
+RANKS = [pytest.param(2, marks=pytest.mark.slow), 4]
 
 
 # ---- a small trainer -------------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_no_rank_fails_and_all_are_told_the_same(told, ranks, case):
     every = [one[case] for one in told(ranks)]
     for rank, one in enumerate(every):
@@ -132,14 +133,14 @@ def test_no_rank_fails_and_all_are_told_the_same(told, ranks, case):
         assert all(one == every[0] for one in every)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_fingerprints_of_dtensors_are_those_of_the_gathered_tensors(told, ranks):
     one = told(ranks)[0]["case_every_placement"]
     assert one["found"] == one["want"]
     assert len(one["want"]) > (60 if ranks == 4 else 15)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_fsdp2_is_compared_with_its_dcp_checkpoint(told, ranks):
     one = told(ranks)[0]["case_fsdp"]
     assert one["healthy"] == [] and one["again"] == [] and one["equal"].startswith("28 of 28 tensors are equal")
@@ -148,13 +149,13 @@ def test_fsdp2_is_compared_with_its_dcp_checkpoint(told, ranks):
     assert one["payload"] and one["steps"] == [3.0]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_go_on_as_if_there_had_been_no_echo(told, ranks):
     for one in told(ranks):
         assert one["case_untouched"]["with"] == one["case_untouched"]["without"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_what_ranks_hold_otherwise_or_alone_is_told(told, ranks):
     one = told(ranks)[0]
     assert one["case_replicas_that_differ"]["found"] == [["echo.copies", ["model.2.weight"]]]

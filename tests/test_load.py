@@ -25,6 +25,7 @@ from workbench.reshard.loading.exchange import WISH, share
 from workbench.reshard.loading.names import flatten
 
 CASES = cases_of(load_worker)
+RANKS = [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4]
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------
@@ -36,13 +37,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_that_load_together(told, ranks, case):
     for rank, one in enumerate(told(ranks)):
         assert "error" not in one[case], f"rank {rank}: {one[case]['error']}"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_no_byte_is_read_in_vain_and_with_broadcast_none_twice(told, ranks):
     every = told(ranks)
     for name, first in every[0]["case_every_sample"]["result"].items():
@@ -59,7 +60,7 @@ def test_no_byte_is_read_in_vain_and_with_broadcast_none_twice(told, ranks):
             assert max(one[0] for one in shared) < 1.5 * once / ranks, name
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS[1:])
 def test_with_broadcast_a_compressed_chunk_is_read_once_though_each_rank_wants_a_part(told, ranks):
     every = [one["case_compressed_chunks_are_undone_by_one_rank"]["result"] for one in told(ranks)]
     assert sum(one["read"] for one in every) == every[0]["stored"]

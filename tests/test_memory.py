@@ -99,19 +99,18 @@ def test_a_map_outlives_its_descriptor_and_goes_with_its_last_view(tmp_path):
         map_file(handle.fileno(), 1 << 14, offset=1)
 
 
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_open_checkpoints_need_no_descriptors_and_a_process_without_any_is_told_so(samples, io):
+def test_open_checkpoints_need_no_descriptors_and_a_process_without_any_is_told_so(samples):
     code = (
         "import resource, sys, workbench as wb\n"
         f"path = {os.fspath(samples / 'hf_llama_bf16_sharded')!r}\n"
-        f"first = wb.open(path, cache=False, io={io!r})\n"
+        f"first = wb.open(path, cache=False)\n"
         "[first[key].torch().sum() for key in first]\n"
         "wb.verify(path)\n"  # what it imports is there
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "held = []\n"
         "try:\n"
         "    for _ in range(100):\n"
-        f"        held.append(wb.open(path, cache=False, io={io!r}))\n"
+        f"        held.append(wb.open(path, cache=False))\n"
         "        [held[-1][key].torch().sum() for key in held[-1]]\n"
         "except wb.errors.WorkbenchError as error:\n"
         "    print(type(error).__name__, error)\n"
