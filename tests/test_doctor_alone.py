@@ -287,7 +287,10 @@ def test_a_loss_scale_that_began_anew():
     def scaled(scale: float) -> State:
         return State(one.ckpt, replace(one.facts, told={**one.facts.told, "loss_scale": (Told(scale, "scaler"),)}))
 
-    for before, after, wanted in ((256.0, 65536.0, True), (32768.0, 65536.0, False), (256.0, 2048.0, False)):
+    for before, after, wanted in (
+        (256.0, 65536.0, True), (32768.0, 65536.0, False), (256.0, 2048.0, False), (65536.0, 1.0, True),
+        (65536.0, 4096.0, False), (65536.0, -1.0, False), (math.inf, 1.0, False),
+    ):  # fmt: skip
         found = check_alone(scaled(after), scaled(before), files=False, threads=1)
         assert ("N14" in graver(found)) == wanted
 

@@ -12,6 +12,8 @@ import pytest
 
 import workbench as wb
 from tests import lab
+from tests.lab import catalogue
+from tests.lab.drawn import draw
 from workbench.doctor.causes.damage import recovery, reset_extremes
 from workbench.doctor.causes.table import CAUSES, CHAPTERS
 from workbench.doctor.facts.places import block_of, expert, kinds_of, layer_of
@@ -118,6 +120,14 @@ def _both(folder, *faults):
 
 
 # ---- what is given -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fault", "cause"), [("f17_missing_norm", "A3"), ("s12_moments_through_fp16", "D4")])
+def test_what_an_echo_proves_is_the_only_cause(fault, cause):
+    """Numbered optimizer state, and 20 updates later: what follows from the fault is not told as another one."""
+    made = draw(catalogue.EVERY[fault], 47, ["accelerate"])
+    (found,) = wb.doctor(made.before, after=made.early, echo=made.echo).causes
+    assert (found.cause, found.certainty) == (cause, "certain")
 
 
 def test_a_folder_with_two_checkpoints_is_enough(tmp_path):

@@ -289,7 +289,7 @@ def _constant(one: Look, after: LazyTensor) -> Look:
 
 
 def _joined(atoms: Atoms, looks: list[Look]) -> None:
-    """Tensors too small to prove a form, that have the one which others of their kind prove."""
+    """Tensors that have the form that others of their kind prove: too small for it, or taken for another (zeros)."""
     proved: dict[tuple[str, str, str], Look] = {}
     for one in looks:
         if one.kind == "rounded" and one.form.get("through") in FLOATS:
@@ -297,19 +297,27 @@ def _joined(atoms: Atoms, looks: list[Look]) -> None:
         elif one.kind == "ratio" and not one.form.get("rounded"):
             proved.setdefault(("", "ratio", str(one.form["ratio"])), one)
     for at, one in enumerate(looks):
-        if one.kind not in ("near", "other", "part") or one.row.numel > SMALL:
+        if one.kind not in ("near", "other", "part", "zeros", "zero", "flip"):
             continue
         before, after = atoms.tensors(one.atom)
         if before.element.name not in FLOATS or before.element != after.element:
             continue
         for (role, kind, _), model in proved.items():
-            if role in ("", one.atom.role) and (_like(model, before) == bits(after)).all():
+            if role in ("", one.atom.role) and _follows(model, before, after):
                 looks[at] = replace(one, kind=kind, form=model.form, text=model.text)
                 break
 
 
-def _like(model: Look, before: LazyTensor) -> Any:
-    x = numbers(bits(before), before.element)
+def _follows(model: Look, before: LazyTensor, after: LazyTensor) -> bool:
+    """Whether every element became what a form makes of it."""
+    if before.shape != after.shape:
+        return False
+    parts = runs_of(after.shape, after.element.itemsize).ends_first()
+    return all(bool((_like(model, before, run.key) == bits(after, run.key)).all()) for run in parts)
+
+
+def _like(model: Look, before: LazyTensor, key: Any) -> Any:
+    x = numbers(bits(before, key), before.element)
     if model.kind == "ratio":
         with np.errstate(over="ignore", invalid="ignore"):
             return encode(rounded(x * float(model.form["ratio"]), before.element.name), before.element)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from workbench.doctor.causes.case import Case, Match, leg_of, matches, where_of
 from workbench.doctor.causes.table import CAUSES
+from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
 
 __all__ = ["Explanation", "cover", "silent", "weight"]
@@ -25,7 +26,7 @@ UNNAMED = 0.3  #: strength of a cause that only a rule names
 SILENT = 0.5  #: where a rule that would have fired did not
 REST = 0.2  #: share of a sign's names that no cause of its own is looked for
 SIDE = 0.25  #: of a sign that may follow from a cause, over one that it consists of
-LATER = 0.5  #: of a sign of a later checkpoint, where an earlier leg is given
+LATER = 0.5  #: of what a later checkpoint shows, where an echo says what the load did
 #: Signs of what spreads from one parameter to all in some updates.
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
@@ -139,6 +140,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         return None
     if match is None or CAUSES[cause].everywhere or not match.names or spread:
         return set(sign.tensors) | {""}
+    if any(map(is_numbered, match.names)) and not any(map(is_numbered, sign.tensors)):
+        return set(sign.tensors) | {""}  # whose state it is, is not known
     return (set(sign.tensors) & match.names) | {""}
 
 
@@ -161,8 +164,9 @@ def _score(case: Case, cause: str, match: Match, open_: Sequence[Sign], left: di
         part = len(names & left[id(sign)]) / max(len(sign.tensors), 1)  # of what is left of little, little
         own = _consists(cause, match, sign)
         score += weight(sign) * part * (1.0 if own else SIDE)
-    score *= match.strength
-    return score * (SILENT if silent(cause, case) else 1.0)
+    score *= match.strength * (LATER if match.leg == "train" and case.resumed == "echo" else 1.0)
+    # no rule that stays silent speaks against what was found exactly
+    return score * (SILENT if not match.exact and silent(cause, case) else 1.0)
 
 
 def _rival(

@@ -28,6 +28,7 @@ __all__ = ["check_extra"]
 Array = np.ndarray[Any, Any]
 LIST = 100
 SMALL = 1 << 22  #: elements of all buffers of a kind that are read
+SKIPPED, OFTEN = 8, 100  #: updates that a healthy run may skip, and one more in so many: torch.amp halves at each
 DOUBLED = 2.0  #: growth of a loss scale at one update, at most
 SHRUNK = 8.0  #: how many times a loss scale grows between two checkpoints only where it began anew
 DEFAULTS = (65536.0, 2.0**15, 2.0**32)  #: first loss scales: torch GradScaler, apex, Megatron and DeepSpeed
@@ -40,9 +41,10 @@ register(
     Rule("N8", "a largest second moment below the present one", ("B11",), "one", "max_exp_avg_sq ≥ exp_avg_sq", "exact",
          "torch 2.13 torch/optim/adam.py", "error", "optimizers that keep the largest bias-corrected one",
          "load both from one save"),
-    Rule("N14", "the loss scale began anew", ("D8",), "one", "a dynamic scale doubles every thousand steps or so",
-         f"{SHRUNK:g} times an earlier checkpoint's, and a usual first one", "transformers 34053", "warn",
-         "a scale that did grow so", "restore the gradient scaler's state"),
+    Rule("N14", "the loss scale began anew", ("D8",), "one",
+         "a dynamic scale doubles every thousand steps or so, and halves at an update that is skipped",
+         f"{SHRUNK:g} times an earlier checkpoint's, and a usual first one; or halved more than {SKIPPED} times",
+         "transformers 34053", "warn", "a scale that did grow so", "restore the gradient scaler's state"),
     Rule("N15", "fp8 scales that were never set", ("D9",), "one", "after a step the largest magnitudes are known",
          f"all histories 0, or all scales 1; fp8 weights {STALE:g} times below the type's largest number",
          "TransformerEngine 982, Megatron-Bridge 1730", "warn", "fp8 that is switched off",
@@ -115,6 +117,11 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     k = None if earlier is None else passed(earlier.facts, state.facts)
     if not signs and k and scale > before * DOUBLED ** min(k + 1, 1000):
         words = f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; one can only double it"
+        signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
+    halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
+    if not signs and k is not None and halved > SKIPPED + k / OFTEN:
+        words = f"the loss scale fell from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}: was it reset, or were "
+        words += f"{halved:.0f} more updates skipped? Each halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     return "loss scales", signs
 

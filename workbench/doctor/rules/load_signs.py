@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workbench.doctor.ledger.roles import MOMENTS
+from workbench.doctor.ledger.roles import MOMENTS, SECOND
 from workbench.doctor.ledger.sign import Rule, Sign, register
 from workbench.doctor.origins.atoms import Atoms, kind_of, names_of
 from workbench.doctor.origins.look import Look
@@ -104,7 +104,8 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[Look]) -> Sign:
 
 def _rounded(atoms: Atoms, some: Sequence[Look]) -> Sign:
     through = str(some[0].form.get("through", some[0].row.dtype_b))
-    grave = "warn" if some[0].atom.role in MOMENTS else None
+    lost = through == "float16" and any(one.atom.role in SECOND for one in some)  # it has nothing below 6e-8 but 0
+    grave = "warn" if some[0].atom.role in MOMENTS and not lost else None
     return _sign("R07", atoms, some, f"are the old ones rounded through {through}", grave, through=through)
 
 
