@@ -242,6 +242,14 @@ def test_ddp_numbers_are_joined_where_that_is_certain(tmp_path):
     assert ckpt.notes == []
 
 
+def test_ddp_says_that_channels_last_cannot_be_seen(tmp_path):
+    """ByteCheckpoint 0.0.2 writes such tensors in memory order under contiguous strides (its pinned-memory pool)."""
+    names = {"conv.weight": (6, 4, 3, 3), "point.weight": (6, 4, 1, 1), "a.bias": (4,)}
+    ddp(tmp_path, names, groups=[{"params": [0, 1, 2]}])
+    (note,) = [note for note in wb.open(tmp_path, cache=False).notes if "channels_last" in note]
+    assert note.startswith("2 tensors of 4 or more axes") and "conv.weight" in note  # it and its moment
+
+
 def test_ddp_numbers_stay_numbers_where_nothing_proves_them(tmp_path):
     names = {"a.weight": (4, 4), "b.weight": (4, 4), "c.weight": (4, 4)}
     ddp(tmp_path, names, groups=[{"params": [0, 1, 2]}], order=["c.weight", "a.weight", "b.weight"])

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.testing._internal.two_tensor import TwoTensor
 
 import workbench as wb
 from tests.reader_suite import check_reader, refused, same_bits
@@ -256,3 +258,38 @@ def test_a_flipped_bit_in_an_archives_header_is_an_error_or_harmless(copy, fresh
         except errors.OpenError:
             continue
         same_bits(got, truth, f"flip at {at}")
+
+
+def test_a_tensor_of_a_class_of_its_own_is_not_checked_and_not_called_damaged(tmp_path: Path) -> None:
+    """torchao's weights are such: one DCP item, made of several tensors."""
+    for side in (0.0, 1.0):
+        state = {"w": TwoTensor(torch.zeros(3, 4), torch.full((3, 4), side)), "b": torch.ones(5)}
+        dcp.save(state, checkpoint_id=tmp_path / str(side), no_dist=True)
+    ckpt = wb.open(tmp_path / "0.0")
+    with pytest.raises(errors.UnsupportedFormatError, match="class 'TwoTensor'"):
+        ckpt["w"].torch()
+    assert ckpt["b"].torch().tolist() == [1.0] * 5
+    for deep in (False, True):
+        report = wb.verify(ckpt, deep=deep)
+        assert not report.found and "'w'" in report.not_checked["unread tensors"]  # neither damaged nor "zeros only"
+    found = wb.diff(ckpt, tmp_path / "1.0")
+    assert (found.exit_code, found.count("unread"), found.count("equal")) == (1, 1, 1)
+    assert wb.export(ckpt, tmp_path / "out", select="b", verify=True).identical
+    with pytest.raises(errors.UnsupportedFormatError, match=r"'w'.*select="):
+        wb.export(ckpt, tmp_path / "all")
+
+
+def test_flat_parameters_and_buffers_are_not_called_what_they_are_not(tmp_path: Path) -> None:
+    model = {
+        "fc.weight": torch.ones(3, 4),
+        "fc.bias": torch.ones(3),
+        "freqs": torch.ones(8),
+        "flag": torch.ones(1).bool(),
+    }
+    state = {f"fc.{name}": {"exp_avg": torch.ones(model[f"fc.{name}"].shape)} for name in ("weight", "bias")}
+    dcp.save({"model": model, "optim": {"state": state}}, checkpoint_id=tmp_path / "buffers", no_dist=True)
+    (found,) = [one for one in wb.verify(tmp_path / "buffers").found if one.rule == "state.none"]
+    assert found.evidence["parameters"] == ["freqs"] and "buffers" in found.hint
+    local = {"model._flat_param": torch.ones(20), "model.layers.0._flat_param": torch.ones(12)}
+    dcp.save(local, checkpoint_id=tmp_path / "flat", no_dist=True)
+    assert ["2 tensors are flat parameters of FSDP1" in note for note in wb.open(tmp_path / "flat").notes] == [True]

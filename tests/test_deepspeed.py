@@ -237,6 +237,33 @@ def test_stage_0_joins_the_optimizers_numbers(tmp_path):
     assert ckpt["optimizer.state.1.exp_avg"].fqn == "0.bias"
 
 
+def test_stage_0_with_masters_and_frozen_parameters(tmp_path):
+    """As DeepSpeed 0.19 stores bf16 at stage 0: masters in lists by group, and torch's state dict in its own."""
+    truth, frozen = (
+        like.full(SHAPES),
+        {"f.weight": torch.randn(11, 23).bfloat16(), "f.bias": torch.randn(11).bfloat16()},
+    )
+    names = [name for group in NAMES for name in group]
+    module = OrderedDict((n, truth["fp32"][n].bfloat16()) for n in names[:2])
+    module |= frozen | {n: truth["fp32"][n].bfloat16() for n in names[2:]}
+    state = {
+        i: {s: truth[s][n] for s in ("exp_avg", "exp_avg_sq")} | {"step": torch.tensor(4.0)}
+        for i, n in enumerate(names)
+    }
+    optimizer = {
+        "optimizer_state_dict": {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(names)))}]},
+        "fp32_groups": [[truth["fp32"][n] for n in names]],
+    }
+    content = like.model_states([], {}, module, 2, optimizer=optimizer, param_shapes=None)
+    like.save(content, tmp_path / "mp_rank_00_model_states.pt")
+    ckpt = wb.open(tmp_path, cache=False)
+    check_states(ckpt, meanings(truth) | {("param", name): tensor for name, tensor in module.items()})
+    assert not ckpt.notes and "6 weights of bfloat16" in wb.verify(ckpt, deep=True).checked["masters"]
+    twin = {"f.scalar": torch.randn(())}  # one of two scalars is frozen, and nothing tells which
+    like.save(content | {"module": module | twin}, tmp_path / "mp_rank_00_model_states.pt")
+    assert "6 of its parameters are numbered" in " ".join(wb.open(tmp_path, cache=False).notes)
+
+
 # ---- stage 3 -------------------------------------------------------------------------------------------------------
 
 
@@ -399,6 +426,11 @@ def test_pipeline_stages_layers_and_tied_embeddings(tmp_path):
     assert tied.replicas == 2
     same_bits(tied.replica(1).torch(), truth["exp_avg"]["tied_modules.embed.weight"], "the last stage's copy")
     assert ckpt.mesh["axes"] == {"dp": 2, "pp": 2, "tp": 1} and ckpt.world_size == 4
+    same_bits(ckpt.param("tied_modules.embed.weight").torch(), rounded["tied_modules.embed.weight"], "by its own name")
+    for state in ("master", "exp_avg", "exp_avg_sq"):
+        want = truth["fp32" if state == "master" else state]["tied_modules.embed.weight"]
+        same_bits(ckpt.param("0.weight", state).torch(), want, "of the layer")
+    assert not [finding for finding in wb.verify(ckpt, deep=True).found if finding.rule.startswith("state.")]
 
 
 @pytest.mark.parametrize("data_first", [False, True])
@@ -459,6 +491,31 @@ def test_universal_in_both_shapes(tmp_path, flat_tensors):
     check_states(ckpt, meanings(truth))
     same_bits(ckpt.param("head", "master").torch(), truth["fp32"]["odd"], "alias")
     assert ckpt.objects["optimizer_state"] == {"zero_stage": 3 if flat_tensors else 1}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_universal_with_frozen_parameters(tmp_path, stage):
+    """Of stage 3 the ranks' pieces stay in the model_states; ``--inject_missing_state`` writes fp32.pt for stage 1."""
+    truth, frozen = like.full(SHAPES), {"f.weight": torch.randn(11, 23), "f.bias": torch.randn(11)}
+    if stage == 3:
+        like.save_zero3(tmp_path, NAMES, SHAPES, truth, 4, frozen=frozen, dp_world_size=4)
+        for file in tmp_path.glob("*optim_states.pt"):
+            file.unlink()
+    else:
+        module = OrderedDict({n: truth["fp32"][n] for group in NAMES for n in group} | frozen)
+        states = like.model_states(NAMES, SHAPES, module, 2)
+        like.save(states, tmp_path / "mp_rank_00_model_states.pt")
+        for name, tensor in frozen.items():
+            like.save({"param": tensor}, tmp_path / "zero" / name / "fp32.pt")
+    save_universal(tmp_path, truth, flat_tensors=stage == 3)
+    ckpt = wb.open(tmp_path, cache=False)
+    check_states(ckpt, meanings(truth) | {("param", n): t for n, t in frozen.items()})
+    assert not ckpt.notes and wb.verify(ckpt).exit_code == 0
+    if stage == 1:  # what a trained parameter lacks is still told
+        for state in ("exp_avg", "exp_avg_sq", "step"):
+            (tmp_path / "zero" / "odd" / f"{state}.pt").unlink()
+        found = wb.verify(tmp_path).found
+        assert {finding.where for finding in found if finding.rule == "state.partner"} == {"odd"}
 
 
 def test_universal_that_is_not_whole(tmp_path):

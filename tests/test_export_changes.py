@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -34,6 +35,41 @@ def test_an_fp8_model_as_bfloat16(samples, tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert "quantization_config" not in config
     assert any("quantization_config is absent now" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_cast_leaves_codes_and_what_decodes_them_alone(tmp_path, dtype):
+    """Names and types as bitsandbytes 0.50, AutoGPTQ and transformers (MXFP4) store them."""
+    nf4, int8, gptq = (f"model.layers.0.mlp.{name}_proj" for name in ("down", "up", "gate"))
+    kept = {
+        f"{nf4}.weight": torch.randint(0, 255, (32, 1)).byte(),
+        f"{nf4}.weight.absmax": torch.rand(2),
+        f"{nf4}.weight.quant_map": torch.rand(16),
+        f"{nf4}.weight.nested_absmax": torch.rand(1),
+        f"{nf4}.weight.nested_quant_map": torch.rand(256),
+        f"{nf4}.weight.quant_state.bitsandbytes__nf4": torch.randint(0, 255, (90,)).byte(),
+        f"{int8}.weight": torch.randint(-128, 127, (8, 8)).to(torch.int8),
+        f"{int8}.SCB": torch.rand(8),
+        f"{int8}.weight_format": torch.tensor(0, dtype=torch.uint8),
+        f"{gptq}.qweight": torch.randint(0, 99, (1, 8), dtype=torch.int32),
+        f"{gptq}.qzeros": torch.randint(0, 99, (1, 1), dtype=torch.int32),
+        f"{gptq}.scales": torch.rand(1, 8),
+        f"{gptq}.g_idx": torch.zeros(8, dtype=torch.int32),
+        "model.layers.0.mlp.experts.down_proj_blocks": torch.randint(0, 255, (2, 4)).byte(),
+        "model.layers.0.mlp.experts.down_proj_scales": torch.randint(0, 255, (2,)).byte(),
+    }
+    norm = torch.rand(8)
+    save_file(kept | {"model.norm.weight": norm}, tmp_path / "in.safetensors")
+    ckpt = wb.open(tmp_path / "in.safetensors")
+    assert (ckpt[f"{int8}.weight_format"].fqn, ckpt[f"{int8}.weight_format"].role) == (f"{int8}.weight", "other")
+    report = wb.export(ckpt, tmp_path / "out.safetensors", dtype=dtype)
+    got = load_file(tmp_path / "out.safetensors")
+    wanted = torch.bfloat16 if dtype == "bf16" else torch.float16
+    assert torch.equal(got.pop("model.norm.weight"), norm.to(wanted)) and set(got) == set(kept)
+    for name, tensor in kept.items():
+        assert got[name].dtype is tensor.dtype and torch.equal(got[name], tensor), name
+    (note,) = (note for note in report.notes if "quantised weights stay codes" in note)
+    assert note.startswith("4 quantised weights") and [one.key for one in report.casts] == ["model.norm.weight"]
 
 
 def test_weights_as_fp8_and_back(tmp_path, capsys):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 import workbench as wb
+from tests.megatron_files import Model, write_dist
 from workbench.analysis.layout import Placed, digits
 from workbench.analysis.layout.classes import alike
 from workbench.analysis.layout.runs import Cut, cut_axis
@@ -125,6 +126,20 @@ def test_paddle_shards_are_found_on_the_mesh_that_they_prove() -> None:
         placed = found.placed(key)
         assert sorted(str(placed).split(", ")) == sorted(want[0].split(", ")) and placed.status == want[1], key
     assert "axis0 or axis1" in found.placed("model.embed.weight").why
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "fc1"),
+    [(1, 2, "ep Shard(0), pp Only(0)"), (2, 4, "etp StridedShard(1, 2), ep Shard(0), pp Only(0), edp ?")],
+)
+def test_experts_of_megatron_lie_along_expert_parallelism(tmp_path: Path, tp: int, dp: int, fc1: str) -> None:
+    """Ranks of dp that hold other experts hold no ranges of a flat buffer."""
+    write_dist(tmp_path / "it", Model(experts=4), tp=tp, pp=2, ep=2, dp=dp, optimizer="none")
+    layout = wb.layout(wb.open(tmp_path / "it"))
+    found = layout.tensors.set_index("key")["placement"]
+    assert found["decoder.layers.0.mlp.experts.experts.linear_fc1.weight"] == fc1
+    assert found["decoder.layers.2.mlp.experts.experts.linear_fc1.weight"] == fc1.replace("Only(0)", "Only(1)")
+    assert not found.str.contains("Flat").any() and f"ep=2, etp={tp}" in layout.told
 
 
 def test_stages_of_a_pipeline_hold_their_layers_alone() -> None:
@@ -458,6 +473,15 @@ def test_empty_checkpoints_and_selections() -> None:
     assert nothing.balance.ratio == 0
     one = wb.layout(wb.open(SAMPLES / "dcp_fsdp2").select(r"^model\.lm_head"))
     assert one.tensors["placement"].tolist() == ["ranks Shard(0)"]
+
+
+def test_scalars_with_a_copy_a_rank_are_whole_on_each() -> None:
+    """As paddle.distributed stores them with ``save_replicas``: one element of no axis, on every rank."""
+    everywhere = [(0, rank, ((), ())) for rank in range(4)]
+    rows = [(1, rank, ((2 * rank, 0), (2, 3))) for rank in range(4)]
+    found = wb.layout(saved([(), (8, 3)], [*everywhere, *rows])).tensors
+    assert found["placement"].tolist() == ["ranks Replicate()", "ranks Shard(0)"]
+    assert digits.radices(np.zeros((4, 0), np.int64)) == digits.radices(np.zeros((4, 1), np.int64)) == (4,)
 
 
 def test_axes_of_ranks_in_mixed_radix() -> None:

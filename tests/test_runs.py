@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -331,6 +334,20 @@ def test_an_empty_folder_has_nothing_to_pick(tmp_path: Path) -> None:
     assert pick(Place(tmp_path)) is None
     with pytest.raises(NotACheckpointError, match="Looked for"):
         wb.open(tmp_path)
+
+
+def test_checkpoints_of_other_formats_are_called_by_their_name(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
+        archive.writestr("m/data/weights/weight_0", bytes(16))
+        archive.writestr("m/archive_format", "pt2")
+    (tmp_path / "orbax").mkdir()
+    (tmp_path / "orbax" / "_CHECKPOINT_METADATA").write_text("{}")
+    found = {"model.gguf": "GGUF", "a.npz": "numpy", "m.pt2": "torch.export", "orbax": "Orbax", "": "GGUF"}
+    for name, word in found.items():
+        with pytest.raises(NotACheckpointError, match=f"is a.*{word}.*which is not supported$"):
+            wb.open(tmp_path / name)
 
 
 def test_nothing_of_torch_or_pandas_is_imported(tmp_path: Path) -> None:

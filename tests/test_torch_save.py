@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from reading import bits, raw
 
 import workbench as wb
@@ -175,15 +176,63 @@ def test_containers_are_stripped_by_their_path_not_by_their_spelling(tmp_path: P
     assert ckpt.fqns == ["model.norm.weight", "lm_head.weight"]
 
 
-def test_sparse_and_lazy_and_quantised_tensors_are_said_to_be_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("legacy", [False, True, "dcp"])
+def test_conjugate_and_negative_views_are_read_as_their_values(tmp_path: Path, legacy: Any) -> None:
+    stored = torch.randn(300, 5, dtype=torch.complex64)
+    stored[0, 0], stored[1, 1] = complex(1e-45, -0.0), 0
+    value = {
+        "conj": stored.conj(),
+        "turned": stored.t().conj()[1:, ::3],
+        "neg": stored.clone().conj().imag,
+        "w": torch.ones(3),
+    }
+    assert value["conj"].is_conj() and value["neg"].is_neg()
+    truth = {key: tensor.resolve_conj().resolve_neg() for key, tensor in value.items()}
+    if legacy == "dcp":
+        dcp.save(value, checkpoint_id=tmp_path / "x", no_dist=True)
+    else:
+        save(tmp_path / "x", value, legacy)
+    ckpt = wb.open(tmp_path / "x")
+    for key, tensor in truth.items():
+        assert np.array_equal(bits(ckpt[key].torch()), bits(tensor)), key
+    assert np.array_equal(bits(ckpt["conj"][7:200:3]), bits(truth["conj"][7:200:3]))
+    assert not wb.verify(ckpt, deep=True).found and not ckpt.notes
+    assert wb.diff(ckpt, save(tmp_path / "plain.pt", truth)).exit_code == 0
+    assert wb.diff(ckpt, save(tmp_path / "other.pt", truth | {"conj": stored})).count("changed") == 1
+    wb.export(ckpt, tmp_path / "out.pt", "torch", role=None, verify=True)
+    assert all(np.array_equal(bits(one), bits(truth[key])) for key, one in torch.load(tmp_path / "out.pt").items())
+
+
+def test_sparse_tensors_are_read_and_unknown_lazy_ones_are_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (3,), check_invariants=True)
-    value = {"sparse": sparse, "conj": torch.randn(3, dtype=torch.complex64).conj()}
-    ckpt = wb.open(save(tmp_path / "x.pt", value))
+    monkeypatch.setattr(  # as a torch to come may write
+        "torch._utils.get_tensor_metadata", lambda tensor: {"new": True} if tensor.shape == (7,) else {}
+    )
+    ckpt = wb.open(save(tmp_path / "x.pt", {"sparse": sparse, "lazy": torch.ones(7)}))
     assert ckpt["sparse.values"].torch().tolist() == [1.0, 2.0]
     assert ckpt["sparse.indices"].torch().tolist() == [[0, 2]]
-    assert any("'conj' is a lazy view" in note for note in ckpt.notes)
+    assert any("'lazy' has bytes that are not its values" in note for note in ckpt.notes)
     with pytest.raises(UnsupportedFormatError):
-        ckpt["conj"].torch()
+        ckpt["lazy"].torch()
+    report = wb.verify(ckpt, deep=True)  # nothing is wrong with the file, and nothing is known of the values
+    assert report.exit_code == 0 and [finding.rule for finding in report.found] == ["open.note"]
+    assert "'lazy'" in report.not_checked["unread tensors"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse ", "ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+def test_a_compressed_sparse_tensor_is_listed_by_torchs_names(tmp_path: Path, layout: str) -> None:
+    block = ((2, 2),) if layout[0] == "b" else ()
+    values = getattr(torch.randn(4, 6), f"to_sparse_{layout}")(*block)
+    names = (
+        ("crow_indices", "col_indices", "values") if layout[-1] == "r" else ("ccol_indices", "row_indices", "values")
+    )
+    for legacy in (False, True):
+        check(save(tmp_path / "x.pt", {"s": values}, legacy), {f"s.{name}": getattr(values, name)() for name in names})
+    other = save(tmp_path / "y.pt", {"s": values * 2})
+    assert [row.key_b for row in wb.diff(tmp_path / "x.pt", other).changed_rows] == ["s.values"]
 
 
 def test_big_endian_files_are_read_as_little(tmp_path: Path) -> None:
@@ -463,3 +512,32 @@ def test_a_quantised_tensor_does_not_keep_the_others_from_opening(tmp_path: Path
         )
         ckpt = wb.open(tmp_path / "x.pt")
         assert ckpt["w"].torch().tolist() == [0, 1, 2, 3, 4]
+        shown = {"q.int_repr": weights, "p.int_repr": packed}
+        for key, tensor in shown.items():
+            assert torch.equal(ckpt[key].torch(), tensor.int_repr().reshape(ckpt[key].shape)), key
+        assert torch.equal(ckpt["p.q_per_channel_scales"].torch(), packed.q_per_channel_scales())
+        assert torch.equal(ckpt["p.q_per_channel_zero_points"].torch(), packed.q_per_channel_zero_points())
+        assert (ckpt["q.int_repr"].fqn, ckpt["q.int_repr"].role) == ("q", "param")
+        assert {ckpt[f"p.q_per_channel_{name}"].role for name in ("scales", "zero_points")} == {"scale", "zero_point"}
+        assert ckpt.objects["q"] == {
+            "dtype": "quint8", "qscheme": "per_tensor_affine", "shape": (3, 4), "scale": 0.1, "zero_point": 0
+        }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per", "ignore:.*quantized", "ignore:TypedStorage")
+def test_no_stored_value_goes_uncompared_unsaid(tmp_path: Path) -> None:
+    codes = {side: torch.quantize_per_tensor(torch.full((3, 4), side), 0.1, 0, torch.qint8) for side in (1.0, 2.0)}
+    a, b = (save(tmp_path / f"q{side}.pt", {"n": [codes[side]], "w": torch.ones(2)}) for side in codes)
+    assert [row.key_b for row in wb.diff(a, b).changed_rows] == ["n.0.int_repr"]
+    a, b = (save(tmp_path / f"s{side}.pt", {"s": torch.full((3,), side).storage()}) for side in codes)
+    found = wb.diff(a, b)  # no tensor: what a storage's bytes mean is not known
+    assert found.exit_code == 1 and "no difference" not in repr(found) and list(found.not_checked) == ["object 's'"]
+    assert "'s'" in wb.verify(b, deep=True).not_checked["undecoded objects"]
+    for side in codes:  # an item of a DCP folder is decoded whole, with the tensors of any object in it
+        value = argparse.Namespace(t=torch.full((3,), side), q=codes[side])
+        dcp.save({"o": value, "w": torch.ones(2)}, checkpoint_id=tmp_path / f"d{side}", no_dist=True)
+    found = wb.diff(tmp_path / "d1.0", tmp_path / "d2.0")
+    assert [(change.path, change.text) for change in found.objects] == [
+        ("o.t", "float32[3] differs in 3 of 3 elements"),
+        ("o.q.args[0]", "differs in 12 of 12 bytes"),
+    ]

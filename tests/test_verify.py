@@ -318,6 +318,15 @@ def test_trainer_optimizer_and_folder_tell_one_step(tmp_path):
     assert verify(tmp_path / "c.pt").exit_code == 0
 
 
+def test_a_trainers_step_may_count_the_steps_of_all_optimizers(tmp_path):
+    one_of = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(4)}}, "param_groups": [{"params": [0]}]}
+    states = [one_of | {"state": {0: {k: v.clone() for k, v in one_of["state"][0].items()}}} for _ in range(4)]
+    torch.save({"optimizer_states": states, "global_step": 12}, tmp_path / "c.pt")
+    assert not told(verify(tmp_path / "c.pt"), "steps.trainer")
+    torch.save({"optimizer_states": states, "global_step": 40}, tmp_path / "c.pt")
+    assert told(verify(tmp_path / "c.pt"), "steps.trainer")
+
+
 def test_ranks_that_disagree_and_ranks_that_are_gone(tmp_path):
     folder = shutil.copytree(ROOT / "sample_ckpts/bytecheckpoint_fsdp1_flat/global_step_3", tmp_path / "global_step_3")
     (folder / "extra_state/extra_state_rank_2.pt").unlink()

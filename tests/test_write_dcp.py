@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 import workbench as wb
+from tests.megatron_files import Model, write_dist
 from tests.reader_suite import check_reader, raw
 from tests.writing import everything, write
 from workbench import errors
@@ -289,6 +290,25 @@ def test_objects_are_flattened_as_torch_flattens_them(every_type, tmp_path):
     got = loaded(tmp_path / "ours")
     assert (got["train.step"], got["train.empty"], got["optim.1.lr"]) == (7, {}, 0.2)
     assert raw(got["rng.cuda.0"]) == raw(torch.ones(2, 3))
+
+
+def test_arrays_in_objects_may_have_more_axes_than_any_tensor(tmp_path):
+    objects = {"np": np.arange(8.0).reshape(2, 2, 2), "seen": [{"t": torch.ones(1, 2, 3, 4)}]}
+    torch.save({"w": torch.ones(3), "rng": objects}, tmp_path / "in.pt")
+    wb.export(wb.open(tmp_path / "in.pt"), tmp_path / "out", "dcp", role="all", verify=True)
+    got = loaded(tmp_path / "out")
+    assert raw(got["w"]) == raw(torch.ones(3)) and got["rng.np"].tolist() == objects["np"].tolist()
+    assert wb.open(tmp_path / "out")["rng.seen.0.t"].shape == (1, 2, 3, 4)
+
+
+def test_a_tensor_that_is_in_the_objects_too_is_written_once(tmp_path):
+    """Megatron's common step: a tensor, and a part of the common state, in common.pt or (since 0.19) an item."""
+    source = write_dist(tmp_path / "in", Model(), optimizer="float16", common="object")
+    ckpt = wb.open(source)
+    assert wb.export(ckpt, tmp_path / "out", "dcp", role=None, verify=True).identical
+    again = wb.open(tmp_path / "out")
+    assert set(ckpt) <= set(again) and again["optimizer.optimizer.state.common_step"].torch() == 10.0
+    assert again.objects["iteration"] == 10
 
 
 def test_names_must_differ(every_type):

@@ -9,6 +9,7 @@ import pickle
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import workbench as wb
+from tests.megatron_files import Model, write_dist, write_legacy
 from tests.reader_suite import check_catalog, raw
 from tests.writing import everything, write
 from workbench.reshard.mesh import Mesh
@@ -116,6 +118,28 @@ def test_a_model_alone_has_what_megatron_asks_for(tmp_path):
     with wb.open(tmp_path / "out") as again:
         assert again.format == "megatron_dist" and set(again) == set(truth)
         assert all(raw(again[key].torch()) == raw(want) for key, want in truth.items())
+
+
+def test_extra_states_of_experts_keep_their_grid(tmp_path):
+    """Megatron asks for one cell an expert, ``shard_0_4`` … ``shard_3_4``, of each layer."""
+    name = "mlp.experts.experts.linear_fc1._extra_state"
+
+    def grid(saver):
+        for layer, expert in np.ndindex(4, 4):
+            saver.object(f"decoder.layers.{name}/shard_{layer}.{expert}_4.4", f"{layer} {expert}".encode())
+
+    source = write_dist(tmp_path / "in", Model(experts=4), ep=2, optimizer="none", edit=grid)
+    wb.export(wb.open(source), tmp_path / "out", "torch_dist", role="all", verify=True)
+    again = wb.open(tmp_path / "out")
+    stored = {key for key in again.catalog.objects.keys if "experts" in key}
+    assert stored == {f"decoder.layers.{n}.{name}/shard_{e}_4" for n in range(4) for e in range(4)}
+    assert again.objects[f"decoder.layers.2.{name}"] == {str(e): f"2 {e}".encode() for e in range(4)}
+
+
+def test_names_of_local_layers_are_pointed_out(tmp_path):
+    write_legacy(tmp_path / "in", Model(), tp=2)
+    report = wb.export(wb.open(tmp_path / "in"), tmp_path / "out", "torch_dist")
+    assert any("names have input_layernorm, first 'decoder.layers.0." in note for note in report.notes)
 
 
 @pytest.mark.skipif(OUTSIDE is None, reason="WORKBENCH_SAMPLES names no folder of samples")

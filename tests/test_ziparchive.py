@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from workbench.core import zipdirectory
 from workbench.core.pickles.standins import TensorRef
@@ -210,11 +211,18 @@ def test_a_payload_that_does_not_fit_its_tensor_is_refused() -> None:
             single_tensor(repack(data, replace={"archive/data.pkl": pickled.replace(old, new)}), what="x")
 
 
+def test_lazy_views_are_named_as_such() -> None:
+    turned = torch.ones(2, dtype=torch.cfloat).conj()
+    item = single_tensor(save(turned), what="x")
+    assert (item.conj, item.neg) == (True, False)
+    assert single_tensor(save(turned.imag), what="x")[-2:] == (False, True)
+
+
 def test_what_is_not_one_plain_tensor_is_refused() -> None:
     with pytest.raises(CorruptError, match="not a tensor"):
         single_tensor(save({"a": torch.ones(2)}), what="x")
-    with pytest.raises(UnsupportedFormatError, match="conjugate"):
-        single_tensor(save(torch.zeros(2, dtype=torch.cfloat).conj()), what="x")
+    with pytest.raises(UnsupportedFormatError, match="'TwoTensor', which is not one array of elements"):
+        single_tensor(save(TwoTensor(torch.ones(2), torch.ones(2))), what="x")
     with pytest.raises(UnsupportedFormatError, match="'archive/data/0' is compressed"):
         single_tensor(repack(save(torch.zeros(99)), compress=("archive/data/0",)), what="x")
     with pytest.raises(CorruptError, match=r"without data\.pkl"):

@@ -39,7 +39,7 @@ def export(options: argparse.Namespace) -> int:
             options.dest,
             options.to,
             select=options.select or None,
-            role=None if options.role == "all" else options.role,
+            role=options.role,
             rename=_rename(options.rename),
             hf_config=_json_object("--hf-config", options.hf_config),
             dtype=options.dtype,
@@ -77,7 +77,7 @@ def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
         tensors = ckpt.to_device(
             options.to_device,
             select=options.select or None,
-            role=None if options.role == "all" else options.role,
+            role=options.role,
             mesh=_mesh(options),
             rank=options.rank,
             rules=_rules(options),

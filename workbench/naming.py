@@ -82,12 +82,18 @@ _SAVED = re.compile(r"(.*)\.(?:modules_to_save(?:\.(?!weight$|bias$)\w+)?|origin
 _SCALE = re.compile(
     r"(.*(?:weight|_proj|_blocks))_(?:scale_inv|scale|scale_2|global_scale|scales)"  # weight_scale, down_proj_scales
     r"|(.*\.)(?:input_scale|input_global_scale|activation_scale|scales|weight_scaling_factor|SCB)"  # beside a weight
-    r"|(.*\.weight)\.(?:absmax|nested_absmax|quant_map|nested_quant_map|quant_state\..*)",  # bitsandbytes
+    r"|(.*)\.(?:absmax|nested_absmax|quant_map|nested_quant_map|quant_state\.bitsandbytes__\w+)"  # bitsandbytes
+    r"|(.*\.weight)\._?scale",  # torchao, quanto: parts of a tensor of a class of their own
     re.S,
 )
 _QUANTISED = re.compile(r"(.*\.)(?:qweight|weight_packed)|(.*_proj)_blocks", re.S)
-_OF_MODEL = re.compile(r"(?:.*\.)?(?:_extra_state|weight_shape|weight_g_idx|g_idx)", re.S)  #: in it, of role ``other``
-_ODD_LEAF = re.compile(r"scale|SCB|absmax|quant|qweight|packed|_blocks|zero|qzeros|g_idx|amax|_extra_state")
+#: In the model, of role ``other``.
+_OF_MODEL = re.compile(r"(?:.*\.)?(?:_extra_state|weight_shape|weight_format|weight_g_idx|g_idx)", re.S)
+_ODD_LEAF = re.compile(
+    r"scale|SCB|absmax|quant|qweight|packed|_blocks|zero|qzeros|g_idx|amax|_extra_state|int_repr|_shift"
+    r"|weight_shape|weight_format"
+)
+_QTENSOR = {"int_repr": "param", "q_per_channel_scales": "scale", "q_per_channel_zero_points": "zero_point"}  #: torch
 
 
 def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tuple[list[str | None], list[str]]:
@@ -226,15 +232,19 @@ def _tensor(name: str) -> tuple[str | None, str]:
         return name, "buffer"
     if leaf in ("weight", "bias") or not _ODD_LEAF.search(name):
         return name, "param"
+    if leaf in _QTENSOR and leaf != name:
+        return name[: -len(leaf) - 1], _QTENSOR[leaf]
     if match := _SCALE.fullmatch(name):
         if match[2] is not None:
             return match[2] + "weight", "scale"
-        return (match[1] or match[3]).removesuffix("_blocks"), "scale"
+        return (match[1] or match[3] or match[4]).removesuffix("_blocks"), "scale"
     if match := _QUANTISED.fullmatch(name):
         return (match[1] + "weight" if match[1] else match[2]), "param"
+    if name.endswith((".weight.zero_point", ".weight._shift")):
+        return name.rpartition(".")[0], "zero_point"
     if leaf in ("qzeros", "weight_zero_point", "input_zero_point"):
         return name[: -len(leaf)] + "weight", "zero_point"
-    if leaf in ("weight_shape", "weight_g_idx", "g_idx"):
+    if leaf in ("weight_shape", "weight_format", "weight_g_idx", "g_idx"):
         return name[: -len(leaf)] + "weight", "other"
     if "amax_history" in leaf:
         return name, "amax_history"

@@ -24,7 +24,7 @@ import numpy as np
 from workbench.analysis import evidence as told
 from workbench.analysis.compare import compare, engine
 from workbench.analysis.comparison import Comparison
-from workbench.analysis.diff_objects import object_changes
+from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.diff_pairs import MAP, Pair, align, renamed
 from workbench.analysis.diff_place import moved
 from workbench.analysis.diff_result import Diff
@@ -118,17 +118,19 @@ class _Differ:
             self.not_checked["renamed"] = "tensors of other names were not compared by content"
         rows = self._rows(pairs)
         objects = tuple(object_changes(a.objects, b.objects)) if a is not b and self.replicas == (0, 0) else ()
-        for change in objects:
-            if change.kind in ("unreadable", "unlooked"):
-                self.not_checked[f"object {change.path!r}"] = change.text
-        objects = tuple(change for change in objects if change.kind not in ("unreadable", "unlooked"))
+        skipped = [change for change in objects if change.kind in ("unreadable", "unlooked")]
+        self.not_checked |= {f"object {change.path!r}": change.text for change in skipped}
+        objects = tuple(change for change in objects if change not in skipped)
+        for name in dict.fromkeys(name for side in (a, b) for name in side.catalog.meta.get("left_out", ())):
+            skipped.append(ObjectChange(name, "unlooked", "the file holds it in a form that is not read"))
+            self.not_checked[f"tensor {name!r}"] = skipped[-1].text
         if self.replicas == (0, 0):
             self.checked["objects"] = f"{len(set(a.objects) | set(b.objects)):,} objects"
         if self.tick is not None:
             self.tick(1.0)
         return Diff(
             a.path, b.path, (a.format, b.format), (a.step, b.step), tuple(rows), found.only_b, found.only_a, objects,
-            self.values, tuple(notes), self.checked, self.not_checked,
+            self.values, tuple(notes), self.checked, self.not_checked, tuple(skipped),
         )  # fmt: skip
 
     def _stored(self, pair: Pair) -> bool:

@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from workbench.core.jsonable import jsonable
-from workbench.core.pickles.standins import Opaque, PickledDict, Record, short
+from workbench.core.pickles.standins import Opaque, PickledDict, Record, StorageRef, short
 from workbench.errors import WorkbenchError
 
 __all__ = ["ObjectChange", "object_changes"]
 
 NODES = 200_000  #: values that are looked at, over all objects
 DEPTH = 64
+TOO_MANY = "nested too deeply, or too many values, to be compared"
 ENTRIES = 6  #: changes of one list that are told; of more, how many and the first
 TEXT = 60  #: characters of a value that are shown
 
@@ -38,7 +39,8 @@ class ObjectChange:
 
     Attributes:
         path: the object's name, then keys and positions: ``args.lr``, ``state['betas'][1]``.
-        kind: ``added``, ``removed``, ``changed``, ``unreadable`` or ``unlooked`` (too many or too deep).
+        kind: ``added``, ``removed``, ``changed``, ``unreadable`` or ``unlooked`` (too many, too deep, or bytes of a
+            storage that are not decoded).
         text: what it was and is, in at most a line.
         before, after: the values as plain JSON, bounded; ``None`` where there is none, or it is summarised.
     """
@@ -87,9 +89,14 @@ class _Walk:
         self._left -= 1
         if a is b:
             return
+        if isinstance(a, StorageRef) and isinstance(b, StorageRef) and (a.dtype, a.numel) == (b.dtype, b.numel):
+            if a.numel:
+                many = f"{a.numel:,} {'elements of ' + a.dtype if a.dtype else 'bytes'}"
+                yield ObjectChange(path, "unlooked", f"a storage of {many} in an object that is not decoded")
+            return
         if depth <= 0 or self._left <= 0:
             if self._left > -1 or depth <= 0:
-                yield ObjectChange(path, "unlooked", "nested too deeply, or too many values, to be compared")
+                yield ObjectChange(path, "unlooked", TOO_MANY)
             return
         left, right = _parts(a), _parts(b)
         if left is None or right is None or _kind(a) != _kind(b):

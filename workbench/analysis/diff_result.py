@@ -35,6 +35,7 @@ class Diff:
         values: whether payloads were compared; if not, rows rest on evidence and may be ``unknown``.
         notes: sentences on what was decided or could not be told.
         checked, not_checked: what was looked at, and what not and why not.
+        skipped: objects, and tensors that could not be listed, that were not compared; each in ``not_checked`` too.
     """
 
     a: str
@@ -49,6 +50,7 @@ class Diff:
     notes: tuple[str, ...] = ()
     checked: Mapping[str, str] = field(default_factory=dict)
     not_checked: Mapping[str, str] = field(default_factory=dict)
+    skipped: tuple[ObjectChange, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -58,7 +60,7 @@ class Diff:
     @property
     def exit_code(self) -> int:
         """0: nothing differs; 1: something does, or could not be compared."""
-        return 0 if self.same and not self.count("unread") and not self.count("unknown") else 1
+        return 0 if self.same and not (self.count("unread") or self.count("unknown") or self.skipped) else 1
 
     def count(self, status: str) -> int:
         """Pairs of one status: ``equal changed type shape unknown unread``."""

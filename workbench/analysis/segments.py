@@ -111,7 +111,7 @@ def _extents(payloads: Payloads) -> tuple[Ints, Ints, Array]:
     catalog = payloads.catalog
     low, high = catalog.start.astype(np.int64), catalog.stop.astype(np.int64)
     inner = np.zeros_like(low) if catalog.inner is None else catalog.inner
-    raw = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE))
+    raw = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, *cat.LAZY))
     reach = catalog.chunk_nbytes
     if catalog.strides is not None:
         full = (catalog.sizes > 0).all(axis=1)

@@ -107,7 +107,7 @@ class Choice:
             target,
             self.to,
             select=select,
-            role=None if self.role == "all" else self.role or "model",
+            role=self.role or "model",
             rename=self.rename or None,
             dtype=self.cast or None,
             mesh=mesh,

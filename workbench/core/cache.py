@@ -32,7 +32,7 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["MIN_CHUNKS", "cache_folder", "load", "save"]
 
-MAGIC = b"CKWB\0\0\0\1"
+MAGIC = b"CKWB\0\0\0\2"
 MIN_CHUNKS = 20_000  #: smaller catalogs are rebuilt faster than a cache file is worth
 ALIGN = 64
 _COLUMNS = ("dtype", "ndim", "shape", "row_ptr", *cat.CHUNK_COLUMNS)

@@ -23,6 +23,8 @@ Codecs:
                           its row-major order (a layer of a stack, a parameter in a flat buffer)
     ``zstd+torch_part``   the same inside one zstd stream
     ``latin1_text``       the payload as text, one character a byte, in UTF-8 (pickles of protocol 2)
+    ``raw_conj``, ``raw_neg``, ``raw_conj_neg``
+                          the payload of a conjugate view, a negative one, or both: signs are turned when it is read
 """
 
 from __future__ import annotations
@@ -45,8 +47,10 @@ __all__ = ["CODECS", "Catalog", "ObjectTable", "inflates"]
 Array = np.ndarray[Any, Any]
 CODECS: tuple[str, ...] = (
     "raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque", "torch_part", "zstd+torch_part", "latin1_text",
+    "raw_conj", "raw_neg", "raw_conj_neg",
 )  # fmt: skip
-RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT = range(len(CODECS))
+RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *LAZY = range(len(CODECS))
+RAW_CONJ, RAW_NEG, RAW_CONJ_NEG = LAZY
 MAX_ELEMENTS = 1 << 55  #: elements of a tensor beyond which a shape is nonsense
 INFLATED = 64  #: times the stored bytes beyond which a chunk's elements are not read …
 INFLATED_LEAST = 64 << 20  #: … if they are more bytes than this
@@ -230,6 +234,18 @@ class Catalog:
             roles=None if self.roles is None else [self.roles[t] for t in tensors.tolist()],
             **columns,
         )
+
+    def widened(self, dims: int) -> Catalog:
+        """The same in columns padded to ``dims`` axes, where they have fewer."""
+        more = dims - self.shape.shape[1]
+        if more <= 0:
+            return self
+        wide: dict[str, Any] = {
+            name: np.pad(column, ((0, 0), (0, more)), constant_values=fill)
+            for name, fill in (("shape", 1), ("offsets", 0), ("sizes", 1), ("strides", 0))
+            if (column := getattr(self, name)) is not None
+        }
+        return replace(self, **wide)
 
     # ---- trust ---------------------------------------------------------------------------------------------------
 

@@ -159,7 +159,11 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
             continue
         if item.crc is not None and item.byteorder == "little":
             whole = item.storage_offset == 0 and _is_row_major(item.shape, item.stride)
-            whole &= item.nbytes == catalog.chunk_nbytes[row] and catalog.codec[row] == cat.TORCH_ZIP
+            whole &= (
+                not (item.conj or item.neg)
+                and item.nbytes == catalog.chunk_nbytes[row]
+                and catalog.codec[row] == cat.TORCH_ZIP
+            )
             result.crc[row], result.nbytes[row], result.exact[row] = item.crc, item.nbytes, whole
     raw = np.flatnonzero(catalog.codec == cat.RAW)
     for file in np.unique(catalog.file[raw]).tolist():

@@ -20,7 +20,7 @@ from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.payload import decompress
 from workbench.core.pickles import unpickle
-from workbench.core.pickles.standins import StorageRef, TensorRef
+from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef
 from workbench.core.place import Place
 from workbench.errors import CorruptError, TruncatedError
 
@@ -53,24 +53,28 @@ def decode_archive(data: Array, *, what: str) -> Any:
         archive.payload(record)  # refuses a compressed storage: many small ones could inflate to any size
         return bytearray(archive.read(record))
 
-    def tensor(ref: TensorRef) -> Any:
-        return _tensor(ref, archive, storage, what)
+    def made(ref: TensorRef | StorageRef) -> Any:
+        if isinstance(ref, TensorRef):
+            return _tensor(ref, archive, storage, what)
+        return storage(_record(archive, ref, what))  # shared: a pickle may name one a million times
 
-    return replace_tensors(value, tensor)
+    return replace_tensors(value, made)
 
 
-def replace_tensors(value: Any, make: Callable[[TensorRef], Any], depth: int = 0) -> Any:
-    """The same plain containers with every tensor reference replaced; shared and cyclic containers stay so."""
+def replace_tensors(value: Any, make: Callable[[TensorRef | StorageRef], Any], depth: int = 0) -> Any:
+    """The same containers with every reference to a tensor or a storage replaced, in inert objects too; shared and
+    cyclic containers stay so.
+    """
     return _Replacer(make).visit(value)
 
 
 class _Replacer:
-    def __init__(self, make: Callable[[TensorRef], Any]) -> None:
+    def __init__(self, make: Callable[[TensorRef | StorageRef], Any]) -> None:
         self._make = make
         self._done: dict[int, Any] = {}
 
     def visit(self, value: Any) -> Any:
-        if isinstance(value, TensorRef):
+        if isinstance(value, (TensorRef, StorageRef)):
             if id(value) not in self._done:
                 self._done[id(value)] = self._make(value)
             return self._done[id(value)]
@@ -82,6 +86,13 @@ class _Replacer:
             if id(value) not in self._done:
                 self._done[id(value)] = tuple(self.visit(item) for item in value)
             return self._done[id(value)]
+        return self._opaque(value) if isinstance(value, Opaque) else value
+
+    def _opaque(self, value: Opaque) -> Opaque:
+        if id(value) not in self._done:
+            self._done[id(value)] = value
+            for name in ("args", "kwargs", "state", "items", "pairs"):
+                setattr(value, name, self.visit(getattr(value, name)))
         return value
 
     def _dict(self, value: dict[Any, Any]) -> Any:
@@ -117,6 +128,13 @@ def _read(place: Place, catalog: Catalog, row: int) -> Any:
         raise CorruptError(f"{what} nests too deeply to be shown") from None
 
 
+def _record(archive: ziparchive.Archive, storage: StorageRef, what: str) -> ziparchive.Record:
+    record = archive.records.get(f"{archive.prefix}/data/{storage.key}")
+    if record is None:
+        raise CorruptError(f"{what} names the storage {storage.key!r}, which the archive does not hold")
+    return record
+
+
 def _tensor(
     ref: TensorRef, archive: ziparchive.Archive, storage_of: Callable[[ziparchive.Record], bytearray], what: str
 ) -> Any:
@@ -125,10 +143,7 @@ def _tensor(
     storage = ref.storage
     if not isinstance(storage, StorageRef):
         raise CorruptError(f"{what} holds a tensor without storage")
-    record = archive.records.get(f"{archive.prefix}/data/{storage.key}")
-    if record is None:
-        raise CorruptError(f"{what} names the storage {storage.key!r}, which the archive does not hold")
-    content = storage_of(record)
+    content = storage_of(_record(archive, storage, what))
     dtype = by_name(ref.dtype)
     reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True)) + 1 if 0 not in ref.shape else 0
     if (ref.storage_offset + reach) * dtype.itemsize > len(content):
@@ -137,4 +152,7 @@ def _tensor(
     if archive.byteorder == "big" and dtype.itemsize > 1:
         part = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         flat = flat.reshape(-1, part).flip(1).reshape(-1).contiguous()
-    return flat.view(dtype.torch).as_strided(ref.shape, ref.stride, ref.storage_offset).clone()
+    conj, neg = ziparchive.lazy_view(ref, what)
+    found = flat.view(dtype.torch).as_strided(ref.shape, ref.stride, ref.storage_offset).clone()
+    found = found.conj().resolve_conj() if conj else found
+    return -found if neg else found

@@ -7,12 +7,15 @@
                 torch_zip  │ zip headers │ payload │ … │     found by reading ~1 KB, then remembered
                 zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
                 latin1     │ UTF-8 of one character a byte │  decoded whole, at most as long as it is stored
+                raw_conj   │ payload │                        the signs of the imaginary parts are turned
     chunk  =    payload[inner :: strides]  as elements of the raw type (unsigned integers of the element's size)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ import numpy as np
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import DType, nbytes_of
-from workbench.core.region import Region, swapped
+from workbench.core.region import Region, resolved, swapped
 from workbench.core.source import Window
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
@@ -29,6 +32,7 @@ from workbench.errors import CorruptError, MissingExtraError, UnsafeError, Unsup
 __all__ = ["Payloads", "decompress"]
 
 Array = np.ndarray[Any, Any]
+Undo = Callable[[Array], Array]
 PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
 _WHOLE = (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP)  # the chunk is its item's tensor
 _LOCATED = (cat.RAW, cat.TORCH_ZIP, cat.TORCH_PART)  # codecs whose elements lie in the file as they are
@@ -56,16 +60,18 @@ class Payloads:
             return Region.of(np.empty(sizes, dtype.raw))
         if c.inflated[row]:
             raise UnsafeError(c.not_checked(row))
-        if codec == cat.RAW or codec == cat.RAW_BE:
-            return self._stored_at(row, 0, int(c.stop[row] - c.start[row]), codec == cat.RAW_BE)
+        if codec in (cat.RAW, cat.RAW_BE, *cat.LAZY):
+            conj, neg = codec in (cat.RAW_CONJ, cat.RAW_CONJ_NEG), codec in (cat.RAW_NEG, cat.RAW_CONJ_NEG)
+            undo = _undo(dtype, big=codec == cat.RAW_BE, conj=conj, neg=neg)
+            return self._stored_at(row, 0, int(c.stop[row] - c.start[row]), undo)
         if codec in (cat.TORCH_ZIP, cat.TORCH_PART):
             item, _ = self._checked(row)
-            big = item.byteorder == "big"
+            undo = _undo(dtype, big=item.byteorder == "big", conj=item.conj, neg=item.neg)
             at = item.start + item.storage_offset * dtype.itemsize
             if codec == cat.TORCH_ZIP:
-                return self._at(row, at, item.shape, item.stride, dtype, big)
-            if not big and _row_major(item.shape, item.stride):
-                return self._stored_at(row, at, _nbytes(item.shape, dtype), False)
+                return self._at(row, at, item.shape, item.stride, dtype, undo)
+            if undo is None and _row_major(item.shape, item.stride):
+                return self._stored_at(row, at, _nbytes(item.shape, dtype), None)
         if codec in (cat.TORCH_PART, cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART):
             return Region.of(self._from_archive(row))
         if codec == cat.LATIN1_TEXT:
@@ -157,21 +163,23 @@ class Payloads:
         if int(c.stop[row]) > self.pool.size(int(c.file[row])):
             raise c.truncated(row)
 
-    def _stored_at(self, row: int, at: int, room: int, big: bool) -> Region:
+    def _stored_at(self, row: int, at: int, room: int, undo: Undo | None) -> Region:
         """The chunk in a payload of ``room`` bytes that begins at byte ``at`` of the stored item."""
         dtype, sizes, inner, strides = self._layout(row)
         if dtype.packed:
             sizes, strides = (nbytes_of(dtype, math.prod(sizes)),), None
         steps = cat.row_major(sizes) if strides is None else strides
         _check_reach(inner + _reach(sizes, steps, dtype), room, sizes, strides)
-        return self._at(row, at + inner, sizes, steps, dtype, big)
+        return self._at(row, at + inner, sizes, steps, dtype, undo)
 
-    def _at(self, row: int, at: int, sizes: tuple[int, ...], steps: tuple[int, ...], dtype: DType, big: bool) -> Region:
+    def _at(
+        self, row: int, at: int, sizes: tuple[int, ...], steps: tuple[int, ...], dtype: DType, undo: Undo | None
+    ) -> Region:
         """Elements at strides from byte ``at`` of the stored item on."""
         self._check_inside(row)
         c, itemsize = self.catalog, dtype.raw.itemsize
         start, strides = int(c.start[row]) + at, tuple(step * itemsize for step in steps)
-        return Region(self.pool, int(c.file[row]), start, sizes, strides, dtype.raw, dtype if big else None)
+        return Region(self.pool, int(c.file[row]), start, sizes, strides, dtype.raw, undo)
 
     def _from_text(self, row: int) -> Array:
         """The bytes that a text of one character a byte stands for; the last text stays decoded."""
@@ -197,8 +205,9 @@ class Payloads:
         payload = np.frombuffer(data[item.start : item.start + item.nbytes], np.uint8)
         at = item.storage_offset * dtype.itemsize
         whole = _strided(payload, at, item.shape, item.stride, dtype)
-        if item.byteorder == "big":
-            whole = swapped(whole, dtype)
+        undo = _undo(dtype, big=item.byteorder == "big", conj=item.conj, neg=item.neg)
+        if undo is not None:
+            whole = undo(whole)
         if self.catalog.codec[row] in _WHOLE:
             return whole
         flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)  # a copy only if the item itself is strided
@@ -249,6 +258,15 @@ def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
     if len(out) > limit:
         raise CorruptError(f"{what} decompresses to more than the {limit:,} bytes it should hold; refused")
     return np.frombuffer(out, np.uint8)
+
+
+def _undo(dtype: DType, *, big: bool, conj: bool, neg: bool) -> Undo | None:
+    """What makes the values of stored bits; ``None`` where they are the values."""
+    order = partial(swapped, dtype=dtype) if big else None
+    signs = partial(resolved, dtype=dtype, conj=conj, neg=neg) if conj or neg else None
+    if order is None or signs is None:
+        return order or signs
+    return lambda array: signs(order(array))
 
 
 def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType) -> Array:

@@ -13,7 +13,7 @@ Strided elements (a column, every tenth row, a transposed matrix) are read in *s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -25,7 +25,7 @@ from workbench.core.dtypes import DType
 from workbench.core.source import Source
 from workbench.core.storage import SourcePool
 
-__all__ = ["Axis", "Region", "swapped"]
+__all__ = ["Axis", "Region", "resolved", "swapped"]
 
 Array = np.ndarray[Any, Any]
 Axis = range | Array  #: positions along an axis; an array is ascending, without repeats
@@ -44,7 +44,7 @@ class Region:
         memory: the elements, where a codec had to undo them; else ``None``.
     """
 
-    __slots__ = ("_dtype", "_file", "_pool", "_start", "_strides", "memory", "raw", "shape")
+    __slots__ = ("_file", "_pool", "_start", "_strides", "_undo", "memory", "raw", "shape")
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class Region:
         shape: tuple[int, ...],
         strides: tuple[int, ...],
         raw: np.dtype[Any],
-        swapped: DType | None = None,
+        undo: Callable[[Array], Array] | None = None,
     ) -> None:
         """Elements in a file.
 
         Args:
             start: byte of the first.
             strides: bytes, none negative.
-            swapped: the element type, where the file holds the other byte order.
+            undo: makes the elements of what the file holds, where it holds another byte order or other signs.
         """
-        self._pool, self._file, self._start, self._strides, self._dtype = pool, file, start, strides, swapped
+        self._pool, self._file, self._start, self._strides, self._undo = pool, file, start, strides, undo
         self.shape, self.raw = shape, raw
         self.memory: Array | None = None
 
@@ -100,7 +100,7 @@ class Region:
     @property
     def straight(self) -> int | None:
         """Byte of the file from which the elements lie as they do in row-major memory, or ``None``."""
-        return self._start if self.memory is None and self._dtype is None and self.contiguous else None
+        return self._start if self.memory is None and self._undo is None and self.contiguous else None
 
     def __getitem__(self, box: tuple[slice, ...]) -> Region:
         """A box inside this one, one slice an axis, from a start to a stop."""
@@ -108,7 +108,7 @@ class Region:
             return Region.of(self.memory[box])
         start = self._start + sum(axis.start * step for axis, step in zip(box, self._strides, strict=True))
         shape = tuple(axis.stop - axis.start for axis in box)
-        return Region(self._pool, self._file, start, shape, self._strides, self.raw, self._dtype)
+        return Region(self._pool, self._file, start, shape, self._strides, self.raw, self._undo)
 
     def widened(self, dims: int) -> Region:
         """The same with axes of one element behind its own."""
@@ -116,7 +116,7 @@ class Region:
         if self.memory is not None:
             return Region.of(self.memory.reshape(self.shape + (1,) * more))
         shape, strides = self.shape + (1,) * more, self._strides + (self.raw.itemsize,) * more
-        return Region(self._pool, self._file, self._start, shape, strides, self.raw, self._dtype)
+        return Region(self._pool, self._file, self._start, shape, strides, self.raw, self._undo)
 
     def flat(self, start: int, stop: int, buffer: Array) -> Array:
         """Elements ``[start, stop)`` of a contiguous region, read-only: in a ``uint8`` buffer, or where they are."""
@@ -126,7 +126,7 @@ class Region:
             itemsize = self.raw.itemsize
             found = buffer[: (stop - start) * itemsize].view(self.raw)
             self._pool.source(self._file).read_into(buffer[: found.nbytes], self._start + start * itemsize)
-            self._swap(found)
+            self._decode(found)
         found = found.view()
         found.flags.writeable = False
         return found
@@ -140,7 +140,7 @@ class Region:
             return
         chosen: list[Axis] = [range(n) for n in self.shape] if axes is None else list(axes)
         _read(self._pool.source(self._file), self._start, chosen, list(self._strides), out, [])
-        self._swap(out)
+        self._decode(out)
 
     def load(self, buffer: Array | None = None) -> Array:
         """All elements, in the order in which they are stored if that is another one than row-major.
@@ -157,7 +157,7 @@ class Region:
         else:
             out = memory.empty(shape, self.raw)
         strides = tuple(self._strides[axis] for axis in order)
-        Region(self._pool, self._file, self._start, shape, strides, self.raw, self._dtype).into(out)
+        Region(self._pool, self._file, self._start, shape, strides, self.raw, self._undo).into(out)
         return out.transpose(np.argsort(order)) if len(order) > 1 else out
 
     def gathered(self, low: Sequence[int], high: Sequence[int]) -> tuple[Region, Sequence[int]]:
@@ -170,9 +170,9 @@ class Region:
             return self, [0] * len(self.shape)
         return Region.of(self[tuple(slice(a, b) for a, b in zip(low, high, strict=True))].load()), low
 
-    def _swap(self, array: Array) -> None:
-        if self._dtype is not None:
-            array[...] = swapped(array, self._dtype)
+    def _decode(self, array: Array) -> None:
+        if self._undo is not None:
+            array[...] = self._undo(array)
 
 
 def swapped(array: Array, dtype: DType) -> Array:
@@ -182,6 +182,19 @@ def swapped(array: Array, dtype: DType) -> Array:
         parts = np.ascontiguousarray(array).view(half)
         return parts.byteswap().view(dtype.raw).reshape(array.shape)
     return array.byteswap()
+
+
+def resolved(array: Array, dtype: DType, *, conj: bool, neg: bool) -> Array:
+    """Values of a conjugate or negative view: the stored bits with the signs of the parts concerned turned."""
+    parts = 2 if dtype.kind == "c" else 1
+    half = np.dtype(f"<u{dtype.itemsize // parts}")
+    bits = np.ascontiguousarray(array).view(half).reshape(-1, parts).copy()
+    sign = half.type(1 << (8 * half.itemsize - 1))
+    if neg:
+        bits[:, 0] ^= sign
+    if parts == 2 and conj != neg:
+        bits[:, 1] ^= sign
+    return bits.view(dtype.raw).reshape(array.shape)
 
 
 # ---- reading at strides ----------------------------------------------------------------------------------------------

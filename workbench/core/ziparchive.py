@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.core.dtypes import by_name
-from workbench.core.pickles.standins import StorageRef, TensorRef, short
+from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.pickles.unpickle import loads, torch_storage
 from workbench.core.source import Window
 from workbench.core.zipdirectory import find_directory, read_records
 from workbench.core.ziprecord import DEFLATED, STORED, Record, inflate, locate
 from workbench.errors import CorruptError, UnsupportedFormatError
 
-__all__ = ["Archive", "Item", "Record", "read_directory", "single_tensor"]
+__all__ = ["Archive", "Item", "Record", "lazy_view", "read_directory", "single_tensor"]
 
 # Records that are never empty, so that a CRC of 0 was never computed.
 MARKERS = ("byteorder", "version", ".format_version", ".storage_alignment")
@@ -44,7 +44,8 @@ class Item(NamedTuple):
     """The tensor of a one-tensor archive.
 
     Its storage is bytes ``[start, start + nbytes)`` of the buffer; ``storage_offset`` and ``stride`` count
-    elements within it. ``crc`` is the CRC-32 of the whole storage, None when the file has no checksums.
+    elements within it. ``crc`` is the CRC-32 of the whole storage, None when the file has no checksums. ``conj`` and
+    ``neg`` say that it is a conjugate or negative view, so that signs have to be turned.
     """
 
     dtype: str
@@ -55,6 +56,8 @@ class Item(NamedTuple):
     nbytes: int
     crc: int | None
     byteorder: str
+    conj: bool = False
+    neg: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +159,7 @@ def single_tensor(buf: object, *, what: str) -> Item:
 
     Raises:
         CorruptError: no archive of one tensor, or dtype, shape, stride and payload do not fit each other.
-        UnsupportedFormatError: an element type without whole bytes, a conjugate or negative view, or a
+        UnsupportedFormatError: an element type without whole bytes, a tensor of a class of its own, or a
         compressed payload.
     """
     archive = read_directory(buf, what=what)
@@ -190,19 +193,42 @@ def single_tensor(buf: object, *, what: str) -> Item:
         stop - start,
         record.crc if archive.has_checksums else None,
         archive.byteorder,
+        *lazy_view(tensor, what),
     )
 
 
 def _one_tensor(content: bytes, what: str) -> TensorRef:
     value = loads(content, what=f"{what} (data.pkl)", persistent_load=torch_storage)
+    if isinstance(value, Opaque) and (kind := _own_class(value)):
+        raise UnsupportedFormatError(
+            f"{what} is a tensor of the class {kind!r}, which is not one array of elements; it is listed but not read. "
+            "Load it with the program that wrote it; an export can leave it out (select=)"
+        )
     if not isinstance(value, TensorRef) or not isinstance(value.storage, StorageRef):
         raise CorruptError(f"{what} holds {short(value, 60)}, not a tensor; the item's byte range may be wrong")
-    if value.attrs.get("metadata"):
-        raise UnsupportedFormatError(
-            f"{what} is a conjugate or negative view ({short(value.attrs['metadata'])}), so its bytes are "
-            "not its values; save it again after tensor.resolve_conj().resolve_neg()"
-        )
     return value
+
+
+def _own_class(value: Opaque) -> str:
+    """The class of a tensor that is rebuilt in a way of its own (quantised, a wrapper around others); else empty."""
+    if not value.qualname.startswith("_rebuild_"):
+        return ""
+    named = [arg.qualname for arg in value.args[:2] if isinstance(arg, type) and issubclass(arg, Opaque)]
+    return (named or [value.qualname.removeprefix("_rebuild_")])[0]
+
+
+def lazy_view(tensor: TensorRef, what: str) -> tuple[bool, bool]:
+    """Whether a tensor is a conjugate and a negative view.
+
+    Raises:
+        UnsupportedFormatError: its bytes are not its values in a way that is not known.
+    """
+    facts = tensor.attrs.get("metadata") or {}
+    if not isinstance(facts, dict) or not set(facts) <= {"conj", "neg"} or by_name(tensor.dtype).kind not in "cf":
+        if facts:
+            raise UnsupportedFormatError(f"{what} has bytes that are not its values ({short(facts, 40)})")
+        return False, False
+    return bool(facts.get("conj")), bool(facts.get("neg"))
 
 
 def _check_extent(tensor: TensorRef, nbytes: int, what: str) -> None:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, cast
 
+from workbench.core import ziparchive
 from workbench.core.catalog import Catalog
 from workbench.core.near import did_you_mean
 from workbench.core.place import Place
-from workbench.errors import NotACheckpointError, UsageError
+from workbench.errors import NotACheckpointError, OpenError, UsageError
 
 __all__ = ["FORMATS", "Format", "Reader", "detect", "detect_or_raise", "reader"]
 
@@ -120,6 +121,43 @@ def detect_or_raise(place: Place) -> str:
     """As :func:`detect`, with an error that says what was looked for."""
     found = detect(place)
     if found is None:
+        if other := _other(place):
+            raise NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
         looked = "; ".join(f"{row.name}: {row.marks}" for row in FORMATS.values())
         raise NotACheckpointError(f"{place.path!r} holds no checkpoint that we know. Looked for {looked}")
     return found
+
+
+#: First bytes of files that are checkpoints or weights of other programs, and what they are.
+_MAGIC = (
+    (b"GGUF", "a GGUF file (llama.cpp)"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),
+    (b"\x93NUMPY", "a numpy array (.npy)"),
+)
+#: Records of zip archives that are such.
+_RECORDS = (
+    ("/archive_format", "a torch.export archive (.pt2)"),
+    (".npy", "a numpy archive (.npz)"),
+    ("model.weights.h5", "a Keras model"),
+)
+
+
+def _other(place: Place) -> str | None:
+    """What a place is that is a checkpoint, but of a format that we do not read; ``None`` where nothing tells."""
+    if place.file is None:
+        if (
+            "_CHECKPOINT_METADATA" in place.files
+            or "manifest.ocdbt" in place.files
+            or "ocdbt.process_0" in place.folders
+        ):
+            return "an Orbax checkpoint (JAX)"
+        ggufs = [name for name in place.files if name.lower().endswith(".gguf")]
+        return f"a folder of GGUF files (llama.cpp), such as {ggufs[0]!r}" if ggufs else None
+    try:
+        head = place.read(place.file, length=min(16, place.stat(place.file).size))
+        if head.startswith(b"PK\x03\x04"):
+            names = ziparchive.read_directory(place.window(place.file), what=repr(place.file)).records
+            return next((what for end, what in _RECORDS if any(name.endswith(end) for name in names)), None)
+    except OpenError:
+        return None
+    return next((what for mark, what in _MAGIC if head.startswith(mark)), None)

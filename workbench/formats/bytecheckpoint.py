@@ -172,6 +172,7 @@ def _join(place: Place, parts: list[Part]) -> Catalog:
     merged = replace(merged, fqns=fqns, roles=roles, views=views)
     notes += _join_numbers(place, merged, fqns, roles)
     notes += _strangers(merged, fqns, roles)
+    notes += _channels_last(merged)
     versions = {part.name or "part": part.version for part in parts if part.version is not None}
     if len(set(versions.values())) > 1:
         notes.append(f"the parts were written by different versions: {versions}")
@@ -184,6 +185,21 @@ def _join(place: Place, parts: list[Part]) -> Catalog:
         ],
     }
     return replace(merged, meta=facts)
+
+
+def _channels_last(merged: Catalog) -> list[str]:
+    """DDP saves are written in the order of memory and labelled contiguous: nothing tells a channels_last tensor."""
+    if not any(".module." in f".{key}" for key in merged.keys):
+        return []
+    inner = merged.shape[:, 2:].prod(axis=1)
+    doubtful = np.flatnonzero((merged.ndim >= 4) & (merged.shape[:, 1] > 1) & (inner > 1))
+    if not len(doubtful):
+        return []
+    return [
+        f"{len(doubtful):,} tensors of 4 or more axes of a DDP save, such as {merged.keys[doubtful[0]]!r}: if the "
+        "model was in channels_last memory format, ByteCheckpoint stored their elements in another order, and "
+        "nothing shows it"
+    ]
 
 
 def _prefix(part: Part) -> str:

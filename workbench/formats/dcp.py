@@ -247,6 +247,11 @@ def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
         notes.append(f"{meta.orphans:,} stored items belong to no tensor of the metadata")
     if meta is not None and meta.transforms:
         notes.append(f"items passed through transforms that cannot be undone here: {', '.join(meta.transforms)}")
+    if flat := [key for key in (meta.keys if meta is not None else ()) if key.rpartition(".")[2] == "_flat_param"]:
+        notes.append(
+            f"{len(flat):,} tensors are flat parameters of FSDP1 (LOCAL_STATE_DICT), such as {flat[0]!r}: several "
+            "parameters and padding end to end, whose names and shapes are not stored"
+        )
     if ".metadata.tmp" in place.files:
         notes.append(".metadata.tmp is left over: a later save into this folder was interrupted")
     facts: dict[str, Any] = {"notes": notes}

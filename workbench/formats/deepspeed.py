@@ -21,7 +21,7 @@ Read from deepspeed 0.19.8; the files of ZeRO since 0.3.15, which added ``param_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -43,6 +43,8 @@ __all__ = ["FolderReader", "detect", "read_catalog", "read_objects"]
 
 #: Entries of model_states that are no state of their own: tensors, or what the catalog already says.
 _HIDDEN = {"module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params", "buffer_names"}
+
+INNER, MASTERS = "optimizer_state_dict", "fp32_groups"  #: of stage 0's wrapper around an optimizer of 16-bit weights
 
 
 def detect(place: Place) -> bool:
@@ -141,7 +143,7 @@ class FolderReader:
             catalog, notes = unify(catalog, self.names, self._dims(), self._info(), self._mp_of_file(catalog))
             facts["notes"] += notes
         shared = {alias: owner for model in self.models.values() for alias, owner in model.shared.items()}
-        views = dict(self.steps)
+        views = dict(self.steps) | _tied(catalog)
         for state, name in self.names:
             for alias in (alias for alias, owner in shared.items() if owner == name):
                 at = catalog.index.get(f"{state}.{name}")
@@ -211,15 +213,16 @@ class FolderReader:
     def _unpartitioned(self) -> None:
         """Optimizers without ZeRO: in model_states, or a file an expert-parallel rank."""
         for mp, model in self.models.items():
-            groups = (model.facts.get("optimizer") or {}).get("param_groups") if model.optimizer else None
-            joined = self._join(model, groups)
+            if not model.optimizer:
+                continue
+            numbers = _numbers(model)
+            joined = self._join(model, numbers)
             for path, at in model.optimizer:
-                number = path[1] if len(path) == 3 and path[0] == "state" else None
-                fqn = joined.get(number) if type(number) is int else None
-                role = naming.STATES.get(str(path[-1]), "other")
+                fqn = joined.get(numbers.get(path, -1))
+                role = "master" if path[0] == MASTERS else naming.STATES.get(str(path[-1]), "other")
                 put(self.builder, self.key(mp, "optimizer", ".".join(map(str, path))), at, fqn=fqn, role=role, rank=-1)
-            if model.optimizer and not joined:
-                self.notes.append(naming.uncertain("optimizer", len({path[:2] for path, _ in model.optimizer})))
+            if unnamed := {number for number in numbers.values() if number not in joined}:
+                self.notes.append(naming.uncertain("optimizer", len(unnamed)))
         for (ep, mp), file in sorted(self.folder.expert_optims.items()):
             self.builder.file(file, metadata=True)
             self.notes.append(f"{file!r}: an optimizer of experts without ZeRO is listed by its own numbers")
@@ -229,15 +232,19 @@ class FolderReader:
                 role = naming.STATES.get(str(path[-1]), "other")
                 put(self.builder, key, states.locate(ref, key), fqn=None, role=role)
 
-    def _join(self, model: Model, groups: object) -> dict[int, str]:
-        if not all(isinstance(group, Mapping) for group in items(groups)):
-            return {}
-        shapes = {}
-        for path, at in model.optimizer:
-            if len(path) == 3 and path[0] == "state" and type(path[1]) is int and naming.STATES.get(path[2]) != "step":
-                shapes[path[1]] = at.shape
+    def _join(self, model: Model, numbers: Mapping[tuple[Any, ...], int]) -> dict[int, str]:
+        """Parameters by the optimizer's numbers, where that is certain; it has none of the frozen ones."""
+        groups = _param_groups(model)[1]
+        shapes = {
+            numbers[path]: at.shape
+            for path, at in model.optimizer
+            if path in numbers and (path[0] == MASTERS or naming.STATES.get(path[-1]) != "step")
+        }
         params = {name: shape for name, shape in model.params.items() if name not in model.shared}
-        return naming.join_param_groups(items(groups), shapes, list(params), params, ordered=True) or {}
+        if len(groups) == 1 and len(shapes) < len(params):
+            ordered = [shapes[number] for number in items(groups[0].get("params")) if number in shapes]
+            params = {name: params[name] for name in _only_way(ordered, params)} or params
+        return naming.join_param_groups(groups, shapes, list(params), params, ordered=True) or {}
 
     # ---- facts -----------------------------------------------------------------------------------------------------
 
@@ -252,6 +259,9 @@ class FolderReader:
             "mesh": self._mesh(told),
             "version": told.get("ds_version") if isinstance(told.get("ds_version"), str) else None,
         }
+        trained = {name for model in self.models.values() for group in model.shapes or () for name in group}
+        if frozen := {name for model in self.models.values() for name in model.params if name not in trained}:
+            facts["frozen"] = sorted(frozen) if trained else []
         lost = [(mp, zero.lost) for mp, zero in self.zero.items() if zero.lost]
         if lost:
             mp, ranks = lost[0]
@@ -328,3 +338,71 @@ class FolderReader:
         unknown = [] if known else ["pp", "tp"]
         source = "; ".join(filter(None, ["partition_count in optim_states" if self.zero else "", dims.source]))
         return {"axes": axes, "ranks": ranks, "unknown": [*unknown, "sp"], "source": source}
+
+
+def _param_groups(model: Model) -> tuple[tuple[str, ...], list[Mapping[str, Any]]]:
+    """Where the inner optimizer's state dict lies in the stored one, and its param groups."""
+    stored = model.facts.get("optimizer")
+    for path in ((INNER,), ()):  # DeepSpeed's own wrapper keeps masters beside it
+        found = stored.get(INNER) if path and isinstance(stored, Mapping) else stored
+        groups = items(found.get("param_groups")) if isinstance(found, Mapping) else ()
+        if groups and all(isinstance(group, Mapping) for group in groups):
+            return path, list(groups)
+    return (), []
+
+
+def _numbers(model: Model) -> dict[tuple[Any, ...], int]:
+    """The optimizer's number for the parameter that each of its tensors belongs to, by path."""
+    prefix, groups = _param_groups(model)
+    found: dict[tuple[Any, ...], int] = {}
+    for path, _ in model.optimizer:
+        number: object = None
+        if path[0] == MASTERS and len(path) == 3 and type(path[1]) is type(path[2]) is int and path[1] < len(groups):
+            told = items(groups[path[1]].get("params"))
+            number = told[path[2]] if path[2] < len(told) else None
+        elif path[:-2] == (*prefix, "state"):
+            number = path[-2]
+        if type(number) is int:
+            found[path] = number
+    return found
+
+
+def _only_way(wanted: Sequence[tuple[int, ...]], params: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The parameters that have these shapes in the model's order, if there is one choice only; else none."""
+
+    def first(shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> list[str]:
+        rest = iter(names)
+        return [name for shape in shapes for name in [next((n for n in rest if params[n] == shape), "")] if name]
+
+    names = list(params)
+    forth, back = first(wanted, names), first(wanted[::-1], names[::-1])[::-1]
+    return forth if forth == back and len(forth) == len(wanted) else []
+
+
+def _tied(catalog: Catalog) -> dict[str, tuple[str, str, str]]:
+    """A pipeline's tied layer under both of its names, as views: key → ``(owner's key, fqn, role)``.
+
+    The optimizer calls it ``tied_modules.<group>.<rest>``, its layer file ``<layer>.<rest>``. They are joined where one
+    weight without state of its own has the rest and the shape, and no other tied group could be meant.
+    """
+    of: dict[str, dict[str, int]] = {}
+    for tensor, (fqn, role) in enumerate(zip(catalog.fqns or (), catalog.roles or (), strict=True)):
+        if fqn is not None:
+            of.setdefault(fqn, {})[role] = tensor
+    alike: dict[tuple[str, tuple[int, ...]], tuple[list[str], list[str]]] = {}
+    for fqn, roles in of.items():
+        parts, tied = fqn.split(".", 2), fqn.startswith("tied_modules.")
+        if tied and len(parts) == 3 and "param" not in roles and "master" in roles:
+            alike.setdefault((parts[2], catalog.shape_of(roles["master"])), ([], []))[0].append(fqn)
+        elif parts[0].isdigit() and set(roles) == {"param"}:
+            rest = fqn.split(".", 1)[1] if len(parts) > 1 else ""
+            alike.setdefault((rest, catalog.shape_of(roles["param"])), ([], []))[1].append(fqn)
+    views = {}
+    for names, weights in alike.values():
+        if len(names) == 1 and len(weights) == 1:
+            (name,), (weight,) = names, weights
+            views[f"module.{name}"] = catalog.keys[of[weight]["param"]], name, "param"
+            for role, tensor in of[name].items():
+                key = catalog.keys[tensor]
+                views[key.removesuffix(name) + weight] = key, weight, role
+    return views

@@ -72,7 +72,7 @@ def add_model(
     """Declare the tensors of one model-parallel rank's model_states.
 
     Args:
-        dp: data-parallel ranks, as the optimizer files say; 0 where there are none.
+        dp: data-parallel ranks, as the optimizer files say; 0 where there are none, and the model_states say.
         key: ``(state, name)`` → stored key. rank: whether the data-parallel rank is the rank of the job.
 
     Raises:
@@ -111,6 +111,9 @@ def add_model(
             put(builder, stored, at, fqn=fqn, role=role, rank=(r or 0) if rank else -1)
     if model is None:
         raise IncompleteError(f"no model_states file of mp_rank {mp:02d} belongs to the {dp} ranks of the optimizer's")
+    if stage3 and not dp:  # converted to universal: the optimizer files are gone, the fragments are as they were
+        told = model.facts.get("dp_world_size")
+        dp = told if type(told) is int and 0 < told <= 1 << 20 else len(files)
     if odd:
         model.notes.append(f"{len(odd)} model_states files are of another step than {model.file!r}: {odd[0]}")
     _frozen(builder, model, frozen, dp if stage3 else 0, key, rank)

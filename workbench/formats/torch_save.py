@@ -97,6 +97,7 @@ def read_file(place: Place, file: str, format: str = "torch_save") -> Catalog:
             "objects": _object_names(loaded.tree, repr(file)),
             "foreign_globals": sorted(loaded.globals)[:MAX_LISTED],
             "aliases": aliases[:MAX_LISTED],
+            "left_out": [key for key in tensors if key not in paths],
         }
     )
     return replace(catalog, fqns=fqns, roles=roles)

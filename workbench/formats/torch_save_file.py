@@ -91,8 +91,13 @@ def declare(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded
             "damaged"
         )
     codec = cat.RAW_BE if loaded.big and itemsize > 1 else cat.RAW
-    if ref.attrs.get("metadata"):  # a conjugate or negative view: the bits are not the values
-        notes.append(f"tensor {key!r} is a lazy view ({short(ref.attrs['metadata'], 40)}) and cannot be read as stored")
+    try:
+        if any(lazy := ziparchive.lazy_view(ref, f"tensor {key!r}")):
+            if codec == cat.RAW_BE:
+                raise UnsupportedFormatError(f"tensor {key!r} is a conjugate or negative view of big-endian elements")
+            codec = {(True, False): cat.RAW_CONJ, (False, True): cat.RAW_NEG}.get(lazy, cat.RAW_CONJ_NEG)
+    except UnsupportedFormatError as error:
+        notes.append(f"{error}; it is listed but not read")
         codec = cat.OPAQUE
     builder.tensor(key, dtype, ref.shape)
     strides = ref.stride if reach else None

@@ -8,7 +8,11 @@
      "epoch": 3}
 
 List positions become numbers. Instances of foreign classes are looked into, as far as they keep dicts: a module that
-was saved whole shows its parameters under the names that its ``state_dict`` would have.
+was saved whole shows its parameters under the names that its ``state_dict`` would have. A quantised tensor becomes what
+``int_repr()`` gives, with its scale and zero point; a sparse one its indices and values::
+
+    q = quantize_per_tensor(…)      q.int_repr                                      objects: {"q": {"scale": 0.1, …}}
+    q = quantize_per_channel(…)     q.int_repr  q.q_per_channel_scales  q.q_per_channel_zero_points
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.core.pickles.standins import Opaque, TensorRef, short
+from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef, short
 from workbench.errors import CorruptError, UnsafeError
 
 __all__ = ["flatten", "optimizers", "prune"]
@@ -25,6 +29,15 @@ MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
 MAX_AGAIN = 500_000  #: visits to what was visited before; a pickle can share one list a million times
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps what state_dict shows
 _GONE = object()
+_SPARSE = ("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor")
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    "sparse_csr": _ROWS,
+    "sparse_bsr": _ROWS,
+    "sparse_csc": _COLUMNS,
+    "sparse_bsc": _COLUMNS,
+}  #: torch's accessors
+_INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}  #: what ``int_repr()`` makes of quantised types
 
 
 def flatten(tree: object, *, what: str) -> list[tuple[tuple[Any, ...], TensorRef]]:
@@ -99,8 +112,14 @@ def _children(node: object) -> Iterator[tuple[Any, object]]:
     elif isinstance(node, (list, tuple)):
         yield from enumerate(node)
     elif isinstance(node, Opaque):
-        if node.qualname == "_rebuild_sparse_tensor" and len(node.args) == 2 and isinstance(node.args[1], tuple):
-            yield from zip(("indices", "values"), node.args[1], strict=False)
+        if node.qualname in _SPARSE and len(node.args) == 2 and isinstance(node.args[1], tuple):
+            yield from zip(_PARTS.get(_layout(node.args[0]), ("indices", "values")), node.args[1], strict=False)
+            return
+        if quantised := _quantised(node):
+            yield from quantised[0].items()
+            return
+        if node.qualname == "Parameter" and len(node.args) == 1 and isinstance(node.args[0], Opaque):
+            yield None, node.args[0]
             return
         for state in node.state if isinstance(node.state, tuple) else (node.state,):
             if isinstance(state, dict):
@@ -111,9 +130,48 @@ def _children(node: object) -> Iterator[tuple[Any, object]]:
         yield from (pair for pair in (("args", node.args), ("kwargs", node.kwargs)) if pair[1])
 
 
+def _layout(node: object) -> str:
+    """The name of a sparse layout, ``sparse_csr``; empty where it is none."""
+    name = node.args[0] if isinstance(node, Opaque) and node.qualname == "layout" and node.args else None
+    return name.removeprefix("torch.") if isinstance(name, str) else ""
+
+
+def _quantised(node: Opaque) -> tuple[dict[str, TensorRef], dict[str, object]] | None:
+    """The tensors that a quantised tensor is stored as, and the rest of it; ``None`` where it is no such tensor."""
+    if node.qualname != "_rebuild_qtensor" or len(node.args) < 5:
+        return None
+    args: tuple[Any, ...] = node.args
+    storage, offset, shape, stride, params = args[:5]
+    if not isinstance(storage, StorageRef) or not isinstance(params, tuple) or not params:
+        return None
+    packed = storage.dtype not in _INTEGERS  # several elements a byte: the bytes as they are
+    try:
+        where = (0, (storage.numel,), (1,)) if packed else (offset, shape, stride)
+        ref = TensorRef(storage, _INTEGERS.get(storage.dtype or "", "uint8"), *where)
+    except FAULTS:
+        return None
+    if packed and (offset != 0 or not storage.dtype):
+        return None
+    parts = {"int_repr": ref}
+    scheme = getattr(params[0], "qualname", None)
+    facts: dict[str, object] = {"dtype": storage.dtype, "qscheme": scheme, "shape": shape}
+    if scheme == "per_tensor_affine" and len(params) == 3:
+        facts |= {"scale": params[1], "zero_point": params[2]}
+    elif len(params) == 4 and isinstance(params[1], TensorRef) and isinstance(params[2], TensorRef):
+        parts |= {"q_per_channel_scales": params[1], "q_per_channel_zero_points": params[2]}
+        facts["axis"] = params[3]
+    else:
+        return None
+    return parts, facts
+
+
 def _pruned(node: object, done: dict[int, object], what: str, depth: int) -> object:
     if isinstance(node, TensorRef):
         return _GONE
+    if isinstance(node, Opaque):
+        data = node.args[0] if node.qualname == "Parameter" and len(node.args) == 1 else node
+        quantised = _quantised(data) if isinstance(data, Opaque) else None
+        return quantised[1] if quantised else node
     if not isinstance(node, (dict, list, tuple)):
         return node
     if id(node) in done:

@@ -75,7 +75,8 @@ def to_device(
     Args:
         device: ``cuda``, ``cuda:1``, ``cpu`` …
         select: regular expressions; tensors whose key matches one of them somewhere.
-        role: ``model`` for all that a model loads, one role (``exp_avg`` …), or ``None`` for every tensor.
+        role: ``model`` for all that a model loads, one role (``exp_avg`` …), ``all`` or ``None`` for every
+            tensor.
         mesh: the ranks, by named axes: ``Mesh(tp=2, pp=2)``, ``{"tp": 2}`` or ``"tp=2,pp=2"``.
         rules: how tensors lie on the mesh; by default as their names say.
         dtype: cast floats of 16, 32 and 64 bits on the device, as torch casts them.

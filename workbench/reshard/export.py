@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from workbench import formats
@@ -37,7 +36,7 @@ from workbench.reshard.moving.engine import Job, prepare
 from workbench.reshard.moving.journal import Written
 from workbench.reshard.report import ExportReport, FileReport, TensorReport
 from workbench.reshard.rules import Rules
-from workbench.reshard.selection import Rename, Selection, choose
+from workbench.reshard.selection import Rename, Selection, choose, with_objects
 from workbench.reshard.writers.passing import passed
 from workbench.reshard.writers.plain import plain_objects
 from workbench.reshard.writers.registry import Options, Writer, writer
@@ -89,7 +88,7 @@ def export(
         format: a name of :data:`workbench.reshard.writers.registry.WRITERS`.
         select: regular expressions; tensors whose key matches one of them somewhere.
         role: ``model`` for all that a model loads (parameters, buffers, scales, adapters), one role (``exp_avg`` …), or
-            ``None`` for every tensor.
+            ``all`` (``None`` is the same) for every tensor.
         rename: key → name, as a mapping (others keep theirs) or a function; ``fqn`` for parameters' own names; ``hf``
             for the names and shapes of transformers' models (:func:`workbench.reshard.hf.convert.as_hf`).
         hf_config: with ``hf``, fields of the model's ``config.json`` for facts that the checkpoint does not store; with
@@ -103,7 +102,7 @@ def export(
             a rank.
         rules: how tensors lie on the mesh, where it is not as :mod:`workbench.reshard.rules` tells from their names.
         objects: carry non-tensor state (step, schedulers …) where the format has a place for it and its values are
-            plain; by default with ``role=None``.
+            plain; by default with ``role="all"``.
         max_shard_size: bytes of tensors a file, or ``5GB``, ``500MB``, ``2GiB``; safetensors without a mesh only.
         overwrite: replace a checkpoint or file that has the name.
         resume: go on with what a killed or failed run of the same export wrote, after reading it again; and keep what
@@ -142,9 +141,9 @@ def export(
         notes += [*(selection.target.notes if selection.target is not None else ()), *made_by.notes(selection)]
         state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
         left = dict.fromkeys(state, "")
-        if made_by.objects and (role is None if objects is None else objects):
+        if made_by.objects and (role in (None, "all") if objects is None else objects):
             kept, left = plain_objects(ckpt.objects, state, tensors=made_by.tensors_in_objects)
-            selection = replace(selection, objects=kept)
+            selection = with_objects(selection, kept)
             notes += [f"object {name!r} is left out: {why}" for name, why in left.items()]
         folder = made_by.is_folder(target, selection)
         real = _real(target)

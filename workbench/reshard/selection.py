@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from workbench.reshard.values.editing import edit
 from workbench.reshard.values.edits import Edited
 from workbench.reshard.values.fp8 import RECIPES
 
-__all__ = ["Rename", "Selection", "choose"]
+__all__ = ["Rename", "Selection", "choose", "with_objects"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -79,6 +79,22 @@ class Selection:
     def dtype_of(self, at: int) -> DType:
         """Element type of a tensor of the selection, as written."""
         return ALL[self.codes[at]]
+
+
+def with_objects(selection: Selection, objects: Mapping[str, Any]) -> Selection:
+    """The selection with non-tensor state; tensors in it may have more axes than those of the checkpoint."""
+    most, todo = 0, list(objects.values())
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, (list, tuple)):
+            todo += value
+        else:
+            most = max(most, len(getattr(value, "shape", ())))
+    if most > selection.dims:
+        selection = replace(selection, ckpt=selection.ckpt.derive(selection.catalog.widened(most)))
+    return replace(selection, objects=objects)
 
 
 def choose(
@@ -139,7 +155,7 @@ def choose(
 
 
 def _has_role(key: str, fqn: str | None, role: str, wanted: str | None) -> bool:
-    return of_model(key, fqn, role) if wanted == "model" else wanted is None or role == wanted
+    return of_model(key, fqn, role) if wanted == "model" else wanted in (None, "all", role)
 
 
 def _name(key: str, fqn: str | None, rename: Rename | None) -> str:

@@ -88,6 +88,8 @@ def headline(diff: Diff) -> str:
     ):  # fmt: skip
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
+    if diff.skipped:
+        parts.append(f"{len(diff.skipped):,} in the objects not compared")
     return ("no difference: " if diff.exit_code == 0 else "") + ", ".join(parts)
 
 

@@ -59,7 +59,10 @@ def headline(report: Report) -> str:
     """One line: how many findings of what severity, about what, and whether no value was looked at."""
     counts = [(report.count("error"), "error"), (report.count("warn"), "warning"), (report.count("info"), "remark")]
     told = ", ".join(units.plural(count, noun) for count, noun in counts if count) or "nothing found"
-    return f"{safe(report.subject)}: {told}" + ("; values not checked" if "values" in report.not_checked else "")
+    unread = (
+        "values" if "values" in report.not_checked else "some tensors" if "unread tensors" in report.not_checked else ""
+    )
+    return f"{safe(report.subject)}: {told}" + (f"; {unread} not checked" if unread else "")
 
 
 def _sentence(one: Finding) -> str:

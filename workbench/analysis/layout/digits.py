@@ -33,7 +33,7 @@ def radices(index: Ints) -> tuple[int, ...] | None:
         size = len(index) if steady.all() else int(np.argmin(steady)) + 1
         if len(index) % size:
             return None
-        rows = index.reshape(-1, size, index.shape[1])
+        rows = index.reshape(len(index) // size, size, index.shape[1])
         if (rows - rows[:, :1] != np.arange(size)[:, None] * step).any():
             return None
         found.append(size)

@@ -8,7 +8,7 @@ halves of some, 2 and 3 those of others, so pieces repeat along an outer axis.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,12 +74,53 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else NO_GRID.get(ckpt.format, ())
     allowed = [axis for axis, name in enumerate(mesh.axes) if name not in never]
     buffers = bool(flat.any() or flat_roles(ckpt) or ckpt.format in NO_GRID)
+    experts = _experts(ckpt, who)
+    of_experts = np.array([experts is not None and ".experts." in key for key in catalog.keys], bool)
+    if experts is not None and of_experts.any():
+        told = f"{told}; experts on {experts.mesh}"
     for way, tensors in found:
-        placed = _place(way, ground, allowed, ckpt.world_size, ckpt.format)
-        table.put(tensors, placed if buffers else _doubted(way, placed))
-    put_flat(table, catalog, ground, np.flatnonzero(flat))
+        dense = [tensor for tensor in tensors if not of_experts[tensor]]
+        if len(dense):
+            placed = _place(way, ground, allowed, ckpt.world_size, ckpt.format)
+            table.put(dense, placed if buffers else _doubted(way, placed))
+        if experts is not None and len(dense) < len(tensors):
+            rows = list(way.holders)
+            cutting = [experts.mesh.axes.index(axis) for axis in ("ep", "etp")]
+            placed = place(way, experts.mesh, experts.places[rows], cutting, called(who, rows), parts=True)
+            table.put([tensor for tensor in tensors if of_experts[tensor]], placed)
+    put_flat(table, catalog, ground, np.flatnonzero(flat & ~of_experts))
+    if experts is not None:
+        put_flat(table, catalog, experts, np.flatnonzero(flat & of_experts))
     put_singles(table, ckpt, ground, np.flatnonzero(single))
     return Inferred(table.of_tensor, table.placed, mesh, places, told)
+
+
+def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
+    """The mesh that experts lie on, where it is another one than the other tensors': Megatron's, with ep.
+
+    ::
+
+        rank 0 1 2 3 4 5 6 7      tp=2, dp=4 for the rest of the model; etp=1, ep=4, edp=2 for experts:
+        ep   0 1 2 3 0 1 2 3      etp fastest, then ep, edp, pp; with use_tp_pp_dp_mapping pp before edp
+    """
+    stated = ckpt.mesh.get("axes")
+    sizes = {axis: size for axis, size in stated.items() if type(size) is int} if isinstance(stated, Mapping) else {}
+    ep, pp = sizes.get("ep", 1), sizes.get("pp", 1)
+    if ckpt.format != "megatron_dist" or ep < 2 or "ep" in who.axes or not who.source:
+        return None
+    dense = sizes.get("tp", 0) * sizes.get("cp", 1) * sizes.get("dp", 0)
+    etp = sizes.get("etp", sizes.get("tp", 1))
+    if not dense or dense % (etp * ep):
+        return None
+    inner, edp = etp * ep, dense // (etp * ep)
+    stage = who.coordinates[:, list(who.axes).index("pp")] if "pp" in who.axes else np.zeros(len(who), np.int64)
+    rest, ranked = who.rank // inner, (who.coordinates >= 0).all(axis=1)
+    for at, copy in ((rest // edp, rest % edp), (rest % pp, rest // pp)):
+        if (at == stage)[ranked].all():
+            places = np.stack([at, copy, who.rank // etp % ep, who.rank % etp], axis=1).astype(np.int64)
+            places[~ranked] = -1
+            return Ground(who, Mesh(("pp", "edp", "ep", "etp"), (pp, edp, ep, etp)), places)
+    return None
 
 
 def _doubted(way: Way, placed: Placed) -> Placed:

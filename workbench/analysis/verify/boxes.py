@@ -90,7 +90,7 @@ def _shared_bytes(subject: Subject) -> None:
     """
     catalog = subject.catalog
     whole = np.isin(catalog.codec, (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP))
-    parts = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, cat.TORCH_PART, cat.ZSTD_TORCH_PART))
+    parts = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, *cat.LAZY, cat.TORCH_PART, cat.ZSTD_TORCH_PART))
     if catalog.strides is not None:
         parts &= ((catalog.strides == row_major(catalog.sizes)) | (catalog.sizes <= 1)).all(axis=1)
     rows = np.flatnonzero(

@@ -21,9 +21,10 @@ import numpy as np
 
 from workbench.analysis.verify.log import Subject, names, plural
 from workbench.core import catalog as cat
+from workbench.core.pickles.standins import Opaque, StorageRef
 from workbench.core.scan import Tick, cores
 from workbench.core.ziparchive import single_tensor
-from workbench.errors import WorkbenchError
+from workbench.errors import UnsupportedFormatError, WorkbenchError
 from workbench.formats import safetensors_header
 from workbench.formats.weight_index import read_index
 
@@ -35,6 +36,7 @@ MAX_OBJECTS = 20_000  #: objects decoded
 _ZIPS = (cat.TORCH_ZIP, cat.TORCH_PART)
 HEADER = 1 << 10  #: bytes that are read of an item, about
 _PACKED = (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART)
+_UNREAD: tuple[str, str, dict[str, Any]] = ("", "", {})  #: the verdict on an item of a kind that is not read
 _HINT = "the file is from another save, or files of two ranks were swapped: restore it"
 
 
@@ -43,11 +45,13 @@ def check_headers(subject: Subject, tick: Tick | None = None) -> None:
     catalog, log = subject.catalog, subject.log
     rows = _one_an_item(catalog, np.flatnonzero(np.isin(catalog.codec, _ZIPS) & ~subject.lost))
     batches = [rows[at : at + BATCH] for at in range(0, len(rows), BATCH)]
-    done, bad = 0, list[int]()
+    done, bad, unread = 0, list[int](), list[int]()
     with subject.payloads.pool.keeping(), ThreadPoolExecutor(subject.threads or cores()) as pool:
         for found in pool.map(lambda batch: [(row, _judge(subject, row)) for row in batch.tolist()], batches):
             for row, verdict in found:
-                if verdict is not None:
+                if verdict is _UNREAD:
+                    unread.append(row)
+                elif verdict is not None:
                     rule, message, evidence = verdict
                     log.add(
                         rule,
@@ -63,11 +67,14 @@ def check_headers(subject: Subject, tick: Tick | None = None) -> None:
             done += len(found)
             if tick is not None:
                 tick(done / len(rows))
+    for row in unread:
+        subject.unread(row)
     for file in np.unique(catalog.file[bad]).tolist():  # every chunk of a damaged item; once a file, not once an item
         starts = catalog.start[bad][catalog.file[bad] == file]
         subject.lost |= (catalog.file == file) & np.isin(catalog.start, starts)
     if len(rows):
-        log.checked["headers"] = f"the archive headers of {plural(len(rows), 'item')} agree with the metadata"
+        count = len(rows) - len(unread)
+        log.checked["headers"] = f"the archive headers of {plural(count, 'item')} agree with the metadata"
     packed = int(np.isin(catalog.codec, _PACKED).sum())
     if packed:
         log.not_checked["headers"] = (
@@ -137,10 +144,12 @@ def check_objects(subject: Subject) -> None:
     """The non-tensor state can be decoded."""
     log, objects = subject.log, subject.ckpt.objects
     wanted = list(objects)[:MAX_OBJECTS]
+    opaque: list[str] = []
     table = {key: row for row, key in enumerate(subject.catalog.objects.keys)}
     for name in wanted:
         try:
-            objects[name]
+            if _holds_storage(objects[name]):
+                opaque.append(name)
         except (WorkbenchError, RecursionError) as error:
             row = table.get(name)
             file = None if row is None else subject.catalog.files[subject.catalog.objects.file[row]]
@@ -149,6 +158,10 @@ def check_objects(subject: Subject) -> None:
             log.add("objects.unreadable", "error", name, str(error), "the item is damaged: restore its file", file=file)
     if wanted:
         log.checked["objects"] = f"{plural(len(wanted), 'object')} (arguments, schedulers, generators …) decoded"
+    if opaque := [*opaque, *subject.catalog.meta.get("left_out", ())]:
+        log.not_checked["undecoded objects"] = (
+            f"{names(opaque)}: the values that {'it holds' if len(opaque) == 1 else 'they hold'} are not decoded"
+        )
     if len(objects) > len(wanted):
         log.not_checked["objects"] = f"{len(objects) - len(wanted):,} of {len(objects):,} objects: too many to decode"
 
@@ -159,6 +172,8 @@ def _judge(subject: Subject, row: int) -> tuple[str, str, dict[str, Any]] | None
     try:
         # not remembered: a million items would be
         item = single_tensor(subject.payloads.stored(row), what=what)
+    except UnsupportedFormatError:
+        return _UNREAD
     except WorkbenchError as error:
         return "headers.damaged", str(error), {}
     tensor = int(catalog.tensor[row])
@@ -178,6 +193,25 @@ def _judge(subject: Subject, row: int) -> tuple[str, str, dict[str, Any]] | None
             {"stored": list(item.shape), "metadata": list(sizes)},
         )
     return None
+
+
+def _holds_storage(value: object) -> bool:
+    """Whether a storage lies in an object beside the tensors that are listed."""
+    todo, seen = [value], set[int]()
+    while todo:
+        node = todo.pop()
+        if isinstance(node, StorageRef) and node.numel:
+            return True
+        if id(node) in seen or not isinstance(node, (dict, list, tuple, Opaque)):
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            todo += node.values()
+        elif isinstance(node, Opaque):
+            todo += [node.args, node.kwargs, node.state, node.items, node.pairs]
+        else:
+            todo += node
+    return False
 
 
 def _one_an_item(catalog: cat.Catalog, rows: Array) -> Array:

@@ -71,6 +71,7 @@ class Subject:
     lost: Array = field(default_factory=lambda: np.empty(0, bool))
 
     shut: set[str] = field(default_factory=set)
+    _unread: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lost = np.zeros(self.catalog.chunks, bool)
@@ -92,6 +93,14 @@ class Subject:
     def file(self, row: int) -> str:
         """The file that a chunk row is in."""
         return self.catalog.files[self.catalog.file[row]]
+
+    def unread(self, row: int) -> None:
+        """A chunk row that is stored in a form that is not read: nothing is known of its values, for good or bad."""
+        self.lost[row] = True
+        self._unread[self.key(row)] = None
+        self.log.not_checked["unread tensors"] = (
+            f"{plural(len(self._unread), 'tensor')} stored in a form that is not read: {names([*self._unread])}"
+        )
 
     def gone(self, file: str, stop: int) -> bool:
         """Whether a byte range of a file is known not to be there."""

@@ -59,9 +59,15 @@ def check_state(subject: Subject) -> None:
     for tensor, (fqn, role) in enumerate(zip(ckpt.fqns, ckpt.roles, strict=True)):
         if fqn is not None:
             of[fqn].setdefault(role, tensor)
-    # DeepSpeed's universal folders hold buffers as fp32 too: a master alone, of no parameter, is no state
-    moments = STATES - {"master"}
-    stateful = {f: roles for f, roles in of.items() if moments & roles.keys() or {"master", "param"} <= roles.keys()}
+    # DeepSpeed's universal folders hold buffers and frozen parameters as fp32 too: a master alone is no state of theirs
+    moments, frozen = STATES - {"master"}, set(catalog.meta.get("frozen", ()))
+    stateful = {
+        fqn: roles
+        for fqn, roles in of.items()
+        if moments & roles.keys() or ({"master", "param"} <= roles.keys() and fqn not in frozen)
+    }
+    views = catalog.views
+    viewed = set(zip(views.fqns or (), views.roles or (), strict=True)) if views is not None else set()
     params = [fqn for fqn, roles in of.items() if "param" in roles]
     _layers(subject, of)
     _types(subject, of)
@@ -84,7 +90,7 @@ def check_state(subject: Subject) -> None:
                     "a part of the optimizer's state was lost: a resume would start it from zero",
                     role=role,
                 )
-    orphans = [fqn for fqn in stateful if "param" not in of[fqn]]
+    orphans = [fqn for fqn in stateful if "param" not in of[fqn] and (fqn, "param") not in viewed]
     if orphans and len(orphans) <= (1 - MOST_HAVE) * len(stateful):
         for fqn in orphans:
             log.add(
@@ -94,15 +100,21 @@ def check_state(subject: Subject) -> None:
                 f"has {_words(stateful[fqn])} but no weight is stored of it",
                 "a weight was lost, or it was renamed",
             )
-    bare = [fqn for fqn in params if fqn not in stateful]
+    bare = [  # what no gradient can be of is a buffer, whatever it is called
+        fqn
+        for fqn in params
+        if fqn not in stateful
+        and catalog.dtype_of(of[fqn]["param"]).kind in "fc"
+        and not any((fqn, role) in viewed for role in moments)
+    ]
     numbered = any(f is None and r in SHAPED for f, r in zip(ckpt.fqns, ckpt.roles, strict=True))
     if bare and not numbered:  # state under numbers may be theirs
         log.add(
             "state.none",
             "info",
             "",
-            f"{plural(len(bare), 'parameter')} of {len(params):,} without optimizer state: {names(bare)}",
-            "right for frozen, tied and never used parameters",
+            f"{len(bare):,} of {plural(len(params), 'tensor')} of the model without optimizer state: {names(bare)}",
+            "right for buffers (which few formats mark) and for frozen, tied and never used parameters",
             parameters=bare[:100],
         )
     _shapes(subject, of)

@@ -47,6 +47,8 @@ def check_steps(subject: Subject) -> None:
         return
     _folder(subject, step)
     if usual is not None:
+        if abs(sum(_by_optimizer(subject, scalars).values()) - step) <= 1:
+            return  # several optimizers: Lightning's global step counts the steps of all
         files = sorted({subject.file(row) for row in scalars[usual]})
         _both(subject, step, usual, files[0] if len(files) == 1 else "optimizer", "steps")
     elif (powers := _powers(subject)) is not None:
@@ -102,6 +104,15 @@ def _optimizer(subject: Subject, scalars: Mapping[float, list[int]]) -> float | 
             tensors=keys[:100],
         )
     return usual
+
+
+def _by_optimizer(subject: Subject, scalars: Mapping[float, list[int]]) -> dict[str, float]:
+    """The usual step of each optimizer, by what comes before ``.state.`` in its keys."""
+    counts: dict[str, Counter[float]] = defaultdict(Counter)
+    for value, rows in scalars.items():
+        for row in rows:
+            counts[subject.key(row).partition(".state.")[0]][value] += 1
+    return {name: count.most_common(1)[0][0] for name, count in counts.items()}
 
 
 def _folder(subject: Subject, step: int) -> None:

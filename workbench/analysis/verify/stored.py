@@ -198,7 +198,7 @@ def _told(subject: Subject, one: RecordCheck) -> bool:
 def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:
     """Which rows have a checked record in their item (archives), or lie in one (raw bytes of a whole-file archive)."""
     start, stop = catalog.start[rows].astype(np.int64), catalog.stop[rows].astype(np.int64)
-    raw = np.isin(catalog.codec[rows], (cat.RAW, cat.RAW_BE, cat.LATIN1_TEXT))
+    raw = np.isin(catalog.codec[rows], (cat.RAW, cat.RAW_BE, cat.LATIN1_TEXT, *cat.LAZY))
     after = np.searchsorted(ranges[:, 0], start, side="right") - 1
     within = (after >= 0) & (ranges[np.maximum(after, 0), 1] >= stop)
     first = np.searchsorted(ranges[:, 0], start, side="left")

@@ -22,7 +22,7 @@ from workbench.analysis.verify.log import Subject, names, plural
 from workbench.analysis.verify.pages import check_pages
 from workbench.core.scan import Tick, scan
 from workbench.core.work import chunk_work
-from workbench.errors import WorkbenchError
+from workbench.errors import UnsupportedFormatError, WorkbenchError
 
 __all__ = ["check_values", "values_nbytes"]
 
@@ -53,6 +53,9 @@ def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = 
         subject.lost[row] = True
         if subject.catalog.inflated[row]:
             refused.append(row)
+            return
+        if isinstance(error, UnsupportedFormatError):
+            subject.unread(row)
             return
         log.add(
             "read.failed",

@@ -82,7 +82,7 @@ class OnDevice(pn.viewable.Viewer):
             began = time.perf_counter()
             tensors = chosen.to_device(
                 self.device,
-                role=None if choice.role == "all" else choice.role or "model",
+                role=choice.role or "model",
                 mesh=choice.mesh or None,
                 rank=self._rank() if choice.mesh else None,
                 dtype=choice.cast or None,

@@ -33,6 +33,7 @@ def edit(
         tensors: positions of those that are selected.
         dtype: cast floats of 16, 32 and 64 bits, and FP8 weights times their scales, to one of
             :data:`workbench.reshard.values.casts.FLOATS`; without it, FP8 weights and their scales stay as they are.
+            Weights quantised in another way keep their codes, and with them their scales and maps.
         adapters: PEFT checkpoints, merged one after the other; to stay open until the export is done.
         recipe: quantise the weights of linear layers, ``fp8`` or ``fp8-tensor``.
         unscaled: with ``dtype``, FP8 weights that have no scale are cast by the values of their codes.
@@ -45,6 +46,7 @@ def edit(
     edits = Edits(ckpt, tensors, dtype)
     if dtype is not None:
         fp8.dequantize(edits, unscaled=unscaled)
+        edits.note_kept()
     for adapter in adapters:
         lora.merge(edits, adapter)
     if recipe is not None:

@@ -32,6 +32,8 @@ __all__ = ["Added", "Edited", "Edits"]
 
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+#: Roles of tensors that say what codes mean: rounding one changes every number that is decoded with it.
+_OF_CODES = {"scale", "zero_point", "amax_history", "exp_avg_scale", "exp_avg_sq_scale"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +69,16 @@ class Edits:
     """
 
     def __init__(self, ckpt: Checkpoint, tensors: Iterable[int], dtype: DType | None = None) -> None:
-        """Casts to ``dtype``, of the tensors that are floats of 16, 32 or 64 bits; all others stay as they are."""
+        """Casts to ``dtype``, of the tensors that are floats of 16, 32 or 64 bits; all others stay as they are.
+
+        The scales and maps of quantised tensors stay, too.
+        """
         self.ckpt, self.dtype = ckpt, dtype
         self.changes: dict[int, TensorChange] = {}
         for tensor in tensors:
             source = ckpt.catalog.dtype_of(tensor)
-            self.changes[tensor] = TensorChange(source, dtype if dtype and source.name in SOURCES else source)
+            casts = source.name in SOURCES and ckpt.roles[tensor] not in _OF_CODES
+            self.changes[tensor] = TensorChange(source, dtype if dtype and casts else source)
         self.added: list[Added] = []
         self.left_out: set[int] = set()
         self.notes: list[str] = []
@@ -81,6 +87,19 @@ class Edits:
     def tensors(self) -> list[int]:
         """Positions of the tensors that stay, ascending."""
         return sorted(set(self.changes) - self.left_out)
+
+    def note_kept(self) -> None:
+        """Say which quantised weights a cast leaves alone, and what goes with them."""
+        roles, fqns = self.ckpt.roles, self.ckpt.fqns
+        kept = [tensor for tensor in self.tensors if roles[tensor] in _OF_CODES and not self.changes[tensor].steps]
+        if kept and self.dtype is not None:
+            scaled = {fqns[tensor] for tensor in kept} - {None}
+            codes = [t for t in self.tensors if roles[t] == "param" and fqns[t] in scaled]
+            codes = [t for t in codes if self.changes[t].wanted == self.changes[t].source]
+            self.notes.append(
+                f"{len(codes):,} quantised weights stay codes, and {len(kept):,} tensors that belong to them (scales, "
+                f"zero points, maps) are not cast, {self.ckpt.catalog.keys[kept[0]]!r} for one"
+            )
 
     def step(self, tensor: int, step: Step, wanted: DType | None = None) -> None:
         """One more step for a tensor, and perhaps another type."""

@@ -20,7 +20,7 @@ from workbench.reshard.moving.filemap import FileMap
 from workbench.reshard.selection import Selection
 from workbench.reshard.writers.dcp_items import lay_out
 from workbench.reshard.writers.dcp_metadata import metadata
-from workbench.reshard.writers.flatten import flatten
+from workbench.reshard.writers.flatten import Leaf, flatten
 
 __all__ = ["dcp_files"]
 
@@ -35,13 +35,24 @@ def dcp_files(selection: Selection) -> list[FileMap]:
         UnsupportedFormatError: an element type that torch lacks or cannot load; names the tensor.
         UsageError: two tensors or objects of one name.
     """
-    leaves = flatten(selection.objects)
+    leaves = [leaf for leaf in flatten(selection.objects) if not _is_stored(selection, leaf)]
     items = lay_out(selection, leaves)
     paths = _paths(selection, [(leaf.key, leaf.path) for leaf in leaves])
     return [
         *items.maps,
         FileMap.of_bytes(".metadata", metadata(items.chunks, items.blobs, paths, selection.names), selection.dims),
     ]
+
+
+def _is_stored(selection: Selection, leaf: Leaf) -> bool:
+    """Whether a tensor in the objects is one of the selection's too (Megatron's common step), to the bit."""
+    if leaf.literal is None or leaf.key not in selection.names:
+        return False
+    at = selection.names.index(leaf.key)
+    if (selection.dtype_of(at), selection.shape_of(at)) != (leaf.literal.dtype, leaf.literal.shape):
+        return False
+    stored = selection.ckpt._tensor(int(selection.tensors[at]))
+    return stored.element == leaf.literal.dtype and stored.numpy().tobytes() == leaf.literal.data
 
 
 def _paths(selection: Selection, objects: list[tuple[str, Path]]) -> dict[str, Path]:

@@ -86,19 +86,27 @@ def torch_dist_notes(selection: Selection) -> list[str]:
             f"{len(strange):,} of {len(selection):,} names are not Megatron's, first {strange[0]!r}: Megatron finds "
             "tensors by its own names and fused weights only"
         )
+    norms = [name for name in selection.names if ".input_layernorm." in name]
+    if norms and selection.ckpt.format != "megatron_dist":  # there they are what the run's own layers are called
+        notes.append(
+            f"{len(norms):,} names have input_layernorm, first {norms[0]!r}: Megatron's GPT layers look for "
+            "self_attention.linear_qkv.layer_norm_…; rename them where a load misses those keys"
+        )
     return notes
 
 
 def _parted(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Objects of the common state, and those in cells by their keys."""
-    common, cells = {}, {}
+    common: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for name, value in objects.items():
-        grid = _grid(value) if name == "rng_state" else None
-        if name.endswith("._extra_state"):
-            cells[f"{name}/shard_0_1"] = value
-        elif grid is not None:
+        extra = name.endswith("._extra_state")
+        grid = _grid(value) if extra or name == "rng_state" else None
+        if grid is not None:  # ranks, or of a layer's extra state its experts
             of = ".".join(str(1 + max(at)) for at in zip(*(map(int, cell.split(".")) for cell in grid), strict=True))
             cells |= {f"{name}/shard_{cell}_{of}": one for cell, one in grid.items()}
+        elif extra:
+            cells[f"{name}/shard_0_1"] = value
         else:
             common[name] = value
     return common, cells
