@@ -31,7 +31,7 @@ from workbench.core.crc32 import PIECE, crc32, crc32_of_two
 from workbench.core.payload import Payloads, decompress
 from workbench.core.place import Place
 from workbench.core.scan import Announcer, Tick, cores, in_order
-from workbench.core.source import Source, Window
+from workbench.core.source import LazyBytes, Source
 from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, Record, inflate, locate
 from workbench.errors import WorkbenchError
@@ -274,7 +274,7 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
             short = archive.stop - source.size
             yield _damaged(archive, "", f"{what} ends {short:,} bytes beyond the end of the file; it is cut short")
             return
-        data: Window | Array = Window(source, archive.start, archive.stop)
+        data: LazyBytes | Array = LazyBytes(source, archive.start, archive.stop)
         if archive.limit is not None:
             data = decompress(data[:], archive.limit, what=what)
         directory = read_directory(data, what=what)

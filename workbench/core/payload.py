@@ -24,7 +24,7 @@ from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import DType, nbytes_of
 from workbench.core.region import Region, resolved, swapped
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
 from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError
@@ -105,17 +105,17 @@ class Payloads:
         region = self.region(row)
         return region.straight if region.size else None
 
-    def stored(self, row: int) -> Window:
+    def stored(self, row: int) -> LazyBytes:
         """The stored item's bytes, checked to lie inside the file; read where they are looked at."""
         c = self.catalog
         self._check_inside(row)
         return self.pool.window(int(c.file[row]), int(c.start[row]), int(c.stop[row]))
 
-    def item(self, row: int) -> tuple[Item, Window | Array]:
+    def item(self, row: int) -> tuple[Item, LazyBytes | Array]:
         """The archive of a ``torch_zip`` chunk: where its payload lies, and the archive's bytes."""
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]))
-        data: Window | Array = self.stored(row)
+        data: LazyBytes | Array = self.stored(row)
         if c.codec[row] in (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART):
             tensor = int(c.tensor[row])
             part = c.codec[row] == cat.ZSTD_TORCH_PART
@@ -213,7 +213,7 @@ class Payloads:
         flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)  # a copy only if the item itself is strided
         return _strided(flat, inner, sizes, strides, dtype)
 
-    def _checked(self, row: int) -> tuple[Item, Window | Array]:
+    def _checked(self, row: int) -> tuple[Item, LazyBytes | Array]:
         """As :meth:`item`, of the type and the shape that the catalog says, or large enough where a part is meant."""
         dtype, sizes, inner, strides = self._layout(row)
         item, data = self.item(row)

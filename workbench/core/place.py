@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from workbench.core import jsonsafe
-from workbench.core.source import PreadSource, Window, cannot_open
+from workbench.core.source import LazyBytes, PreadSource, cannot_open
 from workbench.errors import MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
 
 __all__ = ["FileStat", "Place", "stat_or_absent"]
@@ -158,10 +158,10 @@ class Place:
             )
         return data
 
-    def window(self, relative: str) -> Window:
+    def window(self, relative: str) -> LazyBytes:
         """The bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`resolve`."""
         source = PreadSource(self.resolve(relative), relative)
-        return Window(source, 0, source.size)
+        return LazyBytes(source, 0, source.size)
 
     def read_json(self, relative: str) -> Any:
         """A JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""

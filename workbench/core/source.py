@@ -15,10 +15,10 @@ import numpy as np
 
 from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError
 
-__all__ = ["PreadSource", "Source", "Window", "cannot_open", "changed"]
+__all__ = ["LazyBytes", "PreadSource", "Source", "cannot_open", "changed"]
 
 Array = np.ndarray[Any, Any]
-BLOCK = 8 << 10  #: bytes that a window reads around a small request
+BLOCK = 8 << 10  #: bytes that are read around a small request
 _MOST = 1 << 30  #: bytes of one system call; Linux gives at most 2 GiB
 
 
@@ -118,7 +118,7 @@ class PreadSource(Source):
             )
 
 
-class Window:
+class LazyBytes:
     """Bytes ``[start, stop)`` of a source, indexed and sliced as a ``memoryview`` is; read where they are looked at.
 
     A slice is a ``memoryview`` of memory of its own. The last two blocks are kept: readers of directories look at many
@@ -129,7 +129,7 @@ class Window:
 
     def __init__(self, source: Source, start: int, stop: int) -> None:
         self._source, self._start, self._stop = source, start, stop
-        self._blocks: tuple[tuple[int, int, memoryview], ...] = ()  # replaced as a whole: threads may share a window
+        self._blocks: tuple[tuple[int, int, memoryview], ...] = ()  # replaced as a whole: threads may share it
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -147,7 +147,7 @@ class Window:
         if key.step is not None or type(start) is not int or type(stop) is not int or start < 0 or stop > len(self):
             start, stop, step = key.indices(len(self))
             if step != 1:
-                raise ValueError("a window is sliced in steps of 1")
+                raise ValueError("bytes are sliced in steps of 1")
         if not 0 <= start < stop:
             return memoryview(b"")
         for low, high, data in self._blocks:
@@ -156,9 +156,9 @@ class Window:
         low, _, data = self._block(start, stop)
         return data[start - low : stop - low]
 
-    def part(self, start: int, stop: int) -> Window:
+    def part(self, start: int, stop: int) -> LazyBytes:
         """The same bytes between narrower bounds; nothing is read."""
-        return Window(self._source, self._start + start, self._start + min(stop, len(self)))
+        return LazyBytes(self._source, self._start + start, self._start + min(stop, len(self)))
 
     def _block(self, start: int, stop: int) -> tuple[int, int, memoryview]:
         if stop - start > BLOCK:  # not kept: it may be large

@@ -19,10 +19,10 @@ import numpy as np
 
 from workbench.core.memory import map_file
 from workbench.core.place import FileStat, Place
-from workbench.core.source import PreadSource, Source, Window, changed
+from workbench.core.source import LazyBytes, PreadSource, Source, changed
 from workbench.errors import ChangedError, MissingFileError, UsageError
 
-__all__ = ["ByteRange", "PreadSource", "Source", "SourcePool", "Window"]
+__all__ = ["ByteRange", "LazyBytes", "PreadSource", "Source", "SourcePool"]
 
 
 class ByteRange(NamedTuple):
@@ -91,9 +91,9 @@ class SourcePool:
         """Bytes of a file when the checkpoint was opened; -1 for one that was absent."""
         return self._stats[file].size
 
-    def window(self, file: int, start: int, stop: int) -> Window:
+    def window(self, file: int, start: int, stop: int) -> LazyBytes:
         """Bytes ``[start, stop)`` of a file; a byte is read when it is first accessed."""
-        return Window(self.source(file), start, stop)
+        return LazyBytes(self.source(file), start, stop)
 
     def check(self, file: int) -> None:
         """Raise :class:`ChangedError` unless the file is as it was.

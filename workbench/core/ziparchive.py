@@ -26,7 +26,7 @@ from typing import NamedTuple
 from workbench.core.dtypes import by_name
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.pickles.unpickle import loads, torch_storage
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.core.zipdirectory import find_directory, read_records
 from workbench.core.ziprecord import DEFLATED, STORED, Record, inflate, locate
 from workbench.errors import CorruptError, UnsupportedFormatError
@@ -69,7 +69,7 @@ class Archive:
     (``torch.serialization.set_crc32_options(False)``).
     """
 
-    view: memoryview | Window
+    view: memoryview | LazyBytes
     what: str
     records: dict[str, Record]
     prefix: str | None
@@ -256,8 +256,8 @@ def _check_extent(tensor: TensorRef, nbytes: int, what: str) -> None:
         )
 
 
-def _view(buf: object) -> memoryview | Window:
-    if isinstance(buf, Window):
+def _view(buf: object) -> memoryview | LazyBytes:
+    if isinstance(buf, LazyBytes):
         return buf
     view = buf if type(buf) is memoryview else memoryview(buf)  # type: ignore[arg-type]
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")

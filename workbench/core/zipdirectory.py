@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.core.ziprecord import ENCRYPTED, STORED, UTF8, Record
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
@@ -33,7 +33,7 @@ _CENTRAL = struct.Struct("<4s4x2H4x3L4H6xL")
 MAX_RECORDS = 4_000_000
 
 
-def find_directory(view: memoryview | Window, what: str) -> tuple[int, int, int]:
+def find_directory(view: memoryview | LazyBytes, what: str) -> tuple[int, int, int]:
     """(start, stop, number of records) of the central directory, its place and size checked.
 
     Raises:
@@ -84,7 +84,7 @@ def find_directory(view: memoryview | Window, what: str) -> tuple[int, int, int]
     return offset, stop, count
 
 
-def read_records(view: memoryview | Window, start: int, stop: int, count: int, what: str) -> dict[str, Record]:
+def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int, what: str) -> dict[str, Record]:
     """The directory's rows by name, in the order in which they lie in the file.
 
     Raises:
@@ -135,7 +135,7 @@ def read_records(view: memoryview | Window, start: int, stop: int, count: int, w
     return _in_order(rows, start, what)
 
 
-def _end_record(view: memoryview | Window, what: str) -> tuple[int, tuple[int, ...]]:
+def _end_record(view: memoryview | LazyBytes, what: str) -> tuple[int, tuple[int, ...]]:
     at = len(view) - _END.size
     if at >= 0 and view[at : at + 4] == b"PK\x05\x06" and view[at + 20 :] == b"\0\0":
         return at, _END.unpack(view[at : at + _END.size])

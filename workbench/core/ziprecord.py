@@ -17,7 +17,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsafeError
 
 __all__ = ["Record", "inflate", "locate"]
@@ -46,7 +46,7 @@ class Record(NamedTuple):
     limit: int
 
 
-def locate(view: memoryview | Window, record: Record, what: str) -> tuple[int, int]:
+def locate(view: memoryview | LazyBytes, record: Record, what: str) -> tuple[int, int]:
     """(start, stop) of a record's bytes as they lie in the file, its local header checked.
 
     Raises:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import DType, by_name, nbytes_of
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 __all__ = ["DTYPES", "Tensor", "looks_like", "parse"]
@@ -55,7 +55,7 @@ def looks_like(head: bytes) -> bool:
     )
 
 
-def parse(view: memoryview | Window, what: str) -> list[Tensor]:
+def parse(view: memoryview | LazyBytes, what: str) -> list[Tensor]:
     """All tensors of a file.
 
     Raises:
@@ -71,7 +71,7 @@ def parse(view: memoryview | Window, what: str) -> list[Tensor]:
     return found
 
 
-def _tensor(view: memoryview | Window, at: int, what: str) -> Tensor:
+def _tensor(view: memoryview | LazyBytes, at: int, what: str) -> Tensor:
     begin = at
     version, levels, at = _int(view, at, 4, what), _int(view, at + 4, 8, what), at + 12
     if version or levels > MAX_LOD:
@@ -100,7 +100,7 @@ def _tensor(view: memoryview | Window, at: int, what: str) -> Tensor:
     return Tensor(dtype, shape, start, stop)
 
 
-def _int(view: memoryview | Window, at: int, width: int, what: str) -> int:
+def _int(view: memoryview | LazyBytes, at: int, width: int, what: str) -> int:
     if at + width > len(view):
         raise TruncatedError(f"{what} ends at byte {len(view):,}, within the head of a tensor")
     return int.from_bytes(view[at : at + width], "little")

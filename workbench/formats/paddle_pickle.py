@@ -41,7 +41,7 @@ from workbench.core.pickles.arrays import NumpyDType
 from workbench.core.pickles.opcodes import COUNTED, end_of
 from workbench.core.pickles.standins import Call, Inert, opaque_class, short
 from workbench.core.place import Place
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 __all__ = ["ArrayRef", "Loaded", "Span", "Text", "load", "plain", "thin"]
@@ -80,7 +80,7 @@ class Text(str):
         raise TypeError("a text takes no state")
 
 
-def thin(view: memoryview | Window, what: str) -> tuple[bytes, list[Span | Text]]:
+def thin(view: memoryview | LazyBytes, what: str) -> tuple[bytes, list[Span | Text]]:
     """The pickle with a persistent id for each run of bytes in it, and the runs.
 
     Raises:
@@ -136,13 +136,13 @@ def thin(view: memoryview | Window, what: str) -> tuple[bytes, list[Span | Text]
             at = stop
 
 
-def plain(view: memoryview | Window, span: Span) -> bytes:
+def plain(view: memoryview | LazyBytes, span: Span) -> bytes:
     """The bytes of a span."""
     data = bytes(view[span.start : span.stop])
     return data.decode("utf-8").encode("latin-1") if span.text else data
 
 
-def _text(view: memoryview | Window, start: int, stop: int, what: str) -> Text:
+def _text(view: memoryview | LazyBytes, start: int, stop: int, what: str) -> Text:
     try:
         value = bytes(view[start:stop]).decode("utf-8", "surrogatepass") if stop - start < INLINE else ""
     except UnicodeDecodeError as error:
@@ -240,7 +240,7 @@ class Loaded:
 
     tree: object
     globals: set[str]
-    view: Window
+    view: LazyBytes
 
 
 def load(place: Place, file: str) -> Loaded:
@@ -272,7 +272,7 @@ def load(place: Place, file: str) -> Loaded:
     return Loaded(found.value, found.globals | evaluated, view)
 
 
-def _stand_ins(view: Window, evaluated: set[str]) -> dict[tuple[str, str], object]:
+def _stand_ins(view: LazyBytes, evaluated: set[str]) -> dict[tuple[str, str], object]:
     """What the pickle's globals become beside the table's own."""
 
     def raw(data: object) -> object:

@@ -31,7 +31,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.errors import WorkbenchError
 from workbench.formats import paddle_binary, paddle_names, paddle_tree
 from workbench.formats.paddle_pickle import Loaded, load
@@ -170,7 +170,7 @@ def _keyed(loaded: Loaded, what: str, notes: list[str]) -> dict[str, Stored]:
     return found
 
 
-def _add_binary(builder: CatalogBuilder, file: str, view: Window, notes: list[str]) -> list[str]:
+def _add_binary(builder: CatalogBuilder, file: str, view: LazyBytes, notes: list[str]) -> list[str]:
     found = paddle_binary.parse(view, repr(file))
     keys = ["tensor"] if len(found) == 1 else [f"tensor.{number}" for number in range(len(found))]
     for key, tensor in zip(keys, found, strict=True):

@@ -23,7 +23,7 @@ import numpy as np
 from workbench.core import box
 from workbench.core.build import CatalogBuilder
 from workbench.core.pickles.standins import Opaque, short
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsafeError, UnsupportedFormatError
 from workbench.formats.paddle_pickle import SMALL, ArrayRef, Loaded, Span, Text, plain
 
@@ -196,7 +196,7 @@ def _is_shape(shape: object) -> bool:
 
 
 class _Prune:
-    def __init__(self, view: Window, what: str, arrays: bool) -> None:
+    def __init__(self, view: LazyBytes, what: str, arrays: bool) -> None:
         self.view, self.what, self.arrays = view, what, arrays
         self.done: dict[int, object] = {}
 

@@ -35,7 +35,7 @@ from workbench.core.dtypes import by_name
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.opcodes import end_of
 from workbench.core.pickles.standins import StorageRef, StorageType, TensorRef, short
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 __all__ = ["Loaded", "is_legacy", "is_tar", "load_legacy", "load_tar"]
@@ -78,7 +78,7 @@ def is_tar(head: bytes) -> bool:
     return len(head) >= 512 and name in _MEMBERS
 
 
-def load_legacy(view: Window, *, what: str) -> Loaded:
+def load_legacy(view: LazyBytes, *, what: str) -> Loaded:
     """Decode a chain of pickles.
 
     Raises:
@@ -107,7 +107,7 @@ def load_legacy(view: Window, *, what: str) -> Loaded:
     return Loaded(loaded.value, storages, globals=loaded.globals)
 
 
-def load_tar(view: Window, *, what: str) -> Loaded:
+def load_tar(view: LazyBytes, *, what: str) -> Loaded:
     """Decode the tar format; raises as :func:`load_legacy`."""
     members = _members(view, what)
     start, stop = members["storages"]
@@ -149,14 +149,14 @@ def module_or_storage(pid: object) -> object:
 # ---- pickles -------------------------------------------------------------------------------------------------------
 
 
-def _next(view: Window, at: int, what: str) -> tuple[object, int]:
+def _next(view: LazyBytes, at: int, what: str) -> tuple[object, int]:
     """The pickle at byte ``at``, and where it ends."""
     found = _pickle(view, at, what)
     return found.value, at + found.stop
 
 
 def _pickle(
-    view: Window, at: int, what: str, persistent_load: Callable[[object], object] | None = None
+    view: LazyBytes, at: int, what: str, persistent_load: Callable[[object], object] | None = None
 ) -> unpickle.Unpickled:
     """Decode the pickle at byte ``at``. Its length is not stored: more is read until its end is there."""
     size = FIRST
@@ -203,7 +203,7 @@ def _remember(seen: dict[str, StorageRef]) -> Callable[[object], object]:
 
 
 def _storage(
-    view: Window, at: int, key: str, dtype: str | None, what: str, numel: int | None
+    view: LazyBytes, at: int, key: str, dtype: str | None, what: str, numel: int | None
 ) -> tuple[tuple[int, int], int]:
     """Byte range of the elements that follow their count, and where it ends."""
     if at + 8 > len(view):
@@ -242,7 +242,7 @@ def _add_views(storages: dict[str, tuple[int, int]], seen: dict[str, StorageRef]
 # ---- tar -----------------------------------------------------------------------------------------------------------
 
 
-def _members(view: Window, what: str) -> dict[str, tuple[int, int]]:
+def _members(view: LazyBytes, what: str) -> dict[str, tuple[int, int]]:
     """Byte ranges of the three members; nothing is extracted."""
     members: dict[str, tuple[int, int]] = {}
     try:
@@ -263,7 +263,7 @@ def _members(view: Window, what: str) -> dict[str, tuple[int, int]]:
     return members
 
 
-def _tensors(view: Window, span: tuple[int, int], refs: dict[str, StorageRef], what: str) -> dict[str, TensorRef]:
+def _tensors(view: LazyBytes, span: tuple[int, int], refs: dict[str, StorageRef], what: str) -> dict[str, TensorRef]:
     part = view.part(0, span[1])
     count, at = _next(part, span[0], f"{what} (tensors)")
     tensors: dict[str, TensorRef] = {}
@@ -316,7 +316,7 @@ def _count(count: object, what: str) -> int:
 class _File(BytesIO):
     """A read-only file over a window."""
 
-    def __init__(self, view: Window) -> None:
+    def __init__(self, view: LazyBytes) -> None:
         super().__init__()
         self._view, self._at = view, 0
 

@@ -22,7 +22,7 @@ from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import StorageRef, TensorRef, short
 from workbench.core.place import Place
-from workbench.core.source import Window
+from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 from workbench.formats import torch_legacy, torch_tree
 from workbench.formats.torch_legacy import Loaded
@@ -111,7 +111,7 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) + (f", … {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
-def _load_zip(view: Window, what: str) -> Loaded:
+def _load_zip(view: LazyBytes, what: str) -> Loaded:
     archive = ziparchive.read_directory(view, what=what)
     record = archive.find("data.pkl")
     if record is None:

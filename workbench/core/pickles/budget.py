@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from workbench.errors import UnsafeError
 
-__all__ = ["ACTIVE", "Budget", "allowed", "charge", "refuse", "tick"]
+__all__ = ["ACTIVE", "Allowance", "allowed", "charge", "refuse", "tick"]
 
 SPARE, DENSITY = 64 << 20, 24  # bytes of memory that any pickle may take, and more for each byte of it
 SECONDS = 0.4  # of CPU that any pickle may take
@@ -32,7 +32,7 @@ def allowed(size: int) -> int:
     return SPARE + DENSITY * size
 
 
-class Budget:
+class Allowance:
     """What is left for one pickle. ``position`` is the byte reached, for messages."""
 
     def __init__(self, what: str, start: int, size: int, spent: int, seconds: float) -> None:
@@ -59,7 +59,7 @@ class Budget:
 
 
 #: The budget of the pickle that this thread decodes; None: a constructor is called by itself.
-ACTIVE: ContextVar[Budget | None] = ContextVar("workbench pickle budget", default=None)
+ACTIVE: ContextVar[Allowance | None] = ContextVar("workbench pickle budget", default=None)
 
 
 def charge(nbytes: int) -> None:

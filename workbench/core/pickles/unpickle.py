@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from workbench.core.pickles import guard
-from workbench.core.pickles.budget import ACTIVE, Budget
+from workbench.core.pickles.budget import ACTIVE, Allowance
 from workbench.core.pickles.constructors import OPAQUE, RECORDS, TABLE, torch_storage
 from workbench.core.pickles.opcodes import line_end
 from workbench.core.pickles.standins import Opaque, Record, opaque_class, short
@@ -98,7 +98,7 @@ def loads_with_globals(
         data = memoryview(data).cast("B")
     start = time.thread_time()
     walked = guard.walk(data, offset, what)
-    budget = Budget(what, offset, walked.stop - offset, walked.memory, time.thread_time() - start)
+    budget = Allowance(what, offset, walked.stop - offset, walked.memory, time.thread_time() - start)
     reader = _Reader(memoryview(data), offset, walked.frames, budget)
     unpickler = _Unpickler(reader, what, allow or {}, strict, persistent_load)
     collecting = gc.isenabled()
@@ -174,7 +174,7 @@ class _Reader:
 
     __slots__ = ("budget", "frame", "frames", "pos", "view")
 
-    def __init__(self, view: memoryview, pos: int, frames: list[int], budget: Budget) -> None:
+    def __init__(self, view: memoryview, pos: int, frames: list[int], budget: Allowance) -> None:
         self.view = view
         self.pos = pos
         self.frames = iter([*frames, len(view)])
