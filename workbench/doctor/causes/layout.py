@@ -56,7 +56,8 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 reasons = case.against(
                     ("A1 A2 F4 D2 G6", _placed(change, weights)), ("B5 E13", words),
                 )  # fmt: skip
-                exact = change.exact or bool(case.fired("P17"))
+                # weights are made from masters, which may have moved alone
+                exact = change.exact or (bool(case.fired("P17")) and (bool(moments) or not case.mastered))
                 yield Match(change.leg, strength, frozenset(names), exact and strength == 1.0, reasons=reasons)
 
     return pattern
