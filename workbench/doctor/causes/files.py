@@ -19,7 +19,7 @@ HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the checkpoint before"
 FLIPPED = 2  #: tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
-STATES = ("near", "other", "part", "fallen", "second_other")  #: the same of moments
+STATES = ("near", "other", "part", "fallen")  #: the same of moments
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments from which numbers explode
 TOP = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}  #: highest exponent bit
 

@@ -87,6 +87,8 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                 if form == "moved.flat" and _cut_anew(change):
                     names = frozenset(change.hit(quantities, "moved."))
                 words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
+                if change.leg == "train":
+                    names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # whose they are is not known
                 yield Match(change.leg, strength[cause], names, change.exact and strength[cause] == 1.0,
                             reasons=case.against(("E1 E4 E9", words)))  # fmt: skip
             if cause == "E13":

@@ -269,7 +269,7 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # else a rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio")
-            yield Match(change.leg, 0.85 if whole else 0.7, values, reasons=case.against(("E1 E9 A2 F4", words)),
+            yield Match(change.leg, 0.97 if scaled else 0.85 if whole else 0.7, values, reasons=case.against(("E1 E9 A2 F4", words)),
                         title="The moments were multiplied by a factor." if scaled else "")  # fmt: skip
     if signs := case.fired("P21"):
         factor = signs[0].evidence["kind"] == "factor"

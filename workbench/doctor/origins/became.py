@@ -44,6 +44,7 @@ NEARER = 0.7  #: distance to the stored average over that to the old weights
 RANKS = 65  #: shards that are thought of
 ROW_LIKE = 0.5  #: cosine of one row with itself below which it is another row
 GRID = 256  #: elements from which a grid is looked for
+FACTORS = (2.0, 0.5, 4.0, 0.25, 8.0, 0.125)  #: of moments added or averaged over ranks that hold the same
 BLOCKS = (32, 64, 128, 256)  #: elements that share a scale
 STEP = 2e-3  #: distance from a whole step of a grid, for roundings of float32
 INSIDE = 0.9  #: share of the elements within half a step
@@ -56,8 +57,8 @@ class Became:
     """A form and what it rests on.
 
     Attributes:
-        form: of moments ``still zero first_zero second_zero second_other swapped rounded flip zeros part fallen
-            other``; of weights ``zero fill ratio rounded average part flip zeros near
+        form: of moments ``still zero first_zero second_zero second_other swapped rounded ratio flip zeros part
+            fallen other``; of weights ``zero fill ratio rounded average part flip zeros near
             other``.
         exact: whether the form was proved on every element looked at.
         cosine: of the weights with those of before; looked: elements.
@@ -94,7 +95,8 @@ def moments_became(
             holds = _follows(m, v, m_b, v_b, update.betas)
             if (share := float(holds[seen].mean())) >= EXACT:
                 return Became(form, True, looked=len(v_b), detail={"share": share})
-            if form == "zero" and (own | holds)[seen].mean() >= PARTLY and holds[seen & ~own].sum() >= PAGE // 8:
+            zeros = form in ("zero", "first_zero", "second_zero")  # in a part of the elements
+            if zeros and (own | holds)[seen].mean() >= PARTLY and holds[seen & ~own].sum() >= PAGE // 8:
                 return Became("zeros", True, looked=len(v_b), detail={"share": share})
         if _second_alone(m_a, v_a, m_b, v_b, update.betas):
             return Became("second_other", looked=len(v_b))
@@ -182,7 +184,7 @@ def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
     none = np.zeros_like(m)
     return [
         ("zero", (none, none)), ("second_zero", (m, none)), ("first_zero", (none, v)), ("swapped", (v, m)),
-        ("rounded", (_bf16(m), _bf16(v))),
+        ("rounded", (_bf16(m), _bf16(v))), *(("ratio", (n * m, n * v)) for n in FACTORS),
     ]  # fmt: skip
 
 
