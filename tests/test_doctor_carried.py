@@ -112,6 +112,16 @@ def half_lost(run: Run) -> None:
             state(run, layer)[name][WIDTH // 2 :] = 0
 
 
+def second_lost_in_part(run: Run) -> None:
+    state(run, 2)["exp_avg_sq"][WIDTH // 2 :] = 0
+
+
+def summed(run: Run) -> None:
+    for layer in (0, 2):
+        for name in ("exp_avg", "exp_avg_sq"):
+            state(run, layer)[name].mul_(2)
+
+
 def average_restarted(run: Run) -> None:
     run.average = {name: one.detach().clone() for name, one in run.net.named_parameters()}
 
@@ -155,6 +165,7 @@ def test_a_healthy_run_breaks_none(tmp_path: Path, k: int) -> None:
         (times, 5, "B6", "P21"), (root, 5, "B6", "P21"), (first_lost, 1, "B3", "P04"), (first_lost, 5, "B3", "P04"),
         (exchanged, 1, "B5", "P17"), (exchanged, 10, "B5", "P17"), (half_lost, 5, "G5", "P03"),
         (average_restarted, 5, "F4", "P23"), (average_of_another, 5, "F4", "P22"), (average_loaded, 1, "F4", "P05"),
+        (second_lost_in_part, 1, "G5", "P04"), (summed, 1, "B6", "P04"),
         (statistics_lost, 3, "A5", "P24"), (transposed, 3, "E1", "P17"), (vectors_exchanged, 3, "E9", "P17"),
     ],
 )  # fmt: skip
