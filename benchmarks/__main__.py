@@ -22,6 +22,7 @@ TABLES = [
     "exporting",
     "doctor",
     "dashboard",
+    "soak",
     "device",
 ]
 HEAD = """# Benchmark results

@@ -19,7 +19,7 @@ import workbench as wb
 from workbench.app import plots
 from workbench.app.found import checkpoints
 from workbench.app.jail import Jail, relative_words
-from workbench.app.jobs import Job
+from workbench.app.jobs import WORKERS, Job
 from workbench.app.look import look
 from workbench.app.outlet import Outlet
 from workbench.app.page import Workbench, create_app
@@ -614,3 +614,27 @@ def test_a_taken_port_is_a_sentence(root, free_port):
         sock.listen()
         with pytest.raises(UsageError, match="--port"):
             serve(root, port=sock.getsockname()[1])
+
+
+def test_nobody_waits_for_long_jobs_to_open_a_checkpoint(root):
+    """Twenty verifications under way: another session opens at once, and they keep to their share of threads."""
+    go, running, lock = threading.Event(), [0, 0], threading.Lock()
+
+    def slow(tick):
+        with lock:
+            running[0] += 1
+            running[1] = max(running)
+        go.wait(WAIT)
+        with lock:
+            running[0] -= 1
+
+    jobs = [Job(long=True) for _ in range(20)]
+    try:
+        for job in jobs:
+            job.start(slow)
+        state = opened(root)
+        assert state.status == "open" and not any(job.status == "done" for job in jobs)
+        state.close()
+    finally:
+        go.set()
+    assert all(job.wait(WAIT) for job in jobs) and running[1] <= WORKERS

@@ -156,9 +156,12 @@ def test_what_cannot_be_opened_is_3_in_one_line(call, dropped, tmp_path) -> None
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_read(call, dropped, tmp_path) -> None:
-    for page in (tmp_path / "no" / "page.html", tmp_path):
+    other = tmp_path / "other.pt"
+    other.write_bytes(b"mine")
+    for page in (tmp_path / "no" / "page.html", tmp_path, other, Path(os.devnull)):
         code, out, err = call("doctor", dropped.before, "--html", page)
         assert code == 3 and out == "" and "--html" in err
+    assert other.read_bytes() == b"mine" and not Path(os.devnull).is_file()
 
 
 def test_a_damaged_later_checkpoint_is_a_finding(call, dropped, tmp_path) -> None:

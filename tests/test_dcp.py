@@ -172,6 +172,21 @@ def edited(folder, change):
         pickle.dump(meta, handle)
 
 
+@pytest.mark.parametrize("change", [{"length": -5}, {"offset": -5}, {"offset": 1 << 62, "length": 1 << 62}])
+def test_an_object_of_no_possible_bytes_is_refused(copy, change):
+    folder = copy()
+
+    def move(meta):
+        kinds = meta.state_dict_metadata
+        index = next(i for i in meta.storage_data if type(kinds[i.fqn]).__name__ == "BytesStorageMetadata")
+        vars(meta.storage_data[index]).update(change)
+
+    edited(folder, move)
+    with pytest.raises(errors.CorruptError):
+        wb.open(folder, cache=False)
+    assert wb.verify(folder).exit_code == 2
+
+
 def test_a_lost_chunk_is_a_hole_when_its_tensor_is_read_and_only_then(copy, fresh):
     folder = copy()
 

@@ -16,6 +16,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 import workbench as wb
 from tests.properties import SLOW, examples
@@ -107,6 +108,26 @@ def test_any_flipped_bit_is_found_and_located(name, flips, tmp_path):
             if kind == "tensor":
                 assert set(named) <= keys, (evidence, keys)
             assert len(evidence["parts"]) == 1 and (keys & set(named) or kind in ("rest", "record")), (evidence, keys)
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "stray"])
+def test_a_link_out_of_the_checkpoint_is_a_finding_and_not_followed(what, tmp_path):
+    path = copied("bytecheckpoint_fsdp1_flat", tmp_path) / "global_step_3"
+    manifest = write(wb.open(path, cache=False), tmp_path / "m.json")
+    moved = {"file": path / "model/__0_0.distcp", "folder": path / "model", "stray": tmp_path / "stray.pt"}[what]
+    if what == "stray":
+        moved.write_bytes(b"x" * 100)
+    else:
+        moved.rename(tmp_path / "outside")
+    link = path / "stray.pt" if what == "stray" else moved
+    link.symlink_to(tmp_path / ("stray.pt" if what == "stray" else "outside"))
+    with pytest.raises(errors.UnsafeError, match="link out of the checkpoint"):
+        check(path, manifest)
+    lost = [name for name in manifest.files if what != "stray" and (path / name).is_relative_to(link)]
+    for report in (check(path, manifest, partial=True), wb.verify(path, manifest=manifest)):
+        found = {one.where: one for one in report.found if one.rule in ("manifest.missing", "manifest.added")}
+        assert set(found) == set(lost or ["stray.pt"])
+        assert all("link out of the checkpoint" in one.message for one in found.values())
 
 
 def replace_files(manifest, files):
@@ -603,3 +624,16 @@ def test_a_run_is_checked_at_the_step_that_would_be_opened(tmp_path, capsys):
     assert wb.open(tmp_path / "run").path.endswith("step-4")
     with pytest.raises(errors.MissingFileError, match="neither"):
         command("check", tmp_path / "nothing")
+
+
+def test_nothing_but_an_older_manifest_is_replaced(tmp_path):
+    path, other = tmp_path / "x.safetensors", tmp_path / "note.txt"
+    save_file({"w": np.ones(4, np.float32)}, path)
+    other.write_text("mine")
+    before = path.read_bytes()
+    for target in (path, other):
+        with pytest.raises(errors.UsageError, match="exists and is not a manifest"):
+            write(wb.open(path, cache=False), target)
+    assert path.read_bytes() == before and other.read_text() == "mine"
+    write(wb.open(path, cache=False), tmp_path / "m.json")
+    write(wb.open(path, cache=False), tmp_path / "m.json")

@@ -132,6 +132,18 @@ def test_axes_that_no_configuration_proves() -> None:
     assert proven("llama.norm.weight", (8,), 2, CONFIG, cut=False) == paddlenlp_axes.REPLICATED
 
 
+def test_a_moment_on_a_rank_without_its_weight_is_kept_apart(tmp_path: Path) -> None:
+    names = list(SHAPES)
+    copied = next(name for name in names if SHAPES[name][1] is None)
+    write_legacy(tmp_path, names)
+    statics = {name: f"linear_{n}.w_0" for n, name in enumerate(names)}
+    rest = flat({name: piece_of(name, 1) for name in names if name != copied}, statics)
+    save(tmp_path / "model_state.tp01.pdparams", rest)
+    ckpt = wb.open(tmp_path)
+    same(ckpt.param(copied), whole_of(copied))
+    assert sum(role == "exp_avg" and fqn == copied for fqn, role in zip(ckpt.fqns, ckpt.roles, strict=True)) == 2
+
+
 def test_incomplete_and_mixed_grids(tmp_path: Path) -> None:
     folder = write_legacy(tmp_path / "a", MERGED, flat_ranks=2)
     (folder / "optimizer.tp01_shard00.pdopt").unlink()
@@ -170,6 +182,16 @@ def test_fleet_ranks_of_two_steps_are_told(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a" / "mp_01_sharding_00_pp_00", tmp_path / "a" / "mp_01_sharding_01_pp_00")
     with pytest.raises(IncompleteError, match="1 of 4 model files are missing, first of pp 0, sharding 1, tp 0"):
         wb.open(tmp_path / "a")
+
+
+def test_a_fleet_rank_without_its_optimizer_is_told(tmp_path: Path) -> None:
+    folder = fleet(tmp_path)
+    (folder / "mp_00_sharding_00_pp_00" / "model_state.pdopt").unlink()
+    with pytest.raises(IncompleteError, match="1 of 2 optimizer files are missing, first of pp 0, sharding 0, tp 0"):
+        wb.open(folder)
+    assert wb.verify(folder).exit_code == 2
+    (folder / "mp_01_sharding_00_pp_00" / "model_state.pdopt").unlink()
+    assert list(wb.open(folder)) == ["w@tp00", "w@tp01"]  # weights alone
 
 
 def unified(folder: Path, **optimizer: Any) -> Path:

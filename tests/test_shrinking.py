@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from workbench.core.catalog import INFLATED_LEAST
+from workbench.core.place import Place
 
 SHAPE = (2048, 1024)  # 8 MiB: several pieces of any pass
 
@@ -349,3 +350,43 @@ def test_many_tensors_over_the_same_bytes_are_refused_together(tmp_path):
     few = wb.open(tmp_path / "few.pt")
     assert few["w3"].nbytes < INFLATED_LEAST and torch.equal(few["w3"].torch(), windows["w3"])
     assert np.isfinite(wb.stats(few, cache=False)["mean"]).all()
+
+
+def in_order(path, order):
+    """Tensors ``a`` of zeros and ``b`` of ones, stored one after the other in that order."""
+    dense = {key: np.full((64, 64), float(key == "b"), np.float32) for key in order}
+    if path.suffix == ".pt":
+        torch.save({key: torch.from_numpy(dense[key]) for key in order}, path)
+        return
+    places = {key: [at * 16384, (at + 1) * 16384] for at, key in enumerate(order)}
+    head = json.dumps({key: {"dtype": "F32", "shape": [64, 64], "data_offsets": places[key]} for key in "ab"}).encode()
+    head = head.ljust(200)
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(dense[key].tobytes() for key in order))
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+@pytest.mark.parametrize("method", ["stat", "read", "window"])
+def test_a_file_replaced_while_it_is_opened_is_never_taken_for_the_other(tmp_path, monkeypatch, name, method):
+    one, other = tmp_path / name, tmp_path / "beside" / name
+    other.parent.mkdir()
+    kept, left = getattr(Place, method), [0]
+
+    def then_replaced(place, *args, **options):
+        found = kept(place, *args, **options)
+        left[0] -= 1
+        if not left[0]:
+            os.replace(other, one)
+        return found
+
+    monkeypatch.setattr(Place, method, then_replaced)
+    for number in range(1, 9):
+        in_order(one, "ab")
+        in_order(other, "ba")
+        os.utime(other, (2e9, 2e9))
+        assert one.stat().st_size == other.stat().st_size
+        left[0] = number
+        try:
+            with wb.open(one, cache=False) as ckpt:
+                assert torch.equal(ckpt["a"][:], torch.zeros(64, 64)) and torch.equal(ckpt["b"][:], torch.ones(64, 64))
+        except wb.errors.ChangedError:
+            pass

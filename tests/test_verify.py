@@ -181,6 +181,17 @@ def test_permissions_leftovers_and_unlisted_shards(tmp_path):
     }
 
 
+def test_a_linked_folder_is_not_listed(tmp_path):
+    folder = shutil.copytree(ROOT / "sample_ckpts/dcp_fsdp2", tmp_path / "c")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / ".metadata.tmp").write_bytes(b"x")
+    (folder / "logs").symlink_to(tmp_path / "outside")
+    assert "files.leftover" not in {found.rule for found in verify(folder).found}
+    (folder / "logs").unlink()
+    (tmp_path / "outside").rename(folder / "logs")
+    assert one(verify(folder), "files.leftover").where == "logs/.metadata.tmp"
+
+
 def test_a_file_that_may_not_be_read_is_one_finding(tmp_path):
     folder = shutil.copytree(ROOT / "sample_ckpts/dcp_fsdp2", tmp_path / "c")
     (folder / "__1_0.distcp").chmod(0)

@@ -43,7 +43,9 @@ def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
     narrow = ckpt.select(joined, options.role)
     if not len(narrow):
         roles = ", ".join(sorted(set(ckpt.roles)))
-        note(f"none of {units.plural(len(ckpt), 'tensor')} is meant by that; roles stored are {roles}")
+        meant = f"has a name that matches {joined!r}" if joined else f"has the role {options.role!r}"
+        meant += f" and the role {options.role!r}" if joined and options.role else ""
+        note(f"none of {units.plural(len(ckpt), 'tensor')} {meant}; roles stored are {roles}")
     return narrow
 
 

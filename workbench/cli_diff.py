@@ -6,6 +6,7 @@ import argparse
 
 from workbench.analysis.diff import diff as compute
 from workbench.cli_common import narrow, note, open_as, print_json, table_width
+from workbench.errors import UsageError
 from workbench.views.diff import SHOWN, diff_lines, tensor_text
 from workbench.views.progress import progress
 
@@ -20,6 +21,8 @@ def diff(options: argparse.Namespace) -> int:
     Options: ``a b pattern role no_values evidence all threads json detail replicas`` and those of every command.
     """
     a, b = (narrow(open_as(options, path), options) for path in (options.a, options.b))
+    if options.pattern and not (len(a) or len(b)):
+        raise UsageError(f"nothing to compare: no tensor's name matches {' or '.join(map(repr, options.pattern))}")
     replicas = tuple(options.replicas or (0, 0))
     if a.step is not None and b.step is not None and a.step > b.step:
         note(f"a is {options.b!r} (step {b.step:,}), the older of the two: changes are shown from old to new")

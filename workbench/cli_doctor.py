@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,13 @@ def _target(path: str) -> Path:
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         raise WriteError(f"--html {path!r}: " + ("is a folder" if target.is_dir() else "its folder is not there"))
+    if os.path.lexists(target):
+        head = b""
+        if target.is_file():
+            with contextlib.suppress(OSError), open(target, "rb") as handle:
+                head = handle.read(15)
+        if head.lower() != b"<!doctype html>":
+            raise WriteError(f"--html {path!r}: exists and is not a page, so it is not replaced; name another file")
     return target
 
 

@@ -39,9 +39,7 @@ def files_of(ckpt: Checkpoint) -> tuple[list[str], dict[str, str]]:
     for name in place.files:
         _take(place, name, found, skipped)
     for folder in place.folders:
-        if os.path.islink(os.path.join(place.root, folder)):
-            skipped[folder] = "a link to a folder is not followed"
-        elif owned or folder in folders:
+        if owned or folder in folders or os.path.islink(os.path.join(place.root, folder)):
             names, left = walk(place, folder)
             found |= names
             skipped |= left
@@ -55,8 +53,11 @@ def walk(place: Place, folder: str, depth: int = MAX_DEPTH) -> tuple[set[str], d
     """Files in a folder of a place and in the folders below it, and what was left out."""
     found: set[str] = set()
     skipped: dict[str, str] = {}
+    path = os.path.join(place.root, folder)
+    if os.path.islink(path):
+        return found, {folder: "a link to a folder is not followed"}
     try:
-        with os.scandir(os.path.join(place.root, folder)) as entries:
+        with os.scandir(path) as entries:
             names = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
     except OSError as error:
         return found, {folder: f"the folder cannot be listed: {error.strerror}"}

@@ -12,6 +12,7 @@ that they cannot be opened any more can still be checked: only names, sizes and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ import numpy as np
 
 from workbench.analysis.folder import files_of
 from workbench.analysis.manifest_entries import FileEntry, Manifest, TensorEntry, grain_for
-from workbench.analysis.manifest_file import INSIDE, read, save
+from workbench.analysis.manifest_file import FORMAT, INSIDE, read, save
 from workbench.analysis.segments import Cut, Labels, cut_files
 from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import DIGEST, Blocks, file_digests
@@ -95,12 +96,14 @@ def write(
     Raises:
         ChangedError: a file changed meanwhile.
         OpenError: a file cannot be read.
-        UsageError: the manifest's place cannot be written to, or ``inside`` a checkpoint that is one file.
+        UsageError: the manifest's place cannot be written to or holds something that is not a manifest, or ``inside``
+            a checkpoint that is one file.
     """
     place = Place(ckpt.path)
     if inside and place.file is not None:
         raise UsageError(f"{ckpt.path!r} is one file and has no folder of its own; leave its manifest beside it")
     path = os.fspath(dest) if dest is not None else os.path.join(place.root, INSIDE) if inside else beside(ckpt.path)
+    _refuse_other(path)
     names, left_out = files_of(ckpt)
     names = [name for name in names if not is_manifest(place, name, path)]
     stats = {name: place.stat(name) for name in names}
@@ -124,7 +127,7 @@ def write(
     tensors: dict[int, str] = {}
     for number, digests, failed in _digests(place, blocks, known, threads, first):
         name = names[number]
-        if failed and stat_or_absent(place, name) != stats[name]:
+        if failed and stat_or_absent(place, name, fresh=True) != stats[name]:
             raise ChangedError(
                 f"file {name!r} changed while its manifest was made: {next(iter(failed.values()))}; "
                 "make it again when all is written"
@@ -165,6 +168,18 @@ def write(
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _refuse_other(path: str) -> None:
+    """Raise UsageError where something else than an older manifest would be replaced: a checkpoint's file, a device."""
+    if not os.path.lexists(path):
+        return
+    head = b""
+    if os.path.isfile(path):
+        with contextlib.suppress(OSError), open(path, "rb") as handle:
+            head = handle.read(64)
+    if FORMAT.encode() not in head:
+        raise UsageError(f"{path!r} exists and is not a manifest, so it is not replaced; name another file")
 
 
 def is_manifest(place: Place, name: str, path: str | None) -> bool:

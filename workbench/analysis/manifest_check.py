@@ -22,6 +22,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import file_digests
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.scan import Tick
+from workbench.errors import UnsafeError
 
 __all__ = ["check"]
 
@@ -33,6 +34,7 @@ def check(
     ckpt: Checkpoint | str | os.PathLike[str],
     manifest: Manifest | str | os.PathLike[str] | None = None,
     *,
+    partial: bool = False,
     threads: int | None = None,
     tick: Tick | None = None,
 ) -> Report:
@@ -41,15 +43,21 @@ def check(
     Args:
         ckpt: the checkpoint, or its path.
         manifest: by default the one in its folder or beside it.
+        partial: go on where a file is a link out of the checkpoint, which is a finding then.
         threads: how many work side by side.
         tick: told the share that is done; raising there ends the pass.
+
+    Raises:
+        UnsafeError: a link out of the checkpoint, unless ``partial``.
     """
     place = Place(ckpt.path if isinstance(ckpt, Checkpoint) else ckpt)
     if not isinstance(manifest, Manifest):
         manifest = read(os.fspath(manifest)) if manifest is not None else load(place.path)
-    sizes = {name: stat_or_absent(place, name).size for name in manifest.files}
+    looked = {name: _size(place, name, partial) for name in manifest.files}
+    sizes = {name: size for name, (size, _) in looked.items()}
+    refused = {name: str(error) for name, (_, error) in looked.items() if error is not None}
     there = [name for name, size in sizes.items() if size >= 0]
-    found = [*_missing(manifest, sizes), *_added(place, manifest)]
+    found = [*_missing(manifest, sizes, refused), *_added(place, manifest, partial)]
     blocks = []
     for name in there:
         entry, size = manifest.files[name], sizes[name]
@@ -80,18 +88,29 @@ def check(
     return Report.of(place.path, found, checked, not_checked)
 
 
-def _missing(manifest: Manifest, sizes: Mapping[str, int]) -> Iterator[Finding]:
+def _size(place: Place, name: str, partial: bool) -> tuple[int, UnsafeError | None]:
+    """Bytes of a file, -1 for one that is not read; and why, where that is because its path leaves the place."""
+    try:
+        return stat_or_absent(place, name).size, None
+    except UnsafeError as error:
+        if not partial:
+            raise
+        return -1, error
+
+
+def _missing(manifest: Manifest, sizes: Mapping[str, int], refused: Mapping[str, str]) -> Iterator[Finding]:
     for name, entry in manifest.files.items():
         if sizes[name] < 0:
             names = _tensors(entry, manifest, 0, entry.size)
+            gone = f"not read ({refused[name]})" if name in refused else "gone"
             lost = f", and with it {len(names):,} tensors: {_some(names)}" if names else ""
             yield Finding(
-                "manifest.missing", "error", name, f"the file of {entry.size:,} bytes is gone{lost}",
+                "manifest.missing", "error", name, f"the file of {entry.size:,} bytes is {gone}{lost}",
                 {"file": name, "size": entry.size, "tensors": names[:LISTED]}, "restore it from a copy",
             )  # fmt: skip
 
 
-def _added(place: Place, manifest: Manifest) -> Iterator[Finding]:
+def _added(place: Place, manifest: Manifest, partial: bool) -> Iterator[Finding]:
     """What was not there: in the folder itself, and in those of its folders that the manifest covers."""
     if place.file is not None:
         return
@@ -102,7 +121,9 @@ def _added(place: Place, manifest: Manifest) -> Iterator[Finding]:
     hint = "if it belongs there, write the manifest again"
     for name in names:
         if name not in manifest.files and name not in manifest.left_out and not is_manifest(place, name, manifest.path):
-            words = f"a file of {stat_or_absent(place, name).size:,} bytes that the manifest does not know"
+            size, refused = _size(place, name, partial)
+            what = f"a file of {size:,} bytes" if refused is None else f"an entry that is not read ({refused}), and"
+            words = f"{what} that the manifest does not know"
             yield Finding("manifest.added", "warn", name, words, {"file": name}, hint)
     for folder in place.folders:
         if folder not in covered and folder not in manifest.left_out:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from workbench.errors import MissingFileError, UnsafeError, UsageError
 
-__all__ = ["Jail", "relative_words"]
+__all__ = ["Jail", "relative_values", "relative_words"]
 
 _roots: set[str] = set()  # of this process
 
@@ -73,9 +75,24 @@ class Jail:
         return Path(path).relative_to(self.root).as_posix()
 
 
-def relative_words(text: str) -> str:
-    """A message as the page shows it: paths in it are relative to ROOT, so that nobody learns where ROOT lies."""
-    for root in sorted(_roots, key=len, reverse=True):
+def relative_words(text: str, spelled: Callable[[str], str] = str) -> str:
+    """A message as the page shows it: paths in it are relative to ROOT, so that nobody learns where ROOT lies.
+
+    Args:
+        spelled: how the text spells a path: ``html.escape`` for a page.
+    """
+    for root in map(spelled, sorted(_roots, key=len, reverse=True)):
         if root in text:
             text = re.sub(re.escape(root) + r"(/|(?![\w.-]))", lambda found: "" if found[1] else "ROOT", text)
     return text
+
+
+def relative_values(value: Any) -> Any:
+    """Plain values (dicts, lists, tuples, texts) with the paths in them relative to ROOT (:func:`relative_words`)."""
+    if isinstance(value, str):
+        return relative_words(value)
+    if isinstance(value, Mapping):
+        return {relative_values(key): relative_values(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(relative_values(item) for item in value)
+    return value

@@ -6,6 +6,8 @@
                      │                                              ▲ schedule(callback)
     pool thread      └──► work(tick)  tick(0.3) … tick(0.6) … ──────┘
 
+What reads every byte (``long``) has a pool of its own, so that nobody waits for it to open a checkpoint or a tensor.
+
 A Bokeh document may only be touched on its own thread, so a worker hands everything over through ``schedule``
 (``doc.add_next_tick_callback`` when served). Starting again, or cancelling, makes the running work stop at its next
 ``tick``; what it still publishes is dropped.
@@ -31,13 +33,16 @@ Tick = Callable[[float], None]
 Schedule = Callable[[Callable[[], None]], None]
 
 PERIOD = 0.1  #: seconds between two progress messages
-WORKERS = 4  #: jobs that run at once in this process; the others wait
+WORKERS = 4  #: jobs of each kind, long or not, that run at once in this process; the others wait
 #: Seconds that a job may hold the interpreter's lock while the page waits for it. An answer takes the lock some ten
 #: times; with Python's own 5 ms half of them took 24 ms while a million chunks were verified, with this 6 ms.
 SWITCH = 0.0002
 _log = logging.getLogger(__name__)
 sys.setswitchinterval(SWITCH)
-_pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="workbench-job")
+_pools = {
+    long: ThreadPoolExecutor(WORKERS, thread_name_prefix=f"workbench-{name}")
+    for long, name in ((False, "job"), (True, "long"))
+}
 
 
 class Cancelled(Exception):
@@ -45,15 +50,21 @@ class Cancelled(Exception):
 
 
 class Job(param.Parameterized):
-    """One slot for background work; a new start supersedes what runs."""
+    """One slot for background work; a new start supersedes what runs.
+
+    Args:
+        schedule: runs a callback on the page's thread.
+        long: it may take minutes, and waits for others of its kind only.
+    """
 
     status = param.Selector(default="idle", objects=["idle", "running", "done", "failed", "cancelled"])
     progress = param.Number(default=0.0, bounds=(0.0, 1.0))
     result = param.Parameter(default=None)
     error = param.String(default="", doc="Why it failed, in words.")
 
-    def __init__(self, schedule: Schedule | None = None, **params: Any) -> None:
+    def __init__(self, schedule: Schedule | None = None, *, long: bool = False, **params: Any) -> None:
         super().__init__(**params)
+        self._pool = _pools[long]
         self._schedule = schedule or (lambda callback: callback())
         self._turn = 0
         self._running = threading.Event()
@@ -65,7 +76,7 @@ class Job(param.Parameterized):
         turn = self._turn
         self._running.clear()
         self.param.update(status="running", progress=0.0, result=None, error="")
-        _pool.submit(self._run, work, turn)
+        self._pool.submit(self._run, work, turn)
 
     def cancel(self) -> None:
         """Stop the work at its next tick; the status says so at once."""

@@ -135,13 +135,28 @@ class AfterLoad:
             if self._waiting is not None:
                 self._waiting.append(callback)
                 return
-        self._document.add_next_tick_callback(callback)
+        self._hand_over(callback)
+
+    def _hand_over(self, callback: Callable[[], None]) -> None:
+        def run() -> None:
+            if not self._over():  # what is drawn into a page that is gone would be kept for good
+                callback()
+
+        try:
+            self._document.add_next_tick_callback(run)
+        except AttributeError:  # Bokeh 3.9 takes a document apart when its session ends, whoever still uses it
+            if not self._over():
+                raise
+
+    def _over(self) -> bool:
+        context = self._document.session_context
+        return context is None or context.session is None or bool(context.session.destroyed)
 
     def _loaded(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting or [], None
         for callback in waiting:
-            self._document.add_next_tick_callback(callback)
+            self._hand_over(callback)
 
 
 class Window(pn.custom.JSComponent):
@@ -266,11 +281,17 @@ def _end(workbench: Workbench, page: pmui.Page) -> None:
 
     A page (panel-material-ui 0.16.6, ``template/base.py``) follows ``busy`` of Panel's process-wide state, which holds
     it and all that is on it from then on. Giving it a value of its own (param 2.4) does not undo that.
+
+    HoloViews (1.23) keeps plots that can be tapped in a table of its own until they are cleaned up. Panel (1.9.4,
+    ``custom.py``) looks for them in the page's models, which Bokeh has emptied by then.
     """
     try:
         workbench.close()
     finally:
         page.param._update_ref("busy", False)
+        for pane in page.select(pn.pane.HoloViews):
+            for plot, _ in pane._plots.values():
+                plot.cleanup()
 
 
 def _leave(document: Any) -> None:

@@ -1,13 +1,19 @@
-"""Buttons that hand the data of a tab to the browser as a file, made when it is asked for."""
+"""Buttons that hand the data of a tab to the browser as a file, made when it is asked for.
+
+Paths in the files are relative to ROOT, as on the page.
+"""
 
 from __future__ import annotations
 
+import html
 import io
 import json
 from collections.abc import Callable
 from typing import Any
 
 import panel_material_ui as pmui
+
+from workbench.app.jail import relative_values, relative_words
 
 __all__ = ["csv_button", "json_button", "text_button"]
 
@@ -17,10 +23,8 @@ def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.
 
     def made() -> io.BytesIO:
         table = frame().copy()
-        for column in table.select_dtypes(include=["object", "string"]):
-            table[column] = [
-                f"'{cell}" if str(cell)[:1] in "=+-@\t\r" and isinstance(cell, str) else cell for cell in table[column]
-            ]
+        for column in table.select_dtypes(include=["object", "string", "category"]):
+            table[column] = [_harmless(relative_values(cell)) for cell in table[column]]
         return io.BytesIO(table.to_csv(index=False).encode("utf-8", "backslashreplace"))
 
     return _button(f"{name}.csv", made, label)
@@ -29,13 +33,20 @@ def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.
 def json_button(name: str, document: Callable[[], Any], label: str = "JSON") -> pmui.FileDownload:
     """A document as JSON, all ASCII."""
     return _button(
-        f"{name}.json", lambda: io.BytesIO(json.dumps(document(), indent=1, allow_nan=False).encode()), label
+        f"{name}.json",
+        lambda: io.BytesIO(json.dumps(relative_values(document()), indent=1, allow_nan=False).encode()),
+        label,
     )
 
 
 def text_button(name: str, text: Callable[[], str], label: str) -> pmui.FileDownload:
     """A text file, an HTML page for one."""
-    return _button(name, lambda: io.BytesIO(text().encode("utf-8", "backslashreplace")), label)
+
+    def made() -> io.BytesIO:
+        words = relative_words(relative_words(text()), html.escape)
+        return io.BytesIO(words.encode("utf-8", "backslashreplace"))
+
+    return _button(name, made, label)
 
 
 def _harmless(cell: Any) -> Any:

@@ -31,6 +31,7 @@ class Work(pn.viewable.Viewer):
         work: run in a thread with ``tick``; ``None`` to refuse, which ``ready`` explains.
         done: called on the page's thread with the result.
         ready: says why the work cannot start, or ``""``.
+        long: it may read every byte, and waits for others of its kind only.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class Work(pn.viewable.Viewer):
         verb: str = "reading",
         ready: Callable[[], str] | None = None,
         schedule: Schedule | None = None,
+        long: bool = False,
         **params: Any,
     ) -> None:
         super().__init__(**params)
-        self.job = Job(schedule)
+        self.job = Job(schedule, long=long)
         self._work, self._done, self._verb, self._ready = work, done, verb, ready or (lambda: "")
         self.button = pmui.Button(label=label, color="primary", on_click=lambda _: self.start())
         self._cancel = pmui.Button(

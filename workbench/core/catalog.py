@@ -278,6 +278,11 @@ class Catalog:
         self._first_bad(odd, "has a chunk of bytes {start:,} to {stop:,}", chunk=True)
         alien = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(CODECS))
         self._first_bad(alien, "refers to a file or codec that does not exist", chunk=True)
+        table = self.objects
+        backwards = np.flatnonzero((table.start < 0) | (table.stop < table.start))
+        if len(backwards):
+            row = int(backwards[0])
+            raise CorruptError(f"object {table.keys[row]!r} is of bytes {table.start[row]:,} to {table.stop[row]:,}")
         self._check_extents(owner)
 
     def check_files(self) -> None:

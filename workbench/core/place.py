@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any
 
 from workbench.core import jsonsafe
-from workbench.core.source import LazyBytes, PreadSource, cannot_open
-from workbench.errors import MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
+from workbench.core.source import LazyBytes, PreadSource, cannot_open, changed
+from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
 
 __all__ = ["FileStat", "Place", "stat_or_absent"]
 
@@ -47,6 +47,7 @@ class Place:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        self._first: dict[str, FileStat] = {}  # of each file, when it was first looked at
         if "\0" in self.path:
             raise NotACheckpointError("the path holds a NUL byte")
         try:
@@ -136,16 +137,18 @@ class Place:
 
     def stat(self, relative: str) -> FileStat:
         """Size and modification time of a file inside; raises as :meth:`resolve`."""
-        info = os.stat(self.resolve(relative))
-        return FileStat(info.st_size, info.st_mtime_ns)
+        found = _stat_of(os.stat(self.resolve(relative)))
+        self._first.setdefault(relative, found)
+        return found
 
     def read(self, relative: str, *, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a (metadata) file inside, whole or a range; raises when the file is shorter than asked."""
         real = self.resolve(relative)
         try:
             with open(real, "rb") as handle:
-                size = os.fstat(handle.fileno()).st_size
-                want = size - start if length is None else length
+                info = _stat_of(os.fstat(handle.fileno()))
+                self._same(relative, info)
+                want = info.size - start if length is None else length
                 if want > METADATA_LIMIT:
                     raise UnsafeError(f"file {relative!r} has {want:,} bytes of metadata, over {METADATA_LIMIT:,}")
                 handle.seek(start)
@@ -161,6 +164,7 @@ class Place:
     def window(self, relative: str) -> LazyBytes:
         """The bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`resolve`."""
         source = PreadSource(self.resolve(relative), relative)
+        self._same(relative, FileStat(source.size, source.mtime_ns))
         return LazyBytes(source, 0, source.size)
 
     def read_json(self, relative: str) -> Any:
@@ -169,6 +173,19 @@ class Place:
         if size > JSON_LIMIT:
             raise UnsafeError(f"file {relative!r} has {size:,} bytes of JSON, over the limit of {JSON_LIMIT:,}")
         return jsonsafe.loads(self.read(relative), what=repr(relative))
+
+    def _same(self, relative: str, now: FileStat) -> None:
+        """Raise ChangedError for a file that was another one when it was first looked at through this place."""
+        known = self._first.setdefault(relative, now)
+        if now.size != known.size:
+            raise changed(relative, known.size, now.size)
+        if now.mtime_ns != known.mtime_ns:
+            raise ChangedError(f"file {relative!r} was rewritten while the checkpoint was being opened; open it again")
+
+    def check(self) -> None:
+        """Raise ChangedError if a file that was looked at is another one now."""
+        for name in self._first:
+            self._same(name, stat_or_absent(self, name, fresh=True))
 
     def _unreadable(self, relative: str, error: OSError) -> OpenError:
         if isinstance(error, PermissionError):
@@ -203,13 +220,18 @@ def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def stat_or_absent(place: Place, relative: str) -> FileStat:
-    """As :meth:`Place.stat`, with a size of -1 for a file that is not there (its tensors cannot be read).
+def _stat_of(info: os.stat_result) -> FileStat:
+    return FileStat(info.st_size, info.st_mtime_ns)
+
+
+def stat_or_absent(place: Place, relative: str, *, fresh: bool = False) -> FileStat:
+    """Size and modification time of a file when the place first looked at it: they describe what was read since then.
+    With ``fresh``, those of now. A size of -1 for a file that is not there (its tensors cannot be read).
 
     Raises:
         UnsafeError: the path leaves the place; that is refused, not noted.
     """
     try:
-        return place.stat(relative)
+        return (not fresh and place._first.get(relative)) or place.stat(relative)
     except MissingFileError:
         return FileStat(-1, 0)

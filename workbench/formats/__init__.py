@@ -121,6 +121,7 @@ def detect_or_raise(place: Place) -> str:
     """As :func:`detect`, with an error that says what was looked for."""
     found = detect(place)
     if found is None:
+        place.check()  # what was replaced meanwhile may have looked like nothing
         if other := _other(place):
             raise NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
         looked = "; ".join(f"{row.name}: {row.marks}" for row in FORMATS.values())

@@ -70,7 +70,8 @@ def read_catalog(place: Place) -> Catalog:
             {axis: 1 + max(file.at(axis) for file in files) for axis in ("tp", "sharding", "pp")}, {}, notes=notes
         )
         facts.config = _json(builder, place, CONFIG)
-        paddlenlp_ranks.check_grid([file for file in files if file.model], facts.degrees, "model")
+        for what, model in (("model", True), ("optimizer", False)):
+            paddlenlp_ranks.check_grid([file for file in files if file.model == model], facts.degrees, what)
         meta["step"] = _fleet_step(builder, place, notes) if meta["step"] is None else meta["step"]
     else:
         paddlenlp_unified.read(builder, place, notes)

@@ -225,9 +225,9 @@ def _state_layout(
     shape, layout = pieces[0].stored.shape, layouts.get(name)
     if len(shapes) == 1 and ((role in POWERS and math.prod(shape) == 1) or (len(pieces) == 1 and not name)):
         return _Layout(shape, shape, {piece.file.at("tp"): (0,) * len(shape) for piece in pieces})
-    if layout is not None and (shapes == {layout.local} or all(len(one) == 1 for one in shapes)):
-        return layout
-    return None
+    if layout is None or not layout.origin.keys() >= {piece.file.at("tp") for piece in pieces}:
+        return None  # also where a rank has the state of a weight that it does not hold
+    return layout if shapes == {layout.local} or all(len(one) == 1 for one in shapes) else None
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------

@@ -221,7 +221,8 @@ def _check_total(index: WeightIndex, total: int, notes: list[str]) -> None:
     facts = index.facts.get("metadata")
     claimed = facts.get("total_size") if isinstance(facts, dict) else None
     if isinstance(claimed, (int, float)) and claimed != total:
-        notes.append(f"index {index.name!r} claims {int(claimed):,} bytes of tensors, there are {total:,}")
+        said = f"{claimed:,.0f}" if isinstance(claimed, float) else f"{claimed:,}"  # NaN and infinity are floats too
+        notes.append(f"index {index.name!r} claims {said} bytes of tensors, there are {total:,}")
 
 
 def _add_pieces(builder: CatalogBuilder, headers: Mapping[str, Header], notes: list[str]) -> dict[str, Any]:

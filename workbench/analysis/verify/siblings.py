@@ -21,6 +21,7 @@ import numpy as np
 
 from workbench.analysis.verify.log import Subject
 from workbench.core.place import Place
+from workbench.errors import WorkbenchError
 
 __all__ = ["check_folder", "check_siblings", "leftovers", "listed"]
 
@@ -97,15 +98,20 @@ def leftovers(place: Place) -> list[str]:
 
 
 def listed(place: Place, folder: str) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the regular files of a folder inside the place; nothing where it cannot be listed."""
+    """Names and sizes of the regular files of a folder inside the place; nothing where it cannot be listed, or is a
+    link that leaves the place.
+    """
     try:
-        with os.scandir(os.path.join(place.root, folder)) as entries:
+        inside = place.sub(folder) if folder else place
+        if folder and inside.file is not None:
+            return
+        with os.scandir(inside.root) as entries:
             for count, entry in enumerate(entries):
                 if count >= MAX_SCANNED:
                     return
                 if entry.is_file():
                     yield entry.name, entry.stat().st_size
-    except OSError:
+    except (OSError, WorkbenchError):
         return
 
 

@@ -81,7 +81,7 @@ class StoredSums:
 def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, tick: Tick | None) -> None:
     """Every byte against a manifest: the one given, or one that lies inside or beside the checkpoint."""
     try:
-        report = manifest_check.check(place.path, manifest, threads=threads, tick=tick)
+        report = manifest_check.check(place.path, manifest, partial=True, threads=threads, tick=tick)
     except MissingFileError as error:
         if manifest is not None:
             raise

@@ -65,7 +65,13 @@ class DiffTab(Tab):
         )
         self._words = style.pane("")
         self.work = Work(
-            "Compare", self._compare, self._done, verb="comparing", ready=self._why_not, schedule=self.schedule
+            "Compare",
+            self._compare,
+            self._done,
+            verb="comparing",
+            ready=self._why_not,
+            schedule=self.schedule,
+            long=True,
         )
         self._result = pn.Column(sizing_mode="stretch_width")
         self._body_parts = [pn.Row(self._choice, self._swap, sizing_mode="stretch_width"), self._words]

@@ -62,7 +62,13 @@ class Doctor(Tab):
         self._quick.param.watch(self._told, "value")
         self._words = style.pane("")
         self.work = Work(
-            "Examine", self._examine, self._done, verb="examining", ready=self._why_not, schedule=self.schedule
+            "Examine",
+            self._examine,
+            self._done,
+            verb="examining",
+            ready=self._why_not,
+            schedule=self.schedule,
+            long=True,
         )
         self._result = pn.Column(sizing_mode="stretch_width")
         facts = pn.Column(

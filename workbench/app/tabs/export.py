@@ -70,7 +70,7 @@ class Export(Tab):
             box.param.watch(lambda _: self._again(), "value")
         self.dry = Work("Dry run", self._plan, self._planned, verb="planning", schedule=self.schedule)
         self.work = Work(
-            "Export", self._write, self._written, verb="writing", ready=self._why_not, schedule=self.schedule
+            "Export", self._write, self._written, verb="writing", ready=self._why_not, schedule=self.schedule, long=True
         )
         self._words, self._command, self._proof = style.pane(""), style.pane(""), style.pane("")
         self._result = pn.Column(sizing_mode="stretch_width")

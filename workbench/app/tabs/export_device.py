@@ -44,7 +44,7 @@ class OnDevice(pn.viewable.Viewer):
         super().__init__(**params)
         self._state, self.device = state, ""
         self._words, self._told = style.pane(""), style.pane("")
-        self.work = Work("Load and time", self._load, self._done, verb="loading", schedule=schedule)
+        self.work = Work("Load and time", self._load, self._done, verb="loading", schedule=schedule, long=True)
         self._body = pn.Column(self._words, self.work, self._told, sizing_mode="stretch_width")
 
     def __panel__(self) -> pn.viewable.Viewable:

@@ -40,7 +40,7 @@ class Integrity(Tab):
         self._depth.param.watch(lambda event: self.state.param.update(depth=event.new), "value")
         self.state.param.watch(self._follow, "depth")
         self._about = style.pane("")
-        self.work = Work("Verify", self._verify, self._done, verb="checking", schedule=self.schedule)
+        self.work = Work("Verify", self._verify, self._done, verb="checking", schedule=self.schedule, long=True)
         self._result = pn.Column(sizing_mode="stretch_width")
         self._follow()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import panel as pn
 
 from workbench.app import style
+from workbench.app.jail import relative_values
 from workbench.app.save import csv_button, json_button
 from workbench.app.words import count, html, safe
 
@@ -97,7 +98,7 @@ def finding_frame(report: Report) -> pd.DataFrame:
     import json
 
     frame = report.findings.copy()
-    frame["evidence"] = [json.dumps(dict(one), default=str) for one in frame["evidence"]]
+    frame["evidence"] = [json.dumps(relative_values(dict(one)), default=str) for one in frame["evidence"]]
     return frame
 
 

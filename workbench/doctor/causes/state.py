@@ -269,8 +269,9 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # else a rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio")
-            yield Match(change.leg, 0.97 if scaled else 0.85 if whole else 0.7, values, reasons=case.against(("E1 E9 A2 F4", words)),
-                        title="The moments were multiplied by a factor." if scaled else "")  # fmt: skip
+            strength = 0.97 if scaled else 0.85 if whole else 0.7
+            title = "The moments were multiplied by a factor." if scaled else ""
+            yield Match(change.leg, strength, values, reasons=case.against(("E1 E9 A2 F4", words)), title=title)
     if signs := case.fired("P21"):
         factor = signs[0].evidence["kind"] == "factor"
         title = f"The second moments were {'multiplied by a factor' if factor else 'raised to a power'}."
