@@ -139,3 +139,15 @@ def test_a_link_out_of_the_checkpoint_is_refused_but_the_hubs_cache_opens(tmp_pa
     (snapshot / "model-2.safetensors").symlink_to(tmp_path / "outside.safetensors")
     with pytest.raises(wb.errors.UnsafeError, match=r"model-2\.safetensors"):
         wb.open(snapshot)
+
+
+@pytest.mark.parametrize("name", ["hf_llama_bf16_sharded", "dcp_fsdp2"])
+def test_a_checkpoint_can_be_pickled(samples, name):
+    import pickle
+
+    ckpt = wb.open(samples / name, cache=False)
+    again = pickle.loads(pickle.dumps(ckpt))
+    assert list(again) == list(ckpt) and list(again.objects) == list(ckpt.objects)
+    key = next(iter(ckpt))
+    assert torch.equal(again[key].torch(), ckpt[key].torch())
+    assert [str(again.objects[one]) for one in again.objects] == [str(ckpt.objects[one]) for one in ckpt.objects]

@@ -179,6 +179,7 @@ def test_items_inside_zstd_streams(tmp_path):
         blob += item
 
     def run():
+        builder.place = Place(tmp_path)  # opened anew: a place describes the files as it first saw them
         catalog = builder.build()
         side = Payloads(catalog, SourcePool(Place(tmp_path), catalog.files, catalog.file_stats))
         return list(check_archives(side)), stored_crcs(side), catalog

@@ -366,6 +366,17 @@ def test_nan_and_infinities_of_every_type_are_found_where_they_are(tmp_path, dty
     assert found.severity == "error" and found.where == "w" and found.evidence["first"] == [20, 7]
 
 
+def test_a_complex_number_is_one_element(tmp_path):
+    nan, inf = float("nan"), float("inf")
+    halves = ((1, 2), (nan, nan), (nan, 0), (0, nan), (inf, nan), (inf, 0), (0, -inf), (inf, -inf), (-inf, 3))
+    tensor = torch.tensor([complex(*one) for one in halves])
+    torch.save({"w": tensor}, tmp_path / "c.pt")
+    report = verify(tmp_path / "c.pt", deep=True)
+    assert told(report, "values.nan")[0].evidence["nan"] == int(tensor.isnan().sum()) == 4
+    inf = told(report, "values.inf")[0].evidence
+    assert inf["posinf"] + inf["neginf"] == int((tensor.isinf() & ~tensor.isnan()).sum()) == 4
+
+
 def test_nan_of_types_without_infinity(tmp_path):
     for dtype, code in (("float8_e4m3fn", 0x7F), ("float8_e4m3fnuz", 0x80), ("float8_e5m2fnuz", 0x80)):
         tensor = torch.randint(0, 100, (300,), dtype=torch.uint8)

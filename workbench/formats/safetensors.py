@@ -29,6 +29,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.core import jsonsafe
@@ -117,12 +118,16 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     makers: dict[str, Any] = {}
     for name in place.files:
         if _FACTS.fullmatch(name) and place.file is None:
-            makers[name.removesuffix(".json")] = lambda name=name: place.read_json(name)
+            makers[name.removesuffix(".json")] = partial(place.read_json, name)
     for name in catalog.metadata_files:
         if name.endswith(INDEX):
-            makers[name.removesuffix(".json")] = lambda name=name: place.read_json(name).get("metadata")
-    makers["__metadata__"] = lambda: _texts(place, catalog)
+            makers[name.removesuffix(".json")] = partial(_index_facts, place, name)
+    makers["__metadata__"] = partial(_texts, place, catalog)
     return LazyMap(makers)
+
+
+def _index_facts(place: Place, name: str) -> Any:
+    return place.read_json(name).get("metadata")
 
 
 # ---- which files -----------------------------------------------------------------------------------------

@@ -124,9 +124,10 @@ class NumberScan:
             nan = magnitude > infinite if has_infinity else odd
             _count_nan(state, piece, nan)
             if has_infinity:
-                sign = bits > mask
-                state.posinf += int(np.count_nonzero(odd & ~nan & ~sign))
-                state.neginf += int(np.count_nonzero(odd & ~nan & sign))
+                sign, is_nan = bits > mask, _elements(nan, piece)
+                above = _elements(odd & ~nan & ~sign, piece) & ~is_nan
+                state.posinf += int(np.count_nonzero(above))
+                state.neginf += int(np.count_nonzero(_elements(odd & ~nan & sign, piece) & ~is_nan & ~above))
             _first(state, piece, odd)
         if square:
             below = (bits > mask) & (magnitude > 0) & (magnitude <= infinite)
@@ -139,8 +140,13 @@ def _whole(bits: Array) -> Array:
     return bits.view(np.uint8) if bits.dtype.kind == "V" else bits
 
 
+def _elements(halves: Array, piece: Piece) -> Array:
+    """Which elements it holds of: a complex number has two halves, and is NaN or infinite if one of them is."""
+    return np.logical_or.reduce(halves.reshape(len(piece.bits), -1), axis=1)
+
+
 def _count_nan(state: Seen, piece: Piece, nan: Array) -> None:
-    count = int(np.count_nonzero(nan))
+    count = int(np.count_nonzero(_elements(nan, piece)))
     if count:
         state.nan += count
         _first(state, piece, nan)

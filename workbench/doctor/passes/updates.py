@@ -45,6 +45,8 @@ def between(pair: Pair) -> dict[str, Update]:
         own = None if first is None or second is None else second - first
         most = math.inf if trainer is None else trainer + EXTRA
         advanced = own is not None and 0 <= own <= most and (second != trainer or own == trainer)
+        if trainer is not None and not (_own(a, fqn) and _own(b, fqn)):
+            advanced = False  # others' counters differ, and it may have seen every update
         k = own if advanced else trainer  # a counter of as many updates as lie between began anew
         if k is None or not 0 <= k <= MOST:
             continue
@@ -108,8 +110,12 @@ def _more(a: TrainingState, b: TrainingState, steps: int) -> bool:
 
 def _before(state: TrainingState, fqn: str, count: int | None) -> int | None:
     """Updates that a parameter had seen; not known where others have counters that differ, and it has none."""
-    sure = fqn in state.steps.by_name or not state.steps.by_name or len(state.steps.counts) == 1
-    return count if sure and count is not None and count >= 0 else None
+    return count if _own(state, fqn) and count is not None and count >= 0 else None
+
+
+def _own(state: TrainingState, fqn: str) -> bool:
+    """Whether the count taken for a parameter is its own: stored under its name, or the same for all."""
+    return fqn in state.steps.by_name or not state.steps.by_name or len(state.steps.counts) == 1
 
 
 def _barred(
