@@ -272,7 +272,7 @@ def placed_tensors(
     return sizes, tensors
 
 
-@examples(250, 5_000)
+@examples(150, 5_000)
 @given(placed_tensors(strided=True))
 def test_whatever_is_proven_gives_the_boxes_again(made: Any) -> None:
     """All ranks save all they hold."""
@@ -303,7 +303,7 @@ def test_whatever_is_proven_gives_the_boxes_again(made: Any) -> None:
             assert len(mine) == 1 and all(mine)
 
 
-@examples(250, 5_000)
+@examples(150, 5_000)
 @given(placed_tensors(strided=False), st.data())
 def test_a_save_without_copies_is_never_read_as_something_else(made: Any, data: Any) -> None:
     """Each box is saved by one of its holders, whoever."""
@@ -328,7 +328,7 @@ def test_a_save_without_copies_is_never_read_as_something_else(made: Any, data: 
             reproduces(placed, shape, stored[number])
 
 
-@examples(150, 3_000)
+@examples(100, 3_000)
 @given(st.data())
 def test_dtensors_of_torch_are_named_as_torch_names_them(data: Any) -> None:
     """Boxes from torch's own arithmetic; what is inferred gives them again, through torch."""
@@ -378,7 +378,7 @@ def test_dtensors_of_torch_are_named_as_torch_names_them(data: Any) -> None:
             assert tuple(size) == want[1] and (tuple(low) == want[0] or not all(want[1]))
 
 
-@examples(200, 3_000)
+@examples(120, 3_000)
 @given(st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3), min_size=1, max_size=5), st.integers(2, 5))
 def test_flat_buffers_are_ranges_or_said_to_be_unknown(shapes: list[list[int]], ranks: int) -> None:
     sizes = [tuple(shape) for shape in shapes]

@@ -64,7 +64,7 @@ def any_stored(data, folder, *, factor=1, overlaps=0):
     return dense, stored(folder, dense, chunks, order=order, big=data.draw(st.booleans()))
 
 
-@examples(400)
+@examples(200)
 @given(st.data())
 def test_a_slice_of_any_chunking_is_the_slice_of_the_dense_array(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("case")
@@ -78,7 +78,7 @@ def test_a_slice_of_any_chunking_is_the_slice_of_the_dense_array(tmp_path_factor
         assert got.shape == dense[key].shape and (got == dense[key]).all(), key
 
 
-@examples(400)
+@examples(200)
 @given(st.data())
 def test_elements_at_any_strides_are_read_in_spans_of_any_size(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("case")
@@ -116,7 +116,7 @@ def test_a_column_of_a_wide_matrix_does_not_read_the_matrix(tmp_path, monkeypatc
     assert (tensor.lazy[:, 100:200].numpy() == dense[:, 100:200]).all() and len(read) == 1  # one run: transposed
 
 
-@examples(150)
+@examples(100)
 @given(st.data())
 def test_keys_compose(tmp_path_factory, data):
     shape = data.draw(shapes(min_side=1))
@@ -166,7 +166,7 @@ def test_many_requests_planned_at_once_copy_every_wanted_element_once(tmp_path_f
     assert files == sorted(files)
 
 
-@examples(150)
+@examples(100)
 @given(st.data())
 def test_a_hole_is_an_error_that_names_it_and_the_rest_reads(tmp_path_factory, data):
     shape = data.draw(shapes(min_side=1).filter(len))
