@@ -1,13 +1,13 @@
 """The dashboard under many: latency of others while 20 deep verifications run, 40 pages at once, memory of 300 pages.
 
 ``python benchmarks/soak.py [SCRATCH]`` prints Markdown; ``make bench`` puts it into ``RESULTS.md``. The server is a
-process of its own, the visitors are websockets in this one (:mod:`tests.visitor`): HTTP, then the document, then
-changes of the address, each of which turns to another tab.
+process of its own, the visitors are websockets in this one (:mod:`tests.visitor`): each fetches the page and its
+document, then changes the address, which opens another tab.
 
 ::
 
     liveness   GET /liveness, on a connection of its own
-    change     a tab that is already made is turned to: sent → the server has dealt with it
+    change     a tab that was shown before is shown again: sent → the server has dealt with it
     page       HTML and document of a page; its pictures follow
 """
 

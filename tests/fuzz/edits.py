@@ -163,7 +163,7 @@ def _opcodes(data: bytes) -> list[Op]:
                 if last is not None:
                     found.append((*last, at + place))
                 last = (op.name, argument, at + place)
-        except Exception:
+        except Exception:  # spoilt by an earlier mutation: pickletools raises what it likes
             break
         at += stream.tell()
     return found
@@ -207,12 +207,17 @@ def _pickled(value: Any) -> bytes:
     return b"\x8a" + bytes([len(raw)]) + raw
 
 
-def _zipped(data: bytes, chance: Random) -> Edited | None:
+def _unzipped(data: bytes) -> list[tuple[zipfile.ZipInfo, bytes]]:
+    """Records of an archive; none of one that an earlier mutation spoilt, for which zipfile raises what it likes."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            records = [(info, archive.read(info)) for info in archive.infolist()]
+            return [(info, archive.read(info)) for info in archive.infolist()]
     except Exception:
-        return None
+        return []
+
+
+def _zipped(data: bytes, chance: Random) -> Edited | None:
+    records = _unzipped(data)
     pickles = [number for number, (info, _) in enumerate(records) if info.filename.endswith(".pkl")]
     if not pickles:
         return None
@@ -267,11 +272,7 @@ def _all(data: bytes, mark: bytes) -> list[int]:
 
 
 def _records(data: bytes, chance: Random) -> Edited | None:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            records = [(info, archive.read(info)) for info in archive.infolist()]
-    except Exception:
-        return None
+    records = _unzipped(data)
     if not records:
         return None
     at = chance.randrange(len(records))

@@ -117,7 +117,7 @@ def run(
     for first in again:
         second = once(first["case"], *options)
         if "died" in first["failures"][0]:
-            second["failures"] += first["failures"]  # a signal is no matter of load
+            second["failures"] += first["failures"]  # load explains slowness, never a signal
         found.append(second)
         if tell is not None:
             tell(second)

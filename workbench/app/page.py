@@ -139,12 +139,12 @@ class AfterLoad:
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         def run() -> None:
-            if not self._over():  # what is drawn into a page that is gone would be kept for good
+            if not self._over():  # what is drawn into a closed page would never be freed
                 callback()
 
         try:
             self._document.add_next_tick_callback(run)
-        except AttributeError:  # Bokeh 3.9 takes a document apart when its session ends, whoever still uses it
+        except AttributeError:  # Bokeh 3.9 empties a document when its session ends, even if it is still in use
             if not self._over():
                 raise
 

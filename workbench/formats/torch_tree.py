@@ -131,13 +131,13 @@ def _children(node: object) -> Iterator[tuple[Any, object]]:
 
 
 def _layout(node: object) -> str:
-    """The name of a sparse layout, ``sparse_csr``; empty where it is none."""
+    """The name of a sparse layout, such as ``sparse_csr``; empty for any other node."""
     name = node.args[0] if isinstance(node, Opaque) and node.qualname == "layout" and node.args else None
     return name.removeprefix("torch.") if isinstance(name, str) else ""
 
 
 def _quantised(node: Opaque) -> tuple[dict[str, TensorRef], dict[str, object]] | None:
-    """The tensors that a quantised tensor is stored as, and the rest of it; ``None`` where it is no such tensor."""
+    """The tensors and the other facts that a quantised tensor is stored as; ``None`` if the node is not one."""
     if node.qualname != "_rebuild_qtensor" or len(node.args) < 5:
         return None
     args: tuple[Any, ...] = node.args

@@ -79,7 +79,7 @@ def _told(function: Callable[..., R], tick: object, args: Any, options: Any) -> 
 
 
 def _shell() -> Any:
-    """The running IPython; ``None`` where there is none, or where this is no thread that it runs cells in."""
+    """The running IPython; ``None`` outside of it, and in threads other than the one that runs cells."""
     here = threading.current_thread() is threading.main_thread()
     asked = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return asked() if here and asked is not None else None
@@ -99,7 +99,7 @@ def _in_ipython(title: str, shell: Any) -> Iterator[Callable[[float], None]]:
 
 
 class _Bar:
-    """Draws itself when it is told how far the work is, not at once and not too often."""
+    """A bar that is redrawn as the work progresses: first after some patience, then at most ten times a second."""
 
     def __init__(self, title: str, patience: float) -> None:
         self._title, self._patience = title, patience

@@ -59,7 +59,7 @@ def check_state(subject: Subject) -> None:
     for tensor, (fqn, role) in enumerate(zip(ckpt.fqns, ckpt.roles, strict=True)):
         if fqn is not None:
             of[fqn].setdefault(role, tensor)
-    # DeepSpeed's universal folders hold buffers and frozen parameters as fp32 too: a master alone is no state of theirs
+    # DeepSpeed's universal folders hold an fp32 copy of buffers and frozen parameters too: it is not optimizer state
     moments, frozen = STATES - {"master"}, set(catalog.meta.get("frozen", ()))
     stateful = {
         fqn: roles
