@@ -280,6 +280,12 @@ def test_bad_input_is_3_and_one_line(call, tmp_path: Path, one: Path) -> None:
         assert f"did you mean '{meant}'" in one_line(call(*wrong.split()), 64)
 
 
+def test_diff_of_a_pattern_that_matches_nothing_is_an_error(call, samples):
+    a, b = samples / "titan_run" / "step-2", samples / "titan_run" / "step-4"
+    code, out, err = call("diff", a, b, r"layer\.0")
+    assert code == 64 and out == "" and "no tensor of either checkpoint matches" in err
+
+
 def test_diff_tells_what_changed_in_the_order_of_time(call, samples: Path) -> None:
     older, newer = samples / "titan_run" / "step-2", samples / "titan_run" / "step-4"
     forward, backward = call("diff", older, newer), call("diff", newer, older)

@@ -522,3 +522,12 @@ def test_every_sample_equals_safetensors_own_reading() -> None:
                     assert np.array_equal(raw(folder, catalog, key), bits(theirs.get_tensor(key)))
                     seen.add(key)
         assert seen == set(catalog.keys)
+
+
+@pytest.mark.parametrize(("claimed", "said"), [("1e999", "inf"), ("NaN", "nan"), ("-7", "-7"), ("12.0", "12")])
+def test_a_total_size_of_any_number_is_a_note(tmp_path, claimed, said):
+    save_file({"w": torch.ones(4)}, tmp_path / "model-00001-of-00001.safetensors")
+    index = json.dumps({"metadata": {"total_size": 0}, "weight_map": {"w": "model-00001-of-00001.safetensors"}})
+    (tmp_path / "model.safetensors.index.json").write_text(index.replace("0}", f"{claimed}}}", 1))
+    notes = reader.read_catalog(Place(tmp_path)).meta["notes"]
+    assert any(f"claims {said} bytes of tensors, there are 16" in note for note in notes), notes

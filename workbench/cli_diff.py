@@ -22,7 +22,8 @@ def diff(options: argparse.Namespace) -> int:
     """
     a, b = (narrow(open_as(options, path), options) for path in (options.a, options.b))
     if options.pattern and not (len(a) or len(b)):
-        raise UsageError(f"nothing to compare: no tensor's name matches {' or '.join(map(repr, options.pattern))}")
+        meant = " or ".join(map(repr, options.pattern))
+        raise UsageError(f"no tensor of either checkpoint matches {meant}; `workbench show` lists their names")
     replicas = tuple(options.replicas or (0, 0))
     if a.step is not None and b.step is not None and a.step > b.step:
         note(f"a is {options.b!r} (step {b.step:,}), the older of the two: changes are shown from old to new")

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,16 +86,13 @@ def _given(options: argparse.Namespace) -> None:
 
 def _target(path: str) -> Path:
     """Where the page goes; refused before anything is read, not after an hour."""
+    from workbench.analysis.manifest_file import holds_other
+
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         raise WriteError(f"--html {path!r}: " + ("is a folder" if target.is_dir() else "its folder is not there"))
-    if os.path.lexists(target):
-        head = b""
-        if target.is_file():
-            with contextlib.suppress(OSError), open(target, "rb") as handle:
-                head = handle.read(15)
-        if head.lower() != b"<!doctype html>":
-            raise WriteError(f"--html {path!r}: exists and is not a page, so it is not replaced; name another file")
+    if holds_other(target, b"<!DOCTYPE html>"):
+        raise WriteError(f"--html {path!r}: exists and is not a page, so it is not replaced; name another file")
     return target
 
 

@@ -12,7 +12,6 @@ that they cannot be opened any more can still be checked: only names, sizes and 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 
 from workbench.analysis.folder import files_of
 from workbench.analysis.manifest_entries import FileEntry, Manifest, TensorEntry, grain_for
-from workbench.analysis.manifest_file import FORMAT, INSIDE, read, save
+from workbench.analysis.manifest_file import FORMAT, INSIDE, holds_other, read, save
 from workbench.analysis.segments import Cut, Labels, cut_files
 from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import DIGEST, Blocks, file_digests
@@ -103,7 +102,8 @@ def write(
     if inside and place.file is not None:
         raise UsageError(f"{ckpt.path!r} is one file and has no folder of its own; leave its manifest beside it")
     path = os.fspath(dest) if dest is not None else os.path.join(place.root, INSIDE) if inside else beside(ckpt.path)
-    _refuse_other(path)
+    if holds_other(path, FORMAT.encode()):
+        raise UsageError(f"{path!r} exists and is not a manifest, so it is not replaced; name another file")
     names, left_out = files_of(ckpt)
     names = [name for name in names if not is_manifest(place, name, path)]
     stats = {name: place.stat(name) for name in names}
@@ -168,18 +168,6 @@ def write(
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
-
-
-def _refuse_other(path: str) -> None:
-    """Raise UsageError where something else than an older manifest would be replaced: a checkpoint's file, a device."""
-    if not os.path.lexists(path):
-        return
-    head = b""
-    if os.path.isfile(path):
-        with contextlib.suppress(OSError), open(path, "rb") as handle:
-            head = handle.read(64)
-    if FORMAT.encode() not in head:
-        raise UsageError(f"{path!r} exists and is not a manifest, so it is not replaced; name another file")
 
 
 def is_manifest(place: Place, name: str, path: str | None) -> bool:

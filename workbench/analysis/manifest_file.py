@@ -34,7 +34,7 @@ from workbench.core import jsonsafe
 from workbench.core.fingerprint import BLOCK
 from workbench.errors import CorruptError, MissingFileError, UnsafeError, UnsupportedFormatError, UsageError
 
-__all__ = ["INSIDE", "decode", "encode", "read", "save", "write_whole"]
+__all__ = ["INSIDE", "decode", "encode", "holds_other", "read", "save", "write_whole"]
 
 INSIDE = ".workbench-manifest.json"  #: its name in a checkpoint's own folder
 FORMAT, VERSION = "workbench-manifest", 1
@@ -51,6 +51,17 @@ def save(manifest: Manifest, path: str) -> None:
         UsageError: the folder cannot be written to.
     """
     write_whole(encode(manifest), path, "a manifest")
+
+
+def holds_other(path: str | os.PathLike[str], mark: bytes) -> bool:
+    """Whether something else than a file with that mark in its first 64 bytes lies there: a checkpoint, a device."""
+    if not os.path.isfile(path):
+        return os.path.lexists(path)
+    try:
+        with open(path, "rb") as handle:
+            return mark not in handle.read(64)
+    except OSError:
+        return True
 
 
 def write_whole(data: bytes, path: str, what: str) -> None:
