@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any
 
 from workbench.core import jsonsafe
-from workbench.core.source import LazyBytes, PreadSource, cannot_open, changed
-from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
+from workbench.core.source import LazyBytes, PreadSource, cannot_open, changed, rewritten
+from workbench.errors import MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
 
 __all__ = ["FileStat", "Place", "stat_or_absent"]
 
@@ -180,7 +180,7 @@ class Place:
         if now.size != known.size:
             raise changed(relative, known.size, now.size)
         if now.mtime_ns != known.mtime_ns:
-            raise ChangedError(f"file {relative!r} was rewritten while the checkpoint was being opened; open it again")
+            raise rewritten(relative)
 
     def check(self) -> None:
         """Raise ChangedError if a file that was looked at is another one now."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError
 
-__all__ = ["LazyBytes", "PreadSource", "Source", "cannot_open", "changed"]
+__all__ = ["LazyBytes", "PreadSource", "Source", "cannot_open", "changed", "rewritten"]
 
 Array = np.ndarray[Any, Any]
 BLOCK = 8 << 10  #: bytes that are read around a small request
@@ -185,3 +185,8 @@ def changed(name: str, before: int, now: int, when: str = "") -> ChangedError:
     return ChangedError(
         f"file {name!r} had {before:,} bytes when the checkpoint was opened and has {now:,} now{when}; open it again"
     )
+
+
+def rewritten(name: str) -> ChangedError:
+    """The error for a file of another modification time than when the checkpoint was opened."""
+    return ChangedError(f"file {name!r} was rewritten after the checkpoint was opened; open it again")

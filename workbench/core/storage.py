@@ -19,8 +19,8 @@ import numpy as np
 
 from workbench.core.memory import map_file
 from workbench.core.place import FileStat, Place
-from workbench.core.source import LazyBytes, PreadSource, Source, changed
-from workbench.errors import ChangedError, MissingFileError, UsageError
+from workbench.core.source import LazyBytes, PreadSource, Source, changed, rewritten
+from workbench.errors import MissingFileError, UsageError
 
 __all__ = ["ByteRange", "LazyBytes", "PreadSource", "Source", "SourcePool"]
 
@@ -112,7 +112,7 @@ class SourcePool:
         if now.st_size != known.size:
             raise changed(name, known.size, now.st_size)
         if now.st_mtime_ns != known.mtime_ns:
-            raise _rewritten(name)
+            raise rewritten(name)
 
     def private(self, file: int, start: int, stop: int) -> np.ndarray[Any, Any] | None:
         """A copy-on-write map of a range for a user who asked for no copy, or ``None`` where maps are not in use.
@@ -143,9 +143,5 @@ class SourcePool:
         if source.size != known.size:
             raise changed(name, known.size, source.size)
         if source.mtime_ns != known.mtime_ns:
-            raise _rewritten(name)
+            raise rewritten(name)
         return source
-
-
-def _rewritten(name: str) -> ChangedError:
-    return ChangedError(f"file {name!r} was rewritten after the checkpoint was opened; open it again")
