@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import shutil
 import threading
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 from bokeh.client import pull_session
 from serving import serving
+from visitor import Visitor
 
 from workbench.app.page import Workbench
 from workbench.app.registry import shared
@@ -103,3 +105,29 @@ def test_nothing_of_a_closed_page_stays_in_memory(tmp_path, samples, made):
                 time.sleep(0.05)
                 gc.collect()
             assert alive() is None
+
+
+def test_nothing_of_a_page_with_pictures_that_can_be_tapped_stays_in_memory(tmp_path, samples, made):
+    """HoloViews keeps them until they are cleaned up, which Panel 1.9.4 does not do when a session ends."""
+    shutil.copytree(samples / "dcp_fsdp2", tmp_path / "a")
+
+    async def look(url):
+        visitor = await Visitor.come(url, ckpt="a", tab="layout")
+        (workbench,) = made
+        until = time.monotonic() + SOON
+        while "layout" not in workbench.made or workbench.made["layout"].view is None:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+        alive = weakref.ref(workbench)
+        made.clear()
+        del workbench
+        await visitor.leave()
+        return alive
+
+    with serving(tmp_path) as url, ThreadPoolExecutor(1) as own:
+        alive = own.submit(lambda: asyncio.run(look(url))).result()
+        until = time.monotonic() + SOON
+        while alive() is not None and time.monotonic() < until:
+            time.sleep(0.05)
+            gc.collect()
+        assert alive() is None
