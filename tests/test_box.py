@@ -95,6 +95,36 @@ def test_missing_boxes_are_disjoint_and_exactly_what_is_uncovered(case):
 
 
 @examples()
+@given(shape_and_boxes())
+def test_owned_parts_are_disjoint_and_each_is_of_the_first_box_that_covers_it(case):
+    shape, (offsets, sizes) = case
+    parts = box.owned(np.zeros(len(shape), np.int64), np.array(shape, np.int64), offsets, sizes)
+    owner = np.full(shape, -1)
+    for row in reversed(range(len(offsets))):
+        owner[tuple(slice(a, a + n) for a, n in zip(offsets[row], sizes[row], strict=True))] = row
+    found = np.full(shape, -2)
+    for row, low, size in parts:
+        where = tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))
+        assert (found[where] == -2).all()
+        found[where] = row
+    assert (found == owner).all()
+
+
+def test_a_hole_in_a_large_grid_is_one_box_and_boxes_that_overlap_without_end_are_not_all_looked_at():
+    grid = np.stack(np.meshgrid(np.arange(100), np.arange(100), indexing="ij"), -1).reshape(-1, 2) * 3
+    there = np.delete(grid, [777, 778, 5000], axis=0)
+    holes = box.missing(np.zeros(2, np.int64), np.full(2, 300), there, np.full_like(there, 3))
+    want = [([21, 231], [3, 6]), ([150, 0], [3, 3])]
+    assert sorted((low.tolist(), size.tolist()) for low, size in holes) == want
+    low, size = np.zeros((120, 3), np.int64), np.full((120, 3), 81)
+    for axis in range(3):  # 40 walls a way, and 41³ holes between them
+        low[40 * axis : 40 * axis + 40, axis] = np.arange(1, 81, 2)
+        size[40 * axis : 40 * axis + 40, axis] = 1
+    with pytest.raises(box.Tangled):
+        box.missing(np.zeros(3, np.int64), np.full(3, 81), low, size)
+
+
+@examples()
 @given(st.data())
 def test_a_flat_range_is_at_most_2n_minus_1_boxes_in_flat_order(data):
     shape = data.draw(shapes().filter(len))

@@ -27,7 +27,8 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
-from workbench.errors import TensorNotFoundError, UsageError
+from workbench.core.work import chunk_work
+from workbench.errors import CorruptError, TensorNotFoundError, UsageError
 from workbench.reshard.layouts.cut import cut
 from workbench.reshard.mesh import Mesh
 from workbench.reshard.placement import Flat, PartedShard, Placement, Replicate, Shard, StridedShard, flat_buffer
@@ -583,6 +584,21 @@ def test_neither_the_number_of_a_rank_nor_of_overlaps_is_trusted_for_a_size() ->
     piled = [(0, rank, ((rank,), (3000,))) for rank in range(3000)]  # 4.5 million pairs
     found = wb.layout(saved([(6000,)], piled))
     assert len(found.overlaps) == 1024 and found.rank(found.ranks["rank"][0]).rank == 0
+
+
+def test_chunks_that_overlap_in_too_many_ways_are_told() -> None:
+    walls = [(0, 0, ((at, 0, 0), (1, 81, 81))) for at in range(1, 81, 2)]  # and 41³ holes between them
+    walls += [(0, 0, ((0, at, 0), (81, 1, 81))) for at in range(1, 81, 2)]
+    walls += [(0, 0, ((0, 0, at), (81, 81, 1))) for at in range(1, 81, 2)]
+    ckpt = saved([(81, 81, 81)], walls)
+    found = wb.layout(ckpt)
+    assert found.covered.tangled == [0] and found.to_json()["tangled"] == ["w0"]
+    assert "HOLES NOT LOOKED FOR  in w0" in repr(found) and found.placed("w0").kind == "hole"
+    report = wb.verify(ckpt)
+    told = [one for one in report.findings.to_dict("records") if one["rule"] == "coverage.hole"]
+    assert len(told) == 1 and "its 120 chunks overlap" in told[0]["message"] and report.exit_code == 2
+    with pytest.raises(CorruptError, match="tensor 'w0': its 120 chunks overlap in more ways"):
+        chunk_work(ckpt.payloads)
 
 
 def test_a_number_in_a_files_name_that_is_no_rank_is_none(tmp_path: Path) -> None:

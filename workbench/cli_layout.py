@@ -40,7 +40,8 @@ def layout(options: argparse.Namespace) -> int:
         print_json(found.to_json())
     else:
         print("\n".join(layout_lines(found, None if options.all else ROWS, width=table_width())))
-    return BROKEN if len(found.holes) or len(found.overlaps) else 0
+    covered = found.covered
+    return BROKEN if covered.holes or covered.overlaps or covered.tangled else 0
 
 
 def _tensor(found: Layout, options: argparse.Namespace) -> None:

@@ -14,14 +14,20 @@ the arithmetic below is the same for every rank of tensor::
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
-__all__ = ["distinct", "flat_ranges", "group_join", "intersect", "missing", "overlapping", "volume"]
+__all__ = [
+    "Tangled", "distinct", "flat_ranges", "group_join", "intersect", "missing", "overlapping", "owned", "volume",
+]  # fmt: skip
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 JOIN = 4_000_000  #: pairs that are looked at in one go where not all are wanted
+REGION = 400  #: boxes that are tested in the time that a region takes besides
+REGIONS = 20  #: regions looked at for each box: a millisecond a box, where a grid with holes takes two of them
+MOST = 50_000  #: regions looked at of one box: two seconds
 
 
 def volume(sizes: Ints) -> Ints:
@@ -102,19 +108,48 @@ def overlapping(group: Ints, offsets: Ints, sizes: Ints, *, limit: int | None = 
 
 
 def missing(offset: Ints, size: Ints, offsets: Ints, sizes: Ints, *, limit: int = 8) -> list[tuple[Ints, Ints]]:
-    """Parts of one box that no box of a set covers, as at most ``limit`` disjoint boxes.
+    """Parts of one box that no box of a set covers, as at most ``limit`` disjoint boxes; empty if all is covered.
 
     Args:
         offset, size: the wanted box, ``(D,)`` each.
         offsets, sizes: the boxes that are there, ``(N, D)`` each; they may overlap.
+
+    Raises:
+        Tangled: see :func:`owned`.
     """
-    found: list[tuple[Ints, Ints]] = []
-    if volume(size) > 0:
-        low, extent = intersect(offset, size, offsets, sizes)
-        real = (extent > 0).all(axis=1)
-        low, extent = low[real], extent[real]
-        _slabs(offset, offset + size, low, low + extent, 0, [], found, limit)
-    return found
+    found = (part for part in owned(offset, size, offsets, sizes) if part[0] < 0)
+    return [(low, extent) for _, low, extent in itertools.islice(found, limit)]
+
+
+def owned(offset: Ints, size: Ints, offsets: Ints, sizes: Ints) -> list[tuple[int, Ints, Ints]]:
+    """One box cut into disjoint boxes, each with the first box of a set that covers it, or −1 where none does.
+
+    The box is halved at the middle one of the edges inside, until one box covers what is left, or none: O(N^(D/2))
+    parts at worst and O(N) for a grid, where cutting every axis at every edge makes N^D. Halves that belong to one
+    owner are joined again.
+
+    Args:
+        offset, size: the box, ``(D,)`` each.
+        offsets, sizes: the boxes of the set, ``(N, D)`` each, the first first; they may overlap.
+
+    Returns:
+        owner, offsets and sizes of each part.
+
+    Raises:
+        Tangled: the boxes overlap in more ways than are looked at (:data:`REGIONS`, :data:`MOST`).
+    """
+    if volume(size) <= 0:
+        return []
+    low, extent = intersect(offset, size, offsets, sizes)
+    rows = np.flatnonzero((extent > 0).all(axis=1))
+    disjoint = not _doubtful(np.zeros(len(rows), np.int64), low[rows], extent[rows]).any()
+    halving = _Halving(disjoint, REGION * min(1000 + REGIONS * len(rows), MOST))
+    parts = halving.parts(offset.astype(np.int64), offset + size, rows, low[rows], (low + extent)[rows])
+    return [(owner, np.array(a, np.int64), np.array(b, np.int64) - a) for owner, a, b in parts]
+
+
+class Tangled(Exception):
+    """Boxes overlap in more ways than are looked at. Those of a real save do not overlap at all."""
 
 
 def flat_ranges(shapes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -318,22 +353,56 @@ def _fit(low_a: Ints, low_b: Ints, high_a: Ints, high_b: Ints, groups: int) -> t
     return a, b, c, d, len(values) + 1
 
 
-def _slabs(
-    low: Ints, high: Ints, lows: Ints, highs: Ints, axis: int, done: list[tuple[int, int]],
-    found: list[tuple[Ints, Ints]], limit: int,
-) -> None:  # fmt: skip
-    """Cut along one axis at every edge, and look into each slab with the boxes that cross it whole."""
-    if len(found) >= limit:
-        return
-    if axis == len(low):
-        if not len(lows):
-            found.append((np.array([a for a, _ in done], np.int64), np.array([b - a for a, b in done], np.int64)))
-        return
-    if not len(lows):  # nothing here at all: one box, not its slabs
-        rest = [(int(low[k]), int(high[k])) for k in range(axis, len(low))]
-        _slabs(low, high, lows, highs, len(low), done + rest, found, limit)
-        return
-    edges = distinct(np.concatenate([[low[axis], high[axis]], lows[:, axis], highs[:, axis]]))
-    for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        inside = (lows[:, axis] <= a) & (highs[:, axis] >= b)
-        _slabs(low, high, lows[inside], highs[inside], axis + 1, [*done, (a, b)], found, limit)
+_Part = tuple[int, tuple[int, ...], tuple[int, ...]]  # owner, lows, highs
+
+
+class _Halving:
+    """The recursion of :func:`owned`; a region's boxes are clipped to it, and lie in the order of their ranks."""
+
+    def __init__(self, disjoint: bool, left: int) -> None:
+        self.disjoint = disjoint
+        self.left = left
+
+    def parts(self, low: Ints, high: Ints, rows: Ints, lows: Ints, highs: Ints) -> list[_Part]:
+        self.left -= REGION + len(rows)
+        if self.left < 0:
+            raise Tangled
+        spans = (lows == low) & (highs == high)
+        whole = np.flatnonzero(spans.all(axis=1))
+        if len(whole):  # what comes later is hidden here
+            end = int(whole[0]) + 1
+            rows, lows, highs, spans = rows[:end], lows[:end], highs[:end], spans[:end]
+        if len(rows) <= bool(len(whole)):
+            return [(int(rows[0]) if len(rows) else -1, tuple(low.tolist()), tuple(high.tolist()))]
+        if self.disjoint and int(volume(highs - lows).sum()) == int(volume(high - low)):
+            return list(zip(rows.tolist(), map(tuple, lows.tolist()), map(tuple, highs.tolist()), strict=True))
+        axis = int((~spans).sum(axis=0).argmax())
+        edges = np.concatenate([lows[:, axis], highs[:, axis]])
+        edges = np.sort(edges[(edges > low[axis]) & (edges < high[axis])])
+        at = int(edges[len(edges) // 2])
+        below, above = lows[:, axis] < at, highs[:, axis] > at
+        middle_high, middle_low = high.copy(), low.copy()
+        middle_high[axis] = middle_low[axis] = at
+        ends, begins = highs[below], lows[above]
+        ends[:, axis] = np.minimum(ends[:, axis], at)
+        begins[:, axis] = np.maximum(begins[:, axis], at)
+        first = self.parts(low, middle_high, rows[below], lows[below], ends)
+        return _joined(first, self.parts(middle_low, high, rows[above], begins, highs[above]), axis, at)
+
+
+def _joined(first: list[_Part], second: list[_Part], axis: int, at: int) -> list[_Part]:
+    """Parts of two halves, those of one owner that lie on both sides of the cut as one."""
+
+    def across(part: _Part) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        owner, low, high = part
+        return owner, low[:axis] + low[axis + 1 :], high[:axis] + high[axis + 1 :]
+
+    ending = {across(part): k for k, part in enumerate(first) if part[2][axis] == at}
+    rest: list[_Part] = []
+    for part in second:
+        k = ending.get(across(part)) if part[1][axis] == at else None
+        if k is None:
+            rest.append(part)
+        else:
+            first[k] = (part[0], first[k][1], part[2])
+    return first + rest

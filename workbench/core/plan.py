@@ -22,9 +22,9 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.catalog import Catalog
-from workbench.errors import HoleError
+from workbench.errors import CorruptError, HoleError
 
-__all__ = ["ReadItem", "ReadPlan", "coalesce", "disjoint", "plan_reads"]
+__all__ = ["ReadItem", "ReadPlan", "coalesce", "disjoint", "plan_reads", "tangled"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -193,9 +193,21 @@ def _check_coverage(
     for position in np.flatnonzero(doubtful).tolist():
         mine = request == position
         low = dest[mine] + offsets[position]
-        holes = box.missing(offsets[position], sizes[position], low, extent[mine], limit=1)
+        try:
+            holes = box.missing(offsets[position], sizes[position], low, extent[mine], limit=1)
+        except box.Tangled:
+            raise CorruptError(tangled(catalog, int(tensors[position]))) from None
         if holes:
             raise _hole(catalog, int(tensors[position]), *holes[0], int(want[position] - have[position]))
+
+
+def tangled(catalog: Catalog, tensor: int) -> str:
+    """Why a tensor for which `box.Tangled` is raised is not read."""
+    count = int(np.count_nonzero(catalog.tensor == tensor))
+    return (
+        f"tensor {catalog.keys[tensor]!r}: its {count:,} chunks overlap in more ways than are looked at, so whether "
+        "they hold every element is not known; its metadata is damaged or was made to be slow, use another save"
+    )
 
 
 def _hole(catalog: Catalog, tensor: int, offset: Ints, size: Ints, lacking: int) -> HoleError:

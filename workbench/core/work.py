@@ -25,6 +25,8 @@ from workbench.core import box
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
+from workbench.core.plan import tangled
+from workbench.errors import CorruptError
 
 __all__ = ["Side", "Work", "chunk_work", "cut", "pair_work", "tasks"]
 
@@ -95,6 +97,9 @@ def chunk_work(
         replica: read every element once, from this copy of it; or ``None`` for every chunk as it is stored.
         group: ``(chunks,)`` what the elements of each chunk row are folded into; by default their tensor.
         order: ``file`` (the fastest way over a disk) or ``group`` (few groups unfinished at a time, for large states).
+
+    Raises:
+        CorruptError: chunks of a tensor overlap in more ways than are looked at (with a ``replica``).
     """
     catalog = payloads.catalog
     wanted = np.ones(catalog.chunks, bool) if tensors is None else np.isin(catalog.tensor, tensors)
@@ -192,16 +197,20 @@ def _cut_one(low: Ints, size: Ints, most: int) -> tuple[Ints, Ints]:
 def _each_once(catalog: Catalog, rows: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:
     """Chunks without the elements that an earlier chunk of their tensor holds too."""
     tensor = catalog.tensor[rows]
-    _, later = box.overlapping(tensor, offsets, sizes)
-    if not len(later):
+    i, _ = box.overlapping(tensor, offsets, sizes, limit=1)
+    if not len(i):
         return rows, offsets, sizes
-    keep = np.ones(len(rows), bool)
-    keep[later] = False
+    twice = box.distinct(tensor[i])
+    keep = ~np.isin(tensor, twice)
     kept = [(rows[keep], offsets[keep], sizes[keep])]
-    for at in box.distinct(later).tolist():
-        before = np.flatnonzero(tensor[:at] == tensor[at])
-        for low, size in box.missing(offsets[at], sizes[at], offsets[before], sizes[before], limit=1 << 30):
-            kept.append((rows[at : at + 1], low[None], size[None]))
+    for number in twice.tolist():
+        mine = np.flatnonzero(tensor == number)
+        shape = catalog.shape[number].astype(np.int64)
+        try:
+            parts = box.owned(np.zeros_like(shape), shape, offsets[mine], sizes[mine])
+        except box.Tangled:
+            raise CorruptError(tangled(catalog, number)) from None
+        kept += [(rows[mine[owner]][None], low[None], size[None]) for owner, low, size in parts if owner >= 0]
     columns = [np.concatenate(column) for column in zip(*kept, strict=True)]
     return columns[0], columns[1], columns[2]
 

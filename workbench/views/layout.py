@@ -185,4 +185,7 @@ def _wrong(found: Layout, width: int | None) -> list[str]:
             lines.append(f"  {what.upper()}  {box} of {shorten(safe(row['key']), width and 60)}")
         if len(frame) > WORST:
             lines.append(f"  … {units.plural(len(frame) - WORST, f'more {what}')}")
+    for tensor in found.covered.tangled[:WORST]:
+        key = shorten(safe(found.catalog.keys[tensor]), width and 60)
+        lines.append(f"  HOLES NOT LOOKED FOR  in {key}: its chunks overlap, or leave holes, in too many ways")
     return lines

@@ -54,12 +54,15 @@ def head(found: Layout) -> str:
 def wrong(found: Layout) -> str:
     """Holes and overlaps in one sentence; empty where there are none."""
     holes, twice = len(found.covered.holes), len(found.covered.overlaps)
-    if not holes + twice:
+    tangled = len(found.covered.tangled)
+    if not holes + twice + tangled:
         return ""
     catalog = found.catalog
     broken = [one[0] for one in found.covered.holes] + [one[0] for one in found.covered.overlaps]
+    broken += found.covered.tangled
     keys = dict.fromkeys(catalog.keys[t] for t in broken)
-    parts = [units.plural(n, noun) for n, noun in ((holes, "hole"), (twice, "overlap")) if n]
+    counts = (holes, "hole"), (twice, "overlap"), (tangled, "tensor not looked at whole")
+    parts = [units.plural(n, noun) for n, noun in counts if n]
     some = ", ".join(safe(key) for key in list(keys)[:MOST])
     more = f" and {len(keys) - MOST:,} more" if len(keys) > MOST else ""
     return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different ones; in {some}{more}"

@@ -16,18 +16,22 @@ __all__ = ["Coverage", "coverage"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 LISTED = 1024  #: holes, and overlaps, of one tensor that are listed at most
+ALL = 20_000  #: of all tensors
 
 
 class Coverage(NamedTuple):
-    """Boxes by tensor, at most :data:`LISTED` of each kind; ``a`` and ``b`` are the chunk rows that overlap.
+    """Boxes by tensor, at most :data:`LISTED` of each kind and :data:`ALL` of all tensors together.
 
     Attributes:
         holes: tensor, offsets, sizes.
-        overlaps: tensor, offsets, sizes, a, b.
+        overlaps: tensor, offsets, sizes, and the two chunk rows that overlap.
+        tangled: tensors whose chunks overlap in so many ways, or have so many holes, that the holes were not all
+            looked for.
     """
 
     holes: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
     overlaps: list[tuple[int, tuple[int, ...], tuple[int, ...], int, int]]
+    tangled: list[int]
 
     def frames(self, catalog: Catalog) -> tuple[pd.DataFrame, pd.DataFrame]:
         """``holes``: key offsets sizes numel; ``overlaps``: those and file_a, file_b."""
@@ -45,7 +49,7 @@ class Coverage(NamedTuple):
 
 def coverage(catalog: Catalog) -> Coverage:
     """Holes and overlaps of all tensors; copies of one box (``replica`` above 0) are no overlap."""
-    found = Coverage([], [])
+    found = Coverage([], [], [])
     if not len(catalog):
         return found
     first = np.flatnonzero(catalog.replica == 0)
@@ -54,7 +58,7 @@ def coverage(catalog: Catalog) -> Coverage:
     held = np.zeros(len(catalog), np.int64)
     np.add.at(held, owner, box.volume(sizes))
     i, j = box.overlapping(owner, offsets, sizes, limit=LISTED)
-    for a, b in zip(first[i].tolist(), first[j].tolist(), strict=True):
+    for a, b in zip(first[i][:ALL].tolist(), first[j][:ALL].tolist(), strict=True):
         tensor = int(catalog.tensor[a])
         ndim = int(catalog.ndim[tensor])
         low, size = box.intersect(catalog.offsets[a], catalog.sizes[a], catalog.offsets[b], catalog.sizes[b])
@@ -64,6 +68,11 @@ def coverage(catalog: Catalog) -> Coverage:
         whole = catalog.shape[tensor].astype(np.int64)
         ndim = int(catalog.ndim[tensor])
         there = slice(low_row, high_row)
-        for low, size in box.missing(np.zeros_like(whole), whole, offsets[there], sizes[there], limit=LISTED):
-            found.holes.append((tensor, tuple(low[:ndim].tolist()), tuple(size[:ndim].tolist())))
+        limit = min(LISTED, ALL - len(found.holes))
+        try:
+            holes = box.missing(np.zeros_like(whole), whole, offsets[there], sizes[there], limit=limit)
+        except box.Tangled:
+            found.tangled.append(tensor)
+            continue
+        found.holes.extend((tensor, tuple(low[:ndim].tolist()), tuple(size[:ndim].tolist())) for low, size in holes)
     return found

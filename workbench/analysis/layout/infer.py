@@ -135,8 +135,9 @@ def _broken(covered: Coverage) -> list[tuple[int, str, str]]:
     """Tensors with holes or overlaps, and what is wrong with each."""
     twice = dict.fromkeys((tensor for tensor, *_ in covered.overlaps), "elements are stored in two different chunks")
     holes = dict.fromkeys((tensor for tensor, *_ in covered.holes), "elements are stored in no chunk")
-    return [(t, "hole", why) for t, why in holes.items()] + [
-        (t, "overlap", why) for t, why in twice.items() if t not in holes
+    tangled = dict.fromkeys(covered.tangled, "its chunks overlap, or leave holes, in more ways than are looked at")
+    return [(t, "hole", why) for t, why in (holes | tangled).items()] + [
+        (t, "overlap", why) for t, why in twice.items() if t not in holes and t not in tangled
     ]
 
 

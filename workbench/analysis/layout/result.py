@@ -204,7 +204,10 @@ class Layout:
         return sorted(found.values(), key=lambda one: (-int(nbytes[one[1]].sum()), str(one[0])))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: path format mesh told summary ranks files tensors holes overlaps."""
+        """Plain values: path format mesh told summary ranks files tensors holes overlaps tangled.
+
+        ``tangled``: tensors whose chunks overlap, or leave holes, in so many ways that the holes were not looked for.
+        """
         import json
 
         def rows(frame: pd.DataFrame) -> Any:
@@ -215,6 +218,7 @@ class Layout:
             "path": self.path, "format": self.format, "mesh": mesh, "told": self.told, "summary": self.summary,
             "ranks": rows(self.ranks), "files": rows(self.files), "tensors": rows(self.tensors),
             "holes": rows(self.holes), "overlaps": rows(self.overlaps),
+            "tangled": [self.catalog.keys[tensor] for tensor in self.covered.tangled],
         }  # fmt: skip
 
     def view(self) -> LayoutView:

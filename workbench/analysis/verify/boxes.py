@@ -11,10 +11,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from workbench.analysis.layout.coverage import coverage
 from workbench.analysis.verify.log import Subject, plural
 from workbench.core import box
 from workbench.core import catalog as cat
@@ -24,7 +27,6 @@ __all__ = ["check_boxes"]
 
 Array = np.ndarray[Any, Any]
 HOLES = 4  #: boxes named of one tensor
-OVERLAPS = 1000  #: of one tensor that are told; N chunks on one place have N²/2
 #: Formats whose metadata gives every tensor bytes of its own (elsewhere views of one storage are the rule).
 OWN_BYTES = {"dcp", "megatron_dist", "safetensors", "bytecheckpoint", "vescale", "paddle_dist"}
 
@@ -37,50 +39,43 @@ def check_boxes(subject: Subject) -> None:
     )
     if not len(catalog):
         return
-    first = np.flatnonzero(catalog.replica == 0)
-    offsets, sizes = catalog.offsets[first].astype(np.int64), catalog.sizes[first].astype(np.int64)
-    owner = catalog.tensor[first]
-    volume = np.zeros(len(catalog), np.int64)
-    np.add.at(volume, owner, box.volume(sizes))
-    i, j = box.overlapping(owner, offsets, sizes, limit=OVERLAPS)
-    for a, b in zip(first[i].tolist(), first[j].tolist(), strict=True):
-        _overlap(subject, a, b)
-    for tensor in np.union1d(np.flatnonzero(volume != catalog.numel), box.distinct(owner[i])).tolist():
-        low, high = np.searchsorted(owner, [tensor, tensor + 1]).tolist()
-        _holes(subject, tensor, offsets[low:high], sizes[low:high])
-    if catalog.format in OWN_BYTES:
-        _shared_bytes(subject)
-
-
-def _overlap(subject: Subject, a: int, b: int) -> None:
-    catalog = subject.catalog
-    ndim = int(catalog.ndim[catalog.tensor[a]])
-    low, extent = box.intersect(catalog.offsets[a], catalog.sizes[a], catalog.offsets[b], catalog.sizes[b])
-    shared = _slices(low[:ndim], extent[:ndim])
-    subject.log.add(
-        "coverage.overlap",
-        "error",
-        subject.key(a),
-        f"{shared} is in two chunks: at {_start(subject, a)} and at {_start(subject, b)}",
-        "the metadata mixes two saves, or is damaged: which of the two counts cannot be known",
-        box=[low[:ndim].tolist(), extent[:ndim].tolist()],
-        files=[subject.file(a), subject.file(b)],
-    )
-
-
-def _holes(subject: Subject, tensor: int, offsets: Array, sizes: Array) -> None:
-    catalog = subject.catalog
-    ndim, whole = int(catalog.ndim[tensor]), catalog.shape[tensor].astype(np.int64)
-    for low, extent in box.missing(np.zeros_like(whole), whole, offsets, sizes, limit=HOLES):
-        subject.log.add(
+    found = coverage(catalog)
+    for _, low, size, a, b in found.overlaps:
+        log.add(
+            "coverage.overlap",
+            "error",
+            subject.key(a),
+            f"{_slices(low, size)} is in two chunks: at {_start(subject, a)} and at {_start(subject, b)}",
+            "the metadata mixes two saves, or is damaged: which of the two counts cannot be known",
+            box=[list(low), list(size)],
+            files=[subject.file(a), subject.file(b)],
+        )
+    named: Counter[int] = Counter()
+    for tensor, low, size in found.holes:
+        named[tensor] += 1
+        if named[tensor] > HOLES:
+            continue
+        log.add(
             "coverage.hole",
             "error",
             catalog.keys[tensor],
-            f"{_slices(low[:ndim], extent[:ndim])} of {list(catalog.shape_of(tensor))} is stored in no chunk",
+            f"{_slices(low, size)} of {list(catalog.shape_of(tensor))} is stored in no chunk",
             "a rank's part is missing from the metadata: restore it, or use another step",
-            box=[low[:ndim].tolist(), extent[:ndim].tolist()],
+            box=[list(low), list(size)],
             shape=list(catalog.shape_of(tensor)),
         )
+    for tensor in found.tangled:
+        count = int(np.count_nonzero(catalog.tensor == tensor))
+        log.add(
+            "coverage.hole",
+            "error",
+            catalog.keys[tensor],
+            f"its {count:,} chunks overlap, or leave holes, in more ways than are looked at: which elements are stored "
+            "is not known",
+            "the metadata is damaged or was made to be slow: use another save",
+        )
+    if catalog.format in OWN_BYTES:
+        _shared_bytes(subject)
 
 
 def _shared_bytes(subject: Subject) -> None:
@@ -127,6 +122,6 @@ def _start(subject: Subject, row: int) -> str:
     return f"{offsets} + {sizes} in {subject.file(row)!r}"
 
 
-def _slices(low: Array, extent: Array) -> str:
-    parts = [f"{a}:{a + n}" for a, n in zip(low.tolist(), extent.tolist(), strict=True)]
+def _slices(low: Sequence[int], extent: Sequence[int]) -> str:
+    parts = [f"{a}:{a + n}" for a, n in zip(low, extent, strict=True)]
     return f"[{', '.join(parts)}]" if parts else "the one element"

@@ -25,7 +25,7 @@ from workbench.analysis.verify.log import Subject, names, plural
 from workbench.core.dtypes import DType
 from workbench.core.scan import Piece, Tick, scan
 from workbench.core.work import Work, pair_work
-from workbench.errors import WorkbenchError
+from workbench.errors import CorruptError, WorkbenchError
 
 __all__ = ["Rounding", "Same", "check_pairs", "pairs_nbytes"]
 
@@ -118,6 +118,8 @@ def check_pairs(
     """Replicas, ties and masters, or those ``kinds`` of them; only what exists twice is read again."""
     make = {"replicas": _replica_passes, "ties": _tied_passes, "masters": _master_passes}
     passes = [one for kind, made in make.items() if kind in kinds for one in made(subject)]
+    for kind in make.keys() & subject.log.not_checked.keys():
+        subject.log.checked.pop(kind, None)
     total = max(sum(int(work.nbytes.sum()) for work, *_ in passes), 1)
     done = 0
     for work, reducer, judge in passes:
@@ -158,9 +160,7 @@ def _replica_passes(subject: Subject) -> list[Any]:
     passes = []
     for replica in range(1, most + 1):
         tensors = np.unique(catalog.tensor[catalog.replica == replica]).astype(np.int64)
-        work = _readable(
-            subject, pair_work(subject.payloads, subject.payloads, tensors, tensors, replicas=(0, replica))
-        )
+        work = _paired(subject, "replicas", tensors, tensors, (0, replica))
 
         def judge(counts: dict[int, Count], tensors: Any = tensors) -> None:
             for group, count in sorted(counts.items()):
@@ -223,7 +223,7 @@ def _tied_passes(subject: Subject) -> list[Any]:
                 )
 
     subject.log.checked["ties"] = f"{plural(len(pairs), 'pair')} that {told} ties, bit for bit"
-    return [(_readable(subject, pair_work(subject.payloads, subject.payloads, a, b)), Same(), judge)]
+    return [(_paired(subject, "ties", a, b), Same(), judge)]
 
 
 def _told_tied(subject: Subject) -> str | None:
@@ -261,7 +261,7 @@ def _master_passes(subject: Subject) -> list[Any]:
     passes = []
     for dtype in sorted(set(kinds) & {"bfloat16", "float16", "float32"}):
         a, b = (np.array(column, np.int64) for column in zip(*kinds[dtype], strict=True))
-        work = _readable(subject, pair_work(subject.payloads, subject.payloads, a, b))
+        work = _paired(subject, "masters", a, b)
 
         def judge(counts: dict[int, Count], a: Any = a, dtype: str = dtype) -> None:
             _judge_masters(subject, counts, a, dtype)
@@ -313,9 +313,13 @@ def _judge_masters(subject: Subject, counts: dict[int, Count], params: Any, dtyp
 # ---- shared --------------------------------------------------------------------------------------------------------
 
 
-def _readable(subject: Subject, work: Work) -> Work:
-    if not len(work):
-        return work
+def _paired(subject: Subject, kind: str, a: Array, b: Array, replicas: tuple[int, int] = (0, 0)) -> Work:
+    """Tensors ``a[k]`` and ``b[k]`` side by side, without what cannot be read."""
+    try:
+        work = pair_work(subject.payloads, subject.payloads, a, b, replicas=replicas)
+    except CorruptError as error:  # told by check_boxes
+        subject.log.not_checked[kind] = str(error)
+        return pair_work(subject.payloads, subject.payloads, a[:0], b[:0])
     bad = np.zeros(len(work), bool)
     for side in work.sides:
         bad |= subject.lost[side.row]
