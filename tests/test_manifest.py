@@ -547,6 +547,9 @@ def test_a_manifest_that_lies_is_refused(good):
     for member, value, expected in lies:
         with pytest.raises(expected):
             decode(signed(document | {member: value}), None)
+    many = document | {"files": {name: entry | {"segments": 6_250_000, "lengths": bomb}}}
+    with pytest.raises(errors.CorruptError, match=r"'segments' is no number from 0 to 1,0"):  # before it is unpacked
+        decode(signed(many), None)
     with pytest.raises(errors.CorruptError):
         decode(b"[]", None)
 

@@ -209,6 +209,8 @@ BOMBS: dict[str, Body] = {
         b"]q%c(h%ch%ce0" % (i + 1, i, i) for i in range(1, 80)) + b"h\x50",
     "tensors of 2**40 paths": lambda: b"}q\x01" + text("t") + TENSOR + b"s0" + b"".join(
         b"}q%c" % (i + 1) + text("a") + b"h%cs" % i + text("b") + b"h%cs0" % i for i in range(1, 40)) + b"h\x28",
+    "100 tensors below 190 keys of 20,000 characters": lambda: (b"}" + text("k" * 20_000)) * 190 + b"}(" + b"".join(
+        text(f"w{i}") + TENSOR for i in range(100)) + b"u" + b"s" * 190,
     "a step of 1 MB": lambda: BIG + b"s" + text("step") + BIG + b"s" + text("global_step") + BIG,
     "an int of 500,000 digits": lambda: b"L" + b"9" * 500_000 + b"L\n",
 }  # fmt: skip

@@ -211,7 +211,7 @@ def _decode(data: bytes, path: str) -> Echo:
     tail = _TAIL.search(data)
     if tail is None or xxhash.xxh3_128_hexdigest(data[: tail.start()]).encode() != tail[1]:
         raise CorruptError(f"{what} is not as it was written: its own digest differs; write it again")
-    document, check = jsonsafe.loads(data, what=what), Fields(what)
+    document, check = jsonsafe.loads(data, what=what), Fields(what, len(data))
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise UnsupportedFormatError(f"{what} has another version than {VERSION}; update the workbench")
     counts, copies = check.table(document, "counts"), check.table(document, "copies")

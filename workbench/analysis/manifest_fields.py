@@ -23,16 +23,24 @@ __all__ = ["LIMIT", "Fields"]
 
 Array = np.ndarray[Any, Any]
 
-LIMIT = 1 << 30  #: bytes of a manifest, and of a column in it
+LIMIT = 1 << 30  #: bytes of a manifest
+SPARE = 1_000_000  #: segments that a manifest of any length may have
 FILE_KINDS = ("data", "metadata", "other")
 _HEX = re.compile(r"[0-9a-f]{32}")
 
 
 class Fields:
-    """Members of the document, of the type they must have."""
+    """Members of the document, of the type they must have.
 
-    def __init__(self, what: str) -> None:
+    Args:
+        what: the file, for messages.
+        nbytes: its length. Equal numbers deflate to a thousandth: no more segments are unpacked than a manifest of
+            this length can have digests for.
+    """
+
+    def __init__(self, what: str, nbytes: int) -> None:
         self._what = what
+        self._segments = SPARE + nbytes
 
     def fail(self, words: str) -> CorruptError:
         return CorruptError(f"{self._what} contradicts itself: {words}")
@@ -76,7 +84,8 @@ class Fields:
     def file(self, name: str, row: Any, labels: int, grain: int) -> FileEntry:
         if not isinstance(row, dict) or row.get("kind") not in FILE_KINDS:
             raise self.fail(f"file {name!r} has no kind that is known")
-        size, count = self.number(row, "size", 1 << 60), self.number(row, "segments", LIMIT // 8)
+        size, count = self.number(row, "size", 1 << 60), self.number(row, "segments", self._segments)
+        self._segments -= count
         lengths = self.column(row, "lengths", np.dtype("<i8"), count)
         owners = self.column(row, "owners", np.dtype("<i4"), count)
         if len(lengths) and (lengths.min() < 1 or lengths.max() > size or owners.min() < 0 or owners.max() >= labels):

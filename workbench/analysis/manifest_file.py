@@ -173,7 +173,7 @@ def decode(data: bytes, path: str | None) -> Manifest:
         raise UnsupportedFormatError(
             f"{what} has version {document.get('version')!r}; this workbench reads version {VERSION}; update it"
         )
-    check = Fields(what)
+    check = Fields(what, len(data))
     about, grain = check.table(document, "checkpoint"), check.number(document, "grain", BLOCK)
     labels = [check.label(row) for row in check.rows(document, "labels")]
     files = {

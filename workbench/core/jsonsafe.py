@@ -1,4 +1,4 @@
-"""JSON that a stranger wrote: strict UTF-8, no duplicate keys, bounded depth, one error.
+"""JSON that a stranger wrote: strict UTF-8, no duplicate keys, bounded depth and memory, one error.
 
 Python's decoder keeps the last of two equal keys (safetensors 0.8 does too), so a file can show one tensor to one
 reader and another tensor to the next; and 100,000 nested brackets end in a RecursionError. Both are refused here.
@@ -10,9 +10,11 @@ import gc
 import json
 from typing import Any
 
-from workbench.errors import CorruptError
+from workbench.errors import CorruptError, UnsafeError
 
 __all__ = ["loads"]
+
+VALUES = 8_000_000  #: a safetensors header of the greatest length holds as many; three bytes can become 64 of memory
 
 
 def loads(data: bytes | memoryview, *, what: str) -> Any:
@@ -20,11 +22,18 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
 
     Raises:
         CorruptError: not UTF-8, not JSON, a duplicate key, or nested too deeply.
+        UnsafeError: more than :data:`VALUES` values and keys.
     """
     try:
         text = str(data, "utf-8")
     except UnicodeDecodeError as error:
         raise CorruptError(f"{what} is not UTF-8 at byte {error.start:,} ({error.reason})") from None
+    count = text.count(",") + text.count(":")
+    if count > VALUES:
+        raise UnsafeError(
+            f"{what} holds about {count:,} values in {len(data):,} bytes, over the limit of {VALUES:,}: decoding it "
+            "would take gigabytes of memory; refused"
+        )
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of young objects and no garbage: collections would double the time
     try:

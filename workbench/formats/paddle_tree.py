@@ -22,17 +22,16 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.build import CatalogBuilder
+from workbench.core.pickles.budget import MAX_DEPTH, leaves
 from workbench.core.pickles.standins import Opaque, short
 from workbench.core.source import LazyBytes
-from workbench.errors import CorruptError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.paddle_pickle import SMALL, ArrayRef, Loaded, Span, Text, plain
 
 __all__ = ["BIG", "TABLE", "Stored", "declare", "names_of", "rest", "tensors"]
 
 TABLE = "StructuredToParameterName@@"
 BIG = "UnpackBigParamInfor@@"  #: spelled so by paddle
-MAX_DEPTH = 200
-MAX_AGAIN = 500_000  #: visits to what was visited before
 _GONE = object()
 
 
@@ -63,10 +62,9 @@ def tensors(loaded: Loaded, what: str) -> list[Stored]:
 
     Raises:
         CorruptError: nested too deeply, or slices that do not add up to their tensor.
-        UnsafeError: shared so often that listing it would never end.
+        UnsafeError: shared so often that listing it would never end, or with names far larger than the file.
     """
-    found: list[Stored] = []
-    _Walk(what, found).visit(loaded.tree, (), False)
+    found = [_stored(path, node) for path, node in leaves(loaded.tree, _children, _is_tensor, what=what)]
     return _joined(loaded.tree, found, what)
 
 
@@ -121,32 +119,16 @@ def _word(part: Any) -> str:
     return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
 
 
-class _Walk:
-    def __init__(self, what: str, found: list[Stored]) -> None:
-        self.what, self.found, self.again = what, found, 0
-        self.seen: set[int] = set()
-        self.above: set[int] = set()
+def _stored(path: tuple[Any, ...], node: Any) -> Stored:
+    static, array = (str(node[0]), node[1]) if type(node) is tuple else (None, node)
+    return Stored(path, array.shape, (array,), static)
 
-    def visit(self, node: object, path: tuple[Any, ...], again: bool) -> None:
-        if again:  # the first visits are bounded by the file's size, these are not
-            self.again += 1
-            if self.again > MAX_AGAIN:
-                raise UnsafeError(
-                    f"{self.what} shares its containers so often that listing them would not end; refused"
-                )
-        if isinstance(node, ArrayRef):
-            self.found.append(Stored(path, node.shape, (node,)))
-        elif type(node) is tuple and len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef):
-            self.found.append(Stored(path, node[1].shape, (node[1],), str(node[0])))
-        elif isinstance(node, (dict, list, tuple, Opaque)) and id(node) not in self.above:
-            if len(self.above) >= MAX_DEPTH:
-                raise CorruptError(f"{self.what} nests more than {MAX_DEPTH} containers at {short(path, 80)}")
-            again = again or id(node) in self.seen
-            self.seen.add(id(node))
-            self.above.add(id(node))
-            for key, child in _children(node):
-                self.visit(child, (*path, key), again)
-            self.above.discard(id(node))
+
+def _is_tensor(node: object) -> bool:
+    """Whether it is an array, or paddle's own name of a tensor and the array."""
+    if type(node) is tuple:
+        return len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef)
+    return isinstance(node, ArrayRef)
 
 
 def _children(node: object) -> Any:
@@ -155,7 +137,7 @@ def _children(node: object) -> Any:
     if isinstance(node, Opaque):
         state = node.state.items() if isinstance(node.state, dict) else enumerate(node.items)
         return [("args", node.args), *state, *node.pairs]
-    return enumerate(node)  # type: ignore[arg-type]
+    return enumerate(node) if isinstance(node, (list, tuple)) else None
 
 
 def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:

@@ -21,6 +21,7 @@ the first violation and keeps the last of two equal names; here all are reported
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -186,9 +187,11 @@ def _wrong(name: str, info: Any) -> OpenError | None:
     if info["dtype"] not in _DTYPES:
         known = "it may be newer than this workbench"
         return UnsupportedFormatError(f"{tensor} has the unknown element type {_q(info['dtype'])}; {known}")
+    if isinstance(shape, list) and len(shape) > MAX_DIMS:
+        return CorruptError(f"{tensor} has {len(shape):,} dimensions, over the limit of {MAX_DIMS}")
     if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
         return CorruptError(f"{tensor} has the shape {_q(shape)}, which is no list of sizes")
-    if len(shape) > MAX_DIMS or math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
         return CorruptError(f"{tensor} has the shape {_q(shape)}, beyond any machine")
     if not isinstance(offsets, list) or len(offsets) != 2 or any(type(at) is not int or at < 0 for at in offsets):
         return CorruptError(f"{tensor} has the data_offsets {_q(offsets)}, which are no two positions")
@@ -260,5 +263,9 @@ def _report(found: list[OpenError], name: str) -> OpenError:
 
 def _q(value: object) -> str:
     """A stranger's value for a message: quoted, escaped, bounded."""
+    if isinstance(value, (list, dict, str)) and len(value) > MAX_QUOTED:  # its repr would be as long
+        value = (
+            value[:MAX_QUOTED] if isinstance(value, (list, str)) else dict(itertools.islice(value.items(), MAX_QUOTED))
+        )
     text = repr(value)
     return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 1]}…"

@@ -20,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef, short
-from workbench.errors import CorruptError, UnsafeError
+from workbench.core.pickles.budget import MAX_DEPTH, leaves
+from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef
+from workbench.errors import CorruptError
 
 __all__ = ["flatten", "optimizers", "prune"]
 
-MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
-MAX_AGAIN = 500_000  #: visits to what was visited before; a pickle can share one list a million times
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps what state_dict shows
 _GONE = object()
 _SPARSE = ("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor")
@@ -45,9 +44,9 @@ def flatten(tree: object, *, what: str) -> list[tuple[tuple[Any, ...], TensorRef
 
     Raises:
         CorruptError: nested too deeply, or within itself.
-        UnsafeError: shared so often that listing it would never end.
+        UnsafeError: shared so often that listing it would never end, or with names far larger than the file.
     """
-    return _Flatten(what).run(tree)
+    return leaves(tree, _children, lambda node: isinstance(node, TensorRef), what=what)
 
 
 def prune(tree: object, *, what: str) -> object:
@@ -64,49 +63,19 @@ def optimizers(tree: object, *, depth: int = 3) -> Iterator[tuple[tuple[Any, ...
         if isinstance(node, dict) and isinstance(node.get("state"), dict) and _is_groups(node.get("param_groups")):
             yield path, node
         elif len(path) < depth and isinstance(node, (dict, list, tuple)) and len(node) <= 1000:
-            stack += [((*path, key), child) for key, child in _children(node) if isinstance(child, (dict, list, tuple))]
+            stack += [((*path, key), child) for key, child in _named(node) if isinstance(child, (dict, list, tuple))]
 
 
 def _is_groups(groups: object) -> bool:
     return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
 
 
-class _Flatten:
-    def __init__(self, what: str) -> None:
-        self.what, self.again = what, 0
-        self.found: list[tuple[tuple[Any, ...], TensorRef]] = []
-        self.seen: set[int] = set()
-        self.above: set[int] = set()
-
-    def run(self, tree: object) -> list[tuple[tuple[Any, ...], TensorRef]]:
-        self.visit(tree, (), False)
-        return self.found
-
-    def visit(self, node: object, path: tuple[Any, ...], again: bool) -> None:
-        if again:  # the first visits are bounded by the file's size, these are not
-            self.again += 1
-            if self.again > MAX_AGAIN:
-                raise UnsafeError(
-                    f"{self.what} shares its containers so often that listing them would not end; refused"
-                )
-        if isinstance(node, TensorRef):
-            self.found.append((path, node))
-            return
-        if not isinstance(node, (dict, list, tuple, Opaque)) or id(node) in self.above:
-            return  # plain, or a module that knows its parent: what is in that has been listed
-        if len(self.above) >= MAX_DEPTH:
-            where = short(".".join(map(str, path)), 80)
-            raise CorruptError(f"{self.what} nests more than {MAX_DEPTH} containers at {where}")
-        again = again or id(node) in self.seen
-        self.seen.add(id(node))
-        self.above.add(id(node))
-        for key, child in _children(node):
-            self.visit(child, path if key is None else (*path, key), again)
-        self.above.discard(id(node))
+def _children(node: object) -> Iterator[tuple[Any, object]] | None:
+    """Named children, if it can have some; ``None`` as a name is a level that the path leaves out."""
+    return _named(node) if isinstance(node, (dict, list, tuple, Opaque)) else None
 
 
-def _children(node: object) -> Iterator[tuple[Any, object]]:
-    """Named children; ``None`` as a name is a level that the path leaves out."""
+def _named(node: object) -> Iterator[tuple[Any, object]]:
     if isinstance(node, dict):
         yield from node.items()
     elif isinstance(node, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What decoding one pickle may cost: memory and work in proportion to its length.
+"""What decoding one pickle, and listing what it holds, may cost: memory and work in proportion to its length.
 
 ::
 
@@ -15,15 +15,19 @@ a table fills; how long the guard took for the same opcodes can, and it hashes n
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from workbench.errors import UnsafeError
+from workbench.errors import CorruptError, UnsafeError
 
-__all__ = ["ACTIVE", "Allowance", "allowed", "charge", "refuse", "tick"]
+__all__ = ["ACTIVE", "MAX_DEPTH", "Allowance", "allowed", "charge", "leaves", "refuse", "tick"]
 
 SPARE, DENSITY = 64 << 20, 24  # bytes of memory that any pickle may take, and more for each byte of it
 SECONDS = 0.4  # of CPU that any pickle may take
+MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
+MAX_AGAIN = 500_000  #: visits to what was visited before; a pickle can share one list a million times
+NAMES, NAME = 16 << 20, 256  #: characters of all names together, and more for each; a key is part of many names
 PACE = 8.0  # times as long as the guard took; decoding a healthy pickle takes 0.2 to 1.5 times as long
 
 
@@ -84,3 +88,70 @@ def tick() -> None:
     """Look at the clock, in a constructor that hashes many keys."""
     if (budget := ACTIVE.get()) is not None:
         budget.tick()
+
+
+def leaves(
+    tree: object,
+    children: Callable[[Any], Iterable[tuple[Any, object]] | None],
+    is_leaf: Callable[[Any], bool],
+    *,
+    what: str,
+) -> list[tuple[tuple[Any, ...], Any]]:
+    """Every leaf of a decoded tree with the keys and positions that lead to it, in the tree's order.
+
+    Args:
+        children: named children of a container, ``None`` for what is neither container nor leaf. ``None`` as a name
+            is a level that the path leaves out.
+        what: the file, for messages.
+
+    Raises:
+        CorruptError: nested more than :data:`MAX_DEPTH` deep.
+        UnsafeError: shared so often that listing it would never end, or with names that are far larger than the file.
+    """
+    found: list[tuple[tuple[Any, ...], Any]] = []
+    seen: set[int] = set()
+    above: set[int] = set()
+    again = characters = 0
+
+    def visit(node: object, path: tuple[Any, ...], length: int, shared: bool) -> None:
+        nonlocal again, characters
+        if shared:  # the first visits are bounded by the file's size, these are not
+            again += 1
+            if again > MAX_AGAIN:
+                raise UnsafeError(f"{what} shares its containers so often that listing them would not end; refused")
+        if is_leaf(node):
+            found.append((path, node))
+            characters += length
+            if characters > NAMES + NAME * len(found):
+                raise UnsafeError(
+                    f"{what}: the names of its first {len(found):,} tensors come to {characters:,} characters; names "
+                    f"that long are not a model's, refused. The last begins with {_start(path)}"
+                )
+            return
+        inside = None if id(node) in above else children(node)
+        if inside is None:
+            return  # plain, or a module that knows its parent: what is in that has been listed
+        if len(above) >= MAX_DEPTH:
+            raise CorruptError(f"{what} nests more than {MAX_DEPTH} containers at {_start(path)}")
+        shared = shared or id(node) in seen
+        seen.add(id(node))
+        above.add(id(node))
+        for key, child in inside:
+            if key is None:
+                visit(child, path, length, shared)
+            else:
+                visit(child, (*path, key), length + (len(key) if isinstance(key, str) else 1) + 1, shared)
+        above.discard(id(node))
+
+    visit(tree, (), 0, False)
+    return found
+
+
+def _start(path: tuple[Any, ...]) -> str:
+    """The first characters of a path."""
+    text = ""
+    for key in path:
+        text += "." * bool(text) + (key[:80] if isinstance(key, str) else repr(key)[:80])
+        if len(text) > 80:
+            return repr(text[:80]) + "…"
+    return repr(text)
