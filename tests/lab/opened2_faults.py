@@ -1,4 +1,4 @@
-"""The sealed half: resumes of the lab's own trainer that nobody tunes on. Its cases are counted, never looked at."""
+"""Faults of the lab's own trainer of the second sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.lab.split import axis_of, halves
 from tests.lab.state import Named, State
 from tests.lab.trials import shuffled
 
-__all__ = ["SEALED_FAULTS"]
+__all__ = ["OPENED2_FAULTS"]
 
 Tensor = torch.Tensor
 Damage = Callable[[Path, State, Lab], State | None]
@@ -650,7 +650,7 @@ WITH_LORA: Any = {"needs": LORA, "formats": EXTRA}
 ZERO: Any = {"needs": masters, "formats": ("deepspeed",)}
 TP: Any = {"needs": masters, "formats": ("megatron",)}
 
-SEALED_ZERO = [
+OPENED2_ZERO = [
     Fault("x01_files_exchanged", "E13", "files of two ranks under each other's names", LOUD, damage=files_exchanged,
           also=("E1", "E7", "E8", "D2", "B5"), why="parts of flat lines in another order", **ZERO),
     Fault("x02_file_copied", "E8", "one rank's file stands for the other's as well", LOUD, damage=file_copied,
@@ -704,7 +704,7 @@ SEALED_ZERO = [
           damage=averaged_partitions, also=("E1", "E8", "D2", "G6"), why="parts taken for copies", **ZERO),
 ]  # fmt: skip
 
-SEALED_TP = [
+OPENED2_TP = [
     Fault("x31_moments_of_first_rank", "E8", "both ranks have rank 0's moments", LOUD,
           second=lambda s, lab: first_ranks_moments(s.clone(), lab), also=("E13", "E1", "B5", "G6", "G10"),
           why="a part in another's place", formats=("megatron",)),
@@ -766,7 +766,7 @@ SEALED_TP = [
           why="a save that was not completed", formats=("megatron",)),
 ]  # fmt: skip
 
-SEALED_ANY = [
+OPENED2_ANY = [
     # the optimizer's state
     Fault("x61_betas_exchanged", "H1", "the betas in each other's place", AFTER,
           lambda state, lab: state.declared(betas=state.config.betas[::-1]), needs=with_(betas=(0.9, 0.98))),
@@ -930,7 +930,7 @@ def longer_rope(state: State, lab: Lab) -> State:
     return state.declared(rope_theta=4 * state.config.rope_theta)
 
 
-SEALED_WELL = [
+OPENED2_WELL = [
     well("k01_floor", "resumed after the schedule's end", lambda c: c.but(total=c.resume - 10)),
     well("k02_no_first_moment", "beta1 of 0", {"betas": (0.0, 0.95)}),
     well("k03_slow_betas", "betas of 0.98 and 0.9999", {"betas": (0.98, 0.9999)}),
@@ -967,4 +967,4 @@ SEALED_WELL = [
           lambda state, lab: state.declared(clip=0.0), needs=with_(clip=1.0), formats=("megatron", "deepspeed")),
 ]  # fmt: skip
 
-SEALED_FAULTS = [*SEALED_ZERO, *SEALED_TP, *SEALED_ANY, *SEALED_WELL]
+OPENED2_FAULTS = [*OPENED2_ZERO, *OPENED2_TP, *OPENED2_ANY, *OPENED2_WELL]

@@ -1,4 +1,4 @@
-"""The sealed half: transformers' ``Trainer``, accelerate, peft. Its cases are counted, never looked at."""
+"""transformers' ``Trainer``, accelerate and peft of the second sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.lab.fault import Fault, seen
 from tests.lab.hugging import SIZE, Rows, made, trained
 
-__all__ = ["SEALED_HUGGING"]
+__all__ = ["OPENED2_HUGGING"]
 
 Build = Callable[[int], Any]
 
@@ -254,7 +254,7 @@ def model(name: str) -> Build:
 ECHO = "echo next early"
 LOUD = "alone echo next early"
 
-SEALED_HUGGING = [
+OPENED2_HUGGING = [
     well("k80_trainer_qwen3_linear", "Qwen3, a linear schedule, other betas", model("Qwen3"),
          lr_scheduler_type="linear", adam_beta2=0.95),
     well("k81_trainer_phi_constant", "Phi-3, fused rows, a constant lr after warm-up", model("Phi3"),
