@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import numpy as np
@@ -49,6 +50,20 @@ def test_a_tracker_says_that_a_folder_is_a_run_whatever_else_lies_there(samples,
     save_file({"a": torch.ones(1)}, tmp_path / "beside.safetensors")
     ckpt = wb.open(tmp_path)
     assert ckpt.format == "dcp" and ckpt.step == 2 and "a" not in ckpt
+
+
+def test_a_path_may_be_bytes(samples, tmp_path):
+    name = os.fsencode(tmp_path) + b"/caf\xe9.safetensors"  # no UTF-8, as a file system may have it
+    save_file({"w": torch.ones(2)}, os.fsdecode(name))
+    ckpt = wb.open(name)
+    assert len(ckpt) and ckpt.path == os.fsdecode(name)
+    with os.scandir(os.fsencode(tmp_path)) as entries:
+        assert list(wb.open(next(entries))) == list(ckpt)
+    assert wb.verify(name).exit_code == 0 and wb.diff(name, name).same and len(wb.discover(name)) == 1
+    assert len(wb.timeline(name)) == len(wb.timeline([name])) == 1
+    for wrong in (3, None, ["x"]):
+        with pytest.raises(TypeError, match="expected str, bytes or"):
+            wb.open(wrong)
 
 
 def test_selections_narrow_and_share_everything_else(samples):
@@ -141,13 +156,56 @@ def test_a_link_out_of_the_checkpoint_is_refused_but_the_hubs_cache_opens(tmp_pa
         wb.open(snapshot)
 
 
-@pytest.mark.parametrize("name", ["hf_llama_bf16_sharded", "dcp_fsdp2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf_llama_bf16_sharded",
+        "dcp_fsdp2",
+        "torch_save/ckpt.pt",
+        "trainer_run/checkpoint-3",
+        "deepspeed_zero1",
+        "megatron_dp_reshardable",
+        "paddle_save",
+        "paddle_dist",
+        "paddlenlp_legacy",
+        "bytecheckpoint_fsdp1_flat",
+    ],
+)
 def test_a_checkpoint_can_be_pickled(samples, name):
     import pickle
 
     ckpt = wb.open(samples / name, cache=False)
-    again = pickle.loads(pickle.dumps(ckpt))
-    assert list(again) == list(ckpt) and list(again.objects) == list(ckpt.objects)
+    [str(ckpt.objects[one]) for one in ckpt.objects]  # what was looked at is not pickled
+    again, part = pickle.loads(pickle.dumps((ckpt, ckpt.select(next(iter(ckpt))))))
+    assert list(again) == list(ckpt) and list(again.objects) == list(ckpt.objects) == list(part.objects)
     key = next(iter(ckpt))
-    assert torch.equal(again[key].torch(), ckpt[key].torch())
+    assert torch.equal(again[key].torch(), ckpt[key].torch()) and torch.equal(part[key].torch(), ckpt[key].torch())
     assert [str(again.objects[one]) for one in again.objects] == [str(ckpt.objects[one]) for one in ckpt.objects]
+
+
+def test_results_can_be_pickled(samples, tmp_path):
+    import pickle
+
+    a, b = (wb.open(samples / name) for name in ("titan_run/step-2", "titan_run/step-4"))
+    results = {
+        "stats": wb.stats(a, tick=lambda share: None),
+        "verify": wb.verify(a, tick=lambda share: None),
+        "diff": wb.diff(a, b, tick=lambda share: None),
+        "layout": wb.layout(a, tick=lambda share: None),
+        "doctor": wb.doctor(a, b, tick=lambda share: None),
+        "export": wb.export(a, tmp_path / "e", tick=lambda share: None),
+        "names": wb.name_map(a, b),
+        "plan": wb.plan_memory(a, 4, 80),
+        "tensor": a[next(iter(a))],
+    }
+    for name, result in results.items():
+        again = pickle.loads(pickle.dumps(result))
+        assert str(again) == str(result), name
+        assert str(getattr(again, "to_dict", str)()) == str(getattr(result, "to_dict", str)()), name
+    row = pickle.loads(pickle.dumps(results["diff"])).changed_rows[0]
+    assert torch.equal(row.sides()[1].torch(), b[row.key_b].torch()) and row.again(None) is not None
+    x = torch.randn(64, 64)
+    for name, tensor in (("x", x), ("y", x.flip(0))):
+        torch.save({"w": tensor}, tmp_path / f"{name}.pt")
+    [found] = wb.diff(tmp_path / "x.pt", tmp_path / "y.pt").changed_rows
+    assert found.pattern is not None and pickle.loads(pickle.dumps(found)).pattern.sentence == found.pattern.sentence

@@ -147,6 +147,17 @@ def test_show_json(call, samples: Path, one: Path) -> None:
     assert document["values"] == [1.5, "nan", "-inf"] and document["stats"]["nan"] == 1
 
 
+def test_stats_json_tells_what_is_not_a_number_from_what_is_not_known(call, tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    tensors = {"n": [1.0, nan], "i": [1.0, -inf], "a": [nan, nan], "e": []}
+    save_file({k: torch.tensor(v) for k, v in tensors.items()}, tmp_path / "x.safetensors")
+    rows = {row["key"]: row for row in json_of(call, "stats", tmp_path / "x.safetensors")["rows"]}
+    assert [rows["n"][name] for name in ("min", "norm", "rms", "nan")] == [1.0, "nan", "nan", 1]
+    assert [rows["i"][name] for name in ("max", "norm", "rms", "neginf")] == [1.0, "inf", "inf", 1]
+    assert [rows["a"][name] for name in ("min", "mean", "norm", "error")] == [None, None, "nan", None]
+    assert rows["e"]["max"] is None
+
+
 def test_objects(call, samples: Path) -> None:
     code, out, _ = call("objects", samples / "dcp_fsdp2")
     assert code == 0 and "optim.param_groups.0.lr: 0.001" in out.splitlines()
@@ -315,13 +326,36 @@ def test_verify_opens_as_the_options_say(call, tmp_path: Path, samples: Path, mo
     code, out, _ = call("verify", path, "--deep", "--json", "--io", "pread", "--format", "safetensors")
     assert ways == [{"format": "safetensors", "io": "pread", "cache": False}]
     assert code == 0 and out == call("verify", path, "--deep", "--json")[1]
-    assert "open.incomplete" in call("verify", path, "--format", "dcp")[1]
+    assert "open.unrecognised" in call("verify", path, "--format", "dcp")[1]
     assert "'nonsense'" in one_line(call("verify", path, "--format", "nonsense"), 64)
 
     folder = shutil.copytree(samples / "dcp_fsdp2", tmp_path / "c")
     (folder / "__2_0.distcp").unlink()
     code, out, _ = call("verify", folder, "--partial")
     assert code == 2 and (code, out) == call("verify", folder)[:2]
+
+
+def test_a_forced_format_that_it_is_not_is_no_interrupted_save(call, tmp_path: Path, one: Path, samples: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path, format, looks in (
+        (one, "dcp", "it looks like safetensors"),
+        (one, "megatron_dist", "it looks like safetensors"),
+        (samples / "torch_save/ckpt.pt", "dcp", "it looks like torch_save (torch.save)"),
+        (samples / "torch_save/ckpt.pt", "safetensors", "it looks like torch_save (torch.save)"),
+        (samples / "dcp_fsdp2", "megatron_dist", "it looks like dcp"),
+        (empty, "dcp", "looked for .metadata"),
+    ):
+        line = one_line(call("ls", path, "--format", format), 3)
+        assert f"is not a {format} checkpoint" in line and looks in line and "interrupted" not in line, line
+    for format in wb.formats.FORMATS:
+        assert "empty" in one_line(call("ls", empty, "--format", format), 3)
+    interrupted = shutil.copytree(samples / "dcp_fsdp2", tmp_path / "c")
+    (interrupted / ".metadata").unlink()
+    assert "interrupted" in one_line(call("ls", interrupted, "--format", "dcp"), 3)
+    cut = tmp_path / "cut.bin"
+    cut.write_bytes(b"\xff" * 9)
+    assert "header" in one_line(call("ls", cut, "--format", "safetensors"), 3)  # what is wrong with its bytes
 
 
 def test_a_foreign_pickle_is_not_run(tmp_path: Path, call) -> None:
@@ -413,6 +447,27 @@ def test_listing_and_showing_need_no_heavy_package(samples: Path, name: str) -> 
     assert result.stderr.splitlines()[-1] == "[]"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+def test_a_stream_that_cannot_be_written_has_one_exit_code(tmp_path):
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        save_file({"w": torch.full((2,), value)}, tmp_path / f"{name}.safetensors")
+    for words, code in (
+        ("ls nope 2>/dev/full", 3),
+        ("--help >/dev/full", 3),
+        ("--json ls a.safetensors >/dev/full 2>/dev/full", 3),
+        ("diff a.safetensors a.safetensors >&-", 0),
+        ("diff a.safetensors b.safetensors >/dev/full", 3),
+        ("ls a.safetensors nosuch 2>/dev/full", 0),  # with a note
+    ):
+        command = f"{sys.executable} -m workbench {words}"
+        path = os.pathsep.join([str(Path(wb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+        assert done.returncode == code and "Traceback" not in done.stderr, (words, done)
+
+
 @pytest.mark.parametrize("closed", ["1", "2", "1>&- 2", "0<&- 1>&- 2"])
 def test_a_closed_stream_is_no_traceback(closed, tmp_path):
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
@@ -421,3 +476,8 @@ def test_a_closed_stream_is_no_traceback(closed, tmp_path):
         command = f"{sys.executable} -m workbench {words} {path} {closed}>&-"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
         assert done.returncode == code and "Traceback" not in done.stderr, (words, done)
+
+
+def test_a_slice_of_many_digits_is_not_printed_whole(call, one: Path) -> None:
+    line = one_line(call("show", one, f"w[{'9' * 300_000}]"), 64)
+    assert len(line) < 500 and "at most 19 digits" in line

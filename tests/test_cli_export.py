@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from workbench import cli
+from workbench.core import jsonsafe
 from workbench.errors import UsageError
 from workbench.reshard.layouts.rules_file import placement, read_rules
 from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
@@ -91,6 +92,30 @@ def test_wrong_usage_is_one_line(source, tmp_path, capsys, argv, code, words):
     found, out, err = run(capsys, path, tmp_path / "out", *argv)
     assert (found, out) == (code, "") and words in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [["--rename"], ["--hf-config"], ["--tp", "2", "--rules"]])
+def test_what_is_no_small_regular_file_of_json_is_wrong_usage(source, tmp_path, capsys, monkeypatch, option):
+    monkeypatch.setattr(jsonsafe.read_own, "__kwdefaults__", {"limit": 1000})
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo.json")
+    (tmp_path / "large.json").write_text("{" + " " * 1000 + "}")
+    (tmp_path / "deep.json").write_text("[" * 900)
+    (tmp_path / "twice.json").write_text('{"a": "b", "a": "c"}')
+    for name, words in (
+        ("zero", "not a regular file"),
+        ("fifo", "not a regular file"),
+        ("large", "more than 1,000 bytes"),
+        ("deep", "not JSON"),
+        ("twice", "twice"),
+    ):
+        found, out, err = run(capsys, source[0], tmp_path / "out", *option, str(tmp_path / f"{name}.json"))
+        assert (found, out) == (64, "") and words in err and err.count("\n") == 1 and "checkpoint" not in err, err
+        assert err.count(f"{name}.json") == 1 and "cannot be read" not in err
+    monkeypatch.undo()
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    found, _, err = run(capsys, source[0], tmp_path / "out", *option, str(tmp_path / "deep.json"))
+    assert found == 64 and "nests brackets too deeply" in err and "checkpoint" not in err
 
 
 def test_placements_as_text():

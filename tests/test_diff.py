@@ -517,3 +517,23 @@ def test_a_key_of_no_pair_is_said_to_be_where_it_is(tmp_path):
         found.tensor("more")
     with pytest.raises(errors.TensorNotFoundError, match="either side"):
         found.tensor("nothing")
+
+
+def test_sets_say_what_one_side_has_and_the_other_has_not():
+    def told(a, b):
+        return [change.text for change in object_changes({"s": a}, {"s": b})]
+
+    assert told({1, 2, "x"}, {2, 3}) == ["only in a: 'x', 1; only in b: 3"]
+    assert told(frozenset("ab"), frozenset("a")) == ["only in a: 'b'"]
+    assert told(set(range(10)), set()) == ["only in a: 0, 1, 2, 3, 4, 5 and 4 more"]
+    assert told({1}, {1}) == [] and told({1}, frozenset({1})) == ["<set of 1> → <frozenset of 1>"]
+
+
+def test_sides_without_tensors_are_said_to_have_none(tmp_path):
+    for name, value in (("a", {"n": 1}), ("b", {"n": 1}), ("c", {"n": 2})):
+        torch.save(value, tmp_path / f"{name}.pt")
+    a, b, c = (tmp_path / f"{name}.pt" for name in "abc")
+    assert (
+        "no difference: no tensors on either side" in repr(diff(a, b)) and "1 object" in diff(a, b).checked["objects"]
+    )
+    assert "0 tensors" not in repr(diff(a, c)) and "1 changed in the objects" in repr(diff(a, c))

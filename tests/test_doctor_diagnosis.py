@@ -9,6 +9,7 @@ import re
 import shutil
 
 import pytest
+import torch
 
 import workbench as wb
 from tests import lab
@@ -326,3 +327,10 @@ def test_damage_has_the_runs_numbers(betas):
 def test_places_of_parameters(name, layer, block, kinds):
     assert (layer_of(name), block_of(name), kinds_of(name)) == (layer, block, kinds)
     assert expert(name) == ("experts" in name)
+
+
+def test_two_checkpoints_of_nothing_are_not_called_faultless(tmp_path):
+    for name in ("a", "b"):
+        torch.save({"n": 1}, tmp_path / f"{name}.pt")
+    found = wb.doctor(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert found.verdict.startswith("Nothing could be compared") and "No fault" not in found.verdict

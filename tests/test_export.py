@@ -411,6 +411,27 @@ print(most)
     assert np.fromfile(tmp_path / "out1" / "model.safetensors", np.uint8)[4096:].max() == 0
 
 
+# torch 2.13 announces the end of its quantised types; files that hold them stay
+@pytest.mark.filterwarnings("ignore:torch.quantize_per", "ignore:.*quantized", "ignore:TypedStorage")
+def test_quantised_tensors_are_not_written_without_their_scale(tmp_path):
+    one = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 3, torch.qint8)
+    two = torch.quantize_per_channel(torch.randn(4, 8), torch.ones(4), torch.zeros(4), 0, torch.qint8)
+    torch.save({"q": one, "m": {"c": two}, "w": torch.ones(2)}, tmp_path / "x.pt")
+    ckpt = wb.open(tmp_path / "x.pt")
+    for how in ({}, {"format": "torch"}, {"format": "dcp", "objects": False}, {"role": "all"}, {"dry_run": True}):
+        with pytest.raises(errors.UnsupportedFormatError, match=r"'q.int_repr' and 1 more: .*dequantize") as told:
+            export(ckpt, tmp_path / "out", **how)
+        assert ("objects=True" in str(told.value)) == ("format" in how)
+    assert not (tmp_path / "out").exists()
+    report = export(ckpt, tmp_path / "kept.pt", "torch", objects=True)
+    assert report.carried == ("q", "m") and wb.open(tmp_path / "kept.pt").objects["q"]["scale"] == 0.1
+    assert export(ckpt, tmp_path / "some", select="^w$").identical
+    (tmp_path / "folder").mkdir()
+    torch.save({"q": one}, tmp_path / "folder/pytorch_model.bin")
+    with pytest.raises(errors.UnsupportedFormatError, match="quantised type"):
+        export(wb.open(tmp_path / "folder"), tmp_path / "out", "torch", objects=True)
+
+
 def test_the_manifest_is_made_of_what_was_hashed_on_the_way(tmp_path, monkeypatch):
     tensors = {"a": torch.randn(1100, 2000), "b": torch.randn(7).bfloat16(), "c": torch.tensor(1.0)}
     save_file(tensors, tmp_path / "x.safetensors")

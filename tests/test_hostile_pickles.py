@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import re
 import struct
 import time
 import tracemalloc
@@ -443,3 +444,17 @@ def _archive(data: bytes) -> None:
             outcome(archive.read(record))
         except WorkbenchError as error:
             assert str(error).isprintable()
+
+
+def test_the_bytes_that_a_message_names_hold_the_fault() -> None:
+    for before in (0, 50_000):
+        stream = b"\x80\x02" + b"K\x010" * (before // 3) + glob("builtins", "bytearray") + b"]\x85R."
+        fault = stream.index(b"]\x85R") + 2
+        with pytest.raises(CorruptError) as told:
+            loads(stream, what="x")
+        numbers = re.findall(r"[\d,]+(?= to |:)", str(told.value).partition("in bytes")[2])
+        low, high = (int(number.replace(",", "")) for number in numbers[:2])
+        assert low <= fault < high <= len(stream) and high - low <= 4096
+    stream = b"\x80\x02I" + b"9" * 30_000 + b"\n."
+    with pytest.raises(CorruptError, match="in bytes 0 to 30,00"):
+        loads(stream, what="x")

@@ -515,6 +515,9 @@ def test_a_manifest_that_lies_is_refused(good):
     bomb = base64.b64encode(__import__("zlib").compress(bytes(50_000_000))).decode()
     lies = [
         ("version", 2, errors.UnsupportedFormatError),
+        ("version", "1", errors.CorruptError),
+        ("version", True, errors.CorruptError),
+        ("block", 0, errors.CorruptError),
         ("format", "something", errors.CorruptError),
         ("grain", -1, errors.CorruptError),
         ("grain", 1 << 40, errors.CorruptError),

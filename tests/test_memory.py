@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
+from workbench.analysis import manifest, manifest_check
 from workbench.core import memory
 from workbench.core.memory import map_file
 from workbench.core.source import PreadSource
@@ -81,6 +85,68 @@ def test_an_operation_opens_each_file_once(samples, monkeypatch):
         key = max(ckpt, key=lambda one: len(ckpt[one].chunks))
         ckpt[key][::2]
         assert set(opened.values()) == {1}
+
+
+@pytest.fixture
+def without_descriptors():
+    """No file can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    @contextlib.contextmanager
+    def taken():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    return taken
+
+
+ASKED = {
+    "open": lambda path, _: wb.open(path, cache=False),
+    "discover": lambda path, _: wb.discover(path),
+    "verify": lambda path, _: wb.verify(path, deep=True),
+    "verify, opened": lambda _, ckpt: wb.verify(ckpt, deep=True),
+    "doctor": lambda path, _: wb.doctor(path, path),
+    "doctor, opened": lambda _, ckpt: wb.doctor(ckpt, ckpt),
+    "stats": lambda _, ckpt: wb.stats(ckpt, cache=False),
+    "diff": lambda _, ckpt: wb.diff(ckpt, ckpt),
+    "timeline": lambda path, _: wb.timeline([path]),
+    "manifest": lambda path, _: manifest_check.check(path),
+}
+
+
+@pytest.mark.parametrize("sample", ["hf_llama_bf16_sharded", "torch_save/ckpt.pt", "dcp_single_odd"])
+def test_what_needs_files_says_that_no_descriptor_is_free(samples, tmp_path, without_descriptors, sample):
+    path = tmp_path / "c"
+    (shutil.copytree if (samples / sample).is_dir() else shutil.copyfile)(samples / sample, path)
+    manifest.write(wb.open(path, cache=False))
+    told = {}
+    for name, ask in ASKED.items():
+        ckpt = wb.open(path, cache=False)
+        with without_descriptors():
+            try:
+                told[name] = repr(ask(path, ckpt))
+            except wb.errors.OpenError as error:
+                told[name] = "no free file descriptor" if "no free file descriptor" in str(error) else str(error)
+    assert told == dict.fromkeys(ASKED, "no free file descriptor")
+    assert wb.verify(path, deep=True).exit_code == 0  # nothing of it is remembered
+
+
+def test_a_module_that_is_imported_late_says_that_no_descriptor_is_free(samples):
+    code = (
+        "import resource, workbench as wb\n"
+        f"ckpt = wb.open({os.fspath(samples / 'dcp_fsdp2')!r}, cache=False)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 64))\n"
+        "for name in ('layout', 'verify', 'doctor'):\n"
+        "    try:\n"
+        "        getattr(wb, name)(ckpt)\n"
+        "    except wb.errors.OpenError as error:\n"
+        "        print('no free file descriptor' in str(error))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["True"] * 3), done.stderr
 
 
 def test_a_map_outlives_its_descriptor_and_goes_with_its_last_view(tmp_path):

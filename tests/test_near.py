@@ -31,6 +31,16 @@ def test_the_beginning_may_lack_among_many_names():
     assert near("layers.37.mlp.experts.142.w2.weight", MANY)[0] == "model.layers.37.mlp.experts.142.w2.weight"
 
 
+@pytest.mark.parametrize("known", [FEW, MANY + FEW])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("Model.Norm.Weight", FEW[1]), ("MODEL.LM_HAED.WEIGHT", FEW[0]), ("LM_head.Weight.exp_AVG", FEW[2])],
+)
+def test_capital_and_small_letters_are_alike(known, name, meant):
+    assert near(name, known)[0] == meant
+    assert near("Lr", ["lr"]) == ["lr"] and near("Lr", ["lr", "LR"]) == ["lr", "LR"]
+
+
 @pytest.mark.parametrize("name", ["", "w", "nothing like any of them", 3, None, ("a",)])
 def test_nothing_is_suggested_where_nothing_is_near(name):
     assert did_you_mean(name, FEW) == did_you_mean(name, MANY) == did_you_mean(name, []) == ""

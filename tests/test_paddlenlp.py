@@ -147,11 +147,11 @@ def test_a_moment_on_a_rank_without_its_weight_is_kept_apart(tmp_path: Path) -> 
 def test_incomplete_and_mixed_grids(tmp_path: Path) -> None:
     folder = write_legacy(tmp_path / "a", MERGED, flat_ranks=2)
     (folder / "optimizer.tp01_shard00.pdopt").unlink()
-    with pytest.raises(IncompleteError, match="1 of 4 optimizer files are missing, first of sharding 0, tp 1"):
+    with pytest.raises(IncompleteError, match="1 of 4 optimizer files is missing, first of sharding 0, tp 1"):
         wb.open(folder)
     folder = write_legacy(tmp_path / "b", MERGED)
     (folder / "model_state.tp00.pdparams").unlink()
-    with pytest.raises(IncompleteError, match="1 of 2 model_state files are missing, first of tp 0"):
+    with pytest.raises(IncompleteError, match="1 of 2 model_state files is missing, first of tp 0"):
         wb.open(folder)
     folder = write_legacy(tmp_path / "c", MERGED)
     save(folder / "model_state.tp02.pdparams", flat({"w": numbers(2)}))
@@ -180,14 +180,14 @@ def test_fleet_ranks_of_two_steps_are_told(tmp_path: Path) -> None:
     mixed = wb.open(fleet(tmp_path / "b", steps=lambda rank: 5 + rank))
     assert any("different steps" in note and "mp_01_sharding_00_pp_00" in note for note in mixed.notes)
     shutil.copytree(tmp_path / "a" / "mp_01_sharding_00_pp_00", tmp_path / "a" / "mp_01_sharding_01_pp_00")
-    with pytest.raises(IncompleteError, match="1 of 4 model files are missing, first of pp 0, sharding 1, tp 0"):
+    with pytest.raises(IncompleteError, match="1 of 4 model files is missing, first of pp 0, sharding 1, tp 0"):
         wb.open(tmp_path / "a")
 
 
 def test_a_fleet_rank_without_its_optimizer_is_told(tmp_path: Path) -> None:
     folder = fleet(tmp_path)
     (folder / "mp_00_sharding_00_pp_00" / "model_state.pdopt").unlink()
-    with pytest.raises(IncompleteError, match="1 of 2 optimizer files are missing, first of pp 0, sharding 0, tp 0"):
+    with pytest.raises(IncompleteError, match="1 of 2 optimizer files is missing, first of pp 0, sharding 0, tp 0"):
         wb.open(folder)
     assert wb.verify(folder).exit_code == 2
     (folder / "mp_01_sharding_00_pp_00" / "model_state.pdopt").unlink()
@@ -230,7 +230,7 @@ def test_unified_groups_and_their_faults(tmp_path: Path) -> None:
         wb.open(tmp_path)
     assert not wb.discover(tmp_path)["complete"].any()
     (tmp_path / "model.safetensors.index.json").unlink()
-    with pytest.raises(IncompleteError, match="1 of 2 files 'model' are missing, first model-00002-of-00002"):
+    with pytest.raises(IncompleteError, match="1 of 2 files 'model' is missing, first model-00002-of-00002"):
         wb.open(tmp_path)
     unified(tmp_path)
     save_file({"c": torch.zeros(1)}, tmp_path / "model-00003-of-00004.safetensors")

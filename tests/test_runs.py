@@ -186,7 +186,7 @@ def test_metadata_by_rank_must_be_contiguous(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         (folder / f"__{rank}.metadata").write_bytes(b"x")
         (folder / f"__{rank}_0.distcp").write_bytes(b"x")
-    assert by_path(tmp_path)["step-1"].why == "metadata of 1 ranks is missing, first __2.metadata"
+    assert by_path(tmp_path)["step-1"].why == "1 of 4 files __N.metadata is missing, first __2.metadata"
     (folder / "__2.metadata").write_bytes(b"x")
     assert by_path(tmp_path)["step-1"].complete
 
@@ -195,10 +195,10 @@ def test_weights_are_complete_with_every_file_of_their_index(tmp_path: Path) -> 
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"a": torch.ones(1)}, folder / "model-00001-of-00002.safetensors")
-    assert by_path(tmp_path)["model"].why == "1 of 2 files 'model' are missing"
+    assert by_path(tmp_path)["model"].why == "1 of 2 files 'model' is missing"
     weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
-    why = "1 files of 'model.safetensors.index.json' are missing, first 'model-00002-of-00002.safetensors'"
+    why = "file 'model-00002-of-00002.safetensors' of 'model.safetensors.index.json' is missing"
     assert by_path(tmp_path)["model"].why == why
     save_file({"b": torch.ones(1)}, folder / "model-00002-of-00002.safetensors")
     assert by_path(tmp_path)["model"].complete
@@ -226,7 +226,8 @@ def test_deepspeeds_ranks_are_counted_by_what_its_files_say(tmp_path: Path, stag
     for rank in lost:
         (file,) = (tmp_path / "global_step4").glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
         file.unlink()
-    why = f"{len(lost)} of 4 files zero_pp_rank_N_mp_rank_00_optim_states.pt are missing"
+    are = "is" if len(lost) == 1 else "are"
+    why = f"{len(lost)} of 4 files zero_pp_rank_N_mp_rank_00_optim_states.pt {are} missing"
     assert by_path(tmp_path)["global_step4"].why == why
 
 

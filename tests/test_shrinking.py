@@ -323,11 +323,11 @@ def test_passes_over_a_tensor_of_terabytes_end_at_once(expanded, tmp_path):
     begin = time.monotonic()
     ckpt = wb.open(expanded)
     frame = wb.stats(ckpt, cache=False).set_index("key")
-    assert "not checked: logical size 4,398,046,511,104 bytes is stored in 4" in frame.loc["huge", "error"]
+    assert "is not read: its logical size of 4,398,046,511,104 bytes is stored in 4" in frame.loc["huge", "error"]
     assert frame.loc["row", "sum" if "sum" in frame else "numel"] == 300
     report = wb.verify(expanded, deep=True)
     (refused,) = [one for one in report.found if one.rule == "read.refused"]
-    assert refused.where == "huge" and refused.severity == "warn" and "not checked" in refused.message
+    assert refused.where == "huge" and refused.severity == "warn" and "is not read" in refused.message
     assert "expanded tensors" in report.not_checked
     assert not any("'huge'" in one.message for one in report.found if one.rule != "read.refused")
     found = wb.diff(ckpt, wb.open(expanded, cache=False))

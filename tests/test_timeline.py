@@ -80,3 +80,20 @@ def test_a_list_of_checkpoints_is_a_run_too(samples):
     assert frame["step"].tolist() == [3, 6] and told == sorted(told) and told[-1] == 1.0
     with pytest.raises(errors.UsageError):
         timeline(paths, by="module")
+
+
+def test_one_checkpoint_is_a_run_of_one(samples, tmp_path):
+    import shutil
+
+    file = samples / "torch_save/ckpt.pt"
+    for path in (file, samples / "dcp_fsdp2", shutil.copy(file, tmp_path / "model.pt")):
+        ckpt = wb.open(path)
+        [row] = wb.timeline(path).to_dict("records")
+        assert (row["tensors"], row["complete"], row["why"]) == (len(ckpt), True, "")
+        assert set(wb.timeline(path, by="tensor")["key"]) == set(ckpt)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(wb.errors.NotACheckpointError, match="no checkpoints"):
+        wb.timeline(tmp_path / "none")
+    shutil.copy(file, tmp_path / "other.pt")
+    with pytest.raises(wb.errors.NotACheckpointError, match="whose names say their steps"):
+        wb.timeline(tmp_path)

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import random
+import re
 import struct
 import tarfile
 import zipfile
@@ -541,3 +542,23 @@ def test_no_stored_value_goes_uncompared_unsaid(tmp_path: Path) -> None:
         ("o.t", "float32[3] differs in 3 of 3 elements"),
         ("o.q.args[0]", "differs in 12 of 12 bytes"),
     ]
+
+
+def test_a_cut_pickle_of_a_legacy_file_is_placed_in_the_file(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    whole = (tmp_path / "x.pt").read_bytes()
+    for cut in (14, 40, 200):
+        (tmp_path / "x.pt").write_bytes(whole[:cut])
+        with pytest.raises(wb.errors.TruncatedError) as told:
+            wb.open(tmp_path / "x.pt")
+        start = re.search(r"counted from byte (\d+)", str(told.value))
+        end = re.search(r"ends at byte (\d+)", str(told.value))
+        assert end is not None and (int(start[1]) if start else 0) + int(end[1]) == cut
+
+
+def test_a_file_of_nothing_and_one_of_something_else(tmp_path: Path) -> None:
+    for data, words in ((b"", "is empty"), (b"some text", "Looked for lightning")):
+        (tmp_path / "x.pt").write_bytes(data)
+        with pytest.raises(wb.errors.NotACheckpointError, match=words) as told:
+            wb.open(tmp_path / "x.pt")
+        assert "mp_rank" not in str(told.value)  # of folders

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from workbench.core.jsonable import jsonable
 from workbench.core.pickles import guard as pickle_guard
 from workbench.core.pickles.guard import Ends, follow
-from workbench.core.pickles.standins import DTypeRef, Opaque, Record, TensorRef
+from workbench.core.pickles.standins import DTypeRef, Opaque, Record, TensorRef, not_run
 from workbench.core.pickles.unpickle import load_prefix, loads, loads_with_globals, nested, torch_storage
 from workbench.errors import CorruptError, TruncatedError, UnsafeError
 
@@ -353,3 +353,8 @@ def test_jsonable_bounds_cycles_depth_nodes_and_odd_values() -> None:
     assert jsonable("\ud800") == "\\ud800"
     assert len(jsonable("x" * 1_000_000)) < 11_000
     assert isinstance(jsonable(1 << 5000), str)
+
+
+def test_what_is_torchs_own_is_not_called_foreign() -> None:
+    assert not_run({"torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING"}) == not_run(()) == ""
+    assert not_run({"torch.Size", "os.system"}) == "; it names the foreign globals ['os.system'], which were not run"

@@ -17,6 +17,7 @@ from tempfile import gettempdir
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint
 from safetensors.torch import save_file
 
 import workbench as wb
@@ -84,6 +85,16 @@ def sharded(folder: Path, tensors: dict[str, torch.Tensor], files: int = 4) -> P
     document = {"metadata": {"total_size": total}, "weight_map": weights}
     (folder / "model.safetensors.index.json").write_text(json.dumps(document))
     return folder
+
+
+def save(tensors: dict[str, torch.Tensor], path: Path, dcp: bool) -> None:
+    """A folder of safetensors, or of DCP; what was there is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+    if dcp:
+        torch.distributed.checkpoint.save(tensors, checkpoint_id=path, no_dist=True)
+    else:
+        path.mkdir()
+        save_file(tensors, path / "model.safetensors")
 
 
 def trained(weight: torch.dtype = torch.float32) -> dict:
@@ -221,6 +232,20 @@ def test_bytes_after_the_last_item(tmp_path):
     assert one(verify(folder), "files.trailing").where == "__3_0.distcp"
 
 
+def test_bytes_after_a_legacy_file(tmp_path):
+    shared = torch.randn(8)
+    for name in ("x.pt", "f/pytorch_model.bin"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        torch.save({"v": shared[1:3], "w": torch.ones(3), "n": 1}, path, _use_new_zipfile_serialization=False)
+        where = path if name == "x.pt" else path.parent
+        assert verify(where, deep=True).exit_code == 0
+        with open(path, "ab") as handle:
+            handle.write(b"junk")
+        found = one(verify(where), "files.trailing")
+        assert (found.where, found.severity) == (path.name, "warn") and "has 4 bytes after" in found.message
+
+
 def test_a_hole_on_disk_is_named_with_its_bytes(tmp_path):
     path = tmp_path / "m.safetensors"
     save_file({"w": torch.randn(1 << 18), "z": torch.zeros(4)}, path)
@@ -286,6 +311,86 @@ def test_a_stack_that_lacks_a_layer_and_a_type_that_stands_out(tmp_path):
     # a Sequential with activations between, and pipeline stages that begin anywhere, are no gaps
     save_file({f"net.{k}.weight": torch.randn(4) for k in (0, 2, 4)}, tmp_path / "net.safetensors")
     assert verify(tmp_path / "net.safetensors").exit_code == 0
+
+
+NAMES = ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def stack(layers, names=NAMES):
+    """A stack of layers; ``names`` is what each of them has, or a function of its number."""
+    of = names if callable(names) else lambda layer: names
+    return {f"model.layers.{k}.{name}.weight": torch.randn(4, 4) for k in layers for name in of(k)}
+
+
+@pytest.mark.parametrize("dcp", [False, True])
+@pytest.mark.parametrize(
+    ("there", "absent"),
+    [
+        ([0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11], [5]),
+        ([0, 1, 3], [2]),
+        ([0, 1, 2, 4, 5, 6], [3]),
+        ([4, 5, 7], [6]),
+    ],
+)
+def test_a_stack_that_lacks_a_layer(tmp_path, there, absent, dcp):
+    for names in (NAMES, NAMES[:2]):
+        save(stack(there, names), tmp_path / "c", dcp)
+        found = one(verify(tmp_path / "c"), "names.layer_gap")
+        assert (found.severity, found.evidence["absent"]) == ("warn", absent)
+
+
+@pytest.mark.parametrize("dcp", [False, True])
+def test_a_layer_that_lacks_what_its_neighbours_have(tmp_path, dcp):
+    save(stack(range(12), lambda k: NAMES[2:3] if k == 5 else NAMES), tmp_path / "c", dcp)
+    found = one(verify(tmp_path / "c"), "names.layer_part")
+    assert (found.severity, found.where) == ("warn", "model.layers.5") and "lacks 3 of the 4 tensors" in found.message
+    save(stack(range(12), lambda k: NAMES[:3] if k == 5 else NAMES), tmp_path / "c", dcp)
+    assert one(verify(tmp_path / "c"), "names.layer_part").evidence["absent"] == ["mlp.down_proj.weight"]
+    save(stack(range(12), lambda k: NAMES[2:3] if k == 11 else NAMES), tmp_path / "c", dcp)
+    assert one(verify(tmp_path / "c"), "names.layer_part").where == "model.layers.11"
+
+
+MAMBA = ("mixer.in_proj", "mixer.conv1d", "mixer.out_proj")
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        stack([1, 2, 3]),  # a pipeline stage
+        stack([0, 1, 2, 3, 8, 9, 10, 11]),  # the first rank of an interleaved pipeline
+        stack([0, 2, 4, 6]),
+        stack([0, 1, 20, 31]),  # a selection
+        stack(range(12), lambda k: NAMES if k % 4 == 3 else MAMBA),  # hybrids
+        stack([k for k in range(12) if k != 3], lambda k: NAMES if k % 4 == 3 else MAMBA + NAMES[2:])
+        | stack([3], NAMES),
+        stack(range(12), lambda k: NAMES if k < 8 else (NAMES[0], *NAMES[2:])),  # keys and values of earlier layers
+        stack(range(6), lambda k: NAMES[1:] if k == 0 else NAMES),  # no norm before the first
+        stack(range(6), lambda k: (*NAMES, "mlp.gate") if k > 1 else NAMES),  # experts from the third layer on
+        stack(range(6), lambda k: NAMES[:2] + (NAMES[2:] if k < 1 else tuple(f"mlp.experts.{e}.up" for e in (0, 1)))),
+        {f"net.layers.{k}.{leaf}": torch.randn(4) for k in (0, 1, 3, 5, 6, 7) for leaf in ("weight", "bias")},
+    ],
+    ids=range(11),
+)
+def test_stacks_that_are_as_they_should_be(tmp_path, tensors):
+    save_file(tensors, tmp_path / "c.safetensors")
+    assert not [f for f in verify(tmp_path / "c.safetensors").found if f.rule.startswith("names.layer")]
+
+
+def test_numbers_of_any_size_are_counted(tmp_path):
+    for count in (2, 100_000, 99_999_999_999, 10**30):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        save_file({"w": torch.ones(2)}, folder / f"model-00001-of-{count:05d}.safetensors")
+        assert f"{count - 1:,} of {count:,} files 'model'" in one(verify(folder), "commit.incomplete").message
+    for last in (2, 10**12):
+        folder = tmp_path / f"rng{last}"
+        folder.mkdir()
+        save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+        (folder / "trainer_state.json").write_text("{}")
+        for rank in (0, last):
+            torch.save({}, folder / f"rng_state_{rank}.pth")
+        found = one(verify(folder), "ranks.gap")
+        assert found.where == "rng_state_1.pth" and len(found.evidence["lost"]) == min(last - 1, 1000)
 
 
 def test_state_that_a_parameter_lacks(tmp_path):
@@ -771,3 +876,28 @@ def test_progress_weighs_each_pass_by_the_bytes_it_reads(tmp_path, monkeypatch):
     )
     verify(tmp_path / "x.pt", deep=True, threads=1, tick=summed.append)
     assert summed[summed.index("values") - 1] == pytest.approx(0.5, abs=0.02)  # CRCs and values read the same bytes
+
+
+def test_advice_fits_the_cause(tmp_path):
+    nan = torch.tensor([1.0, float("nan")])
+    save_file({"layers.0.w": nan, "running_mean": nan.clone()}, tmp_path / "c.safetensors")
+    found = told(verify(tmp_path / "c.safetensors", deep=True), "values.nan")
+    hints = {one.where: (one.severity, one.hint) for one in found}
+    assert hints["layers.0.w"] == ("error", "training from here yields NaN: use an earlier step")
+    assert hints["running_mean"][0] == "warn" and "training" not in hints["running_mean"][1]
+    ckpt = wb.open(tmp_path / "c.safetensors", cache=False)
+    os.utime(tmp_path / "c.safetensors", (1e9, 1e9))
+    assert {"verify it again" in one.hint for one in told(verify(ckpt, True), "read.failed")} == {True}
+    (tmp_path / "c.safetensors").write_bytes(b"\x08" + bytes(7) + b"[[[[[[[[")
+    for how, rule, words in (
+        ({"format": "dcp"}, "open.unrecognised", "give the path of a checkpoint"),
+        ({}, "open.corrupt", "restore what is named"),
+    ):
+        [found] = told(verify(tmp_path / "c.safetensors", **how), rule)
+        assert words in found.hint
+
+
+def test_one_is_not_many(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "c.safetensors")
+    checked = verify(tmp_path / "c.safetensors").checked
+    assert checked["coverage"] == "1 chunk covers 1 tensor: no element twice, none nowhere"

@@ -97,17 +97,20 @@ _LONG = {"diff", "doctor", "export", "layout", "load", "plan_memory", "stats", "
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
+    from workbench.core.source import needs_descriptors
+
     if name == "notebook":
         return import_module("workbench.notebook")
     if name == "load_ipython_extension":  # `%load_ext workbench` asks for it by this name
         return import_module("workbench.notebook").complete_names
     if name not in _LATER:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    found: Any = getattr(import_module(_LATER[name]), name)
-    if name in _LONG:
-        from workbench.views.progress import followed
+    with needs_descriptors():
+        found: Any = getattr(import_module(_LATER[name]), name)
+        if name in _LONG:
+            from workbench.views.progress import followed
 
-        found = followed(found)
+            found = followed(found)
     globals()[name] = found
     return found
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from workbench.core.near import did_you_mean, no_such
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.scan import cores
+from workbench.core.source import needs_descriptors
 from workbench.core.storage import SourcePool
 from workbench.errors import TensorNotFoundError, UsageError
 from workbench.step import find_step, is_step
@@ -38,6 +39,7 @@ __all__ = ["Checkpoint", "discover", "open"]
 T = TypeVar("T")
 
 
+@needs_descriptors()
 def open(
     path: str | os.PathLike[str],
     *,
@@ -67,16 +69,37 @@ def open(
     reader = formats.reader(name)
     catalog = catalog_cache.load(place, name) if cache else None
     if catalog is None:
-        catalog = reader.read_catalog(place)
+        catalog = reader.read_catalog(place) if format is None else formats.read_forced(place, name)
         catalog.check()
         if cache and catalog.chunks >= catalog_cache.MIN_CHUNKS:
             catalog_cache.save(place, catalog)
     if not partial:
         catalog.check_files()
     pool = SourcePool(place, catalog.files, catalog.file_stats, io)
-    return Checkpoint(place, catalog, pool, reader.read_objects(place, catalog), [note] if note else [])
+    return Checkpoint(place, catalog, pool, _Objects(place, catalog, name).by_name(), [note] if note else [])
 
 
+class _Objects:
+    """A checkpoint's objects. A pickle of it holds where they are stored: they are read again when asked for."""
+
+    def __init__(self, place: Place, catalog: Catalog, format: str) -> None:
+        self._place, self._catalog, self._format = place, catalog, format
+
+    @cached_property
+    def stored(self) -> Mapping[str, Any]:
+        return formats.reader(self._format).read_objects(self._place, self._catalog)
+
+    def by_name(self) -> LazyMap:
+        return LazyMap({name: partial(self._one, name) for name in self.stored})
+
+    def _one(self, name: str) -> Any:
+        return self.stored[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "stored"}
+
+
+@needs_descriptors()
 def discover(root: str | os.PathLike[str], *, depth: int = 3) -> pd.DataFrame:
     """The checkpoints under a folder, one row each: path format step nbytes mtime complete why.
 

@@ -4,8 +4,8 @@
 
     stdout   results: text for people, or one JSON document with --json
     stderr   one line an error; ``note: …`` for what was decided on the way
-    exit     0 done, nothing found · 1 warnings, differences · 2 errors found · 3 cannot open or read · 64 wrong usage
-             130 interrupted · 141 the reader of a pipe went away
+    exit     0 done, nothing found · 1 warnings, differences · 2 errors found · 3 cannot open, read or print
+             64 wrong usage · 130 interrupted · 141 the reader of a pipe went away
 
 Nothing heavy is imported here: the module of a command is imported when it runs.
 """
@@ -17,7 +17,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from workbench.cli_common import tell
 from workbench.cli_parser import USAGE, parser
+from workbench.core.source import needs_descriptors
 from workbench.errors import SelectionError, UsageError, WorkbenchError
 from workbench.views.names import safe
 
@@ -36,13 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding still gets every name
     try:
-        options = parser().parse_args(argv)
-        module, name = options.run
-        code = int(getattr(import_module(module), name)(options) or 0)
+        try:
+            options = parser().parse_args(argv)
+            module, name = options.run
+            with needs_descriptors():
+                code = int(getattr(import_module(module), name)(options) or 0)
+        except SystemExit as done:  # argparse: --help, --version, wrong usage
+            code = done.code if isinstance(done.code, int) else USAGE
         sys.stdout.flush()
         return code
-    except SystemExit as done:  # argparse: --help, --version, wrong usage
-        return done.code if isinstance(done.code, int) else USAGE
     except WorkbenchError as error:
         return _fail(str(error), USAGE if isinstance(error, (UsageError, SelectionError)) else CANNOT_READ)
     except RecursionError:
@@ -53,12 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit has somewhere to flush to
         return PIPE
     except OSError as error:
-        where = f"{os.fsdecode(error.filename)!r}: " if error.filename is not None else ""
-        return _fail(f"{where}{error.strerror or error}", CANNOT_READ)
+        where = f"{os.fsdecode(error.filename)!r}" if error.filename is not None else "cannot read or write"
+        return _fail(f"{where}: {error.strerror or error}", CANNOT_READ)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"workbench: {safe(message)}", file=sys.stderr)
+    tell(f"workbench: {safe(message)}")
     return code

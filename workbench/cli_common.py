@@ -15,7 +15,7 @@ from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.names import safe
 
-__all__ = ["narrow", "note", "open_as", "paint", "print_json", "table_width"]
+__all__ = ["narrow", "note", "open_as", "paint", "print_json", "table_width", "tell"]
 
 _COLOURS = {"bad": "31", "head": "1"}
 
@@ -51,7 +51,15 @@ def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
 
 def note(sentence: str) -> None:
     """One line on stderr that is no error."""
-    print(f"note: {safe(sentence)}", file=sys.stderr)
+    tell(f"note: {safe(sentence)}")
+
+
+def tell(line: str) -> None:
+    """A line on stderr; where that cannot be written (a full disk), the exit code is what tells."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  what is left in the other's buffer would fail at the exit
 
 
 def print_json(document: Any) -> None:

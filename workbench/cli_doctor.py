@@ -10,11 +10,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli_common import note, open_as, paint, print_json
-from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError, WriteError
+from workbench.errors import (
+    CorruptError,
+    IncompleteError,
+    MissingFileError,
+    NotACheckpointError,
+    UsageError,
+    WriteError,
+)
 from workbench.views.progress import progress
 
 if TYPE_CHECKING:
@@ -104,9 +112,10 @@ def _write(found: Diagnosis, target: Path, options: argparse.Namespace) -> None:
 
     pictures = doctor_pictures(found)
     if options.after is None and options.echo is None and len(found.subjects) > 1:
-        frame = history(options.before, values=not options.shallow, threads=options.threads)
-        if len(frame) > 1:
-            pictures["timeline"] = timeline_picture(frame, found.subjects[0].step)
+        with suppress(NotACheckpointError):  # two checkpoints whose names say no steps
+            frame = history(options.before, values=not options.shallow, threads=options.threads)
+            if len(frame) > 1:
+                pictures["timeline"] = timeline_picture(frame, found.subjects[0].step)
     page = diagnosis_page(found, pictures)
     half = target.with_name(f".{target.name}.{os.getpid()}")
     try:

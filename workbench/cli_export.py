@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
 from workbench.cli_common import note, open_as, print_json, table_width
+from workbench.core.jsonsafe import read_own
 from workbench.errors import UsageError
 from workbench.reshard.export import export as write
 from workbench.reshard.layouts.rules_file import read_rules
@@ -121,7 +121,7 @@ def _rename(text: str | None) -> Any:
         return text
     names = _json_object("--rename", text)
     if not all(isinstance(new, str) for new in names.values()):
-        raise UsageError(f"--rename {text!r} is no JSON object of names: {{'stored name': 'new name'}}")
+        raise UsageError(f"--rename {text!r} is not a JSON object of names: {{'stored name': 'new name'}}")
     if not names:
         note(f"{text!r} renames nothing")
     return names
@@ -130,11 +130,7 @@ def _rename(text: str | None) -> Any:
 def _json_object(option: str, path: str | None) -> Any:
     if path is None:
         return None
-    try:
-        with open(path, encoding="utf-8") as handle:
-            found = json.load(handle)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {path!r} cannot be read: {error}") from None
+    found = read_own(path, what=f"{option} {path!r}")
     if not isinstance(found, dict):
-        raise UsageError(f"{option} {path!r} is no JSON object")
+        raise UsageError(f"{option} {path!r} is not a JSON object")
     return found

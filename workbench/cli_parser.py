@@ -7,9 +7,11 @@ the command's name in there.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any, NoReturn
 
 import workbench
+from workbench.cli_common import tell
 from workbench.core.near import did_you_mean
 from workbench.views.names import safe
 
@@ -207,6 +209,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            file.write(message)  # help that cannot be written is an error, as any result is; argparse swallows it
+        elif message:
+            tell(message.rstrip("\n"))
+
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {safe(message)}; see {self.prog} --help\n")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.stats import stats as statistics
 from workbench.cli_common import narrow, note, open_as, paint, print_json, table_width
+from workbench.core.jsonable import finite
 from workbench.core.near import did_you_mean
 from workbench.errors import UsageError
 from workbench.views import units
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["stats"]
 
 CANNOT_READ = 3
+OF_ALL = ("norm", "rms")
 
 
 def stats(options: argparse.Namespace) -> int:
@@ -68,13 +71,15 @@ def _print(frame: pd.DataFrame, by: str) -> None:
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): _plain(value) for name, value in row.items()} for row in frame.to_dict("records")]
+    return [
+        {str(name): _plain(str(name), value, row) for name, value in row.items()} for row in frame.to_dict("records")
+    ]
 
 
-def _plain(value: Any) -> Any:
-    """A cell as JSON: what is missing is null, and numbers beyond JSON's are null as well."""
+def _plain(name: str, value: Any, row: Mapping[Any, Any]) -> Any:
+    """A cell as JSON; what is missing is null. Of all elements, and so NaN where one is, are the norm and rms alone."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return finite(value) if not math.isnan(value) or (name in OF_ALL and row["nan"] > 0) else None
     return None if str(value) == "<NA>" else value

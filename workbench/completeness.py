@@ -3,8 +3,8 @@
 ::
 
     step-6000/  __0_0.distcp                                         no .metadata: the save was interrupted
-    model/      model-00001-of-00002.safetensors                     1 of 2 files 'model' are missing
-    iter_10/    mp_rank_00_000  mp_rank_00_001  mp_rank_01_000       1 of 4 mp_rank folders are missing
+    model/      model-00001-of-00002.safetensors                     1 of 2 files 'model' is missing
+    iter_10/    mp_rank_00_000  mp_rank_00_001  mp_rank_01_000       1 of 4 mp_rank folders is missing
 
 No tensor is looked at: that is what verifying is for. Each function returns what is missing, or an empty string.
 """
@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 
-from workbench.core.place import Place
+from workbench.core.place import Place, lacking
 from workbench.errors import UnsafeError
 from workbench.formats.deepspeed_names import sort_files
 from workbench.formats.deepspeed_zero import count_ranks
@@ -32,9 +32,9 @@ DATA = {
 }
 ANY = tuple(ending for endings in DATA.values() for ending in endings)
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata")
-_ZERO_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_(mp_rank_\d+_?\w+_states\.pt)")
+_ZERO_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_(mp_rank_\d+_?\w+_states\.pt)")
 _MP_RANK = re.compile(r"mp_rank_\d{2,4}(?:_\d{3,4}){0,2}")
-_PART = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})\.(?:safetensors|bin)")
+_PART = re.compile(r"(.*)-(\d+)-of-(\d+)\.(?:safetensors|bin)")
 
 
 def missing(place: Place, format: str) -> str:
@@ -64,9 +64,11 @@ def _dcp(place: Place) -> str:
     if metadata is not None:
         return "" if metadata.size else ".metadata is empty"
     ranks = {int(match[1]) for name in place.files if (match := _RANK_METADATA.fullmatch(name))}
-    absent = sorted(set(range(max(ranks, default=-1) + 1)) - ranks) if max(ranks, default=0) < 1 << 20 else []
     if ranks:
-        return f"metadata of {len(absent)} ranks is missing, first __{absent[0]}.metadata" if absent else ""
+        absent = next((number for number in range(max(ranks)) if number not in ranks), None)
+        count = max(ranks) + 1 - len(ranks)
+        lost = lacking(count, max(ranks) + 1, "files __N.metadata")
+        return "" if absent is None else f"{lost}, first __{absent}.metadata"
     return ".metadata is missing" + (", .metadata.tmp is there" if ".metadata.tmp" in place.files else "")
 
 
@@ -89,13 +91,15 @@ def _weights(place: Place) -> str:
             counts.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
     for (stem, count), there in counts.items():
         if len(there) < count:
-            return f"{count - len(there)} of {count} files {stem!r} are missing"
+            return lacking(count - len(there), count, f"files {stem!r}")
     return ""
 
 
 def _listed(place: Place, index: str) -> str:
     lost = [file for file in read_index(place, index).files if not place.exists(file)]
-    return f"{len(lost)} files of {index!r} are missing, first {lost[0]!r}" if lost else ""
+    if not lost:
+        return ""
+    return f"file {lost[0]!r} of {index!r} is missing" + (f", with {len(lost) - 1:,} more" if len(lost) > 1 else "")
 
 
 def _hf_trainer(place: Place) -> str:
@@ -144,7 +148,7 @@ def _deepspeed(place: Place) -> str:
     for kind, there in ranks.items():
         count = max(told, max(there) + 1)
         if len(there) < count:
-            return f"{count - len(there)} of {count} files zero_pp_rank_N_{kind} are missing"
+            return lacking(count - len(there), count, f"files zero_pp_rank_N_{kind}")
     known = any(name.endswith("model_states.pt") for name in place.files)
     return "" if known else "no model_states file"
 
@@ -163,7 +167,7 @@ def _megatron_legacy(place: Place) -> str:
     total = 1
     for axis in zip(*ranks, strict=True):
         total *= max(axis) + 1
-    return f"{total - len(ranks)} of {total} mp_rank folders are missing" if len(ranks) < total else ""
+    return lacking(total - len(ranks), total, "mp_rank folders") if len(ranks) < total else ""
 
 
 def _paddle_dist(place: Place) -> str:

@@ -27,6 +27,7 @@ from workbench.completeness import missing
 from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
 from workbench.formats.safetensors import is_collection
+from workbench.step import is_step
 
 __all__ = ["Found", "discover", "locate", "pick", "step_of"]
 
@@ -251,7 +252,7 @@ def _quietly(place: Place, folder: str) -> list[Any]:
 def _stored_step(place: Place) -> int | None:
     state = place.read_json(STATE)
     step = state.get("global_step") if isinstance(state, dict) else None
-    return step if type(step) is int else None
+    return step if is_step(step) else None
 
 
 def _tracked(place: Place, steps: list[Found]) -> tuple[Found | None, str]:

@@ -26,7 +26,7 @@ def parse_slice(text: str) -> tuple[Part, ...]:
     while at < len(text):
         found = _PARTS.match(text, at)
         if found is None:
-            raise UsageError(f"{text!r} is no slice: brackets do not match")
+            raise UsageError(f"{_short(text)!r} is not a slice: brackets do not match")
         body, comma = found[1], found[2]
         parts.append(_part(body, text))
         at = found.end()
@@ -49,4 +49,11 @@ def _part(body: str, text: str) -> Part:
         inner = [_INT.fullmatch(item) for item in body[1:-1].split(",")] if body[1:-1].strip() else []
         if all(inner):
             return [int(item[1]) for item in inner if item is not None]
-    raise UsageError(f"{body!r} in [{text}] is no integer, slice (2:9:1), ellipsis (...) or list ([0, 2])")
+    raise UsageError(
+        f"{_short(body)!r} in [{_short(text)}] is not an integer (of at most 19 digits), slice (2:9:1), ellipsis (...) "
+        "or list ([0, 2])"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -15,7 +15,7 @@ Equal means equal to the bit. Another sharding, another file or another format i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,6 +32,7 @@ from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.patterns import recognise
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.scan import Tick
+from workbench.core.source import needs_descriptors
 from workbench.errors import UsageError, WorkbenchError
 from workbench.namemap import NameMap
 from workbench.tensor import LazyTensor
@@ -45,6 +46,7 @@ SIBLINGS = 64  #: tensors of one type and shape that a changed one may have been
 EVIDENCE = ("auto", "none", "trust")
 
 
+@needs_descriptors()
 def diff(
     a: Checkpoint | str | os.PathLike[str],
     b: Checkpoint | str | os.PathLike[str],
@@ -125,7 +127,8 @@ class _Differ:
             skipped.append(ObjectChange(name, "unlooked", "the file holds it in a form that is not read"))
             self.not_checked[f"tensor {name!r}"] = skipped[-1].text
         if self.replicas == (0, 0):
-            self.checked["objects"] = f"{len(set(a.objects) | set(b.objects)):,} objects"
+            count = len(set(a.objects) | set(b.objects))
+            self.checked["objects"] = f"{count:,} object{'' if count == 1 else 's'}"
         if self.tick is not None:
             self.tick(1.0)
         return Diff(
@@ -144,7 +147,10 @@ class _Differ:
     # ---- rows --------------------------------------------------------------------------------------------------------
 
     def _rows(self, pairs: Sequence[Pair]) -> list[TensorDiff]:
-        rows = [replace(TensorDiff.of(pair, self.b), sides=partial(self._sides, pair)) for pair in pairs]
+        # what a row keeps can be pickled: the checkpoints, and nothing of this call
+        rows = [
+            replace(TensorDiff.of(pair, self.b), sides=partial(_sides, pair, self.b, self.replicas)) for pair in pairs
+        ]
         places = moved(pairs, self.b, self.replicas)
         rows = [replace(row, moved=place) for row, place in zip(rows, places, strict=True)]
         todo = [at for at, row in enumerate(rows) if row.status != "shape"]
@@ -213,7 +219,9 @@ class _Differ:
             read = dict(found)
             for k, at in enumerate(group):
                 why = errors.get((0, pairs[at].tensor_a)) or errors.get((1, pairs[at].tensor_b)) or ""
-                rows[at] = replace(rows[at].compared(read.get(k), why), again=self._again(pairs[at]))
+                rows[at] = replace(
+                    rows[at].compared(read.get(k), why), again=partial(_again, pairs[at], self.b, self.replicas)
+                )
                 elements += read[k].seen if k in read else 0
                 if why:
                     problems[rows[at].key_b] = why
@@ -222,18 +230,6 @@ class _Differ:
             self.checked["values"] = f"{elements:,} elements of {len(todo):,} tensors, bit by bit (with {chosen})"
         for key, why in problems.items():
             self.not_checked[f"tensor {key!r}"] = why
-
-    def _sides(self, pair: Pair) -> tuple[LazyTensor, LazyTensor]:
-        first, second = pair.a._tensor(pair.tensor_a), self.b._tensor(pair.tensor_b)
-        if self.replicas == (0, 0):
-            return first, second
-        return first.replica(self.replicas[0]), second.replica(self.replicas[1])
-
-    def _again(self, pair: Pair) -> Callable[[Tick | None], Comparison | None]:
-        """Compares one pair once more, with histograms."""
-        one, two = np.array([pair.tensor_a]), np.array([pair.tensor_b])
-        first, second, replicas = pair.a.payloads, self.b.payloads, self.replicas
-        return lambda tick: dict(compare(first, second, one, two, replicas=replicas, histograms=True, tick=tick)).get(0)
 
     def _patterns(self, pairs: Sequence[Pair], rows: list[TensorDiff]) -> None:
         wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]
@@ -245,7 +241,7 @@ class _Differ:
             if looked == PATTERN_TENSORS or spent + row.nbytes > PATTERN_BYTES:
                 continue
             looked, spent = looked + 1, spent + row.nbytes
-            first, second = self._sides(pair)
+            first, second = _sides(pair, self.b, self.replicas)
             others = [
                 pair.a._tensor(t) for t in siblings.get((row.dtype_b, row.shape_b), []) if t != pair.tensor_a
             ] if pair.a is self.a else []  # fmt: skip
@@ -269,6 +265,20 @@ class _Differ:
         for t in range(len(catalog)):
             found.setdefault((catalog.dtype_of(t).name, catalog.shape_of(t)), []).append(t)
         return found
+
+
+def _sides(pair: Pair, b: Checkpoint, replicas: tuple[int, int]) -> tuple[LazyTensor, LazyTensor]:
+    first, second = pair.a._tensor(pair.tensor_a), b._tensor(pair.tensor_b)
+    if replicas == (0, 0):
+        return first, second
+    return first.replica(replicas[0]), second.replica(replicas[1])
+
+
+def _again(pair: Pair, b: Checkpoint, replicas: tuple[int, int], tick: Tick | None) -> Comparison | None:
+    """Compare one pair once more, with histograms."""
+    one, two = np.array([pair.tensor_a]), np.array([pair.tensor_b])
+    found = compare(pair.a.payloads, b.payloads, one, two, replicas=replicas, histograms=True, tick=tick)
+    return dict(found).get(0)
 
 
 def _part(tick: Tick, start: float, share: float) -> Tick:

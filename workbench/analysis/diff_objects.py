@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,9 @@ def _leaf(path: str, a: Any, b: Any) -> Iterator[ObjectChange]:
         return
     if _same(a, b):
         return
+    if isinstance(a, (set, frozenset)) and type(a) is type(b):
+        yield ObjectChange(path, "changed", _sets(a, b), _json(a), _json(b))
+        return
     text = f"{_text(a)} → {_text(b)}"
     if _kind(a) != _kind(b) and _text(a) == _text(b):
         text += f" ({_kind(a)} → {_kind(b)})"
@@ -255,6 +259,20 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, (str, int, float, complex, bool, type(None), range, slice)):
         return bool(a == b)
     return bool(jsonable(a, max_nodes=1000) == jsonable(b, max_nodes=1000))
+
+
+def _sets(a: Any, b: Any) -> str:
+    """What one of two sets has and the other has not; they are of equal kind, and differ."""
+    try:
+        sides = [("only in a", a - b), ("only in b", b - a)]
+    except (TypeError, RecursionError):
+        return f"{_text(a)} → {_text(b)}"
+    return "; ".join(f"{side}: {_some(found)}" for side, found in sides if found)
+
+
+def _some(found: Any) -> str:
+    shown = sorted(short(one, TEXT) for one in islice(found, NODES))
+    return ", ".join(shown[:ENTRIES]) + (f" and {len(found) - ENTRIES:,} more" if len(found) > ENTRIES else "")
 
 
 def _text(value: Any) -> str:

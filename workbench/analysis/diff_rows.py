@@ -16,6 +16,7 @@ from workbench.analysis.patterns import Pattern
 from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
+from workbench.core.jsonable import finite
 from workbench.core.scan import Tick
 from workbench.tensor import LazyTensor
 
@@ -234,8 +235,8 @@ def _chunk(catalog: Catalog, row: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    if isinstance(value, float):
+        return finite(value)
     if isinstance(value, complex):
         return str(value)
     if isinstance(value, tuple):

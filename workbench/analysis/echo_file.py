@@ -36,9 +36,9 @@ from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
-from workbench.core.source import Source
+from workbench.core.source import Source, cannot_open, no_descriptor
 from workbench.core.storage import SourcePool
-from workbench.errors import CorruptError, MissingFileError, NotACheckpointError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, NotACheckpointError, UnsafeError, UnsupportedFormatError
 
 __all__ = ["INSIDE", "SMALL", "Echo", "EchoTensor", "is_echo", "open_echo", "read_echo", "write_echo"]
 
@@ -115,7 +115,8 @@ def is_echo(path: str | os.PathLike[str]) -> bool:
     try:
         with open(_file(path), "rb") as handle:
             return handle.read(len(_HEAD)) == _HEAD
-    except OSError:
+    except OSError as error:
+        no_descriptor(error)
         return False
 
 
@@ -134,7 +135,7 @@ def read_echo(path: str | os.PathLike[str]) -> Echo:
                 raise UnsafeError(f"echo {name!r} has {size:,} bytes, over the limit of {LIMIT:,}")
             data = handle.read(LIMIT + 1)
     except OSError as error:
-        raise MissingFileError(f"echo {name!r} cannot be read: {error.strerror}") from None
+        raise cannot_open(f"echo {name!r}", error, "read") from None
     return _decode(data, name)
 
 
@@ -180,7 +181,7 @@ def open_echo(echo: Echo | str | os.PathLike[str]) -> Checkpoint:
 
 
 def _file(path: str | os.PathLike[str]) -> str:
-    name = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    name = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
     return os.path.join(name, INSIDE) if os.path.isdir(name) else name
 
 

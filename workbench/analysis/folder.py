@@ -15,6 +15,7 @@ import stat as stat_module
 from workbench import runs
 from workbench.checkpoint import Checkpoint
 from workbench.core.place import Place
+from workbench.core.source import cannot_open
 from workbench.errors import WorkbenchError
 
 __all__ = ["files_of", "walk"]
@@ -60,7 +61,7 @@ def walk(place: Place, folder: str, depth: int = MAX_DEPTH) -> tuple[set[str], d
         with os.scandir(path) as entries:
             names = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
     except OSError as error:
-        return found, {folder: f"the folder cannot be listed: {error.strerror}"}
+        return found, {folder: str(cannot_open("the folder", error, "listed"))}
     for name, is_folder in names:
         inner = f"{folder}/{name}"
         if not is_folder:

@@ -31,6 +31,7 @@ from workbench.core.blocks import DIGEST, Blocks, file_digests
 from workbench.core.fingerprint import combine, tensor_fingerprints
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.scan import Tick
+from workbench.core.source import needs_descriptors
 from workbench.errors import ChangedError, MissingFileError, UsageError
 
 __all__ = ["Known", "Manifest", "beside", "find", "is_manifest", "load", "write"]
@@ -52,7 +53,7 @@ def find(path: str | os.PathLike[str]) -> str:
     Raises:
         MissingFileError: neither is there.
     """
-    place = os.fspath(path)
+    place = os.fsdecode(path)
     for name in (os.path.join(place, INSIDE), beside(place)):
         if os.path.isfile(name):
             return name
@@ -64,12 +65,13 @@ def find(path: str | os.PathLike[str]) -> str:
 
 def load(path: str | os.PathLike[str]) -> Manifest:
     """A manifest from its file, or that of a checkpoint from its folder or beside it."""
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     if os.path.isdir(name) or not name.endswith(".json"):
         name = find(name)
     return read(name)
 
 
+@needs_descriptors()
 def write(
     ckpt: Checkpoint,
     dest: str | os.PathLike[str] | None = None,
@@ -101,7 +103,7 @@ def write(
     place = Place(ckpt.path)
     if inside and place.file is not None:
         raise UsageError(f"{ckpt.path!r} is one file and has no folder of its own; leave its manifest beside it")
-    path = os.fspath(dest) if dest is not None else os.path.join(place.root, INSIDE) if inside else beside(ckpt.path)
+    path = os.fsdecode(dest) if dest is not None else os.path.join(place.root, INSIDE) if inside else beside(ckpt.path)
     if holds_other(path, FORMAT.encode()):
         raise UsageError(f"{path!r} exists and is not a manifest, so it is not replaced; name another file")
     names, left_out = files_of(ckpt)

@@ -22,6 +22,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import file_digests
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.scan import Tick
+from workbench.core.source import needs_descriptors
 from workbench.errors import UnsafeError
 
 __all__ = ["check"]
@@ -30,6 +31,7 @@ NAMED = 4  #: names in a sentence; the evidence has more
 LISTED = 100  #: findings a file, and names in the evidence of one
 
 
+@needs_descriptors()
 def check(
     ckpt: Checkpoint | str | os.PathLike[str],
     manifest: Manifest | str | os.PathLike[str] | None = None,
@@ -52,7 +54,7 @@ def check(
     """
     place = Place(ckpt.path if isinstance(ckpt, Checkpoint) else ckpt)
     if not isinstance(manifest, Manifest):
-        manifest = read(os.fspath(manifest)) if manifest is not None else load(place.path)
+        manifest = read(os.fsdecode(manifest)) if manifest is not None else load(place.path)
     looked = {name: _size(place, name, partial) for name in manifest.files}
     sizes = {name: size for name, (size, _) in looked.items()}
     refused = {name: str(error) for name, (_, error) in looked.items() if error is not None}

@@ -32,7 +32,9 @@ from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_fields import LIMIT, Fields
 from workbench.core import jsonsafe
 from workbench.core.fingerprint import BLOCK
-from workbench.errors import CorruptError, MissingFileError, UnsafeError, UnsupportedFormatError, UsageError
+from workbench.core.pickles.standins import short
+from workbench.core.source import cannot_open
+from workbench.errors import CorruptError, UnsafeError, UnsupportedFormatError, UsageError
 
 __all__ = ["INSIDE", "decode", "encode", "holds_other", "read", "save", "write_whole"]
 
@@ -154,7 +156,7 @@ def read(path: str) -> Manifest:
                 raise UnsafeError(f"manifest {path!r} has {size:,} bytes, over the limit of {LIMIT:,}")
             data = handle.read(LIMIT + 1)
     except OSError as error:
-        raise MissingFileError(f"manifest {path!r} cannot be read: {error.strerror}") from None
+        raise cannot_open(f"manifest {path!r}", error, "read") from None
     return decode(data, path)
 
 
@@ -169,10 +171,13 @@ def decode(data: bytes, path: str | None) -> Manifest:
     document = jsonsafe.loads(data, what=what)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CorruptError(f"{what} is no manifest of a workbench")
-    if document.get("version") != VERSION or document.get("block") != BLOCK:
-        raise UnsupportedFormatError(
-            f"{what} has version {document.get('version')!r}; this workbench reads version {VERSION}; update it"
-        )
+    version, block = document.get("version"), document.get("block")
+    if type(version) is not int:
+        raise CorruptError(f"{what} contradicts itself: 'version' is {short(version, 40)}, not a number")
+    if version != VERSION:
+        raise UnsupportedFormatError(f"{what} has version {short(version)}; this workbench reads {VERSION} only")
+    if type(block) is not int or block != BLOCK:
+        raise CorruptError(f"{what} contradicts itself: 'block' is {short(block, 40)}, and should be {BLOCK:,}")
     check = Fields(what, len(data))
     about, grain = check.table(document, "checkpoint"), check.number(document, "grain", BLOCK)
     labels = [check.label(row) for row in check.rows(document, "labels")]

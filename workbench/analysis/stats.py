@@ -30,6 +30,7 @@ from workbench.core import scan as scanning
 from workbench.core.cache import cache_folder
 from workbench.core.dtypes import ALL, DType
 from workbench.core.scan import Piece, Tick
+from workbench.core.source import needs_descriptors
 from workbench.core.work import chunk_work
 from workbench.errors import UsageError, WorkbenchError
 
@@ -49,6 +50,7 @@ QUANTILES = {"q01": 0.01, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q99": 0.99}
 _OF_CENSUS = (*QUANTILES, "distinct", "entropy")
 
 
+@needs_descriptors()
 def stats(
     ckpt: Checkpoint,
     by: str = "tensor",

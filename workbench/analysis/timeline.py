@@ -28,7 +28,8 @@ from workbench.analysis.diff_pairs import align
 from workbench.analysis.stats import stats
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.scan import Tick
-from workbench.errors import UsageError, WorkbenchError
+from workbench.core.source import needs_descriptors
+from workbench.errors import NotACheckpointError, UsageError, WorkbenchError
 from workbench.runs import discover, step_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ STEP_COLUMNS = (
 TENSOR_COLUMNS = ("step", "path", "key", "fqn", "role", "norm", "absmean", "nan", "change")
 
 
+@needs_descriptors()
 def timeline(
     run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Checkpoint],
     *,
@@ -56,7 +58,7 @@ def timeline(
     """The checkpoints of a run in the order of their steps.
 
     Args:
-        run: a run's folder, or its checkpoints or their paths.
+        run: a run's folder, one checkpoint, or the run's checkpoints or their paths.
         by: ``step``: one row a step; ``tensor``: one row a tensor of each step that could be read.
         values: read norms and changes; else only what metadata tells (``step`` only).
         threads, tick: as for ``stats``.
@@ -67,7 +69,7 @@ def timeline(
         and moments alike. A step that is incomplete or cannot be read is a row whose ``why`` says so.
 
     Raises:
-        OpenError: the folder cannot be listed. UsageError: an unknown ``by``.
+        OpenError: the folder cannot be listed, or holds no checkpoints with steps. UsageError: an unknown ``by``.
     """
     import pandas as pd
 
@@ -118,12 +120,18 @@ class _Step:
 
 
 def _steps(run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Checkpoint]) -> list[_Step]:
-    if isinstance(run, (str, os.PathLike)):
-        root = os.fspath(run)
+    if isinstance(run, (str, bytes, os.PathLike)):
+        root = os.fsdecode(run)
+        found = discover(root)
+        if len(found) != 1:  # one is a run of one step, whether or not its name says which
+            found = [one for one in found if one.step is not None]
+        if not found:
+            raise NotACheckpointError(
+                f"{root!r} holds no checkpoints whose names say their steps; name them, timeline([path, …]), in order"
+            )
         steps = [
-            _Step(one.step, one.path, os.path.join(root, one.path), one.format, one.why)
-            for one in discover(root)
-            if one.step is not None
+            _Step(one.step, one.path, root if one.path == "." else os.path.join(root, one.path), one.format, one.why)
+            for one in found
         ]
     else:
         steps = []
@@ -131,7 +139,7 @@ def _steps(run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Check
             if isinstance(item, Checkpoint):
                 steps.append(_Step(item.step, item.path, item.path, item.format, "", item))
             else:
-                path = os.fspath(item)
+                path = os.fsdecode(item)
                 steps.append(_Step(step_of(path), path, path, "", ""))
     return sorted(steps, key=lambda one: (one.step is None, one.step or 0))
 

@@ -17,6 +17,7 @@ import xxhash
 
 from workbench.core.place import Place
 from workbench.core.scan import Tick, cores, in_order
+from workbench.core.source import cannot_open
 from workbench.errors import WorkbenchError
 
 __all__ = ["DIGEST", "Blocks", "file_digests"]
@@ -97,7 +98,7 @@ class _Run:
         try:
             fd = os.open(self._place.resolve(one.file), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except (WorkbenchError, OSError) as error:
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            why = str(cannot_open("the file", error) if isinstance(error, OSError) else error)
             return number, first, nbytes, out, dict.fromkeys(range(len(starts)), why)
         try:
             if hasattr(os, "posix_fadvise"):

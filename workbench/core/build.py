@@ -40,6 +40,7 @@ class CatalogBuilder:
         self._blocks: list[dict[str, Array]] = []
         self._objects: list[tuple[str, int, int, int, int]] = []
         self._metadata: dict[str, None] = {}
+        self._ends: dict[str, int] = {}
         self._views: CatalogBuilder | None = None
 
     @property
@@ -49,10 +50,17 @@ class CatalogBuilder:
             self._views = CatalogBuilder(self.format, self.place, files=self._files)
         return self._views
 
-    def file(self, name: str, *, metadata: bool = False) -> int:
-        """Id of a file (registered on first use); ``metadata`` marks one that the catalog is made from."""
+    def file(self, name: str, *, metadata: bool = False, end: int | None = None) -> int:
+        """Id of a file (registered on first use).
+
+        Args:
+            metadata: the catalog is made from it.
+            end: the byte at which it ends by what it says; what follows is of nothing (``meta["ends"]``).
+        """
         if metadata:
             self._metadata[name] = None
+        if end is not None:
+            self._ends[name] = end
         return self._files.setdefault(name, len(self._files))
 
     def __contains__(self, key: str) -> bool:
@@ -161,7 +169,7 @@ class CatalogBuilder:
                 np.array([row[3] for row in self._objects], np.int64),
                 np.array([row[4] for row in self._objects], np.uint8),
             ),
-            meta=dict(meta or {}),
+            meta={**(meta or {}), **({"ends": self._ends} if self._ends else {})},
             views=views,
         )
 
@@ -210,6 +218,11 @@ def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[
     joined = {name: np.concatenate(values) for name, values in columns.items() if values}
     inner, counts = joined.pop("inner"), joined.pop("counts")
     starts = np.cumsum([0, *(len(part.files) for *_, part in parts)])
+    ends = {
+        f"{folder}/{name}" if folder else name: end
+        for _, folder, part in parts
+        for name, end in part.meta.get("ends", {}).items()
+    }
     return Catalog(
         format=format,
         keys=[prefix + key for prefix, _, part in parts for key in part.keys],
@@ -227,7 +240,7 @@ def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[
             np.concatenate([p.objects.stop for *_, p in parts]),
             np.concatenate([p.objects.codec for *_, p in parts]),
         ),
-        meta=dict(meta),
+        meta={**meta, **({"ends": ends} if ends else {})},
         views=_merge_views(format, parts),
         **joined,
     )

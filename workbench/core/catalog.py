@@ -187,9 +187,9 @@ class Catalog:
     def not_checked(self, row: int) -> str:
         """Why an :attr:`inflated` chunk is not read."""
         nbytes, stored = int(self.chunk_nbytes[row]), int(self.stop[row] - self.start[row])
-        name = f"tensor {self.keys[self.tensor[row]]!r}: not checked: "
+        name = f"tensor {self.keys[self.tensor[row]]!r} is not read: "
         if inflates(nbytes, stored):
-            return f"{name}logical size {nbytes:,} bytes is stored in {stored:,}; {_EXPANDED}"
+            return f"{name}its logical size of {nbytes:,} bytes is stored in {stored:,}; {_EXPANDED}"
         file = int(self.file[row])
         total = int(self.chunk_nbytes[self.file == file].sum())
         return (

@@ -19,9 +19,14 @@ import numpy as np
 
 from workbench.core.pickles.standins import DTypeRef, Inert, Opaque, TensorRef, short
 
-__all__ = ["jsonable"]
+__all__ = ["finite", "jsonable"]
 
 TEXT, ARRAY = 10_000, 1000  # characters of a string and elements of an array that are shown
+
+
+def finite(value: float) -> float | str:
+    """A float as JSON has it; ``"nan"``, ``"inf"`` or ``"-inf"``, which JSON lacks. ``null`` is what is not known."""
+    return value if math.isfinite(value) else str(value)
 
 
 def jsonable(value: object, *, max_nodes: int = 100_000, max_depth: int = 64) -> object:
@@ -48,7 +53,7 @@ class _Json:
         if type(value) is int:
             return value if abs(value) < 1 << 256 else short(value)
         if type(value) is float:
-            return value if math.isfinite(value) else str(value)
+            return finite(value)
         if type(value) is str:
             self.left -= len(value[:TEXT]) >> 6  # long text is not one node
             text = value if len(value) <= TEXT else f"{value[:TEXT]}… {len(value) - TEXT:,} more"

@@ -8,13 +8,38 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import stat
 from typing import Any
 
-from workbench.errors import CorruptError, UnsafeError
+from workbench.errors import CorruptError, OpenError, UnsafeError, UsageError
 
-__all__ = ["loads"]
+__all__ = ["loads", "read_own"]
 
 VALUES = 8_000_000  #: a safetensors header of the greatest length holds as many; three bytes can become 64 of memory
+
+
+def read_own(path: str | os.PathLike[str], *, what: str, limit: int = 64 << 20) -> Any:
+    """Decode a JSON file that the user named, of rules or names: a regular file of at most ``limit`` bytes.
+
+    Raises:
+        UsageError: it cannot be read, or is not such a file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would wait for its writer
+        with open(fd, "rb") as handle:
+            regular = stat.S_ISREG(os.fstat(fd).st_mode)
+            data = handle.read(limit + 1) if regular else b""
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not regular:
+        raise UsageError(f"{what} is not a regular file")
+    if len(data) > limit:
+        raise UsageError(f"{what} has more than {limit:,} bytes, which no such file has")
+    try:
+        return loads(data, what=what)
+    except OpenError as error:
+        raise UsageError(str(error)) from None
 
 
 def loads(data: bytes | memoryview, *, what: str) -> Any:
@@ -41,9 +66,9 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
     except json.JSONDecodeError as error:
         raise CorruptError(f"{what} is not JSON: {error.msg} at character {error.pos:,}") from None
     except RecursionError:
-        raise CorruptError(f"{what} nests brackets too deeply to be metadata; refused") from None
-    except ValueError as error:  # an integer of thousands of digits, or a constant
-        raise CorruptError(f"{what} holds a number that is none: {str(error)[:120]}") from None
+        raise CorruptError(f"{what} nests brackets too deeply; refused") from None
+    except ValueError:  # Python converts integers of some thousand digits at most
+        raise CorruptError(f"{what} holds an integer of thousands of digits, which no checkpoint has") from None
     finally:
         if collecting:
             gc.enable()

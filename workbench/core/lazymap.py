@@ -52,6 +52,9 @@ class LazyMap(Mapping[str, Any]):
         """As of any mapping; what is not there is not searched for names like it."""
         return self[name] if name in self else default  # noqa: SIM401
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": {}}  # values are made again: nothing says that they can be pickled
+
     def _ipython_key_completions_(self) -> list[str]:
         return list(self._makers)
 

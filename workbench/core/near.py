@@ -19,20 +19,25 @@ SHORT = 3  #: letters; what is shorter is contained in too many names to mean on
 
 
 def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
-    """Up to ``count`` of the known names: the closest in spelling, then the shortest that contain ``name``.
+    """Up to ``count`` of the known names: the closest in spelling, then the shortest that contain ``name``; capital and
+    small letters are alike.
 
     Quick for a million names, which are narrowed down first: a slip at one place leaves the other half as it was.
     """
+    wanted = name.casefold()
     pool: Collection[str] = known
     if len(known) > MOST:
-        half = len(name) // 2
-        head, tail = name[:half], name[half:]
-        alike = [one for one in known if one.startswith(head) or one.endswith(tail)] if half else []
+        half = len(wanted) // 2
+        head, tail = wanted[:half], wanted[half:]
+        alike = [one for one in known if (f := one.casefold()).startswith(head) or f.endswith(tail)] if half else []
         alike = heapq.nsmallest(10 * MOST, alike, key=lambda one: abs(len(one) - len(name)))
-        pool = heapq.nlargest(MOST, alike, key=lambda one: _shared(one, name))
-    close = difflib.get_close_matches(name, pool, n=count, cutoff=0.6)
-    within = heapq.nsmallest(count, (one for one in known if name in one), key=len) if len(name) >= SHORT else []
-    return list(dict.fromkeys([*close, *within]))[:count]
+        pool = heapq.nlargest(MOST, alike, key=lambda one: _shared(one.casefold(), wanted))
+    spelt: dict[str, list[str]] = {}
+    for one in pool:
+        spelt.setdefault(one.casefold(), []).append(one)
+    close = [one for f in difflib.get_close_matches(wanted, spelt, n=count, cutoff=0.6) for one in spelt[f]]
+    holding = (one for one in known if wanted in one.casefold()) if len(name) >= SHORT else ()
+    return list(dict.fromkeys([*close, *heapq.nsmallest(count, holding, key=len)]))[:count]
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:

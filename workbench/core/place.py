@@ -22,7 +22,7 @@ from workbench.core import jsonsafe
 from workbench.core.source import LazyBytes, PreadSource, cannot_open, changed, rewritten
 from workbench.errors import MissingFileError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
 
-__all__ = ["FileStat", "Place", "stat_or_absent"]
+__all__ = ["FileStat", "Place", "lacking", "stat_or_absent"]
 
 METADATA_LIMIT = 4 << 30  #: bytes of the largest metadata file we are ready to read whole
 JSON_LIMIT = 512 << 20  #: bytes of the largest JSON file (an index of 1M tensors has ~100 MB)
@@ -46,7 +46,7 @@ class Place:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         self._first: dict[str, FileStat] = {}  # of each file, when it was first looked at
         if "\0" in self.path:
             raise NotACheckpointError("the path holds a NUL byte")
@@ -222,6 +222,11 @@ def _inside(path: str, folder: str) -> bool:
 
 def _stat_of(info: os.stat_result) -> FileStat:
     return FileStat(info.st_size, info.st_mtime_ns)
+
+
+def lacking(lost: int, count: int, what: str) -> str:
+    """``1 of 2 files 'model' is missing``."""
+    return f"{lost:,} of {count:,} {what} {'is' if lost == 1 else 'are'} missing"
 
 
 def stat_or_absent(place: Place, relative: str, *, fresh: bool = False) -> FileStat:

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError
+from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError, WorkbenchError
 
-__all__ = ["LazyBytes", "PreadSource", "Source", "cannot_open", "changed", "rewritten"]
+__all__ = [
+    "LazyBytes",
+    "PreadSource",
+    "Source",
+    "cannot_open",
+    "changed",
+    "needs_descriptors",
+    "no_descriptor",
+    "rewritten",
+]
 
 Array = np.ndarray[Any, Any]
 BLOCK = 8 << 10  #: bytes that are read around a small request
@@ -172,12 +182,49 @@ class LazyBytes:
 
 def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:
     """The error for what the system refuses; that a process is out of descriptors does not mean a file is missing."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return OpenError(
-            f"{what} cannot be {verb}: too many files are open; close checkpoints that are not needed, or raise the "
-            "limit (ulimit -n)"
-        )
+    if no_descriptor(error):
+        return OpenError(f"{what} cannot be {verb}: {_NONE_FREE}")
     return MissingFileError(f"{what} cannot be {verb}: {error.strerror}")
+
+
+_NONE_FREE = (
+    "too many files are open, and the process has no free file descriptor; close files that are not needed, or raise "
+    "the limit (ulimit -n)"
+)
+_refused = 0  #: how often the process had no free descriptor
+
+
+def no_descriptor(error: OSError) -> bool:
+    """Whether a file was not opened because the process (or the system) has no free descriptor.
+
+    The failure is counted, so that :func:`needs_descriptors` can discard what callers concluded from it.
+    """
+    global _refused
+    found = error.errno in (errno.EMFILE, errno.ENFILE)
+    _refused += found
+    return found
+
+
+@contextmanager
+def needs_descriptors() -> Iterator[None]:
+    """Raise an OpenError if the process had no free file descriptor meanwhile; also used as a decorator.
+
+    Most callers take an error of opening for a property of the file: a finding, a row without numbers, another format.
+    None of these hold where no file can be opened. Modules that are imported late fail likewise.
+    """
+    before = _refused
+    try:
+        yield
+    except OSError as error:
+        if no_descriptor(error):
+            raise OpenError(f"a file cannot be opened: {_NONE_FREE}") from None
+        raise
+    except WorkbenchError as error:
+        if _refused != before and _NONE_FREE not in str(error):
+            raise OpenError(f"a file cannot be opened: {_NONE_FREE}") from None
+        raise
+    if _refused != before:
+        raise OpenError(f"a file cannot be opened: {_NONE_FREE}")
 
 
 def changed(name: str, before: int, now: int, when: str = "") -> ChangedError:

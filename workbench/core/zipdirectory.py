@@ -150,7 +150,7 @@ def _end_record(view: memoryview | LazyBytes, what: str) -> tuple[int, tuple[int
     if view[:4] == b"PK\x03\x04":
         raise TruncatedError(
             f"{what} starts like a zip archive of torch.save but has no end record in its {len(view):,} "
-            "bytes; it is cut short, or its byte range is wrong"
+            "bytes; it is cut short, something was appended to it, or its byte range is wrong"
         )
     raise CorruptError(
         f"{what} ({len(view):,} bytes, starts with {bytes(view[:4])!r}) is no zip archive; it is damaged, or "

@@ -18,6 +18,7 @@ from typing import Any
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding
 from workbench.core.scan import Tick
+from workbench.core.source import needs_descriptors
 from workbench.doctor.causes.case import Case
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.state import TrainingState
@@ -51,6 +52,7 @@ OF_PAIRS = frozenset({"P03", "P04", "P05", "P06", "P08", "P12"})
 LAWS = {"floor": "P03", "transition": "P04", "reach": "P05", "replay": "P12", "ruler": "P11"}
 
 
+@needs_descriptors()
 def doctor(
     before: Source,
     after: Source | None = None,

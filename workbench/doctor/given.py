@@ -71,8 +71,8 @@ def choose(
     """
     usable(given.get("betas"), given.get("lr"), given.get("weight_decay"))
     notes: list[str] = []
-    if after is None and isinstance(before, (str, os.PathLike)) and (run := _run(os.fspath(before), format)):
-        return _of_run(os.fspath(before), run, echo, format, given, look)
+    if after is None and isinstance(before, (str, bytes, os.PathLike)) and (run := _run(os.fsdecode(before), format)):
+        return _of_run(os.fsdecode(before), run, echo, format, given, look)
     opened: dict[str, State] = {}
     broken: dict[str, str] = {}
     paths: dict[str, str] = {}
@@ -80,7 +80,7 @@ def choose(
     for which, source in (("before", before), ("echo", echo), ("after", after)):
         if source is None:
             continue
-        paths[which] = source.path if isinstance(source, Checkpoint) else os.fspath(source)
+        paths[which] = source.path if isinstance(source, Checkpoint) else os.fsdecode(source)
         if which == "echo" and prints is not None:
             opened[which] = echo_state(prints)
             continue
@@ -157,7 +157,7 @@ def _shared(first: State, other: State) -> int | None:
 
 def _prints(echo: Source | None) -> Echo | None:
     """An echo that was written without its payload."""
-    if not isinstance(echo, (str, os.PathLike)) or not is_echo(echo):
+    if not isinstance(echo, (str, bytes, os.PathLike)) or not is_echo(echo):
         return None
     found = read_echo(echo)
     return None if found.payload else found

@@ -21,9 +21,9 @@ from workbench.core import ziparchive
 from workbench.core.catalog import Catalog
 from workbench.core.near import did_you_mean
 from workbench.core.place import Place
-from workbench.errors import NotACheckpointError, OpenError, UsageError
+from workbench.errors import IncompleteError, MissingFileError, NotACheckpointError, OpenError, UsageError
 
-__all__ = ["FORMATS", "Format", "Reader", "detect", "detect_or_raise", "reader"]
+__all__ = ["FORMATS", "Format", "Reader", "detect", "detect_or_raise", "read_forced", "reader"]
 
 
 class Reader(Protocol):
@@ -117,6 +117,10 @@ def _plain(place: Place) -> str | None:
     return None
 
 
+#: Formats that can be a single file.
+_OF_FILES = ("lightning", "paddle_save", "safetensors", "torch_save")
+
+
 def detect_or_raise(place: Place) -> str:
     """As :func:`detect`, with an error that says what was looked for."""
     found = detect(place)
@@ -124,9 +128,33 @@ def detect_or_raise(place: Place) -> str:
         place.check()  # what was replaced meanwhile may have looked like nothing
         if other := _other(place):
             raise NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
-        looked = "; ".join(f"{row.name}: {row.marks}" for row in FORMATS.values())
+        if place.file is not None and not place.stat(place.file).size:
+            raise NotACheckpointError(f"{place.path!r} is empty: it has 0 bytes")
+        names = FORMATS if place.file is None else _OF_FILES
+        looked = "; ".join(f"{name}: {FORMATS[name].marks}" for name in names)
         raise NotACheckpointError(f"{place.path!r} holds no checkpoint that we know. Looked for {looked}")
     return found
+
+
+def read_forced(place: Place, name: str) -> Catalog:
+    """The catalog of a place whose format the caller named.
+
+    Raises:
+        NotACheckpointError: it is of another format, or nothing of that format is there.
+    """
+    if reader(name).detect(place):
+        return reader(name).read_catalog(place)
+    found = detect(place)
+    if found is None:
+        try:
+            catalog = reader(name).read_catalog(place)
+            if catalog.keys or catalog.objects.keys:
+                return catalog
+        except (IncompleteError, MissingFileError):  # what a reader does not find, it takes for lost
+            pass
+    place.check()  # what was replaced meanwhile may have looked like nothing
+    other = f"it looks like {found} ({FORMATS[found].title})" if found else f"looked for {FORMATS[name].marks}"
+    raise NotACheckpointError(f"{place.path!r} is not a {name} checkpoint ({FORMATS[name].title}); {other}")
 
 
 #: First bytes of files that are checkpoints or weights of other programs, and what they are.

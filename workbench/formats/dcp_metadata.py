@@ -29,7 +29,7 @@ import numpy as np
 from workbench.core.catalog import OPAQUE, TORCH_ZIP, ZSTD_TORCH_ZIP
 from workbench.core.dtypes import by_name
 from workbench.core.pickles import unpickle
-from workbench.core.pickles.standins import FAULTS, ByClass, Held, state_of
+from workbench.core.pickles.standins import FAULTS, ByClass, Held, not_run, state_of
 from workbench.errors import CorruptError
 
 __all__ = [
@@ -139,9 +139,9 @@ def decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:
     try:
         return assemble(root, Objects())
     except FAULTS as error:
-        foreign = f"; it names foreign globals {sorted(found.globals)[:3]}" if found.globals else ""
         raise CorruptError(
-            f"{what} is not laid out as DCP metadata ({type(error).__name__}: {str(error)[:120]}){foreign}"
+            f"{what} is not laid out as DCP metadata ({type(error).__name__}: {str(error)[:120]})"
+            f"{not_run(found.globals)}"
         ) from None
 
 

@@ -30,7 +30,7 @@ from workbench import naming
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
-from workbench.core.place import Place
+from workbench.core.place import Place, lacking
 from workbench.errors import IncompleteError
 from workbench.formats import parts
 from workbench.formats.deepspeed_files import Decoder, items, tensors
@@ -266,7 +266,7 @@ class FolderReader:
         if lost:
             mp, ranks = lost[0]
             facts["incomplete"] = (
-                f"{len(ranks)} of {len(self.zero[mp].shards)} optimizer files of mp_rank {mp:02d} are missing, of "
+                f"{lacking(len(ranks), len(self.zero[mp].shards), f'optimizer files of mp_rank {mp:02d}')}, of "
                 f"data-parallel ranks {listed(ranks)}; copy them here, or open with partial=True to read the rest"
             )
         degree = self._degree(told)

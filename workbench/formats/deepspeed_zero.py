@@ -21,7 +21,7 @@ import numpy as np
 from workbench import naming
 from workbench.core import catalog as cat
 from workbench.core.build import CatalogBuilder
-from workbench.core.place import Place
+from workbench.core.place import Place, lacking
 from workbench.errors import CorruptError, IncompleteError, UnsafeError
 from workbench.formats import deepspeed_flat as flat
 from workbench.formats.deepspeed_files import Decoder, Located
@@ -83,7 +83,7 @@ def read_partitions(place: Place, folder: Folder, mp: int) -> Partitions | None:
     lost = [dp for dp in range(count) if dp not in kept]
     if len(lost) > len(kept):
         raise IncompleteError(
-            f"{len(lost)} of {count} optimizer files of mp_rank {mp:02d} are missing, data-parallel ranks "
+            f"{lacking(len(lost), count, f'optimizer files of mp_rank {mp:02d}')}, data-parallel ranks "
             f"{listed(lost)}; copy them here or save again"
         )
     stem = first.file.replace(f"zero_pp_rank_{min(kept)}_", "zero_pp_rank_{}_", 1)

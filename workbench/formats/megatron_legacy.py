@@ -37,8 +37,8 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import TensorRef
-from workbench.core.place import Place
-from workbench.errors import CorruptError, IncompleteError, WorkbenchError
+from workbench.core.place import Place, lacking
+from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, WorkbenchError
 from workbench.formats import megatron_boxes as boxes
 from workbench.formats import megatron_layout as layout
 from workbench.formats.megatron_args import AXIS_ARGS, Run
@@ -71,6 +71,8 @@ def read_catalog(place: Place) -> Catalog:
     """
     notes: list[str] = []
     parts = _parts(place, notes)
+    if not parts:
+        raise NotACheckpointError(f"{place.path!r} has no mp_rank folder with a {FILE}")
     run = parts[0].run
     _same_save(parts)
     parts += _absent(parts, run, notes)
@@ -207,7 +209,7 @@ def _absent(parts: Sequence[Part], run: Run, notes: list[str]) -> list[Part]:
     if alone or len(lost) > len(parts):
         shown = ", ".join(_named(at) for at in (alone or lost)[:MAX_NAMED])
         raise IncompleteError(
-            f"{len(lost):,} of {sizes[0] * sizes[1] * sizes[2]:,} ranks are missing, among them {shown}"
+            f"{lacking(len(lost), sizes[0] * sizes[1] * sizes[2], 'ranks')}, among them {shown}"
             f"{' …' if len(alone or lost) > MAX_NAMED else ''}; restore their mp_rank folders"
         )
     found = []

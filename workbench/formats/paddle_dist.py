@@ -38,7 +38,13 @@ from workbench.core.catalog import RAW, Catalog
 from workbench.core.dtypes import DType, by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, stat_or_absent
-from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsupportedFormatError
+from workbench.errors import (
+    CorruptError,
+    IncompleteError,
+    NotACheckpointError,
+    TruncatedError,
+    UnsupportedFormatError,
+)
 from workbench.formats import paddle_names, paddle_tree, safetensors_header
 from workbench.formats.paddle_dist_metadata import Metadata, decode
 from workbench.formats.paddle_pickle import load
@@ -81,6 +87,10 @@ def read_catalog(place: Place) -> Catalog:
     if _is_save(place):
         return _read(place)
     found = [(f"{name}.", name, _read(place.sub(name))) for name in _parts(place)]
+    if not found:
+        raise NotACheckpointError(
+            f"{place.path!r} has neither N.metadata nor one of the folders {', '.join(PARTS)} with it"
+        )
     notes = [f"{name}: {note}" for _, name, part in found for note in part.meta["notes"]]
     merged = merge("paddle_dist", found, {"step": None, "world_size": None, "notes": notes, "mesh": _mesh()})
     return _parts_named(merged, [(name, part) for _, name, part in found])

@@ -35,7 +35,7 @@ import numpy as np
 from workbench.core import box
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import DType
-from workbench.core.place import Place
+from workbench.core.place import Place, lacking
 from workbench.errors import CorruptError, IncompleteError, UnsupportedFormatError
 from workbench.formats import paddle_names, paddle_tree, paddlenlp_axes
 from workbench.formats.paddle_pickle import load
@@ -126,7 +126,7 @@ def check_grid(files: Sequence[RankFile], degrees: Mapping[str, int], what: str)
     lost = [dict(spot) for spot in wanted if spot not in there] if axes else []
     if lost:
         raise IncompleteError(
-            f"{len(lost)} of {len(wanted)} {what} files are missing, first of {_spot(lost[0])}"
+            f"{lacking(len(lost), len(wanted), f'{what} files')}, first of {_spot(lost[0])}"
             + (f", then {', '.join(map(_spot, lost[1:MAX_NAMED]))}" if len(lost) > 1 else "")
             + ": the save was interrupted or they were not copied; what they held is not known"
         )

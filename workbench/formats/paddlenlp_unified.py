@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
-from workbench.core.place import Place
+from workbench.core.place import Place, lacking
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats import paddle_names, safetensors_header
 from workbench.formats.safetensors_header import Entry
@@ -94,10 +94,11 @@ def _all_there(index: WeightIndex, stem: str, files: list[str]) -> None:
     if counts and not index.weights:
         numbers = {int(match[2]) for file in files if (match := _FILE.fullmatch(file)) and match[2]}
         count = counts.pop()
-        lost = [number for number in range(1, count + 1) if number not in numbers] if count <= 1 << 20 else []
-        if lost:
+        first = next((number for number in range(1, count + 1) if number not in numbers), None)
+        if first is not None:
+            lost = lacking(count - sum(1 <= number <= count for number in numbers), count, f"files {stem!r}")
             raise IncompleteError(
-                f"{len(lost)} of {count} files {stem!r} are missing, first {stem}-{lost[0]:05d}-of-{count:05d}, "
+                f"{lost}, first {stem}-{first:05d}-of-{count:05d}, "
                 f"and no {index.name!r} says what they held: the save was interrupted; use an earlier step"
             )
 

@@ -58,6 +58,7 @@ class Loaded:
         big: whether elements are big endian.
         globals: foreign globals that the pickle names.
         notes: what is odd.
+        stop: where the file ends by what it says; ``None`` where its end is no part of the format.
     """
 
     tree: object
@@ -65,6 +66,7 @@ class Loaded:
     big: bool = False
     globals: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    stop: int | None = None
 
 
 def is_legacy(head: bytes) -> bool:
@@ -104,7 +106,7 @@ def load_legacy(view: LazyBytes, *, what: str) -> Loaded:
         span, at = _storage(view, at, key, seen[key].dtype, what, seen[key].numel)
         storages[key] = span
     _add_views(storages, seen, what)
-    return Loaded(loaded.value, storages, globals=loaded.globals)
+    return Loaded(loaded.value, storages, globals=loaded.globals, stop=at)
 
 
 def load_tar(view: LazyBytes, *, what: str) -> Loaded:
@@ -166,7 +168,8 @@ def _pickle(
         if not cut or _ends(data):
             break
         size *= 4
-    return unpickle.loads_with_globals(data, what=f"{what}, from byte {at:,}", persistent_load=persistent_load)
+    counted = f"{what}, counted from byte {at:,} of the file," if at else what
+    return unpickle.loads_with_globals(data, what=counted, persistent_load=persistent_load)
 
 
 def _ends(data: bytes | memoryview) -> bool:

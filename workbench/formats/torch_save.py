@@ -36,6 +36,7 @@ from workbench.errors import WorkbenchError
 from workbench.formats import torch_legacy, torch_tree
 from workbench.formats.torch_save_file import declare, keyed, load_tree
 from workbench.formats.torch_save_folder import INDEX, WHOLE, read_folder
+from workbench.formats.torch_tree import is_quantised
 
 __all__ = ["detect", "load_tree", "read_catalog", "read_file", "read_objects", "tree_objects"]
 
@@ -81,7 +82,7 @@ def read_file(place: Place, file: str, format: str = "torch_save") -> Catalog:
     """The catalog of one file, with names: the tree says where a container ends."""
     loaded = load_tree(place, file)
     builder = CatalogBuilder(format, place)
-    builder.file(file, metadata=True)
+    builder.file(file, metadata=True, end=loaded.stop)
     notes = list(loaded.notes)
     tensors = keyed(loaded, repr(file), notes)
     paths = {key: path for key, (path, ref) in tensors.items() if declare(builder, file, key, ref, loaded, notes)}
@@ -98,6 +99,11 @@ def read_file(place: Place, file: str, format: str = "torch_save") -> Catalog:
             "foreign_globals": sorted(loaded.globals)[:MAX_LISTED],
             "aliases": aliases[:MAX_LISTED],
             "left_out": [key for key in tensors if key not in paths],
+            "quantised": {
+                key: _top_name(path[0]) if isinstance(loaded.tree, dict) else "value"
+                for key, path in paths.items()
+                if is_quantised(tensors[key][1])
+            },
         }
     )
     return replace(catalog, fqns=fqns, roles=roles)
@@ -178,8 +184,12 @@ def _top(pruned: object) -> dict[str, Any]:
         return {"value": pruned}
     found: dict[str, Any] = {}
     for name, value in pruned.items():
-        found[name if type(name) is str else short(name, 60)] = value
+        found[_top_name(name)] = value
     return found
+
+
+def _top_name(name: object) -> str:
+    return name if type(name) is str else short(name, 60)
 
 
 def _object_names(tree: object, what: str) -> list[str]:

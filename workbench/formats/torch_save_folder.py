@@ -17,8 +17,9 @@ from collections import defaultdict
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.place import Place
-from workbench.errors import CorruptError
+from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats.torch_save_file import declare, keyed, load_tree, some
+from workbench.formats.torch_tree import is_quantised
 from workbench.formats.weight_index import check_files, read_index
 
 __all__ = ["INDEX", "WHOLE", "read_folder"]
@@ -39,7 +40,10 @@ def read_folder(place: Place) -> Catalog:
     builder = CatalogBuilder("torch_save", place)
     name = next((name for name in sorted(place.files, key=len) if name.endswith(INDEX)), None)
     if name is None:
-        _add_file(builder, next(name for name in WHOLE if name in place.files), None, "", notes)
+        whole = next((name for name in WHOLE if name in place.files), None)
+        if whole is None:
+            raise NotACheckpointError(f"{place.path!r} has neither *{INDEX} nor one of {', '.join(WHOLE)}")
+        quantised = _add_file(builder, whole, None, "", notes)
     else:
         index = read_index(place, name)
         check_files(place, index)
@@ -47,15 +51,14 @@ def read_folder(place: Place) -> Catalog:
         listed: dict[str, list[str]] = defaultdict(list)
         for key, file in index.weights.items():
             listed[file].append(key)
-        for file in index.files:
-            _add_file(builder, file, listed[file], name, notes)
-    return builder.build({"step": None, "notes": notes})
+        quantised = [key for file in index.files for key in _add_file(builder, file, listed[file], name, notes)]
+    return builder.build({"step": None, "notes": notes, "quantised": dict.fromkeys(quantised, "")})
 
 
-def _add_file(builder: CatalogBuilder, file: str, listed: list[str] | None, index: str, notes: list[str]) -> None:
-    """Declare the tensors of one file, all of them without an index."""
-    builder.file(file, metadata=True)
+def _add_file(builder: CatalogBuilder, file: str, listed: list[str] | None, index: str, notes: list[str]) -> list[str]:
+    """Declare the tensors of one file, all of them without an index; returns those that are quantised."""
     loaded = load_tree(builder.place, file)
+    builder.file(file, metadata=True, end=loaded.stop)
     tensors = keyed(loaded, repr(file), notes)
     for key in tensors if listed is None else listed:
         if key not in tensors:
@@ -64,3 +67,4 @@ def _add_file(builder: CatalogBuilder, file: str, listed: list[str] | None, inde
     extra = sorted(tensors.keys() - listed) if listed is not None else []
     if extra:
         notes.append(f"{len(extra)} tensors of {file!r} that the index does not list are left out: {some(extra)}")
+    return [key for key in (tensors if listed is None else listed) if is_quantised(tensors[key][1])]

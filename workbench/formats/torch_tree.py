@@ -24,7 +24,7 @@ from workbench.core.pickles.budget import MAX_DEPTH, leaves
 from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef
 from workbench.errors import CorruptError
 
-__all__ = ["flatten", "optimizers", "prune"]
+__all__ = ["flatten", "is_quantised", "optimizers", "prune"]
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps what state_dict shows
 _GONE = object()
@@ -47,6 +47,11 @@ def flatten(tree: object, *, what: str) -> list[tuple[tuple[Any, ...], TensorRef
         UnsafeError: shared so often that listing it would never end, or with names far larger than the file.
     """
     return leaves(tree, _children, lambda node: isinstance(node, TensorRef), what=what)
+
+
+def is_quantised(ref: TensorRef) -> bool:
+    """Whether a tensor holds the codes of a quantised one, whose other facts are in the objects (:func:`prune`)."""
+    return isinstance(ref.storage, StorageRef) and (ref.storage.dtype or "").startswith(("qint", "quint"))
 
 
 def prune(tree: object, *, what: str) -> object:

@@ -27,7 +27,7 @@ from workbench.core.dtypes import ALL
 from workbench.core.fingerprint import BLOCK
 from workbench.core.place import Place
 from workbench.core.scan import Tick
-from workbench.errors import OpenError, UsageError, WriteError
+from workbench.errors import OpenError, UnsupportedFormatError, UsageError, WriteError
 from workbench.reshard.atomic.transaction import Staging, check_free, check_room, staging
 from workbench.reshard.atomic.writing import sync_folder, writing
 from workbench.reshard.mesh import Mesh
@@ -121,7 +121,7 @@ def export(
         HoleError, OpenError: a tensor cannot be read.
     """
     began = time.perf_counter()
-    target, made_by = os.fspath(dest), writer(format)
+    target, made_by = os.fsdecode(dest), writer(format)
     named = _as_hf(ckpt, rename, hf_config)
     with ExitStack() as opened:
         merged = [_opened(one, opened) for one in _several(lora)]
@@ -145,6 +145,7 @@ def export(
             kept, left = plain_objects(ckpt.objects, state, tensors=made_by.tensors_in_objects)
             selection = with_objects(selection, kept)
             notes += [f"object {name!r} is left out: {why}" for name, why in left.items()]
+        _check_quantised(selection, format, made_by.objects)
         folder = made_by.is_folder(target, selection)
         real = _real(target)
         _check_place([ckpt, *merged], real, folder, overwrite)
@@ -194,6 +195,22 @@ def _as_hf(ckpt: Checkpoint, rename: Rename | None, config: Mapping[str, Any] | 
     if config is not None:
         raise UsageError("hf_config= completes what rename='hf' needs to know; without it nothing asks for it")
     return None
+
+
+def _check_quantised(selection: Selection, format: str, objects: bool) -> None:
+    """Refuse codes of torch's quantised tensors without their scale, zero point and scheme, which are objects."""
+    keys = selection.catalog.keys
+    held = selection.catalog.meta.get("quantised", {})
+    wanted = [keys[tensor] for tensor in selection.tensors.tolist()]
+    lost = [key for key in wanted if key in held and held[key] not in selection.objects]
+    if lost:
+        many = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        carry = ", carry the objects (objects=True, --objects)" if objects and all(held[key] for key in lost) else ""
+        raise UnsupportedFormatError(
+            f"tensor {lost[0]!r}{many}: of a quantised type of torch, whose scale, zero point and scheme are not all "
+            f"stored as tensors, so that {format} would lose them; save tensor.dequantize() instead{carry}, or leave "
+            "it out (select=)"
+        )
 
 
 def _several(lora: Any) -> list[Any]:

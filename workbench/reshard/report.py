@@ -114,7 +114,11 @@ class ExportReport:
         return export_html(self)
 
     def __str__(self) -> str:
-        what = f"{len(self.tensors):,} tensors, {self.nbytes:,} bytes in {len(self.files):,} files of {self.format}"
+        tensors, files = (
+            f"{len(some):,} {noun}{'' if len(some) == 1 else 's'}"
+            for some, noun in ((self.tensors, "tensor"), (self.files, "file"))
+        )
+        what = f"{tensors}, {self.nbytes:,} bytes in {files} of {self.format}"
         if self.dry_run:
             return f"would write {what} to {self.path!r}"
         if self.identical:

@@ -79,7 +79,7 @@ def headline(diff: Diff) -> str:
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
     equal = f"{s['equal']:,} equal" if parts else f"{units.plural(s['equal'], 'tensor')} equal"
-    if s["equal"] or not parts:
+    if s["equal"] or (pairs and not parts):
         parts.append(equal + _sources(diff))
     for name, words in (
         ("unknown", "unknown (not read)"), ("unread", "that could not be compared"), ("removed", "only in a"),
@@ -90,6 +90,8 @@ def headline(diff: Diff) -> str:
             parts.append(f"{s[name]:,} {words}")
     if diff.skipped:
         parts.append(f"{len(diff.skipped):,} in the objects not compared")
+    if not parts:
+        parts.append("no tensors on either side")
     return ("no difference: " if diff.exit_code == 0 else "") + ", ".join(parts)
 
 

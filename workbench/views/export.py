@@ -34,7 +34,7 @@ def export_facts(report: ExportReport, *, width: int | None = WIDTH) -> list[tup
     """What it takes, as pairs of a word and a text; several lines of one word follow each other, the others unnamed."""
     size = units.nbytes
     facts = [
-        ("reads", f"{size(report.read_nbytes)} in {report.copies:,} copies"),
+        ("reads", f"{size(report.read_nbytes)} in {report.copies:,} {'copy' if report.copies == 1 else 'copies'}"),
         ("writes", f"{size(report.nbytes)} in {units.plural(len(report.files), 'file')}"),
         ("memory", f"at most {size(report.peak_nbytes)}"),
     ]

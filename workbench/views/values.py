@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.core.dtypes import DType
+from workbench.core.jsonable import finite
 from workbench.tensor import LazyTensor
 
 __all__ = ["elements", "json_values", "values_text"]
@@ -89,6 +89,4 @@ def _plain(values: Any) -> Any:
         return [_plain(value) for value in values]
     if isinstance(values, complex):
         return [_plain(values.real), _plain(values.imag)]
-    if isinstance(values, float) and not math.isfinite(values):
-        return str(values)
-    return values
+    return finite(values) if isinstance(values, float) else values

@@ -24,10 +24,12 @@ from workbench.analysis.layout.infer import infer
 from workbench.analysis.layout.placed import Mesh, Placed
 from workbench.analysis.layout.result import Layout
 from workbench.checkpoint import Checkpoint
+from workbench.core.source import needs_descriptors
 
 __all__ = ["Layout", "Mesh", "Placed", "layout"]
 
 
+@needs_descriptors()
 def layout(ckpt: Checkpoint, *, tick: Callable[[float], None] | None = None) -> Layout:
     """Where everything lies in a checkpoint (or a selection of it): see :class:`Layout`.
 

@@ -51,8 +51,13 @@ class Pattern:
                 entered, a block that was replaced); needed only by ``shift``, ``resized`` and ``replaced``.
         """
         if self.make is None:
-            raise ValueError(f"the pattern {self.name!r} was read from JSON; only a recognised one can be applied")
+            raise ValueError(
+                f"the pattern {self.name!r} was read from JSON or a pickle; only a recognised one can be applied"
+            )
         return self.make(array, rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "make": None}  # a function of the tensors at hand; not pickled, as it is not in JSON
 
     def to_json(self) -> dict[str, Any]:
         """``name sentence detail likely evidence``."""

@@ -32,6 +32,7 @@ from workbench.analysis.verify.values import check_values, values_nbytes
 from workbench.checkpoint import Checkpoint
 from workbench.core.place import Place
 from workbench.core.scan import Tick
+from workbench.core.source import needs_descriptors
 from workbench.errors import (
     CorruptError,
     IncompleteError,
@@ -46,6 +47,15 @@ from workbench.errors import (
 
 __all__ = ["verify"]
 
+#: What to do about a checkpoint that cannot be opened, by rule.
+RESTORE = "restore what is named, or use another checkpoint; the rest of it cannot be judged"
+REMEDIES = {
+    "open.unsafe": "find out who wrote it before anything else reads it",
+    "open.unrecognised": "give the path of a checkpoint, or the format that it is of",
+    "open.unsupported": "save it again in a form that is read, with what wrote it",
+    "open.failed": "verify it again when nothing writes to it",
+}
+
 #: The rule that an error of opening is reported under; the first that fits counts.
 OPENING: tuple[tuple[type[OpenError], str], ...] = (
     (MissingFileError, "open.missing"),
@@ -59,6 +69,7 @@ OPENING: tuple[tuple[type[OpenError], str], ...] = (
 )
 
 
+@needs_descriptors()
 def verify(
     ckpt: Checkpoint | str | os.PathLike[str],
     deep: bool = False,
@@ -85,6 +96,7 @@ def verify(
 
     Raises:
         NotACheckpointError: nothing lies at the path.
+        OpenError: the process has no free file descriptors.
         MissingExtraError: the format needs an optional package.
         UsageError: no such format, or ``io``.
     """
@@ -130,13 +142,7 @@ def _open(place: Place, format: str | None, io: str, log: Log) -> Checkpoint | N
         return checkpoint.open(place.path, format=format, io=io, cache=False, partial=True)
     except (OpenError, RecursionError) as error:
         rule = next((rule for kind, rule in OPENING if isinstance(strict, kind)), "open.failed")
-        log.add(
-            rule,
-            "error",
-            place.name,
-            str(error) or type(error).__name__,
-            "restore what is named, or use another checkpoint; the rest of it cannot be judged",
-        )
+        log.add(rule, "error", place.name, str(error) or type(error).__name__, REMEDIES.get(rule, RESTORE))
         log.not_checked["everything else"] = "the checkpoint cannot be opened"
     return None
 

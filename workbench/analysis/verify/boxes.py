@@ -35,7 +35,8 @@ def check_boxes(subject: Subject) -> None:
     """Holes, overlaps, and byte ranges that two tensors claim."""
     catalog, log = subject.catalog, subject.log
     log.checked["coverage"] = (
-        f"{plural(catalog.chunks, 'chunk')} cover {plural(len(catalog), 'tensor')}: no element twice, none nowhere"
+        f"{plural(catalog.chunks, 'chunk')} {'covers' if catalog.chunks == 1 else 'cover'} "
+        f"{plural(len(catalog), 'tensor')}: no element twice, none nowhere"
     )
     if not len(catalog):
         return

@@ -119,7 +119,7 @@ def _absent_and_short(subject: Subject, sizes: Array) -> None:
 
 
 def _trailing(subject: Subject, sizes: Array) -> None:
-    """DCP's files end with their last item; what follows is of a larger, older file of the same name."""
+    """DCP's files end with their last item, torch.save's old ones with their last storage."""
     catalog, objects = subject.catalog, subject.catalog.objects
     ends, exact = np.full(len(sizes), -1, np.int64), np.ones(len(sizes), bool)
     np.maximum.at(ends, catalog.file, catalog.stop)
@@ -137,6 +137,18 @@ def _trailing(subject: Subject, sizes: Array) -> None:
                 "the metadata or the file is of another save",
                 size=int(sizes[number]),
                 named=int(ends[number]),
+            )
+    for name, end in catalog.meta.get("ends", {}).items():
+        size = int(sizes[catalog.files.index(name)]) if name in catalog.files else -1
+        if size > end:
+            subject.log.add(
+                "files.trailing",
+                "warn",
+                name,
+                f"has {size - end:,} bytes after byte {end:,}, where what torch.save wrote ends",
+                "torch.load ignores them: the file was written over a longer one, or something was appended to it",
+                size=size,
+                named=end,
             )
 
 

@@ -20,8 +20,9 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
+from workbench.errors import ChangedError, CorruptError, HoleError, MissingFileError, WorkbenchError
 
-__all__ = ["MOST", "Log", "Subject", "names", "plural"]
+__all__ = ["MOST", "Log", "Subject", "advice", "names", "plural"]
 
 Array = np.ndarray[Any, Any]
 Tick = Callable[[float], None]
@@ -113,6 +114,17 @@ class Subject:
         """``[offsets, sizes]`` of a chunk row, elements."""
         ndim = int(self.catalog.ndim[self.catalog.tensor[row]])
         return [self.catalog.offsets[row, :ndim].tolist(), self.catalog.sizes[row, :ndim].tolist()]
+
+
+def advice(error: WorkbenchError) -> str:
+    """What to do about bytes that could not be read."""
+    if isinstance(error, ChangedError):
+        return "something writes to the checkpoint: verify it again when that has ended"
+    if isinstance(error, (CorruptError, HoleError)):
+        return "the bytes are damaged or not those of this tensor: restore the file"
+    if isinstance(error, MissingFileError):
+        return "restore the file, or ask its owner for permission to read it"
+    return "verify again; if it fails in the same way, the message says what keeps it from being read"
 
 
 def names(found: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify.log import Subject
+from workbench.analysis.verify.log import Subject, advice
 from workbench.core import catalog as cat
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.payload import Payloads
@@ -83,7 +83,7 @@ def check_pages(subject: Subject, pages: dict[int, list[tuple[int, int]]], zero:
         try:
             source = subject.payloads.pool.source(file)
         except WorkbenchError as error:
-            subject.log.add("read.failed", "error", catalog.files[file], str(error), "verify again")
+            subject.log.add("read.failed", "error", catalog.files[file], str(error), advice(error))
             continue
         _judge_file(subject, file, [_follow(source, *run) for run in _joined(source, runs)], source.size, zero)
 

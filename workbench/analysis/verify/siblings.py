@@ -21,6 +21,7 @@ import numpy as np
 
 from workbench.analysis.verify.log import Subject
 from workbench.core.place import Place
+from workbench.core.source import no_descriptor
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_folder", "check_siblings", "leftovers", "listed"]
@@ -111,8 +112,10 @@ def listed(place: Place, folder: str) -> Iterator[tuple[str, int]]:
                     return
                 if entry.is_file():
                     yield entry.name, entry.stat().st_size
-    except (OSError, WorkbenchError):
+    except WorkbenchError:
         return
+    except OSError as error:
+        no_descriptor(error)
 
 
 def _modes(subject: Subject, family: list[str], stats: dict[str, os.stat_result]) -> None:

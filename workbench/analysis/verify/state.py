@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from typing import Any
 
 from workbench.analysis.verify.log import NAMED, Subject, names, plural
@@ -47,9 +47,10 @@ FAMILY = 3  #: tensors alike from which one can stand out
 FULL = {"float32", "float64"}
 #: Files that every rank writes, by number.
 _NUMBERED = re.compile(
-    r"(.*/)?(rng_state|extra_state_rank|random_states|saved_signal|scaler_rank|dataloader_rank)(_)(\d{1,7})(\.\w+)?"
+    r"(.*/)?(rng_state|extra_state_rank|random_states|saved_signal|scaler_rank|dataloader_rank)(_)(\d+)(\.\w+)?"
 )
-_LAYER = re.compile(r"^(.*?\b(?:layers|layer|h|blocks|block)\.)(\d{1,6})\.(.+)$")
+_LAYER = re.compile(r"^(.*?\b(?:layers|layer|h|blocks|block)\.)(\d{1,18})\.(.+)$")
+BESIDE = {"buffer", "scale", "zero_point", "amax_history", "other"}  #: roles that some layers may do without
 
 
 def check_state(subject: Subject) -> None:
@@ -135,15 +136,18 @@ def check_ranks(subject: Subject) -> None:
         # a file named after the number of ranks (PaddleNLP's rng_state_8.pth) holds all of them
         if there == {world} or (len(there) == 1 and 0 not in there):
             continue
-        lost = [number for number in range(max(there) + 1) if number not in there]
-        if lost:
+        count = max(there) + 1 - len(there)
+        if count:
+            lost = list(islice((number for number in range(max(there)) if number not in there), 1000))
+            more = f" and {count - NAMED:,} more" if count > NAMED else ""
             subject.log.add(
                 "ranks.gap",
                 "error",
                 f"{folder}{stem}{lost[0]}{suffix}",
-                f"is absent: ranks 0 to {max(there)} wrote such a file, {len(lost)} are lost ({lost[:NAMED]})",
+                f"is absent: ranks 0 to {max(there)} wrote such a file, and there is none of rank "
+                f"{', '.join(map(str, lost[:NAMED]))}{more}",
                 "restore them, or those ranks cannot resume as they were",
-                lost=lost[:1000],
+                lost=lost,
             )
     _grid(subject)
 
@@ -178,28 +182,66 @@ def _grid(subject: Subject) -> None:
         subject.log.checked["ranks"] = f"{plural(count, 'file')} named after ranks make up a whole grid"
 
 
-def _layers(subject: Subject, of: Mapping[str, Any]) -> None:
-    """A stack whose layers are alike but for one that is absent."""
+def _layers(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
+    """Stacks of layers that are alike but for one that is absent, or that lacks tensors."""
     stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for fqn in of:
-        if match := _LAYER.match(fqn):
+    for fqn, roles in of.items():
+        if (match := _LAYER.match(fqn)) and not roles.keys() <= BESIDE:
             stacks[match[1]][int(match[2])].add(match[3])
     for prefix, layers in stacks.items():
-        first, last = min(layers), max(layers)
-        # pipeline stages that are checkpoints of their own begin anywhere: only gaps inside count
-        lost = last - first + 1 - len(layers)
         [(common, times)] = Counter(frozenset(part) for part in layers.values()).most_common(1)
-        alike = times * 3 >= 2 * len(layers) and len(common) >= 4
-        if lost and alike and lost * 2 <= len(layers):
-            absent = [number for number in range(first, last) if number not in layers]
-            subject.log.add(
-                "names.layer_gap",
-                "warn",
-                f"{prefix}{absent[0]}",
-                f"is absent: the stack has layers {first} to {last} but for {absent[:NAMED]}",
-                "a file or a pipeline stage is missing, unless the model was pruned so",
-                absent=absent[:1000],
-            )
+        # names without a dot are plain modules in a row, such as a Sequential whose activations store nothing
+        substantial = len(common) >= 4 or sum("." in name for name in common) >= 2
+        if substantial and times * 3 >= 2 * len(layers):
+            _absent_layers(subject, prefix, sorted(layers))
+            _thin_layers(subject, prefix, layers, common)
+
+
+def _absent_layers(subject: Subject, prefix: str, there: list[int]) -> None:
+    # pipeline stages that are checkpoints of their own begin anywhere: only gaps inside count
+    lost = there[-1] - there[0] + 1 - len(there)
+    if lost and lost * 2 <= len(there) and not _interleaved(there):
+        present = set(there)
+        absent = [number for number in range(there[0], there[-1]) if number not in present]
+        subject.log.add(
+            "names.layer_gap",
+            "warn",
+            f"{prefix}{absent[0]}",
+            f"is absent: the stack has layers {there[0]} to {there[-1]} but for {absent[:NAMED]}",
+            "a file or a pipeline stage is missing, unless the model was pruned so",
+            absent=absent[:1000],
+        )
+
+
+def _interleaved(there: list[int]) -> bool:
+    """Whether one rank of an interleaved pipeline has these layers: 0 to 3 and 8 to 11, say."""
+    cuts = [at for at in range(1, len(there)) if there[at] != there[at - 1] + 1]
+    runs = {stop - start for start, stop in pairwise([0, *cuts, len(there)])}
+    gaps = {there[at] - there[at - 1] - 1 for at in cuts}
+    return len(runs) == len(gaps) == 1 and min(gaps) % min(runs) == 0
+
+
+def _thin_layers(subject: Subject, prefix: str, layers: Mapping[int, set[str]], common: frozenset[str]) -> None:
+    """Layers that lack some of what the others have, and nothing else: those of another kind have other tensors."""
+    thin = {n: sorted(common - own) for n, own in sorted(layers.items()) if own < common}
+    full = layers.keys() - thin.keys()
+    if len(thin) > max(1, len(layers) // 8) or len(full) < FAMILY:
+        return  # many: the model was made so
+    unlisted = {key for one in subject.log.found if one.rule == "index.unlisted" for key in one.evidence["tensors"]}
+    for number, lost in thin.items():
+        # the first and the last may do without something: a norm before them, what leads on to the next
+        if not min(full) < number < max(full) and 2 * len(lost) <= len(common):
+            continue
+        if unlisted.issuperset(f"{prefix}{number}.{name}" for name in lost):
+            continue
+        subject.log.add(
+            "names.layer_part",
+            "warn",
+            f"{prefix}{number}",
+            f"lacks {len(lost):,} of the {plural(len(common), 'tensor')} that the layers beside it have: {names(lost)}",
+            "tensors were lost, unless the model was pruned so",
+            absent=lost[:1000],
+        )
 
 
 def _types(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
-from workbench.analysis.verify.log import Subject, names, plural
+from workbench.analysis.verify.log import Subject, advice, names, plural
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_steps"]
@@ -192,9 +192,7 @@ def _scalars(subject: Subject) -> dict[float, list[int]]:
         try:
             bits = subject.payloads.array(row).reshape(-1)
         except WorkbenchError as error:
-            subject.log.add(
-                "read.failed", "error", subject.key(row), str(error), "restore the file", file=subject.file(row)
-            )
+            subject.log.add("read.failed", "error", subject.key(row), str(error), advice(error), file=subject.file(row))
             continue
         dtype = catalog.dtype_of(int(catalog.tensor[row]))
         if not dtype.packed and dtype.kind in "fiu":

@@ -33,6 +33,7 @@ from workbench.core import catalog as cat
 from workbench.core.checksums import RecordCheck, archives_nbytes, check_archives
 from workbench.core.place import Place
 from workbench.core.scan import Tick
+from workbench.core.source import no_descriptor
 from workbench.errors import MissingFileError, WorkbenchError
 
 __all__ = ["StoredSums", "check_manifest", "manifest_nbytes"]
@@ -274,6 +275,8 @@ def _digest(subject: Subject, name: str, wanted: str, source: str, covered: Arra
     try:
         found = _sha256(subject.place.resolve(name))
     except (WorkbenchError, OSError) as error:
+        if isinstance(error, OSError):
+            no_descriptor(error)
         log.add(
             "digest.unreadable", "error", name, f"{source} vouches for it, but it cannot be read: {error}", "restore it"
         )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.verify.counts import SQUARES, NumberScan, Seen
-from workbench.analysis.verify.log import Subject, names, plural
+from workbench.analysis.verify.log import Subject, advice, names, plural
 from workbench.analysis.verify.pages import check_pages
 from workbench.core.scan import Tick, scan
 from workbench.core.work import chunk_work
@@ -62,7 +62,7 @@ def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = 
             "error",
             subject.key(row),
             str(error),
-            "the bytes are damaged or not those of this tensor: restore the file",
+            advice(error),
             file=subject.file(row),
         )
 
@@ -128,7 +128,9 @@ def _numbers(subject: Subject, row: int, state: Seen, not_squares: bool) -> None
             severity,
             key,
             f"{state.nan:,} of {state.count:,} elements are NaN{at}",
-            "training from here yields NaN: use an earlier step",
+            "training from here yields NaN: use an earlier step"
+            if role in VITAL
+            else "no weight or moment: whether NaN may stand there depends on what reads it",
             nan=state.nan,
             **place,
         )

@@ -57,7 +57,7 @@ class Allowance:
     def refuse(self, reason: str) -> NoReturn:
         """Raise an UnsafeError that says which pickle, and where."""
         raise UnsafeError(
-            f"{self.what}, at or before byte {self.position:,}: {reason}. It was not decoded further; do not load this "
+            f"{self.what}, near byte {self.position:,}: {reason}. It was not decoded further; do not load this "
             "file with torch or pickle before you know who wrote it"
         )
 

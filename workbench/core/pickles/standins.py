@@ -406,6 +406,12 @@ class ByClass(Mapping[tuple[str, str], object]):
         return len(self._made)
 
 
+def not_run(foreign: Iterable[str]) -> str:
+    """The end of a message on a pickle that names globals of others than torch; empty where there are none."""
+    names = sorted(name for name in foreign if not name.startswith("torch."))[:3]
+    return f"; it names the foreign globals {names}, which were not run" if names else ""
+
+
 def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) -> Any:
     """The state of a decoded root object.
 
@@ -417,6 +423,5 @@ def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) 
         CorruptError: it is something else.
     """
     if not isinstance(value, Held) or type(value).__name__ not in names:
-        seen = f"; it names the foreign globals {sorted(foreign)[:3]}, which were not run" if foreign else ""
-        raise CorruptError(f"{what} holds {short(value)} instead of checkpoint metadata{seen}")
+        raise CorruptError(f"{what} holds {short(value)} instead of checkpoint metadata{not_run(foreign)}")
     return value[0] if value else {}

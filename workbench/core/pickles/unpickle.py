@@ -111,7 +111,7 @@ def loads_with_globals(
     except Exception as error:  # whatever hostile bytes provoke in the C unpickler or a stand-in ends here
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, pickle.UnpicklingError) else str(error)
         raise CorruptError(
-            f"{what} cannot be unpickled, at or before byte {reader.pos:,}: {_line(reason)}; the file is "
+            f"{what} cannot be unpickled, in bytes {reader.low:,} to {reader.high:,}: {_line(reason)}; the file is "
             "damaged, or no pickle that a checkpoint would hold"
         ) from None
     finally:
@@ -172,11 +172,11 @@ class _Reader:
     and none of the FRAME opcodes (a frame is executed in one go), so that the clock is read in between.
     """
 
-    __slots__ = ("budget", "frame", "frames", "pos", "view")
+    __slots__ = ("ahead", "budget", "frame", "frames", "low", "pos", "view")
 
     def __init__(self, view: memoryview, pos: int, frames: list[int], budget: Allowance) -> None:
         self.view = view
-        self.pos = pos
+        self.pos = self.low = self.ahead = pos
         self.frames = iter([*frames, len(view)])
         self.frame = next(self.frames)
         self.budget = budget
@@ -190,7 +190,13 @@ class _Reader:
         self._skip_frame()
         self.budget.position = self.pos
         self.budget.tick()
-        return self.view[self.pos : min(self.pos + SLICE, self.frame)]
+        self.low, self.ahead = self.pos, min(self.pos + SLICE, self.frame)
+        return self.view[self.pos : self.ahead]
+
+    @property
+    def high(self) -> int:
+        """The end of what may have been executed since :attr:`low`; what of it the unpickler does not say."""
+        return max(self.pos, self.ahead)
 
     def read(self, size: int) -> memoryview:
         self._skip_frame()

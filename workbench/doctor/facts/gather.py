@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
+from workbench.core.source import no_descriptor
 from workbench.doctor.facts.flat import Leaf, leaves
 from workbench.doctor.facts.groups import Names, read_groups
 from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
@@ -205,7 +206,8 @@ def _tracker(path: str) -> int | None:
     try:
         with open(path, "rb") as file:
             text = file.read(TRACKER_LIMIT).decode("utf-8", "replace").strip()
-    except OSError:  # no permission: then nothing is known of it
+    except OSError as error:  # no permission: then nothing is known of it
+        no_descriptor(error)
         return None
     match = _NAMED.fullmatch(text)
     return int(text) if text.isdecimal() and len(text) < 19 else int(match[1]) if match else None

@@ -96,7 +96,7 @@ class Names:
             if role == "param" and fqn is not None and key not in tied
         }
         numbered = self._numbered(ckpt)
-        self.numbers = numbered.keys()
+        self.numbers = tuple(numbered)
         leaves = self._leaves(found)
         paths = sorted({path for path, _, _ in (*numbered.values(), *leaves)})
         self._main = [path for path in paths if _is_main(path)]

@@ -56,15 +56,19 @@ def history(
     import pandas as pd
 
     frame = timeline(run, values=values, threads=threads, tick=tick)
-    root = os.fspath(run) if isinstance(run, (str, os.PathLike)) else None
-    held = {} if isinstance(run, (str, os.PathLike)) else {one.path: one for one in run if isinstance(one, Checkpoint)}
+    root = os.fsdecode(run) if isinstance(run, (str, bytes, os.PathLike)) else None
+    held = (
+        {}
+        if isinstance(run, (str, bytes, os.PathLike))
+        else {one.path: one for one in run if isinstance(one, Checkpoint)}
+    )
     rows: list[dict[str, Any]] = []
     plan = None
     for one in frame.itertuples():
         if not one.complete or pd.isna(one.step):
             continue
         try:
-            path = one.path if root is None else os.path.join(root, one.path)
+            path = one.path if root is None else root if one.path == "." else os.path.join(root, one.path)
             ckpt = held.get(one.path) or open(path)
             facts = gather(ckpt)
             gradient = _gradient(ckpt, threads) if values else math.nan

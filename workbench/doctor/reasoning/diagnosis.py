@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.analysis.report import Report
+from workbench.core.jsonable import finite
 from workbench.doctor.ledger.rows import Ledger
 from workbench.doctor.ledger.sign import Cleared, Sign
 
@@ -157,11 +157,11 @@ def _suspect(one: Suspect) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON's types alone: numbers that are not finite are ``null``, what has no form in JSON is its text."""
+    """JSON's types alone; what has no form in JSON is its text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    if isinstance(value, float):
+        return finite(value)
     return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)

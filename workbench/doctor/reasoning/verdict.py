@@ -34,7 +34,16 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
         if others:
             said += " Also: " + " ".join(one.title for one in others[:2])
         return said
+    two = case.evidence.after is not None or case.evidence.echo is not None
+    if two and not any(row.status in COMPARED for row in case.ledger):
+        return f"Nothing could be compared, so that nothing is known of the resume: {_lacking(case)}."
     return f"No fault found in what was compared: {coverage(case)}."
+
+
+def _lacking(case: Case) -> str:
+    if not any(row.quantity in GROUPS["weights"] for row in case.ledger):
+        return "no weights, moments or settings that both have were read"
+    return "none of the tensors that both have could be read"
 
 
 def _why(one: Suspect) -> str:

@@ -248,7 +248,7 @@ def _told(state: State, log: Log, found: Outcome, fired: set[str], deep: bool) -
     found.checked["N19"] = "names of layers"
     if not {"V01", "N18"} & fired:
         files = plural(len(set(catalog.files)), "file")
-        words = f"{files} in full, and {plural(catalog.chunks, 'chunk')} that tile their tensors"
+        words = f"{files} in full, and {plural(catalog.chunks, 'chunk')} without gap or overlap"
         found.cleared.append(Cleared("files", words, ("G4", "G8", "E8")))
     if not deep:
         found.not_checked |= dict.fromkeys(("S11", "S12", "V02", "V03"), "bytes were not read")

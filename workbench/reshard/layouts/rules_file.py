@@ -13,11 +13,11 @@ The first rule that matches a tensor wins. Placements: ``Replicate()``, ``Shard(
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Any
 
+from workbench.core.jsonsafe import read_own
 from workbench.errors import UsageError
 from workbench.reshard.layouts.layout import Rule
 from workbench.reshard.placement import Flat, Only, PartedShard, Placement, Replicate, Shard, StridedShard
@@ -33,13 +33,9 @@ def read_rules(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
     Raises:
         UsageError: it cannot be read, or is not as above; says which rule.
     """
-    try:
-        with open(path, encoding="utf-8") as handle:
-            document = json.load(handle)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"rules {os.fspath(path)!r} cannot be read: {error}") from None
+    document = read_own(path, what=f"the file of rules {os.fspath(path)!r}")
     if not isinstance(document, list):
-        raise UsageError(f"rules {os.fspath(path)!r} are no JSON list")
+        raise UsageError(f"rules {os.fspath(path)!r} are not a JSON list")
     return tuple(_rule(one, f"rule {number} of {os.fspath(path)!r}") for number, one in enumerate(document, 1))
 
 
