@@ -131,6 +131,28 @@ def test_what_an_echo_proves_is_the_only_cause(fault, cause):
     assert (found.cause, found.certainty) == (cause, "certain")
 
 
+@pytest.mark.parametrize(
+    ("fault", "layout", "cause"),
+    [
+        ("y22_stairs_forgotten", "live", "C2"),  # the lr is not what the stored StepLR makes of it
+        ("x04_second_moment_gone", "deepspeed", "B6"),  # weights went far because second moments were lost
+        ("k54_lr_to_zero", "live", None),  # weights stand still because the lr is 0
+        ("k65_spectral", "live", None),  # vectors of a spectral norm are not trained
+    ],
+)
+def test_a_later_checkpoint_tells_what_moved_and_what_did_not(fault, layout, cause):
+    made = draw(catalogue.EVERY[fault], 48, [layout], 20 if cause else None)
+    causes = [one.cause for one in wb.doctor(made.before, after=made.early).causes]
+    assert causes[:1] == ([cause] if cause else [])
+
+
+def test_masters_of_one_rank_that_were_rounded_are_rounded_masters():
+    """A rank's part ends inside a parameter, of which the rest is as it was."""
+    made = draw(catalogue.EVERY["x06_masters_of_one_rank"], 48, ["deepspeed"], 20)
+    found = wb.doctor(made.before, echo=made.echo)
+    assert [(one.cause, one.certainty) for one in found.causes] == [("D1", "certain")]
+
+
 def test_a_folder_with_two_checkpoints_is_enough(tmp_path):
     case = lab.case("f01_drop_opt", SMALL, "dcp", k=5)
     shutil.copytree(case.before, tmp_path / "step-60")

@@ -12,8 +12,9 @@ import torch
 import workbench as wb
 from tests import lab
 from workbench.doctor.facts.evidence import Evidence, State
+from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.gather import FACTS, gather
-from workbench.doctor.facts.schedule import Plan, plan_of
+from workbench.doctor.facts.schedule import Plan, plan_of, rates_at, read_schedule
 from workbench.doctor.facts.state import GIVEN
 from workbench.doctor.ledger.sign import RULES, register
 from workbench.doctor.rules.facts import check_facts
@@ -353,3 +354,42 @@ def test_the_table_is_whole():
         register(replace(RULES["S07"], title="another"))
     with pytest.raises(ValueError, match="at most"):
         RULES["S17"].sign("…", severity="error")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.6),
+        lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.97),
+        lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.1, 1.0, 12),
+        lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 40, 2.0),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50, 1e-5),
+    ],
+    ids=["step", "exponential", "linear", "polynomial", "cosine"],
+)
+def test_rates_of_a_stored_schedule_are_those_that_torch_makes(make):
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": lr} for lr in (1e-3, 4e-4)]
+    optimizer = torch.optim.SGD(groups)
+    schedule = make(optimizer)
+    for count in range(31):
+        found = read_schedule(leaves({"scheduler": schedule.state_dict()})[0])
+        assert found is not None and found.count == count
+        assert rates_at(found, count) == pytest.approx(schedule.get_last_lr(), rel=1e-6)
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("kind", ["lambda", "one cycle", "sequential"])
+def test_rates_of_a_schedule_that_does_not_say_them_are_not_known(kind):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    made = {
+        "lambda": lambda: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5),
+        "one cycle": lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20),
+        "sequential": lambda: torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 3)],
+            [5],
+        ),
+    }[kind]()
+    found = read_schedule(leaves({"scheduler": made.state_dict()})[0])
+    assert found is None or rates_at(found, 1) is None

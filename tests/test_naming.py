@@ -180,6 +180,14 @@ def test_torchs_own_get_state_dict_is_understood() -> None:
         assert found == wanted
 
 
+def test_vectors_of_a_spectral_norm_are_buffers_and_a_weight_norm_has_none() -> None:
+    inner = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(3, 4))
+    model = torch.nn.ModuleDict({"a": inner, "b": torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))})
+    _, roles = resolve(list(model.state_dict()))
+    trained = dict(model.named_parameters())
+    assert roles == ["param" if name in trained else "buffer" for name in model.state_dict()]
+
+
 def test_a_hundred_thousand_names() -> None:
     keys = []
     for i in range(25_000):

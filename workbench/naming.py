@@ -86,6 +86,8 @@ _SCALE = re.compile(
     r"|(.*\.weight)\._?scale",  # torchao, quanto: parts of a tensor of a class of their own
     re.S,
 )
+#: The singular vectors that ``torch.nn.utils.parametrizations.spectral_norm`` keeps as buffers.
+_SPECTRAL = re.compile(r"(?:.*\.)?parametrizations\.\w+\.\d+\._[uv]", re.S)
 _QUANTISED = re.compile(r"(.*\.)(?:qweight|weight_packed)|(.*_proj)_blocks", re.S)
 #: In the model, of role ``other``.
 _OF_MODEL = re.compile(r"(?:.*\.)?(?:_extra_state|weight_shape|weight_format|weight_g_idx|g_idx)", re.S)
@@ -228,7 +230,7 @@ def _tensor(name: str) -> tuple[str | None, str]:
     if "lora_" in name or "ia3_l" in name or name.startswith("base_model.model."):
         return _adapter(name.removeprefix("base_model.model."))
     leaf = name[name.rfind(".") + 1 :]
-    if leaf in BUFFERS:
+    if leaf in BUFFERS or (leaf in ("_u", "_v") and _SPECTRAL.fullmatch(name)):
         return name, "buffer"
     if leaf in ("weight", "bias") or not _ODD_LEAF.search(name):
         return name, "param"

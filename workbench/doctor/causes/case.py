@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ LEG_OF = {
 }  # fmt: skip
 NEARLY_ALL = 0.7  #: share of the parameters: in small ones, laws are broken rarely
 GROWN = 2.0  #: length of weights over what it was: steps were divided by far too small second moments
+SUNK = 30.0  #: times that second moments fell below what the updates leave of them; those of an older save do not
 GONE = ("zero", "absent")  #: forms of a state that is lost
 
 
@@ -230,6 +232,11 @@ class Case:
         other = change.hit(change.weights, "other")
         sizes = sorted(float(change.detail(change.weights, name).get("size", 1.0)) for name in other)
         return bool(sizes) and sizes[len(sizes) // 2] > GROWN
+
+    def sunk(self, change: Change) -> frozenset[str]:
+        """Parameters whose second moments fell so far that their weights went far: as cause, not as another save's."""
+        fell = change.hit(SECOND, "other", "part", "fallen") if change.leg == "train" else set()
+        return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
     def still(self, change: Change, names: Iterable[str]) -> bool:
         """Whether the weights and masters of those were compared, and are within their law."""

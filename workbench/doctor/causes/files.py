@@ -123,6 +123,10 @@ def mixed(case: Case) -> Iterator[Match]:
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
         part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))
+        if sunk := case.sunk(change):  # what is divided by the roots of their second moments goes far
+            weights, moments, part = weights - sunk, moments - sunk, part - sunk
+        if not weights and len(part) < len(moments - part) and part <= change.hit(MOMENTS, "part"):
+            part = frozenset()  # where all moments are others, some are so only in places that show it
         numbered = {name for name in moments if is_numbered(name)} if weights else set()
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
         odd = case.counters(change.leg)

@@ -261,7 +261,12 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if second:
             words = f"exp_avg of {many(len(second), 'parameter')} leads to gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
+        if sunk := case.sunk(change):
+            names = sunk | change.hit((*change.weights, *MASTERS))
+            yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
+        if len(part := change.hit(MOMENTS, "part")) < len(values):
+            values |= part
         if any(map(is_numbered, values)) and change.hit(change.weights):
             continue
         if values and not case.displaced(change) & values and not case.counters(change.leg).reset:

@@ -12,7 +12,7 @@ Optimizer state that is only numbered has pseudo-names, ``optimizer state 3``, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,7 +25,10 @@ from workbench.tensor import LazyTensor
 __all__ = ["Evidence", "Pair", "State", "is_numbered", "stripped"]
 
 SAME = 0.9  #: share of the names that have to agree without their wrappers
-_PREFIX = re.compile(r"^(?:module|_orig_mod|model|_fsdp_wrapped_module|base_model|network|state_dict|params)\.")
+_MOVING = {"exp_avg", "exp_avg_sq", "momentum"}  #: roles of optimizer state that an update is made from
+_WHOLE = {"param", "master"}
+_WRAPPED = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module)\.")
+_PREFIX = re.compile(r"(?:model|base_model|net|network|state_dict|params)\.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +150,22 @@ class Pair:
         """Whether a name means the same parameter on both sides."""
         return not (self.renumbered and is_numbered(name))
 
+    def due(self, names: Iterable[str]) -> set[str]:
+        """Of some weights, those that updates between the two change: none where both state a learning rate of 0.
+
+        Where no weight is known to have optimizer state of its own, those of a shape that numbered state has.
+        """
+        if all(state.facts.lr == 0 for state in (self.a, self.b)):
+            return set()
+        names, params = set(names), self.a.params
+        own = {name for name in names if any(role in _MOVING for role in params.get(name, ()))}
+        shapes = {self.a.shape(at) for name in self.a.numbered for at in params[name].values()}
+        alike = {
+            name for name in names
+            if any(self.a.shape(at) in shapes for role, at in params.get(name, {}).items() if role in _WHOLE)
+        }  # fmt: skip
+        return own or (alike if shapes else names)
+
     def shared(self) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
         """``(fqn, role → positions in a and b)`` of what both hold in one shape, in the order of ``b``."""
         for fqn, theirs in self.b.params.items():
@@ -215,8 +234,8 @@ def align(a: State, b: State) -> Pair:
 
 
 def stripped(name: str) -> str:
-    """A name without what wrappers put before it: ``module.``, ``_orig_mod.``, ``model.``."""
-    name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+    """A name without what wrappers add: ``module.`` and ``_orig_mod.`` anywhere, ``model.`` at its beginning."""
+    name = _WRAPPED.sub("", name)
     while match := _PREFIX.match(name):
         name = name[match.end() :]
     return name

@@ -22,9 +22,13 @@ from workbench.doctor.facts.flat import Leaf
 from workbench.doctor.facts.numbers import number, whole
 from workbench.doctor.facts.state import Schedule, Told
 
-__all__ = ["Plan", "plan_of", "read_schedule"]
+__all__ = ["Plan", "plan_of", "rates_at", "read_schedule"]
 
 _NESTED = "_schedulers"  #: of torch's SequentialLR and ChainedScheduler
+#: What the state of every schedule of torch holds.
+_OF_ALL = {
+    "base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "_last_lr", "verbose",
+}  # fmt: skip
 _STYLES = {"cosine", "linear", "constant"}
 SLACK = 1e-3  #: relative; conventions of counting are covered by the neighbouring updates
 #: Arguments by trainer: (peak, floor, warm-up, total), in updates. nanoGPT; Megatron.
@@ -87,6 +91,38 @@ def read_schedule(found: Iterable[Leaf]) -> Schedule | None:
             lrs = _numbers(outer["_last_lr"]) if "_last_lr" in outer else made.lrs
             return replace(made, lrs=lrs, settings=dict(fields))
     return None
+
+
+def rates_at(schedule: Schedule, count: float) -> tuple[float, ...] | None:
+    """Learning rates that a schedule of torch has after ``count`` of its steps, by group.
+
+    Its class is not stored; the arguments in its state tell it. ``None`` where they do not, as for ``LambdaLR``.
+    Source: the closed forms in torch 2.13 ``lr_scheduler.py`` (``_get_closed_form_lr``).
+    """
+    given = schedule.settings
+    if schedule.kind != "torch" or not schedule.base_lrs or _NESTED in schedule.source.split("."):
+        return None
+    values = {name: number(value) for name, value in given.items()}
+
+    def value(name: str) -> float:
+        found = values.get(name)
+        return math.nan if found is None else float(found)
+
+    if "gamma" in given and "step_size" in given:
+        factor = value("gamma") ** (count // max(value("step_size"), 1))
+    elif "gamma" in given and set(given) <= _OF_ALL | {"gamma"}:
+        factor = value("gamma") ** count
+    elif "start_factor" in given and "total_iters" in given:
+        share = min(count / max(value("total_iters"), 1), 1.0)
+        factor = value("start_factor") + (value("end_factor") - value("start_factor")) * share
+    elif "power" in given and "total_iters" in given:
+        factor = (1 - min(count / max(value("total_iters"), 1), 1.0)) ** value("power")
+    elif "T_max" in given and "eta_min" in given:
+        wave = (1 + math.cos(math.pi * count / max(value("T_max"), 1))) / 2
+        return tuple(value("eta_min") + (base - value("eta_min")) * wave for base in schedule.base_lrs)
+    else:
+        return None
+    return tuple(base * factor for base in schedule.base_lrs)
 
 
 def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[str, tuple[Told, ...]]) -> Plan | None:

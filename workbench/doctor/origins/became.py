@@ -112,10 +112,11 @@ def moments_became(
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
     if update.k > 1 and update.betas is not None and (inside := _below(after[1], v_a, v_b, update)) is not None:
         began = _began(v_a[inside], v_b[inside], update) and not _began(v_a[~inside], v_b[~inside], update)
-        return Became("zeros" if began else "part", looked=len(v_b), detail={"elements": int(inside.sum())})
+        detail = {"elements": int(inside.sum()), "depth": sums.floor.worst}
+        return Became("zeros" if began else "part", looked=len(v_b), detail=detail)
     like = _likeness(v_a, v_b)
     fell = sums.floor.broken > 0.02 * max(sums.floor.of, 1) and update.k > 1 and _began(v_a, v_b, update)
-    detail = {"likeness": like, "share": sums.floor.broken / max(sums.floor.of, 1)}
+    detail = {"likeness": like, "share": sums.floor.broken / max(sums.floor.of, 1), "depth": sums.floor.worst}
     return Became("fallen" if fell and like >= BEGAN else "other", False, looked=len(v_b), detail=detail)
 
 
@@ -251,7 +252,9 @@ def weights_became(
         return Became("rounded", False, cosine, len(b), {"through": "bfloat16"})
     if average is not None and average.shape == before.shape and _nearer(sampled(average, rows), a, loaded):
         return Became("average", cosine=cosine, looked=len(b))
-    part = _part(before, a, loaded)
+    part = _part(before, a, loaded, slack)
+    if part is not None and part.pop("zero"):
+        return Became("zeros", cosine=cosine, looked=len(b), detail={"rows": part["rows"], "of": part["of"]})
     if part is not None:
         return Became("part", cosine=cosine, looked=len(b), detail={**part, "tail": rows is None and part["tail"]})
     if room is not None and broken > FEW:
@@ -394,9 +397,9 @@ def _rounded_to(new: Array, old: Array, bits: int) -> bool:
     return False
 
 
-def _part(tensor: LazyTensor, a: Array, b: Array) -> dict[str, Any] | None:
-    """Rows that are others while the rest are what they were: how many ``rows`` ``of`` all, and whether they are the
-    last, smaller shard of an uneven split (``tail``)."""
+def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[str, Any] | None:
+    """Rows that are others while the rest are what they were: how many ``rows`` ``of`` all, whether they are the last,
+    smaller shard of an uneven split (``tail``), and whether they are 0 to within ``slack`` and were not (``zero``)."""
     if len(tensor.shape) < 2:
         return None
     width = row_shape(tensor.shape)[1]
@@ -411,7 +414,10 @@ def _part(tensor: LazyTensor, a: Array, b: Array) -> dict[str, Any] | None:
         return None
     count, first = len(cosine), int(np.flatnonzero(cosine < ROW_LIKE)[0])
     last = {-(-count // ranks) * (ranks - 1) for ranks in range(2, min(count, RANKS)) if count % ranks}
-    return {"rows": other, "of": count, "tail": count - first <= other + 1 and bool({first, first - 1} & last)}
+    odd = cosine < ROW_LIKE
+    zero = slack is not None and bool(np.abs(y[odd]).max() <= slack < np.abs(x[odd]).max() / 4)
+    tail = count - first <= other + 1 and bool({first, first - 1} & last)
+    return {"rows": other, "of": count, "tail": tail, "zero": zero}
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from workbench.doctor.facts.counted import per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.places import expert
-from workbench.doctor.facts.schedule import plan_of
+from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
 from workbench.doctor.passes.updates import passed, scheduled
@@ -306,6 +306,8 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
         return "an optimizer stores no lr"
+    if (off := _off_its_form(a, b, last - first, declared)) is not None:
+        return off
     plan = plan_of(a.schedule, a.args, a.told)
     due = plan.lr_at(last) if plan is not None else a.lr
     if plan is not None and plan.allows(b.lr, last):
@@ -326,6 +328,29 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
         return []
     evidence = {"lr": b.lr, "planned": due, "ratio": ratio if due else None, "declared": declared}
     return [P15.sign(words, evidence, severity="warn" if far or not declared else "info")]
+
+
+def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list[str]) -> list[Sign] | None:
+    """Where before follows the formula of its own schedule: whether after follows it too. ``None``: it does not say."""
+    one, two = a.schedule, b.schedule
+    if one is None or two is None or one.count is None or two.count is None or len(one.lrs) != len(two.lrs):
+        return None
+    now, due = rates_at(one, one.count), rates_at(one, one.count + steps)
+    if now is None or due is None or not one.lrs or not all(map(_near, now, one.lrs)):
+        return None
+    stored = [group.lr for group in b.groups] if len(b.groups) == len(due) else list(two.lrs)
+    off = [(lr, wanted) for lr, wanted in zip(stored, due, strict=True) if lr is not None and not _near(lr, wanted)]
+    if not off:
+        return []
+    lr, wanted = off[0]
+    words = f"lr {lr:.4g} {many(steps, 'step')} later, where the stored schedule's own formula puts {wanted:.4g}"
+    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else "; no argument changed"
+    evidence = {"lr": lr, "planned": wanted, "ratio": lr / wanted if wanted else None, "declared": declared}
+    return [P15.sign(words, evidence, severity="warn", hit=len(off), of=len(due))]
+
+
+def _near(one: float, two: float) -> bool:
+    return abs(one - two) <= 1e-4 * max(abs(one), abs(two)) + 1e-12
 
 
 def _plateau(facts: TrainingState, steps: int) -> float | None:

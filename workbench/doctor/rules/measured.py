@@ -212,12 +212,12 @@ def train_rows(
                 why = sums.skipped.get("reach", "no law of its updates is known")
                 found.put(weight, Status.SKIPPED, fqn, why=why)
         if "exp_avg" in places and "exp_avg_sq" in places:
-            measured = _moment_rows(pair, fqn, places, update, sums, moved, looked <= MANY)
+            measured, numbers = _moment_rows(pair, fqn, places, update, sums, moved, looked <= MANY)
             for quantity, status, form, why, exact in measured:
                 if status is Status.BEYOND:
                     form = _small(form, few_moments, sums.floor.broken, sums.floor.of, math.inf, "other")
                 elements = max(sums.floor.of, sums.transition.of)
-                found.put(quantity, status, fqn, elements, form=form, why=why, exact=exact)
+                found.put(quantity, status, fqn, elements, form=form, why=why, exact=exact, detail=numbers)
             looked += bool(sums.floor.broken or sums.transition.broken)
     yield from gathered_rows(found.rows())
     yield from _untouched(pair, states)
@@ -292,18 +292,15 @@ def _weights(
 def _moment_rows(
     pair: Pair, fqn: str, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState,
     moved: Mapping[str, str], look: bool,
-) -> Iterator[tuple[str, Status, str, str, bool]]:  # fmt: skip
+) -> tuple[list[tuple[str, Status, str, str, bool]], Mapping[str, Any]]:  # fmt: skip
     both = ("exp_avg", "exp_avg_sq")
     if tag := moved.get(f"exp_avg:{fqn}"):
-        yield from ((quantity, Status.BEYOND, f"moved.{tag}", "", True) for quantity in both)
-        return
+        return [(quantity, Status.BEYOND, f"moved.{tag}", "", True) for quantity in both], {}
     if not (sums.floor.broken or sums.transition.broken):
         if sums.floor.of or sums.transition.of:
-            yield from ((quantity, Status.WITHIN, "", "", True) for quantity in both)
-        else:
-            why = sums.skipped.get("transition", sums.skipped.get("floor", "no law of its moments is known"))
-            yield from ((quantity, Status.SKIPPED, "", why, True) for quantity in both)
-        return
+            return [(quantity, Status.WITHIN, "", "", True) for quantity in both], {}
+        why = sums.skipped.get("transition", sums.skipped.get("floor", "no law of its moments is known"))
+        return [(quantity, Status.SKIPPED, "", why, True) for quantity in both], {}
     became = None
     if look:
         before = pair.a.tensor(places["exp_avg"][0]), pair.a.tensor(places["exp_avg_sq"][0])
@@ -314,12 +311,9 @@ def _moment_rows(
             became = None
     form, exact = (became.form, became.exact) if became is not None else ("other", False)
     if form in ("first_zero", "second_zero"):
-        lost = "exp_avg" if form == "first_zero" else "exp_avg_sq"
-        for quantity in both:
-            status = Status.BEYOND if quantity == lost else Status.WITHIN
-            yield quantity, status, "zero" if quantity == lost else "", "", exact
-        return
-    yield from ((quantity, Status.BEYOND, form, "", exact) for quantity in both)
+        lost, kept = both if form == "first_zero" else both[::-1]
+        return [(lost, Status.BEYOND, "zero", "", exact), (kept, Status.WITHIN, "", "", exact)], {}
+    return [(quantity, Status.BEYOND, form, "", exact) for quantity in both], became.detail if became else {}
 
 
 def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:

@@ -91,7 +91,7 @@ def judge_pair(
     types = {slot.fqn: slot.dtype((1, weight_role(slot) or "")) or "" for slot in slots}
     yield from _laws(updates, found)
     rates = [state.facts.lr for state in (pair.a, pair.b)]
-    yield from _counts(updates, found, types, all(lr is not None and lr > 0 for lr in rates))
+    yield from _counts(pair, updates, found, types, all(lr is not None and lr > 0 for lr in rates))
     yield from _sizes(updates, found, adams(updates, slots))
     yield from _rulers(updates, found)
     yield from _replays(updates, found, types)
@@ -143,7 +143,11 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iter
 
 
 def _counts(
-    updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str], going_on: bool
+    pair: Pair,
+    updates: Mapping[str, Update],
+    found: Mapping[str, PairState],
+    types: Mapping[str, str],
+    going_on: bool,
 ) -> Iterator[Sign]:
     """Counts of a pair; ``going_on``: both state a learning rate above 0."""
     lost = {fqn: sums.nan for fqn, sums in found.items() if sums.nan}
@@ -162,7 +166,8 @@ def _counts(
         yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
     # all that is equal in every bit was not trained; what the optimizer never held is no evidence
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
-    trained = trained or going  # moments known by number only do not say which weights they belong to
+    due_to_change = pair.due(trained or going)
+    trained = {fqn: sums for fqn, sums in (trained or going).items() if fqn in due_to_change}
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
         joined = [sums for sums in trained.values() if math.isfinite(sums.ratio)]
         moved = any(sums.still < sums.count for sums in joined)

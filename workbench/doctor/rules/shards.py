@@ -119,6 +119,8 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
     found.checked["N24"] = f"{many(len(share), 'file')} against the earlier checkpoint"
     for file in stale if fresh else []:
         same, of = moving[file]
+        if not of and not pair.due(_names(pair, file)):
+            continue  # frozen weights, or a learning rate of 0
         proved = of > 0 and same == of
         words = (
             f"{share[file]:.1%} of {files[file]!r} equals the earlier checkpoint bit for bit; of {files[fresh[0]]!r} "
