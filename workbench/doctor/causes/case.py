@@ -235,7 +235,9 @@ class Case:
 
     def sunk(self, change: Change) -> frozenset[str]:
         """Parameters whose second moments fell so far that their weights went far: as cause, not as another save's."""
-        fell = change.hit(SECOND, "other", "part", "fallen") if change.leg == "train" else set()
+        if change.leg != "train" or change.hit((*change.weights, *MASTERS, *MOMENTS), "moved."):
+            return frozenset()  # elements of other places are larger or smaller
+        fell = change.hit(SECOND, "other", "part", "fallen")
         return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
     def still(self, change: Change, names: Iterable[str]) -> bool:

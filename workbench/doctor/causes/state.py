@@ -265,7 +265,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
-        if len(part := change.hit(MOMENTS, "part")) < len(values):
+        part = change.hit(MOMENTS, "part")
+        if len(part) < len(values) and not change.hit((*change.weights, *MASTERS)) - change.hit(MASTERS, "slight"):
             values |= part
         if any(map(is_numbered, values)) and change.hit(change.weights):
             continue
