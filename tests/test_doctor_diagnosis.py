@@ -138,6 +138,7 @@ def test_what_an_echo_proves_is_the_only_cause(fault, cause):
         ("x04_second_moment_gone", "deepspeed", "B6"),  # weights went far because second moments were lost
         ("k54_lr_to_zero", "live", None),  # weights stand still because the lr is 0
         ("k65_spectral", "live", None),  # vectors of a spectral norm are not trained
+        ("y42_rows_per_head", "live", "E6"),  # a row or two fit another layer by chance
     ],
 )
 def test_a_later_checkpoint_tells_what_moved_and_what_did_not(fault, layout, cause):

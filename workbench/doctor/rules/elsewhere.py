@@ -138,9 +138,16 @@ def _vectors(
 
 
 def _mostly(move: Move) -> Move:
-    """The move of nearly all rows, where they stayed in order: after some updates a few rows fit others better."""
+    """The move of nearly all rows, where they stayed in order or in their tensor: after some updates a few rows fit
+    those of others better."""
     if move.columns or not move.sources or not move.blocks:
         return move
+    mine = [block for block in move.blocks if move.sources[block.source] == move.fqn]
+    moved = sum(block.stop - block.start for block in mine if block.start != block.first)
+    strays = sum(block.stop - block.start for block in move.blocks) - sum(block.stop - block.start for block in mine)
+    if 0 < strays <= (1 - MOSTLY) * max(block.stop for block in move.blocks) and moved > strays:
+        blocks = tuple(replace(block, source=0) for block in mine)
+        return replace(move, sources=(move.fqn,), blocks=blocks)
     rows = Counter[int]()
     for block in move.blocks:
         if block.start == block.first:
