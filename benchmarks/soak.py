@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ SAMPLES = ROOT / "sample_ckpts"
 LOOKED = "hf_llama_bf16_sharded"
 TURNS = ("tensors", "layout", "overview", "integrity")
 JOBS, TOGETHER, CYCLES = 20, 40, 300
-ROUNDS = 100
+ROUNDS = 60
 PERIOD = 0.05  #: s between two requests
 FILES, TENSORS, SHAPE = 8, 4, (4096, 2048)  #: of the checkpoint that is verified: 1 GiB of float32
 GOAL = 200  #: ms that 95 of 100 requests of others may take
@@ -66,7 +67,7 @@ def make(root: Path) -> None:
         return
     (root / "big").mkdir(parents=True)
     for name in (LOOKED, "titan_run"):
-        (root / name).symlink_to(SAMPLES / name)
+        shutil.copytree(SAMPLES / name, root / name)  # links that leave ROOT are refused
     torch.manual_seed(0)
     for number in range(1, FILES + 1):
         state = {f"layers.{number}.{k}.weight": torch.randn(SHAPE) for k in range(TENSORS)}

@@ -238,12 +238,12 @@ def test_moving_stays_inside_and_comes_back(root):
 
 
 WRONG = {
-    "x": (UsageError, "no integer, slice"),
+    "x": (UsageError, "is not an integer .*, slice"),
     "9, :, :": (SelectionError, "out of range"),
     "0, 0, 0, 0": (SelectionError, "4 indices"),
     ":": (UsageError, "3 axes.*0, :, :"),
     "0, 5:5, :": (UsageError, "empty"),
-    "__import__('os')": (UsageError, "no integer"),
+    "__import__('os')": (UsageError, "is not an integer"),
 }
 
 
