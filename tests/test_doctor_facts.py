@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -393,3 +394,19 @@ def test_rates_of_a_schedule_that_does_not_say_them_are_not_known(kind):
     }[kind]()
     found = read_schedule(leaves({"scheduler": made.state_dict()})[0])
     assert found is None or rates_at(found, 1) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gamma": 1e300}, {"gamma": -0.5, "step_size": 1e-9}, {"power": -1.0, "total_iters": 3},
+        {"T_max": float("nan"), "eta_min": 0.0}, {"T_max": 5, "eta_min": float("inf")}, {"gamma": "x"},
+        {"start_factor": 1e308, "end_factor": -1e308, "total_iters": 9},
+    ],
+)  # fmt: skip
+def test_a_schedule_of_absurd_arguments_has_finite_rates_or_none(settings):
+    for count in (3, 10**6):
+        state = {"last_epoch": count, "base_lrs": [0.1], "_last_lr": [0.1], **settings}
+        found = read_schedule(leaves({"scheduler": state})[0])
+        rates = rates_at(found, count) if found is not None else None
+        assert rates is None or all(isinstance(lr, float) and math.isfinite(lr) for lr in rates)

@@ -102,10 +102,16 @@ def rates_at(schedule: Schedule, count: float) -> tuple[float, ...] | None:
     given = schedule.settings
     if schedule.kind != "torch" or not schedule.base_lrs or _NESTED in schedule.source.split("."):
         return None
-    values = {name: number(value) for name, value in given.items()}
+    try:
+        found = _closed_form(given, schedule.base_lrs, count)
+    except (ArithmeticError, ValueError):  # arguments that no schedule of torch accepts
+        return None
+    return found if found is not None and all(isinstance(lr, float) and math.isfinite(lr) for lr in found) else None
 
+
+def _closed_form(given: Mapping[str, Any], base_lrs: tuple[float, ...], count: float) -> tuple[float, ...] | None:
     def value(name: str) -> float:
-        found = values.get(name)
+        found = number(given.get(name))
         return math.nan if found is None else float(found)
 
     if "gamma" in given and "step_size" in given:
@@ -119,10 +125,10 @@ def rates_at(schedule: Schedule, count: float) -> tuple[float, ...] | None:
         factor = (1 - min(count / max(value("total_iters"), 1), 1.0)) ** value("power")
     elif "T_max" in given and "eta_min" in given:
         wave = (1 + math.cos(math.pi * count / max(value("T_max"), 1))) / 2
-        return tuple(value("eta_min") + (base - value("eta_min")) * wave for base in schedule.base_lrs)
+        return tuple(value("eta_min") + (base - value("eta_min")) * wave for base in base_lrs)
     else:
         return None
-    return tuple(base * factor for base in schedule.base_lrs)
+    return tuple(base * factor for base in base_lrs)
 
 
 def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[str, tuple[Told, ...]]) -> Plan | None:
