@@ -248,23 +248,23 @@ def pictures(root: str) -> dict[str, float]:
     import workbench as wb
     from workbench.app.tabs.diff_view import DiffView
     from workbench.views.layout_bytes import Bytes
-    from workbench.views.layout_paint import Boxes, Window, raster
+    from workbench.views.layout_paint import PaintBoxes, PaintWindow, raster
 
     pn.extension("tabulator", notifications=False)
     found, spent = clock()
     index = Bytes(wb.layout(wb.open(Path(root) / "big")))
     end, files = float(index.size.max()), len(index.files)
     with spent("bytes of the files, painted first"):
-        index.paint(Window(0, end, 0, files, 1200, 500))
+        index.paint(PaintWindow(0, end, 0, files, 1200, 500))
     with spent("bytes of the files, moved on"):
-        index.paint(Window(0.01 * end, end, 0, files, 1200, 500))
+        index.paint(PaintWindow(0.01 * end, end, 0, files, 1200, 500))
     with spent("bytes of the files, zoomed in"):
-        index.paint(Window(0.3 * end, 0.3 * end + end / 4000, 0, files, 1200, 500))
+        index.paint(PaintWindow(0.3 * end, 0.3 * end + end / 4000, 0, files, 1200, 500))
     side = np.arange(1_000_000, dtype=np.int64)
-    boxes = Boxes(side % 1000, side % 1000 + 1, side // 1000, side // 1000 + 1, side % 7)
+    boxes = PaintBoxes(side % 1000, side % 1000 + 1, side // 1000, side // 1000 + 1, side % 7)
     for name in ("boxes of a tensor, painted first", "boxes of a tensor, again"):
         with spent(name):
-            raster(boxes, Window(0, 1000, 0, 1000, 1200, 500))
+            raster(boxes, PaintWindow(0, 1000, 0, 1000, 1200, 500))
     board = compared()
     view = DiffView(board.diff, board)
     pn.panel(view).get_root()
@@ -348,9 +348,9 @@ def serve(root: str, folder: str) -> None:
     if folder:
         ckpt = wb.open(Path(root) / folder)
 
-        def work(tick: Any) -> None:
+        def work(progress: Any) -> None:
             began = time.perf_counter()
-            wb.verify(ckpt, deep=True, tick=tick)
+            wb.verify(ckpt, deep=True, progress=progress)
             took.append(f"{time.perf_counter() - began:.1f}")
 
         server.io_loop.call_later(0.5, lambda: job.start(work))

@@ -26,8 +26,8 @@ import torch, workbench as wb
 from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import load_file
-from workbench.reshard.device import to_device
-from workbench.reshard.mesh import Mesh
+from workbench.load.device import to_device
+from workbench.core.mesh.mesh import Mesh
 torch.zeros(1, device='cuda')
 torch.cuda.synchronize()
 files = sorted(map(str, Path(FOLDER).glob('*.safetensors')))

@@ -21,7 +21,7 @@ GB = 2_000_000_000
 START = """
 import gc, os, shutil
 import torch, numpy, workbench as wb
-from workbench.reshard.export import export
+from workbench.export.export import export
 shutil.rmtree(OUT, ignore_errors=True); os.makedirs(OUT)
 os.sync()
 settle(FOLDER, SPACE)

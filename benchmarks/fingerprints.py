@@ -76,7 +76,7 @@ CHECK = (
     + """
 manifest.write(ckpt, FOLDER + '/../bench.manifest.json')
 with timed():
-    assert not manifest_check.check(ckpt, FOLDER + '/../bench.manifest.json', threads=THREADS).found
+    assert not manifest_check.check(ckpt, FOLDER + '/../bench.manifest.json', threads=THREADS)
 """
 )
 

@@ -18,8 +18,8 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place
 from workbench.core.plan import plan_reads
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.target import Target
+from workbench.core.mesh.mesh import Mesh
+from workbench.export.sharding.target import Target
 T, S, ROWS, COLS = {TENSORS}, {SAVED}, {SAVED * WANTED}, 64
 builder = CatalogBuilder('planning', Place(tempfile.mkdtemp()))
 for t in range(T):

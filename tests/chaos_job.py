@@ -53,8 +53,8 @@ def target_in(out: Path, format: str) -> Path:
 
 def run(folder: Path, out: Path, format: str) -> None:
     import workbench as wb
-    from workbench.reshard.export import export
-    from workbench.reshard.moving import check, engine, kept
+    from workbench.export.export import export
+    from workbench.export.moving import check, engine, kept
 
     seen()
     for module in (engine, check, kept):  # in one order: a crash point is the n-th event of a run like the first one
@@ -102,7 +102,7 @@ def seen() -> None:
         return
     from ckpt_chaos import inject
 
-    from workbench.reshard.atomic import transaction
+    from workbench.export.atomic import transaction
 
     state, lock = inject._state, threading.Lock()
     torn: dict[int, str] = {}

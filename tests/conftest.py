@@ -43,18 +43,26 @@ CHROMIUM_FLAGS = [
 
 WAIT = 45_000  #: ms that a page waits by default; a machine with other work on its cores is slow, not wrong
 
-_cache = pytest.StashKey[str]()
+_own = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give this process and all that it starts (kernels, servers) a catalog cache of their own."""
-    config.stash[_cache] = os.environ["WORKBENCH_CACHE"] = tempfile.mkdtemp(prefix="workbench-test-cache-")
+    """Give this process and all that it starts (kernels, servers) a catalog cache of their own.
+
+    The lab's runs, which take minutes to train, are shared by the workers of one session.
+    """
+    config.stash[_own] = [cache := tempfile.mkdtemp(prefix="workbench-test-cache-")]
+    os.environ["WORKBENCH_CACHE"] = cache
+    if "WORKBENCH_LAB" not in os.environ:  # set by the first process, whose environment the workers inherit
+        config.stash[_own].append(lab := tempfile.mkdtemp(prefix="workbench-lab-"))
+        os.environ["WORKBENCH_LAB"] = lab
     for name in [n for n in os.environ if n.startswith(("BOKEH_", "PANEL_"))]:
         del os.environ[name]  # BOKEH_RESOURCES=cdn would turn every page blank without a network
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    shutil.rmtree(config.stash[_cache], ignore_errors=True)
+    for folder in config.stash[_own]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -145,7 +153,10 @@ def quiet(page: Page) -> Iterator[Page]:
 
     Hostile names of the tests, were they obeyed, set ``window.pwned``.
     """
+    from playwright.sync_api import expect
+
     page.set_default_timeout(WAIT)
+    expect.set_options(timeout=WAIT)
     yield page
     assert page.external == []
     assert page.console_errors == []

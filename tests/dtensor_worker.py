@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import workbench as wb
-from workbench.reshard.device import to_device
+from workbench.load.device import to_device
 
 NAME = "dcp_tp2_fsdp2_vocab515"  # 515 rows do not divide by anything
 MESHES = {"fsdp": (4,), "fsdp,tp": (2, 2), "dp_replicate,dp_shard": (2, 2), "pp,tp": (2, 2), "pp": (4,)}

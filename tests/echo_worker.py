@@ -23,9 +23,9 @@ import workbench as wb
 from tests.rank_jobs import main
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BlockDigests, combine
-from workbench.echoes.hashing import fingerprints
-from workbench.echoes.listing import list_all
-from workbench.reshard.loading.ranks import Ranks
+from workbench.core.ranks import Ranks
+from workbench.echo.hashing import fingerprints
+from workbench.echo.listing import list_all
 
 
 def truth(tensor: torch.Tensor) -> str:
@@ -104,10 +104,10 @@ def case_fsdp(out: Path) -> dict[str, Any]:
     dist.barrier()
     ckpt = wb.open(out / "echo")
     return {
-        "healthy": [one.rule for one in healthy.found if one.severity != "info"],
+        "healthy": [one.rule for one in healthy if one.severity != "info"],
         "equal": healthy.checked["values"],
-        "again": [one.rule for one in again.found],
-        "lost": [one.message for one in lost.found if one.rule == "echo.state"],
+        "again": [one.rule for one in again],
+        "lost": [one.message for one in lost if one.rule == "echo.state"],
         "prints": {name: healthy.echo.tensors[f"model.{name}"].fingerprint for name in state},
         "want": state,
         "payload": payload.path == str(out / "echo") and torch.equal(
@@ -139,7 +139,7 @@ def case_replicas_that_differ(out: Path) -> dict[str, Any]:
         with torch.no_grad():
             model[2].weight[5] += 1
     report = wb.echo(model, None, out / "replicas.json", payload=False)
-    return {"found": [(one.rule, one.evidence["tensors"]) for one in report.found]}
+    return {"found": [(one.rule, one.evidence["tensors"]) for one in report]}
 
 
 def case_stages(out: Path) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def case_stages(out: Path) -> dict[str, Any]:
     report = wb.echo(model, optimizer, out / "stages", step=1)
     groups = report.echo.objects["optimizer"]["param_groups"]
     return {"tensors": len(report.echo.tensors), "params": [len(group["params"]) for group in groups],
-            "counts": report.echo.counts, "findings": [one.rule for one in report.found]}  # fmt: skip
+            "counts": report.echo.counts, "findings": [one.rule for one in report]}  # fmt: skip
 
 
 def case_an_error_is_raised_on_all(out: Path) -> dict[str, Any]:

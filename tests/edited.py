@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from workbench.reshard.moving.engine import prepare
-from workbench.reshard.moving.filemap import Pieces
-from workbench.reshard.moving.journal import Written
-from workbench.reshard.values.edits import Edits
-from workbench.reshard.writers.safetensors import one_file
+from workbench.export.atomic.journal import Written
+from workbench.export.filemap import Pieces
+from workbench.export.moving.engine import prepare
+from workbench.export.values.edits import Edits
+from workbench.export.writers.safetensors import one_file
 
 
 def write_edited(edits: Edits, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Written]]:

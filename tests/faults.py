@@ -28,6 +28,7 @@ import numpy as np
 
 import workbench as wb
 from workbench.core import catalog as cat
+from workbench.core import codecs
 
 SAMPLES_ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
 PAGE = 4096
@@ -127,14 +128,14 @@ class Case:
         """Bytes of the file that a chunk's elements fill, in order."""
         c = self.catalog
         start = int(c.start[row]) + (0 if c.inner is None else int(c.inner[row]))
-        if c.codec[row] in (cat.TORCH_ZIP, cat.TORCH_PART):
+        if c.codec[row] in (codecs.TORCH_ZIP, codecs.TORCH_PART):
             start += self.ckpt.payloads.item(row)[0].start
         return start, start + int(c.chunk_nbytes[row])
 
     def solid(self, row: int) -> bool:
         """Whether the chunk's elements lie one after the other."""
         c = self.catalog
-        if c.strides is None or c.codec[row] == cat.TORCH_ZIP:
+        if c.strides is None or c.codec[row] == codecs.TORCH_ZIP:
             return True
         ndim = int(c.ndim[c.tensor[row]])
         return tuple(c.strides[row, :ndim].tolist()) == cat.row_major(c.sizes[row, :ndim].tolist())

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from workbench.checkpoint import Checkpoint
-from workbench.reshard.export import export
-from workbench.reshard.hf.convert import Renamed
+from workbench.export.export import export
+from workbench.export.hf.convert import Renamed
 
 LAYERS, HIDDEN, INNER, HEADS, GROUPS, ROWS, VOCAB, PAD, EXPERTS = 2, 32, 24, 4, 2, 8, 41, 7, 4
 

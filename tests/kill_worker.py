@@ -27,9 +27,9 @@ from safetensors.numpy import load_file, save_file
 
 import workbench as wb
 from workbench import errors
-from workbench.reshard.atomic import transaction
-from workbench.reshard.export import export
-from workbench.reshard.moving import engine
+from workbench.export.atomic import transaction
+from workbench.export.export import export
+from workbench.export.moving import engine
 
 #: every call that changes something on the disk, where the exporter looks it up
 CALLS = [
@@ -154,7 +154,7 @@ class Trial:
         assert status == 0, said
         now, beside = visible(self.target), os.listdir(self.target.parent)
         assert (now, beside) == (letter, [self.target.name]), said
-        self.told["went on"] += "went on with" in said
+        self.told["went on"] += "resumed an unfinished export" in said
         return said
 
     def fail(self, old: str, new: str, how: str, which: int, delay: float = 0.0, number: int = 0) -> bool:
@@ -175,7 +175,7 @@ class Trial:
         assert now in (old, new), (how, which, now, said)
         assert status in (0, *ENDS), said
         assert status != 0 or now == new, (how, which, now)
-        self.told["went on"] += "went on with" in said
+        self.told["went on"] += "resumed an unfinished export" in said
         self.told[how] += status != 0
         return status != 0
 

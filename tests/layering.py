@@ -2,15 +2,17 @@
 
 ::
 
-    errors ◄ core ◄ naming ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ namemap ◄ analysis ◄ reshard ◄ doctor ◄ views
-                                                          ▲
-                                           `import workbench` (facade) ◄ app ◄ cli
+    errors ◄ core ◄ names ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ analysis ◄ export ◄ load, memory ◄ doctor
+                                          app, cli ► `import workbench` (facade) ► views, echo ────────────▲
+
+There are no exceptions: imports in functions and for types alone count. A result finds its picture by a dotted name
+(``workbench.core.shown``).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,52 +20,35 @@ from pathlib import Path
 RANK = {
     "errors": 0,
     "core": 1,
-    "param_ids": 1,  # an optimizer's numbers
-    "step": 1,  # of the trainer
-    "slices": 1,  # as people write them
-    "naming": 2,
-    "conventions": 2,  # how frameworks name and fuse one weight
+    "names": 2,  # what stored names mean
     "formats": 3,
     "tensor": 4,
-    "completeness": 4,  # of a checkpoint's files
     "runs": 5,  # the checkpoints under a folder
     "checkpoint": 6,
-    "namemap": 7,  # two checkpoints side by side
     "analysis": 8,
-    "reshard": 9,  # an export keeps a manifest
-    "doctor": 10,
-    "echoes": 11,  # of live trainers: the doctor's rules on them
-    "views": 11,
-    "notebook": 11,  # extensions of Panel, no more
-    "workbench": 12,  # the facade, workbench/__init__.py
-    "app": 13,
-    "cli": 14,
-    "__main__": 15,
+    "export": 9,  # an export keeps a manifest
+    "load": 10,
+    "memory": 10,
+    "doctor": 11,
+    "echo": 12,  # of live trainers: the doctor's rules on them
+    "views": 12,
+    "notebook": 12,  # extensions of Panel, no more
+    "workbench": 13,  # the facade, workbench/__init__.py
+    "app": 14,
+    "cli": 15,
+    "__main__": 16,
 }
 
 #: Part of a format's bytes that another format embeds: decoders, not readers.
 SHARED_DECODERS = {
-    "workbench.formats.dcp_metadata",
-    "workbench.formats.dcp_lanes",
-    "workbench.formats.safetensors_header",
-    "workbench.formats.safetensors_ranks",
-    "workbench.formats.weight_index",  # Hugging Face's, of whatever files
-    "workbench.formats.paddle_names",
-    "workbench.formats.paddle_pickle",  # paddle's pickles, which its three formats hold
-    "workbench.formats.paddle_tree",
-    "workbench.formats.parts",  # joins what the registry read, for layouts of several formats
+    "workbench.formats.dcp.metadata",
+    "workbench.formats.dcp.lanes",
+    "workbench.formats.safetensors.header",
+    "workbench.formats.safetensors.ranks",
+    "workbench.formats.safetensors.weight_index",  # Hugging Face's, of whatever files
+    "workbench.formats.torch.file",
+    "workbench.formats.layered.parts",  # joins what the registry read, for layouts of several formats
 }
-
-#: An object asks the views for its own picture, and only there.
-REPR_METHODS = {"__repr__", "_repr_html_"}
-#: A method that is another room's work, asked for when it is called.
-DELEGATES = {
-    ("checkpoint", "to_device"): "reshard",
-    ("checkpoint", "view"): "app",
-    ("checkpoint", "_followed"): "views",
-    ("analysis", "view"): "app",
-}
-REPR_ROOMS = {"tensor", "checkpoint", "analysis", "reshard", "doctor"}
 
 
 @dataclass(frozen=True)
@@ -97,11 +82,11 @@ def imports(name: str, path: Path, known: set[str]) -> list[Import]:
 
 
 def room(module: str) -> str:
-    """The room of a module of ours: ``workbench.core.box`` → ``core``; ``workbench.cli_show`` → ``cli``."""
+    """The room of a module of ours: ``workbench.core.box`` → ``core``; ``workbench.cli.show`` → ``cli``."""
     parts = module.split(".")
     if len(parts) == 1:
         return parts[0]
-    return "cli" if parts[1].startswith("cli_") else parts[1]
+    return parts[1]
 
 
 def forbidden(item: Import) -> str | None:
@@ -111,11 +96,6 @@ def forbidden(item: Import) -> str | None:
     source, target = room(item.source), room(item.target)
     for unknown in {source, target} - RANK.keys():
         return f"room {unknown!r} has no place in the order; give it one in tests/layering.py"
-    if target == "views" and source in REPR_ROOMS and item.function in REPR_METHODS:
-        return None
-    for (delegating, method), other in DELEGATES.items():
-        if (source, target) == (delegating, other) and (item.function == method or item.type_only):
-            return None
     if source != target and RANK[target] >= RANK[source]:
         return f"{source} may not import {target}"
     if source == target == "formats" and _reaches_a_reader(item):
@@ -123,13 +103,35 @@ def forbidden(item: Import) -> str | None:
     return None
 
 
+def circles(edges: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """The edges that lie on a circle or between two; none where the nodes can be put in an order."""
+    left = {(a, b) for a, b in edges if a != b}
+    while True:
+        leaves, roots = {b for _, b in left} - {a for a, _ in left}, {a for a, _ in left} - {b for _, b in left}
+        kept = {(a, b) for a, b in left if a not in roots and b not in leaves}
+        if kept == left:
+            return left
+        left = kept
+
+
+def inside(folder: str, items: Iterable[Import]) -> set[tuple[str, str]]:
+    """Imports among the direct children of a folder: ``core.mesh.cut → core.box`` is ``core.mesh → core.box``."""
+    depth = folder.count(".") + 2
+    found = set()
+    for item in items:
+        if item.source.startswith(f"{folder}.") and item.target.startswith(f"{folder}."):
+            found.add((".".join(item.source.split(".")[:depth]), ".".join(item.target.split(".")[:depth])))
+    return found
+
+
 def _reaches_a_reader(item: Import) -> bool:
     if item.target == "workbench.formats" or item.source == "workbench.formats":
         return False
     if item.target in SHARED_DECODERS:
         return False
-    # torch_save may be split into torch_save.py and torch_save_legacy.py: parts carry the format's name
-    source, target = (m.split(".")[2].split("_")[0] for m in (item.source, item.target))
+    if item.target == "workbench.formats.format":  # the record
+        return False
+    source, target = (m.split(".")[2] for m in (item.source, item.target))  # a family is a folder
     return source != target
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 import workbench as wb
 from tests.rank_jobs import main
 from workbench import errors
-from workbench.reshard.load import load
+from workbench.load.load import load
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
 #: Below ``WORKBENCH_SAMPLES``: checkpoint → its truth.
@@ -200,9 +200,9 @@ def case_an_error_on_one_rank_is_raised_on_all(out: Path) -> None:
     fails(errors.NotACheckpointError, "gone", state(), gone)
     if ranks > 1:
         another = _saved(out, "another", {"a": whole.double(), "b": torch.ones(5)})
-        fails(errors.UsageError, "another save", state(), another if rank == last else folder)
+        fails(errors.UsageError, "a different save", state(), another if rank == last else folder)
         steps = [_saved(out, f"step-{step}", {"a": whole, "b": torch.ones(5)}) for step in (10, 20)]
-        fails(errors.UsageError, "(step 10), which is another save", state(), steps[rank == last])
+        fails(errors.UsageError, "(step 10), which is a different save", state(), steps[rank == last])
         fails(errors.UsageError, "broadcast", state(), folder, broadcast=rank == last)
 
     def stop(_: float) -> None:
@@ -210,7 +210,7 @@ def case_an_error_on_one_rank_is_raised_on_all(out: Path) -> None:
             raise InterruptedError("enough")
 
     try:
-        load(state(), folder, tick=stop)
+        load(state(), folder, progress=stop)
     except InterruptedError:
         assert rank == last
     except errors.WorkbenchError as told:
@@ -317,7 +317,7 @@ def case_compressed_chunks_are_undone_by_one_rank(out: Path) -> dict[str, int]:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._extension import ZStandard
 
-    from workbench.reshard.loading import chunks as load_chunks
+    from workbench.load import chunks as load_chunks
 
     torch.manual_seed(2)
     truth = {f"w{i}": torch.randint(0, 9, (13 + i, 40)) for i in range(6)} | {"bias": torch.randn(7)}
@@ -390,7 +390,7 @@ def case_a_group_of_some_ranks(out: Path) -> None:
     try:
         load(state, folders[mine], process_group=groups[1 - mine])
     except errors.UsageError as told:
-        assert "no member" in str(told)
+        assert "not a member" in str(told)
     else:
         raise AssertionError("a group of others was taken")
 

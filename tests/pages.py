@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-__all__ = ["at_rest", "frame", "link", "tap"]
+__all__ = ["at_rest", "click_until", "frame", "link", "tap"]
 
 REST = 250  #: ms between two looks that must be alike
 STILL = 4  #: looks in a row at which a part of the page must be the same element
@@ -57,6 +57,20 @@ def at_rest(page: Page, part: Locator) -> Locator:
         before = (now, box)
         page.wait_for_timeout(REST)
     raise TimeoutError(f"{part} was not at rest in {LOOKS * REST / 1000:.0f} s; last seen at {before}")
+
+
+def click_until(page: Page, part: Locator, there: Locator) -> None:
+    """Click a part of the page until something is visible because of it.
+
+    However long a row has been at rest, a page on a loaded machine may rebuild it between the press and the release.
+    """
+    for _ in range(4):
+        at_rest(page, part).click()
+        for _ in range(LOOKS // 3):
+            if there.is_visible():
+                return
+            page.wait_for_timeout(REST)
+    raise TimeoutError(f"{there} did not appear after four clicks on {part}")
 
 
 def frame(page: Page) -> tuple[float, ...]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.reshard.atomic import syscalls, transaction
-from workbench.reshard.moving import engine
+from workbench.export.atomic import syscalls, transaction
+from workbench.export.moving import engine
 
 Tree = dict[str, Any]  #: name → bytes of a file, or the tree of a folder
 NAMED = ("create", "mkdir", "remove", "rename")  #: changes of names; the others change a file

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from workbench.core.mesh.layout import Steps
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Only, PartedShard, Replicate, Shard, StridedShard
 from workbench.core.payload import Payloads
-from workbench.reshard.layouts.layout import Steps
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.placement import Only, PartedShard, Replicate, Shard, StridedShard
-from workbench.reshard.target import Planned
+from workbench.export.sharding.target import Planned
 
 
 def dense_piece(tensor: torch.Tensor, steps: Steps, mesh: Mesh, rank: int) -> torch.Tensor | None:

@@ -27,7 +27,7 @@ class View:
 
 VIEWS = {
     "overview": View({"ckpt": "titan_run/step-4"}, "Bytes by role"),
-    "tensors": View({"ckpt": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"}, "Worst elements"),
+    "tensors": View({"ckpt": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"}, "Most extreme elements"),
     "layout": View({"ckpt": "dcp_tp2_fsdp2_vocab515", "tensor": "model.tok_embeddings.weight", "view": "tensor"},
                    "[515, 32] of f32"),
     "integrity": View({"ckpt": "hf_llama_bf16_sharded"}, "Not checked", "Verify"),

@@ -24,7 +24,8 @@ from workbench.app.look import look
 from workbench.app.outlet import Outlet
 from workbench.app.page import Workbench, create_app
 from workbench.app.registry import Registry
-from workbench.app.rows import choose_rows, tensor_rows
+from workbench.app.rows import tensor_rows, with_role
+from workbench.app.search import Search
 from workbench.app.serve import serve
 from workbench.app.state import WorkbenchState, parse_query, query_of
 from workbench.app.tabs.detail import statistics, worst_table
@@ -290,7 +291,7 @@ def test_no_message_says_where_root_lies(root, path):
     left.start()
     assert left.job.wait(WAIT)
     if left.job.status == "done":  # a report; its findings say what could not be read
-        found = finding_rows(left.job.result.found)
+        found = finding_rows(left.job.result)
         assert not found.empty and not found.map(lambda cell: str(root) in str(cell)).any(axis=None)
     workbench.close()
 
@@ -373,11 +374,13 @@ def test_rows_lead_back_to_keys_and_filters_are_true(root):
     ckpt = wb.open(root / "run" / "step-4")
     rows = tensor_rows(ckpt)
     assert [ckpt.catalog.keys[i] for i in rows.index] == list(ckpt)
-    chosen = choose_rows(ckpt, r"layers\.0", "exp_avg")
+    search = Search(ckpt.catalog.keys, r"layers\.0")
+    assert search.run(60)
+    chosen = with_role(ckpt, search.positions(), "exp_avg")
     expected = [k for k, role in zip(ckpt, ckpt.roles, strict=True) if "layers.0" in k and role == "exp_avg"]
     assert [ckpt.catalog.keys[i] for i in chosen] == expected != []
     with pytest.raises(UsageError, match="unterminated character set") as error:
-        choose_rows(ckpt, "layers[")
+        Search(ckpt.catalog.keys, "layers[")
     assert "character 7" in str(error.value)
 
 
@@ -402,9 +405,9 @@ def test_a_job_reports_progress_and_its_result():
     job = Job()
     job.param.watch(lambda event: seen.append(event.new), "progress")
 
-    def work(tick):
+    def work(progress):
         for step in range(4):
-            tick(step / 4)
+            progress(step / 4)
             time.sleep(0.12)
         return "done"
 
@@ -416,11 +419,11 @@ def test_a_job_reports_progress_and_its_result():
 def test_a_cancelled_job_stops_and_publishes_nothing_more():
     started, stopped, job = threading.Event(), threading.Event(), Job()
 
-    def work(tick):
+    def work(progress):
         started.set()
         try:
             while True:
-                tick(0.5)
+                progress(0.5)
                 time.sleep(0.005)
         finally:
             stopped.set()
@@ -433,8 +436,8 @@ def test_a_cancelled_job_stops_and_publishes_nothing_more():
 
 def test_a_newer_start_supersedes():
     gate, job = threading.Event(), Job()
-    job.start(lambda tick: gate.wait(WAIT) and "old")
-    job.start(lambda tick: "new")
+    job.start(lambda progress: gate.wait(WAIT) and "old")
+    job.start(lambda progress: "new")
     assert job.wait(WAIT) and job.result == "new"
     gate.set()
     time.sleep(0.05)
@@ -444,12 +447,12 @@ def test_a_newer_start_supersedes():
 def test_failures_are_words_and_the_unforeseen_is_logged(caplog):
     job = Job()
 
-    def ours(tick):
+    def ours(progress):
         raise wb.errors.HoleError("tensor 'w': rows 2 to 4 are stored nowhere")
 
     job.start(ours)
     assert job.wait(WAIT) and (job.status, job.error) == ("failed", "tensor 'w': rows 2 to 4 are stored nowhere")
-    job.start(lambda tick: 1 / 0)
+    job.start(lambda progress: 1 / 0)
     assert job.wait(WAIT) and job.status == "failed" and "ZeroDivisionError" in job.error
     assert "division by zero" in caplog.text
 
@@ -458,7 +461,7 @@ def test_nothing_is_published_but_on_the_page_thread():
     """With a schedule, params change only when the page's thread runs what was handed over."""
     handed: list = []
     job = Job(handed.append)
-    job.start(lambda tick: 5)
+    job.start(lambda progress: 5)
     assert job.wait(WAIT) and job.status == "running" and job.result is None
     for callback in handed:
         callback()
@@ -511,7 +514,7 @@ def test_what_is_odd_is_said_in_words(zoo):
     words = statistics(look(zoo["odd"], lambda _: None).profile.summary)
     assert "1 NaN" in words and "1 +Inf" in words and "1 −Inf" in words
     assert "all zeros" in statistics(look(zoo["zeros"], lambda _: None).profile.summary)
-    assert "one value everywhere" in statistics(look(zoo["constant"], lambda _: None).profile.summary)
+    assert '<span class="odd">constant</span>' in statistics(look(zoo["constant"], lambda _: None).profile.summary)
 
 
 def test_zeros_are_a_bar_of_their_own_and_no_element_is_lost(zoo):
@@ -550,13 +553,13 @@ def test_a_cancelled_look_reads_no_further(tmp_path):
 
     seen: list[float] = []
 
-    def tick(fraction):
+    def progress(fraction):
         seen.append(fraction)
         if fraction > 0.2:
             raise Stop
 
     with pytest.raises(Stop):
-        look(tensor, tick)
+        look(tensor, progress)
     assert 0.2 < seen[-1] < 0.6
 
 
@@ -620,7 +623,7 @@ def test_nobody_waits_for_long_jobs_to_open_a_checkpoint(root):
     """Twenty verifications under way: another session opens at once, and they keep to their share of threads."""
     go, running, lock = threading.Event(), [0, 0], threading.Lock()
 
-    def slow(tick):
+    def slow(progress):
         with lock:
             running[0] += 1
             running[1] = max(running)

@@ -60,7 +60,7 @@ def test_a_quiet_page_records_nothing(page):
 
 
 def test_a_server_that_does_not_start_says_why_and_one_that_does_ends(tmp_path):
-    with pytest.raises(UsageError, match="no path of letters"), serving(tmp_path, prefix="?"):
+    with pytest.raises(UsageError, match="is not a path of letters"), serving(tmp_path, prefix="?"):
         pytest.fail("it started")
     with serving(tmp_path, prefix="wb") as url:
         assert url.endswith("/wb/")

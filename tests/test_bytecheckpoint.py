@@ -20,9 +20,7 @@ import workbench as wb
 from tests import bytecheckpoint_files as files
 from tests.reader_suite import check_catalog, check_frames, check_objects, check_slices, raw, refused, same_bits
 from workbench import errors
-from workbench.formats import bytecheckpoint_flat as flat
-from workbench.formats import bytecheckpoint_log as log
-from workbench.formats import bytecheckpoint_metadata as metadata
+from workbench.formats.bytecheckpoint import flat, log, metadata
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "sample_ckpts" / "bytecheckpoint_fsdp1_flat"
@@ -117,7 +115,7 @@ def test_a_part_opens_alone():
     assert model.format == "bytecheckpoint" and len(model) == 39 and model.param(REFERENCE).key == REFERENCE
     optimizer = wb.open(HERE / STEP / "optimizer", cache=False)
     assert "state.layers.0._flat_param.exp_avg" in optimizer
-    assert any("only written in the model part's metadata" in note for note in optimizer.notes)
+    assert any("their parameters are listed only in the model part's metadata" in note for note in optimizer.notes)
     assert optimizer.param(REFERENCE, role="step").torch().item() == 3.0
 
 
@@ -247,7 +245,7 @@ def test_ddp_says_that_channels_last_cannot_be_seen(tmp_path):
     names = {"conv.weight": (6, 4, 3, 3), "point.weight": (6, 4, 1, 1), "a.bias": (4,)}
     ddp(tmp_path, names, groups=[{"params": [0, 1, 2]}])
     (note,) = [note for note in wb.open(tmp_path, cache=False).notes if "channels_last" in note]
-    assert note.startswith("2 tensors of 4 or more axes") and "conv.weight" in note  # it and its moment
+    assert note.startswith("2 tensors of a DDP save have 4 or more axes") and "conv.weight" in note  # it and its moment
 
 
 def test_ddp_numbers_stay_numbers_where_nothing_proves_them(tmp_path):
@@ -510,7 +508,7 @@ def test_missing_and_truncated_data_files(copy):
     file.unlink()
     refused(errors.MissingFileError, copy / STEP, "model/__2_0.distcp", "partial=True")
     kept = wb.open(copy / STEP, partial=True, cache=False)
-    assert any("no data file of ranks [2]" in note for note in kept.notes)
+    assert any("ranks [2] have no data file" in note for note in kept.notes)
     assert any("not written by the same ranks" in note and "[2]" in note for note in kept.notes)
     assert kept.param("layers.0.input_layernorm.weight").torch().shape == (64,)
     with pytest.raises(errors.MissingFileError, match="__2_0"):
@@ -523,7 +521,7 @@ def test_files_of_another_save_are_told_and_not_read(copy):
         handle.write(bytes(100))
     notes = " ".join(wb.open(copy / STEP, cache=False).notes)
     for words in (
-        "1 data files are not of this save, first '__7_0.distcp'",
+        "1 data files do not belong to this save, first '__7_0.distcp'",
         "'__1_0.distcp' by 100 bytes",
         "not written by the same ranks (model by 5, optimizer by 4, extra_state by 4)",
         "another world size",
@@ -534,7 +532,7 @@ def test_files_of_another_save_are_told_and_not_read(copy):
 def test_a_part_of_another_step_is_told(copy):
     torch.save({"global_step": 2}, copy / STEP / "extra_state/extra_state_rank_0.pt")
     ckpt = wb.open(copy / STEP, cache=False)
-    assert any("named after step 3, but the extra state of rank 0 is of step 2" in note for note in ckpt.notes)
+    assert any("named after step 3, but the extra state of rank 0 has step 2" in note for note in ckpt.notes)
     (copy / STEP / "extra_state/extra_state_rank_0.pt").write_bytes(b"PK\x03\x04 not any more")
     assert any("extra state of rank 0 cannot be read" in n for n in wb.open(copy / STEP, cache=False).notes)
     moved = copy / STEP
@@ -548,7 +546,7 @@ def test_state_of_parameters_that_the_model_has_not_is_told(tmp_path):
     state = {"state.gone.exp_avg": [((0,), torch.randn(3), 0)]}
     files.save(tmp_path / "optimizer", state, paths={"state.gone.exp_avg": ("state", "gone", "exp_avg")})
     assert wb.open(tmp_path, cache=False).notes == [
-        "the optimizer has state of 1 parameters that the model has not, first 'gone'"
+        "the optimizer has state of 1 parameters that the model lacks, first 'gone'"
     ]
 
 
@@ -563,10 +561,10 @@ def change_first(field, value):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (change_first(flat.NUMELS, (64, 4096)), ["2 lengths and 9 flags"]),
+        (change_first(flat.NUMELS, (64, 4096)), ["2 lengths and 9 padding flags"]),
         (change_first(flat.NUMELS, (64,) * 9), ["'self_attn.q_proj.weight' of shape (64, 64) needs 4,096", "not 64"]),
         (change_first(flat.NAMES, ["only one"]), ["9 parameters, but 1 names"]),
-        (change_first(flat.SHAPES, [(64,)] * 8 + [("x",)]), ["a shape that is none"]),
+        (change_first(flat.SHAPES, [(64,)] * 8 + [("x",)]), ["an invalid name or shape"]),
         (change_first(flat.MASK, None), ["'layers.0._flat_param'", "incomplete"]),
         (lambda m: m.user_defined_dict.pop(flat.MASK), ["some of FSDP's dictionaries"]),
         (lambda m: change_first(flat.NUMELS, (-1,) * 9)(m), ["9 lengths"]),
@@ -598,8 +596,8 @@ def inner_edit(value):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (files.inner(torch.empty(12)), ["'layers.0._flat_param'", "chunk at (0,)", "another shape"]),
-        (files.inner(torch.empty(12384, dtype=torch.int32)), ["another dtype than its other chunks"]),
+        (files.inner(torch.empty(12)), ["'layers.0._flat_param'", "chunk at (0,)", "a shape that differs"]),
+        (files.inner(torch.empty(12384, dtype=torch.int32)), ["differs in dtype from the tensor's other chunks"]),
         (files.inner(torch.empty(2, 12384)[1]), ["needs more bytes than its range"]),
         (files.inner(torch.empty(12384, 2)[:, 0]), ["needs more bytes than its range"]),
         (b"\x80\x02]q\x00.", ["holds [], not a tensor"]),
@@ -654,14 +652,14 @@ def test_metadata_that_is_none(copy):
         refused(errors.OpenError, copy / STEP, word)
     edited_root = files.Metadata({"w": 3}, {}, {}, {}, "0.0.2")
     files.write(copy / STEP / "model", edited_root)
-    refused(errors.CorruptError, copy / STEP, "not laid out as ByteCheckpoint metadata", "neither tensor nor bytes")
+    refused(errors.CorruptError, copy / STEP, "not laid out as ByteCheckpoint metadata", "neither a tensor nor bytes")
     with files.package():
         file.write_bytes(pickle.dumps([files.Metadata({})], protocol=4))
     refused(errors.CorruptError, copy / STEP, "instead of checkpoint metadata")
 
 
 def test_a_folder_without_parts_is_none(copy):
-    with pytest.raises(errors.NotACheckpointError, match="open one global_step_N folder"):
+    with pytest.raises(errors.NotACheckpointError, match="open one of its global_step_N folders"):
         wb.open(copy, format="bytecheckpoint", cache=False)
 
 

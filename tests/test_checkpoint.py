@@ -83,7 +83,7 @@ def test_unknown_names_suggest_close_ones(samples):
     ckpt = wb.open(samples / "dcp_fsdp2")
     with pytest.raises(wb.errors.TensorNotFoundError, match=r"did you mean 'model\.lm_head\.weight'"):
         ckpt["model.lm_haed.weight"]
-    with pytest.raises(wb.errors.TensorNotFoundError, match="stored are exp_avg, exp_avg_sq, param, step"):
+    with pytest.raises(wb.errors.TensorNotFoundError, match="its stored roles are exp_avg, exp_avg_sq, param, step"):
         ckpt.param("lm_head.weight", role="momentum")
     with pytest.raises(wb.errors.TensorNotFoundError, match=r"did you mean 'model\.lm_head\.weight'"):
         ckpt["lm_head"]  # a part of the name is not close in spelling
@@ -93,7 +93,7 @@ def test_unknown_names_suggest_close_ones(samples):
         ckpt.objects["train_state.stop"]
     with pytest.raises(KeyError, match="no view 'anything' among 0"):
         ckpt.views["anything"]
-    with pytest.raises(wb.errors.UsageError, match=r"'exp_av'; stored are exp_avg, .*; did you mean 'exp_avg'"):
+    with pytest.raises(wb.errors.UsageError, match=r"'exp_av'; roles present: exp_avg, .*; did you mean 'exp_avg'"):
         ckpt.select(role="exp_av")
     assert ckpt.get("lm_head") is None and ckpt.objects.get("train_state.stop", 3) == 3
 
@@ -188,12 +188,12 @@ def test_results_can_be_pickled(samples, tmp_path):
 
     a, b = (wb.open(samples / name) for name in ("titan_run/step-2", "titan_run/step-4"))
     results = {
-        "stats": wb.stats(a, tick=lambda share: None),
-        "verify": wb.verify(a, tick=lambda share: None),
-        "diff": wb.diff(a, b, tick=lambda share: None),
-        "layout": wb.layout(a, tick=lambda share: None),
-        "doctor": wb.doctor(a, b, tick=lambda share: None),
-        "export": wb.export(a, tmp_path / "e", tick=lambda share: None),
+        "stats": wb.stats(a, progress=lambda share: None),
+        "verify": wb.verify(a, progress=lambda share: None),
+        "diff": wb.diff(a, b, progress=lambda share: None),
+        "layout": wb.layout(a, progress=lambda share: None),
+        "doctor": wb.doctor(a, b, progress=lambda share: None),
+        "export": wb.export(a, tmp_path / "e", progress=lambda share: None),
         "names": wb.name_map(a, b),
         "plan": wb.plan_memory(a, 4, 80),
         "tensor": a[next(iter(a))],

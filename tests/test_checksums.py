@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import workbench as wb
 from tests.properties import examples
-from workbench.core import catalog as cat
 from workbench.core import checksums as module
+from workbench.core import codecs
 from workbench.core.build import CatalogBuilder
 from workbench.core.checksums import check_archives, stored_crcs
 from workbench.core.crc32 import crc32, crc32_of_two
@@ -162,7 +162,7 @@ def test_other_files_of_the_folder_are_checked_when_they_are_archives(samples, t
     flip(path / "rng_state.pth", one.start + 3)
     assert [(x.file, x.record) for x in check(path, others) if x.status != "ok"] == [("rng_state.pth", one.record)]
     with zipfile.ZipFile(path / "stranger.zip", "w") as stranger:
-        stranger.writestr("readme", "not of torch.save")
+        stranger.writestr("readme", "not from torch.save")
     assert not [x for x in check(path, [*others, "stranger.zip"]) if x.file == "stranger.zip"]
 
 
@@ -175,7 +175,7 @@ def test_items_inside_zstd_streams(tmp_path):
         torch.save(torch.randn(50, generator=torch.Generator().manual_seed(number)), buffer)
         item = zstandard.ZstdCompressor(write_checksum=number == 0).compress(buffer.getvalue())
         builder.tensor(str(number), by_name("float32"), (50,))
-        builder.chunk(str(number), (0,), (50,), "x", len(blob), len(blob) + len(item), codec=cat.ZSTD_TORCH_ZIP)
+        builder.chunk(str(number), (0,), (50,), "x", len(blob), len(blob) + len(item), codec=codecs.ZSTD_TORCH_ZIP)
         blob += item
 
     def run():
@@ -231,7 +231,7 @@ def test_a_pass_can_be_told_and_stopped(samples, monkeypatch):
     monkeypatch.setattr(module, "TASK", 50_000)
     side = wb.open(samples / "dcp_fsdp2").payloads
     shares = []
-    list(check_archives(side, tick=shares.append))
+    list(check_archives(side, progress=shares.append))
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0) and len(shares) > 10
 
     class Stop(Exception):
@@ -242,4 +242,4 @@ def test_a_pass_can_be_told_and_stopped(samples, monkeypatch):
             raise Stop
 
     with pytest.raises(Stop):
-        list(check_archives(side, tick=stop))
+        list(check_archives(side, progress=stop))

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 import workbench as wb
 from workbench import checkpoint
 from workbench.cli import main
-from workbench.cli_show import locate, parse_slice
+from workbench.cli.show import locate, parse_slice
 from workbench.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -320,8 +320,8 @@ def test_a_truncated_file_opens_in_part(call, tmp_path: Path, one: Path) -> None
 
 def test_verify_opens_as_the_options_say(call, tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = []
-    plain = checkpoint.open
-    monkeypatch.setattr(checkpoint, "open", lambda path, **how: ways.append(how) or plain(path, **how))
+    plain = checkpoint.open_place
+    monkeypatch.setattr(checkpoint, "open_place", lambda path, **how: ways.append(how) or plain(path, **how))
     path = samples / "hf_llama_bf16_sharded"
     code, out, _ = call("verify", path, "--deep", "--json", "--io", "pread", "--format", "safetensors")
     assert ways == [{"format": "safetensors", "io": "pread", "cache": False}]
@@ -403,10 +403,10 @@ def test_recursion_memory_and_interrupt_end_in_order(call, monkeypatch: pytest.M
         def fail(*_, error=error):
             raise error()
 
-        monkeypatch.setattr("workbench.cli_list.ls", fail)
+        monkeypatch.setattr("workbench.cli.list.ls", fail)
         got = call("ls", one)
         assert got[0] == code and "Traceback" not in got[2]
-    monkeypatch.setattr("workbench.cli_list.ls", lambda _: {}["a bug"])
+    monkeypatch.setattr("workbench.cli.list.ls", lambda _: {}["a bug"])
     with pytest.raises(KeyError):  # a bug of ours is not dressed up as bad input
         call("ls", one)
 
@@ -480,4 +480,4 @@ def test_a_closed_stream_is_no_traceback(closed, tmp_path):
 
 def test_a_slice_of_many_digits_is_not_printed_whole(call, one: Path) -> None:
     line = one_line(call("show", one, f"w[{'9' * 300_000}]"), 64)
-    assert len(line) < 500 and "at most 19 digits" in line
+    assert len(line) < 500 and "up to 19 digits" in line

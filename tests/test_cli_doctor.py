@@ -141,7 +141,7 @@ def test_the_page_stands_alone(call, dropped, tmp_path) -> None:
         (["--lr", "-1"], "--lr -1"),
         (["--weight-decay", "nan"], "--weight-decay nan"),
         (["--lr", "x"], "invalid float value"),
-        (["--threads", "0"], "no positive number"),
+        (["--threads", "0"], "is not a positive number"),
     ],
 )
 def test_wrong_usage_is_64_in_one_line(call, dropped, words, told) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from workbench import cli
 from workbench.core import jsonsafe
+from workbench.core.mesh.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
 from workbench.errors import UsageError
-from workbench.reshard.layouts.rules_file import placement, read_rules
-from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
+from workbench.export.sharding.rules_file import placement, read_rules
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def run(capsys, *argv):
 def test_an_export_says_what_it_wrote(source, tmp_path, capsys):
     path, tensors = source
     code, out, err = run(capsys, path, tmp_path / "out", "--verify")
-    assert code == 0 and err == "" and "bit-identical to the source; read again and found so" in out
+    assert code == 0 and err == "" and "bit-identical to the source; verified by reading it back" in out
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
     assert max(map(len, out.splitlines()[1:])) <= 100
     code, out, err = run(capsys, path, tmp_path / "out")
@@ -75,15 +75,15 @@ def test_names_from_a_file(source, tmp_path, capsys):
     ("argv", "code", "words"),
     [
         (["--to", "tensorflow"], 3, "choose safetensors"),
-        (["--mesh", "tp=2", "--tp", "2"], 64, "give one of them"),
-        (["--mesh", "tp=x"], 64, "no mesh axis"),
-        (["--tp", "0"], 64, "no positive number"),
+        (["--mesh", "tp=2", "--tp", "2"], 64, "both define the mesh; use only one"),
+        (["--mesh", "tp=x"], 64, "is not a mesh axis"),
+        (["--tp", "0"], 64, "is not a positive number"),
         (["--select", "("], 64, "not a valid regular expression"),
         (["--select", "zzz"], 64, "no tensor is selected"),
         (["--rules", "absent.json", "--tp", "2"], 64, "cannot be read"),
         (["--rename", "absent.json"], 64, "cannot be read"),
         (["--rename", "cat"], 64, "choose"),
-        (["--dtype", "int8"], 3, "not offered"),
+        (["--dtype", "int8"], 3, "is not supported; choose"),
         (["--max-shard-size", "5 apples"], 64, "5 apples"),
     ],
 )
@@ -115,7 +115,7 @@ def test_what_is_no_small_regular_file_of_json_is_wrong_usage(source, tmp_path, 
     monkeypatch.undo()
     (tmp_path / "deep.json").write_text("[" * 200_000)
     found, _, err = run(capsys, source[0], tmp_path / "out", *option, str(tmp_path / "deep.json"))
-    assert found == 64 and "nests brackets too deeply" in err and "checkpoint" not in err
+    assert found == 64 and "brackets nested too deeply" in err and "checkpoint" not in err
 
 
 def test_placements_as_text():
@@ -123,7 +123,7 @@ def test_placements_as_text():
     assert placement("StridedShard(0, 2)") == StridedShard(0, 2) and placement("Flat()") == Flat()
     assert placement("PartedShard(0, 4, 2,2)") == PartedShard(0, (4, 2, 2)) and placement("Only(0,3)") == Only((0, 3))
     for wrong in ("Shard()", "Shard(0, 1)", "Only()", "shard(0)", "Shard(0", "__import__('os')", 3, None):
-        with pytest.raises(UsageError, match="is no placement"):
+        with pytest.raises(UsageError, match="is not a placement"):
             placement(wrong)
 
 
@@ -140,7 +140,7 @@ def test_the_facade_exports_too(source, tmp_path):
     path, _ = source
     with wb.open(path) as ckpt:
         report = wb.export(ckpt, tmp_path / "out", mesh=wb.Mesh(tp=2), dtype="bf16")
-    assert "have other values" in str(report) and "<pre>" in report._repr_html_()
+    assert "have different values" in str(report) and "<pre>" in report._repr_html_()
 
 
 def test_onto_a_device(source, tmp_path, capsys):

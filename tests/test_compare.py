@@ -15,8 +15,7 @@ from tests.properties import chunkings, examples, shapes
 from tests.test_reading import stored
 from tests.test_scan import payloads
 from workbench import errors
-from workbench.analysis import compare as compare_module
-from workbench.analysis.compare import Compare, compare, engine
+from workbench.analysis.compare import Compare, compare
 from workbench.analysis.comparison import Comparison
 from workbench.analysis.where import band_width
 from workbench.core import scan as scan_module
@@ -26,7 +25,7 @@ from workbench.core.dtypes import by_name
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 ENGINES = [
     False,
-    pytest.param(True, marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba (the extra 'fast') is not installed")),
+    pytest.param(True, marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")),
 ]
 FLOATS = ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz"]  # fmt: skip
@@ -193,7 +192,7 @@ def test_ordinary_weights_some_steps_apart(tmp_path, name, fast):
     assert [t for t, _ in got.tail()] == sorted((t for t, _ in got.tail()), reverse=True)
 
 
-@pytest.mark.skipif(not HAS_NUMBA, reason="numba (the extra 'fast') is not installed")
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float8_e4m3fn"])
 def test_both_engines_agree(tmp_path, name):
     a, b = patterns(300_000, name, 1), patterns(300_000, name, 2)
@@ -337,17 +336,8 @@ def test_progress_ends_at_one_and_never_falls(small, tmp_path):
     left = side(tmp_path / "a", a, "float32", [((0,), (400,))])
     right = side(tmp_path / "b", b, "float32", [((0,), (400,))])
     told = []
-    list(compare(left, right, np.array([0]), np.array([0]), tick=told.append))
+    list(compare(left, right, np.array([0]), np.array([0]), progress=told.append))
     assert told == sorted(told) and told[-1] == 1.0
-
-
-def test_the_engine_is_compiled_code_only_where_it_pays(monkeypatch):
-    assert engine(1) == "numpy" and engine(1 << 40, False) == "numpy"
-    assert engine(1 << 40) == ("numba" if HAS_NUMBA else "numpy")
-    monkeypatch.setattr(compare_module, "find_spec", lambda name: None)
-    assert engine(1 << 40) == "numpy"
-    with pytest.raises(errors.MissingExtraError, match=r"\[fast\]"):
-        engine(1, True)
 
 
 def test_equal_tensors_cost_no_numbers():

@@ -27,18 +27,18 @@ from workbench import errors
 from workbench.checkpoint import Checkpoint
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import ALL, by_name, nbytes_of
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard, of_torch
 from workbench.core.place import Place
 from workbench.core.storage import PreadSource, SourcePool
-from workbench.reshard import device as module
-from workbench.reshard.device import to_device
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.onto_device import loads as device_loads
-from workbench.reshard.onto_device import memory as device_memory
-from workbench.reshard.onto_device.lane import HostLane, measure_peak
-from workbench.reshard.onto_device.results import Results
-from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard, of_torch
-from workbench.reshard.rules import Rule, Rules
-from workbench.reshard.target import Target
+from workbench.export.sharding.rules import PlacementRule, Rules
+from workbench.export.sharding.target import Target
+from workbench.load import device as module
+from workbench.load.device import to_device
+from workbench.load.onto_device import loads as device_loads
+from workbench.load.onto_device import memory as device_memory
+from workbench.load.onto_device.lane import HostLane, measure_peak
+from workbench.load.onto_device.results import DeviceResults
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTHS = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
@@ -174,7 +174,7 @@ def test_any_chunks_on_any_mesh_in_any_ring_are_the_dense_slices(tmp_path_factor
     mesh = Mesh(**{f"a{k}": n for k, n in enumerate(sizes)})
     placements = data.draw(torch_placements(len(shape), len(sizes)))
     rank = data.draw(st.integers(0, mesh.world_size - 1))
-    rules = Rules((Rule("t", [of_torch(one) for one in placements]),))
+    rules = Rules((PlacementRule("t", [of_torch(one) for one in placements]),))
     lane = data.draw(st.sampled_from([HostLane(), LateLane()]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "lane_to", lambda device: lane)
@@ -204,7 +204,7 @@ def test_every_element_type_comes_as_a_lazy_tensor_gives_it(tmp_path, dtype):
     got = to_device(ckpt, "cpu", role=None, dtype="bf16" if dtype.bits < 16 else None, **SMALL)["t"]
     assert got.dtype == want.dtype and got.shape == want.shape
     assert got.view(-1).view(torch.uint8).numpy().tobytes() == noise.tobytes()
-    columns = {"mesh": Mesh(tp=2), "rules": Rules((Rule("t", {"tp": Shard(1)}),)), "rank": 1}
+    columns = {"mesh": Mesh(tp=2), "rules": Rules((PlacementRule("t", {"tp": Shard(1)}),)), "rank": 1}
     if dtype.packed:
         with pytest.raises(errors.UnsupportedFormatError, match=r"'t'.*share bytes"):
             to_device(ckpt, "cpu", role=None, **columns)
@@ -239,7 +239,7 @@ def floats(folder):
 def test_casts_are_torchs(tmp_path, dtype, tp):
     tensors = floats(tmp_path)
     wanted = {"bf16": torch.bfloat16, "float16": torch.float16}.get(dtype, dtype)
-    rules = Rules((Rule("double|single|half|brain", {"tp": Shard(1)}),))
+    rules = Rules((PlacementRule("double|single|half|brain", {"tp": Shard(1)}),))
     got = to_device(wb.open(tmp_path), "cpu", dtype=dtype, mesh=Mesh(tp=tp), rules=rules, rank=tp - 1, **SMALL)
     assert set(got) == set(tensors)
     for key, one in tensors.items():
@@ -274,13 +274,15 @@ def test_long_tensors_take_many_rounds_of_the_ring(tmp_path, tp, late, monkeypat
     catalog, dense = rows(tmp_path)
     lane = LateLane() if late else HostLane()
     monkeypatch.setattr(module, "lane_to", lambda device: lane)
-    rules = Rules((Rule("t", {"tp": Shard(1)}),))
-    ticks = []
+    rules = Rules((PlacementRule("t", {"tp": Shard(1)}),))
+    seen = []
     got = to_device(
-        opened(tmp_path, catalog), "cpu", mesh=Mesh(tp=tp), rules=rules, rank=tp - 1, buffer=1 << 20, tick=ticks.append
+        opened(tmp_path, catalog), "cpu", mesh=Mesh(tp=tp), rules=rules, rank=tp - 1,
+        buffer=1 << 20, progress=seen.append,
     )  # fmt: skip
     assert (got["t.weight"].numpy() == np.split(dense, tp, axis=1)[-1]).all()
-    assert ticks == sorted(set(ticks)) and ticks[-1] == 1.0 and len(ticks) >= 16 // tp
+    assert seen == sorted(set(seen)) and seen[-1] == 1.0 and len(seen) >= 16 // tp
+    assert seen == sorted(set(seen)) and seen[-1] == 1.0 and len(seen) >= 16 // tp
 
 
 def test_bytes_that_are_read_are_those_that_are_wanted(tmp_path, monkeypatch):
@@ -295,7 +297,7 @@ def test_bytes_that_are_read_are_those_that_are_wanted(tmp_path, monkeypatch):
     monkeypatch.setattr(PreadSource, "read_into", counted)
     for dim, ranks, times in ((0, 4, 1), (1, 2, 2)):
         read.clear()
-        rules = Rules((Rule("t", {"tp": Shard(dim)}),))
+        rules = Rules((PlacementRule("t", {"tp": Shard(dim)}),))
         got = to_device(opened(tmp_path, catalog), "cpu", mesh=Mesh(tp=ranks), rules=rules, rank=1, threads=3)
         assert (got["t.weight"].numpy() == np.split(dense, ranks, axis=dim)[1]).all()
         assert 0.95 * times * dense.nbytes / ranks < sum(read) <= times * dense.nbytes / ranks
@@ -324,13 +326,13 @@ def test_the_default_device_of_the_caller_is_not_used(samples):
 @contextmanager
 def nothing_stays(monkeypatch):
     """No tensor of the results lives on, though the error that is looked at keeps its traceback; no thread either."""
-    made, real = [], Results.allocate
+    made, real = [], DeviceResults.allocate
 
     def watched(self, device, *, scratch):
         real(self, device, scratch=scratch)
         made.extend(map(weakref.ref, [*self._tensors, *self._bytes, *self._elements, self._scratch]))
 
-    monkeypatch.setattr(Results, "allocate", watched)
+    monkeypatch.setattr(DeviceResults, "allocate", watched)
     yield
     gc.collect()
     assert made and not [one for one in made if one() is not None]
@@ -364,7 +366,7 @@ def test_raising_in_tick_ends_the_pass_and_nothing_stays(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with nothing_stays(monkeypatch), pytest.raises(KeyboardInterrupt):
-        to_device(opened(tmp_path, catalog), "cpu", buffer=1 << 20, tick=stop)
+        to_device(opened(tmp_path, catalog), "cpu", buffer=1 << 20, progress=stop)
 
 
 def test_files_that_changed_or_ended_are_the_same_errors_as_elsewhere(tmp_path):
@@ -382,10 +384,10 @@ def test_a_hole_is_told_before_anything_is_read_or_allocated(tmp_path, monkeypat
     dense = np.arange(48, dtype=np.int32).reshape(12, 4)
     catalog = stored(tmp_path, dense, [((0, 0), (4, 4)), ((4, 0), (4, 4)), ((8, 0), (4, 4))], skip={1})
     ckpt = opened(tmp_path, catalog)
-    rules = Rules((Rule("t", {"fsdp": Shard(0)}),))
+    rules = Rules((PlacementRule("t", {"fsdp": Shard(0)}),))
     got = to_device(ckpt, "cpu", role=None, mesh=Mesh(fsdp=3), rules=rules, rank=2)
     assert got["t"].tolist() == dense[8:].tolist()
-    monkeypatch.setattr(Results, "allocate", None)
+    monkeypatch.setattr(DeviceResults, "allocate", None)
     with pytest.raises(errors.HoleError, match=r"\[4:8, 0:4\]"):
         to_device(ckpt, "cpu", role=None)
 
@@ -400,7 +402,13 @@ def test_chunks_that_overlap_are_compared(tmp_path):
     ckpt = opened(tmp_path, builder.build())
     assert to_device(ckpt, "cpu", role=None, select="same")["same"].tolist() == list(range(6))
     half = to_device(
-        ckpt, "cpu", role=None, select="same", mesh=Mesh(tp=2), rank=1, rules=Rules((Rule("", {"tp": Shard(0)}),))
+        ckpt,
+        "cpu",
+        role=None,
+        select="same",
+        mesh=Mesh(tp=2),
+        rank=1,
+        rules=Rules((PlacementRule("", {"tp": Shard(0)}),)),
     )
     assert half["same"].tolist() == [3, 4, 5]
     with pytest.raises(errors.CorruptError, match=r"'other'.*overlaps"):
@@ -413,8 +421,8 @@ def test_memory_is_checked_before_anything_is_allocated(tmp_path, monkeypatch):
     scratch = module.BUFFER // module.PARTS
     monkeypatch.setattr(device_memory, "_free", lambda device: dense.nbytes + scratch - 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Results, "allocate", None)
-        told = rf"1 tensors need {dense.nbytes:,} bytes and {scratch:,} of scratch on cpu.*: 1 too few"
+        patch.setattr(DeviceResults, "allocate", None)
+        told = rf"1 tensors need {dense.nbytes:,} bytes and {scratch:,} bytes of scratch on cpu.*: 1 too few"
         with pytest.raises(errors.DeviceMemoryError, match=told) as info:
             to_device(ckpt, "cpu")
     assert isinstance(info.value, MemoryError)
@@ -429,7 +437,7 @@ def test_free_memory_of_a_gpu_counts_what_torch_keeps(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 400)
     gpu = torch.device("cuda", 0)
     assert device_memory.check_room(gpu, [1, 512], scratch=276) == 1024
-    with pytest.raises(errors.DeviceMemoryError, match=r"cuda:0, of which 1,300 are free: 1 too few"):
+    with pytest.raises(errors.DeviceMemoryError, match=r"cuda:0, which has 1,300 free: 1 too few"):
         device_memory.check_room(gpu, [1, 512], scratch=277)
 
 
@@ -439,12 +447,12 @@ def test_free_memory_of_a_gpu_counts_what_torch_keeps(monkeypatch):
         ("meta", {}, "no memory to read into"),
         ("gpu", {}, "device='gpu'"),
         ("cpu", {"buffer": 100}, "4,096"),
-        ("cpu", {"buffers": 0}, "at least one"),
+        ("cpu", {"buffers": 0}, "one or more buffers"),
         ("cpu", {"select": "nothing"}, "no tensor is selected"),
-        ("cpu", {"rank": 1}, "give it with mesh="),
-        ("cpu", {"mesh_coord": {"tp": 1}}, "give it with mesh="),
-        ("cpu", {"mesh": Mesh(tp=2)}, "say which one"),
-        ("cpu", {"mesh": Mesh(tp=2), "rank": 0, "mesh_coord": {"tp": 0}}, "say which one"),
+        ("cpu", {"rank": 1}, "pass one with mesh="),
+        ("cpu", {"mesh_coord": {"tp": 1}}, "pass one with mesh="),
+        ("cpu", {"mesh": Mesh(tp=2)}, "choose one with"),
+        ("cpu", {"mesh": Mesh(tp=2), "rank": 0, "mesh_coord": {"tp": 0}}, "choose one with"),
         ("cpu", {"mesh": Mesh(tp=2), "rank": 2}, "rank 2"),
         ("cpu", {"mesh": Mesh(tp=2), "mesh_coord": {"pp": 0}}, "'pp'"),
         ("cpu", {"dtype": "int8"}, "int8"),
@@ -486,7 +494,7 @@ def test_on_a_gpu_every_tensor_is_the_truth(samples, name):
 @pytest.mark.parametrize("dtype", [None, "bf16"])
 def test_on_a_gpu_rows_are_cut_and_cast(tmp_path, tp, dtype):
     catalog, dense = rows(tmp_path)
-    rules = Rules((Rule("t", {"tp": Shard(1)}),))
+    rules = Rules((PlacementRule("t", {"tp": Shard(1)}),))
     ckpt = opened(tmp_path, catalog)
     want = torch.from_numpy(dense).chunk(tp, 1)[-1].to(torch.bfloat16 if dtype else torch.float32)
     for buffer in (1 << 20, 32 << 20):
@@ -506,11 +514,11 @@ def test_on_a_gpu_an_error_leaves_no_memory_behind(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        to_device(opened(tmp_path, catalog), "cuda", buffer=1 << 20, tick=stop)
+        to_device(opened(tmp_path, catalog), "cuda", buffer=1 << 20, progress=stop)
     assert torch.cuda.memory_allocated() == before
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     torch.cuda.empty_cache()
-    with pytest.raises(errors.DeviceMemoryError, match="are free"):
+    with pytest.raises(errors.DeviceMemoryError, match=r"which has .* free"):
         to_device(opened(tmp_path, catalog), "cuda")
     assert torch.cuda.memory_allocated() == before
 

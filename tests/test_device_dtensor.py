@@ -19,11 +19,11 @@ from tests.properties import examples
 from tests.test_device import piece
 from tests.test_reshard_placement import split_by_torch
 from workbench import errors
-from workbench.reshard.device import to_device
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.onto_device.dtensor import torch_placements
-from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
-from workbench.reshard.rules import Rule, Rules
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
+from workbench.export.sharding.rules import PlacementRule, Rules
+from workbench.load.device import to_device
+from workbench.load.onto_device.dtensor import torch_placements
 
 
 def test_torch_gathers_what_four_ranks_hold(samples):
@@ -91,11 +91,11 @@ def mesh():
     [
         ({"tp": Flat(), "fsdp": Replicate()}, r"Flat\(.*'tp'"),
         ({"tp": PartedShard(0, (32, 16, 16))}, r"PartedShard.*'tp'"),
-        ({"tp": StridedShard(0, 2), "fsdp": Shard(0)}, r"order of the mesh \(fsdp, tp\)"),
+        ({"tp": StridedShard(0, 2), "fsdp": Shard(0)}, r"order of the mesh axes \(fsdp, tp\)"),
     ],
 )
 def test_what_no_dtensor_can_say_names_the_tensor(samples, mesh, placements, told):
-    rules = Rules((Rule("layers.1.self_attn.q_proj", placements),))
+    rules = Rules((PlacementRule("layers.1.self_attn.q_proj", placements),))
     with pytest.raises(errors.UsageError, match=rf"'model.layers.1.self_attn.q_proj.weight' cannot be .*{told}"):
         to_device(wb.open(samples / "hf_llama_bf16_sharded"), "cpu", device_mesh=mesh, rules=rules)
 
@@ -109,7 +109,7 @@ def test_a_mesh_says_which_rank_this_is(samples, mesh):
         assert one.device_mesh == mesh and one.shape == ckpt[key].shape and one.dtype == torch.float32
         assert torch.equal(one.to_local(), plain[key])
     for options in ({"mesh": Mesh(fsdp=2, tp=2)}, {"rank": 0}, {"mesh_coord": {"tp": 0}}):
-        with pytest.raises(errors.UsageError, match="device_mesh= says"):
+        with pytest.raises(errors.UsageError, match="device_mesh= already defines the ranks"):
             to_device(ckpt, "cpu", device_mesh=mesh, **options)
     sub = init_device_mesh("cpu", (4,))
     with pytest.raises(errors.UsageError, match="mesh_dim_names"):

@@ -34,7 +34,7 @@ def test_choose_compare_tap_and_come_back_by_the_link(quiet, served, samples):
     page = quiet
     page.goto(f"{served}?ckpt=run/step-2&tab=diff")
     page.get_by_text("steps of the same run come first").wait_for()
-    page.get_by_label("B, to compare with").click()
+    page.get_by_label("B (compare with)").click()
     page.locator("li.MuiMenuItem-root", has_text="run/step-4").click()
     page.get_by_text("86 of 86 tensors changed").wait_for()
     page.locator(".bk-Figure").nth(2).wait_for()
@@ -65,7 +65,7 @@ def test_narrow_dark_and_hostile(quiet, served):
     page.locator(".bk-Figure").nth(1).wait_for()
     page.locator("summary", has_text="Only in A").click()
     page.get_by_text("\\x1b[31mgone").wait_for()
-    page.get_by_role("combobox", name="Look at a tensor").press_sequentially("layers.0.q")
+    page.get_by_role("combobox", name="Show a tensor").press_sequentially("layers.0.q")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     becomes(page, "layers.0.q")

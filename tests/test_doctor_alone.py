@@ -20,10 +20,10 @@ from workbench.analysis.verify import boxes, commit, files, headers, pairs, sibl
 from workbench.analysis.verify import state as verify_state
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
-from workbench.doctor.facts.state import Told
+from workbench.doctor.facts.state import Statement
 from workbench.doctor.ledger.sign import RULES
-from workbench.doctor.passes.blocks import BLOCK, Slot, stream
-from workbench.doctor.passes.profiles import Independence, Profile, Sums
+from workbench.doctor.passes.blocks import BLOCK, TensorSlot, stream
+from workbench.doctor.passes.profiles import Independence, MatrixProfile, Sums
 from workbench.doctor.rules.alone import Alone, check_alone
 from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.files import MEANS, check_files
@@ -285,7 +285,7 @@ def test_a_loss_scale_that_began_anew():
     one = state(lab.case("h0_exact", SMALL, "dcp", k=1).echo)
 
     def scaled(scale: float) -> State:
-        return State(one.ckpt, replace(one.facts, told={**one.facts.told, "loss_scale": (Told(scale, "scaler"),)}))
+        return State(one.ckpt, replace(one.facts, told={**one.facts.told, "loss_scale": (Statement(scale, "scaler"),)}))
 
     for before, after, wanted in (
         (256.0, 65536.0, True), (32768.0, 65536.0, False), (256.0, 2048.0, False), (65536.0, 1.0, True),
@@ -315,22 +315,22 @@ def test_adapters_that_are_still_zero(tmp_path):
 class Fold:
     """Sums of a weight and its second moments."""
 
-    def begin(self, slot: Slot) -> Sums:
+    def begin(self, slot: TensorSlot) -> Sums:
         found = Sums.of(slot)
         assert found is not None
         return found
 
-    def fold(self, state: Sums, slot: Slot, block) -> None:
+    def fold(self, state: Sums, slot: TensorSlot, block) -> None:
         state.take(block, block.values[0, "param"], block.values[0, "exp_avg_sq"])
 
     def merge(self, state: Sums, later: Sums) -> None:
         state.merge(later)
 
 
-def profile(tmp_path: Path, weight: torch.Tensor, v: torch.Tensor, name: str = "linear_fc1.") -> Profile:
+def profile(tmp_path: Path, weight: torch.Tensor, v: torch.Tensor, name: str = "linear_fc1.") -> MatrixProfile:
     torch.save({"w": weight, "v": v}, tmp_path / "p.pt")
     ckpt = wb.open(tmp_path / "p.pt", cache=False)
-    slot = Slot("w", {(0, "param"): ckpt["w"], (0, "exp_avg_sq"): ckpt["v"]})
+    slot = TensorSlot("w", {(0, "param"): ckpt["w"], (0, "exp_avg_sq"): ckpt["v"]})
     ((_, sums),) = stream([slot], Fold(), threads=3)
     return sums.close(name)
 
@@ -342,14 +342,14 @@ def test_a_profile_in_blocks_is_that_of_the_whole(tmp_path, shape):
     v = torch.rand(shape, generator=made) + 0.5
     rows = v.reshape(-1, shape[-1])
     rows[3:5] = 0.0
-    found = profile(tmp_path, weight, v, "linear_fc1.q_proj.")
+    found, other = (profile(tmp_path, weight, v, name) for name in ("q_proj.weight", "linear_fc1.weight"))
     assert found.shape == (math.prod(shape[:-1]), shape[-1]) and found.idle == ((3, 5),)
     logs = np.log2(rows.numpy()[5:])
     assert np.abs(found.rows[5:] - 127 - logs.mean(axis=1)).max() < 0.09
     assert found.rows[3] == 0
     half = found.shape[0] // 2
     lower = np.log2(rows.numpy()[half:]).sum(axis=0) + 127 * (found.shape[0] - half)
-    assert np.abs(found.columns[1] - lower).max() < 0.09 * (found.shape[0] - half)
+    assert np.abs(other.columns[1] - lower).max() < 0.09 * (found.shape[0] - half)
     squares = weight.numpy().reshape(found.shape).astype(np.float64) ** 2
     tails = (squares**2).mean() / squares.mean() ** 2
     assert found.drawn.tails == pytest.approx((tails - 3.0) / math.sqrt(24 / squares.size), abs=0.05) or (

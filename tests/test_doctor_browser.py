@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.pages import at_rest, link
+from tests.pages import click_until, link
 from tests.serving import serving
 
 pytestmark = pytest.mark.browser
@@ -27,8 +27,8 @@ def test_from_an_empty_tab_to_the_cause_and_back_by_the_link(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=run/step-240.pt")
     page.get_by_role("tab", name="Doctor").click()
-    page.get_by_text("Choose what came of it").wait_for()
-    page.get_by_role("button", name="Examine this one alone").wait_for()
+    page.get_by_text("Choose what to compare it with").wait_for()
+    page.get_by_role("button", name="Examine this checkpoint alone").wait_for()
     page.get_by_label("Echo").click()
     page.locator("li.MuiMenuItem-root", has_text="run/step-240-echo.pt").click()
     cause = page.locator(".workbench-doctor summary", has_text="D2").first  # what the sample was made with
@@ -41,8 +41,8 @@ def test_from_an_empty_tab_to_the_cause_and_back_by_the_link(quiet, served):
     page.reload()
     shards_and_low_bits.wait_for()
     cause.wait_for()
-    at_rest(page, page.locator('.tabulator-cell[tabulator-field="rule"]', has_text="R09")).click()
-    page.locator("h3.finding", has_text="R09").wait_for()
+    row = page.locator('.tabulator-cell[tabulator-field="rule"]', has_text="R09")
+    click_until(page, row, page.locator("h3.finding", has_text="R09"))
     with page.expect_download() as download:
         page.get_by_text("Download JSON").click()
     with open(download.value.path()) as file:

@@ -172,7 +172,7 @@ def test_a_healthy_run_breaks_none(tmp_path: Path, k: int) -> None:
 def test_each_is_named(tmp_path: Path, spoil: Callable[[Run], None], k: int, cause: str, rule: str) -> None:
     found = resumed(tmp_path, spoil, k)
     assert found.causes[0].cause == cause, found.verdict
-    assert rule in {one.rule for one in found.found}
+    assert rule in {one.rule for one in found}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -183,7 +183,7 @@ def test_nan_and_inf_are_reported_and_nothing_is_derived_from_them(tmp_path: Pat
 
     found = resumed(tmp_path, spoilt, 5)
     assert found.causes[0].cause in ("G1", "G3"), found.verdict
-    assert not {"P21", "P22", "P23"} & {one.rule for one in found.found}
+    assert not {"P21", "P22", "P23"} & {one.rule for one in found}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -238,7 +238,7 @@ def test_a_pair_shows_state_that_other_optimizers_lost(
     tmp_path: Path, name: str, state: str, k: int, cause: str, rule: str
 ) -> None:
     found = resumed(tmp_path, zeroed(state), k, OPTIMIZERS[name])
-    assert rule in {one.rule for one in found.found}
+    assert rule in {one.rule for one in found}
     assert found.causes[0].cause == cause, found.verdict
 
 
@@ -258,7 +258,7 @@ def test_an_echo_compares_all_state_that_is_stored(tmp_path: Path, name: str, st
 
     found = resumed(tmp_path, one_element, 0, OPTIMIZERS[name])
     assert found.causes, found.verdict
-    assert any(state in one.message or "momentum" in one.message for one in found.found if one.severity != "info")
+    assert any(state in one.message or "momentum" in one.message for one in found if one.severity != "info")
 
 
 def test_averages_that_stand_still_are_asked_about(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_averages_that_stand_still_are_asked_about(tmp_path: Path) -> None:
 
     found = resumed(tmp_path, stand, 12)
     assert found.causes[0].cause == "F4" and found.causes[0].severity == "warn", found.verdict
-    assert "P28" in {one.rule for one in found.found}
+    assert "P28" in {one.rule for one in found}
 
 
 def test_weights_that_went_through_int8_are_named(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_weights_that_went_through_int8_are_named(tmp_path: Path) -> None:
             weight.copy_((weight / scale).round() * scale)
 
     found = resumed(tmp_path, quantised, 0)
-    assert found.causes[0].cause == "D7" and "int8" in str([one.message for one in found.found]), found.verdict
+    assert found.causes[0].cause == "D7" and "int8" in str([one.message for one in found]), found.verdict
 
 
 def test_shards_that_were_joined_along_the_other_axis_are_named(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_shards_that_were_joined_along_the_other_axis_are_named(tmp_path: Path) 
         weight.copy_(torch.cat(weight.detach().clone().chunk(2, 1), 0).reshape(weight.shape))
 
     found = resumed(tmp_path, joined, 0)
-    assert found.causes[0].cause == "E1" and "wrong axis" in str([one.message for one in found.found]), found.verdict
+    assert found.causes[0].cause == "E1" and "wrong axis" in str([one.message for one in found]), found.verdict
 
 
 def test_weights_that_shrank_without_a_learning_rate_are_a_finding() -> None:
@@ -299,7 +299,7 @@ def test_weights_that_shrank_without_a_learning_rate_are_a_finding() -> None:
 
 def test_only_what_is_off_is_named(tmp_path: Path) -> None:
     found = resumed(tmp_path, exchanged, 10)
-    (sign,) = [one for one in found.found if one.rule == "P17"]
+    (sign,) = [one for one in found if one.rule == "P17"]
     numbers = [
         number for number, (name, _) in enumerate(model().named_parameters()) if name in ("0.weight", "5.weight")
     ]

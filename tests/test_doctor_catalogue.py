@@ -143,7 +143,7 @@ def _short(found: Any) -> dict[str, Any]:
     """What could not be opened at all was told by that."""
     if found is None:
         return {"code": 2, "causes": [], "signs": []}
-    signs = [f"{one.rule} {one.severity} {one.where}" for one in found.found if one.severity != "info"]
+    signs = [f"{one.rule} {one.severity} {one.where}" for one in found if one.severity != "info"]
     return {"code": found.exit_code, "causes": [one.cause for one in found.causes], "signs": signs[:12]}
 
 

@@ -73,7 +73,7 @@ def zero_now(before: Stored, echo: Stored, got: re.Match[str]) -> None:
 
 
 def changed(before: Stored, echo: Stored, got: re.Match[str]) -> None:
-    """``exp_avg of 3 of 52 parameters have other values``: at least so many are not equal."""
+    """``exp_avg of 3 of 52 parameters have different values``: at least so many are not equal."""
     roles = re.split(r", | and ", got[1])
     if not set(roles) <= {"the weights", "the masters", "exp_avg", "exp_avg_sq"}:
         return
@@ -111,7 +111,7 @@ def unrounded(before: Stored, echo: Stored, got: re.Match[str]) -> None:
 KINDS: dict[str, Callable[[Stored, Stored, re.Match[str]], None]] = {
     r"([\d,]+) of ([\d,]+) (weights|masters|moments) \(([\d,]+) elements\) are equal bit for bit": equal_tensors,
     r"([\w, ]+?) of ([\d,]+) of ([\d,]+) parameters are zero now": zero_now,
-    r"([\w, ]+?) of ([\d,]+) of ([\d,]+) parameters (?:have other values|are unlike the old ones)": changed,
+    r"([\w, ]+?) of ([\d,]+) of ([\d,]+) parameters (?:have different values|are unlike the old values)": changed,
     r"([\d,]+) of ([\d,]+) of the optimizer's counters went from ([\d,]+) to ([\d,]+)": counters,
     r"([\d,]+) elements? of .*? (?:are|is) NaN or infinite": not_finite,
     r"([\d,]+) of ([\d,]+) optimizer counters are at 0 or 1": fresh,
@@ -169,7 +169,7 @@ def test_elements_below_the_floor_are_counted_as_torch_counts_them(fault, layout
     assert paths.next is not None
     found = wb.doctor(paths.before, paths.next)
     before, after = Stored(Path(paths.before)), Stored(Path(paths.next))
-    said = [re.search(r"in ([\d,]+) of ([\d,]+) elements exp_avg_sq fell", one.message) for one in found.found]
+    said = [re.search(r"in ([\d,]+) of ([\d,]+) elements exp_avg_sq fell", one.message) for one in found]
     (got,) = [one for one in said if one]
     beta2 = before.optimizer["param_groups"][0]["betas"][1]
     below = of = 0

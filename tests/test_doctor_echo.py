@@ -250,7 +250,7 @@ def test_rows_of_large_weights_are_sampled(tmp_path):
 
 
 @pytest.mark.parametrize("control", list(lab.CONTROLS))
-@pytest.mark.parametrize("k", [1, 20])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 20])
 def test_rows_of_a_healthy_run_stay(control, k):
     case = lab.case(control, SMALL, "dcp", k=k)
     assert case.after is not None

@@ -233,7 +233,7 @@ def signs(*paths, echo=False):
 def test_a_plain_save_has_no_sign(tmp_path):
     found, whole = signs(save(tmp_path / "a.pt"), save(tmp_path / "b.pt", step=60))
     assert not found
-    assert "no schedule" in whole.not_checked["S16"] and "data loader" in whole.not_checked["S18"]
+    assert "no complete schedule" in whole.not_checked["S16"] and "data loader" in whole.not_checked["S18"]
 
 
 def test_steps_that_a_scaler_skipped_are_a_remark(tmp_path):

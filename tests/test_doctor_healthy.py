@@ -84,7 +84,7 @@ def adamw(parameters: Any) -> Any:
 
 def rules(found: Any, least: str = "warn") -> set[str]:
     grave = {"warn": ("warn", "error"), "error": ("error",)}[least]
-    return {one.rule for one in found.found if one.severity in grave}
+    return {one.rule for one in found if one.severity in grave}
 
 
 # ---- shared weights ------------------------------------------------------------------------------------------------

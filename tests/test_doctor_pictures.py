@@ -173,7 +173,7 @@ def test_rows_of_exchanged_ranks_are_two_blocks():
     count = len(rows.place)
     assert (rows.place == (np.arange(count) + count // 2) % count).all()
     picture = row_picture(rows)
-    assert [one.label for one in elements(picture, hv.Scatter)] == [f"another row of it: {count:,}"]
+    assert [one.label for one in elements(picture, hv.Scatter)] == [f"another row of the tensor: {count:,}"]
     draw(picture)
 
 

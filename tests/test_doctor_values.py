@@ -12,8 +12,8 @@ from tests.test_lab import SMALL
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.ledger.sign import RULES
-from workbench.doctor.passes.blocks import BLOCK, Block, Slot, stream
-from workbench.doctor.rules.values import Values, check_one, check_pair
+from workbench.doctor.passes.blocks import BLOCK, SlotBlock, TensorSlot, stream
+from workbench.doctor.rules.values import PassValues, check_one, check_pair
 
 #: Fault → rules in its echo, one update later, 20 updates later.
 WAKES = {
@@ -39,7 +39,7 @@ def state(path: object) -> State:
     return State(ckpt, gather(ckpt))
 
 
-def rules(found: Values) -> set[str]:
+def rules(found: PassValues) -> set[str]:
     assert all(RULES[sign.rule].severity == "error" or sign.severity == "warn" for sign in found.signs)
     assert all(sign.message and sign.tensors and sign.hit for sign in found.signs)
     return {sign.rule for sign in found.signs}
@@ -125,10 +125,10 @@ def test_few_numbers_with_empty_low_bits_are_chance(tmp_path):
 class Gathered:
     """Collects what a pass hands out."""
 
-    def begin(self, slot: Slot) -> list[tuple[int, np.ndarray]]:
+    def begin(self, slot: TensorSlot) -> list[tuple[int, np.ndarray]]:
         return []
 
-    def fold(self, state: list[tuple[int, np.ndarray]], slot: Slot, block: Block) -> None:
+    def fold(self, state: list[tuple[int, np.ndarray]], slot: TensorSlot, block: SlotBlock) -> None:
         state.append((block.start, block.values[0, "param"].copy()))
 
     def merge(self, state: list[tuple[int, np.ndarray]], later: list[tuple[int, np.ndarray]]) -> None:
@@ -142,8 +142,8 @@ def test_blocks_are_the_tensor_in_order(tmp_path, shape, threads):
     torch.save({"w": whole, "v": whole.clone()}, tmp_path / "a.pt")
     ckpt = wb.open(tmp_path / "a.pt", cache=False)
     ticks: list[float] = []
-    slots = [Slot(name, {(0, "param"): ckpt[name]}) for name in ("w", "v")]
-    found = {slot.fqn: got for slot, got in stream(slots, Gathered(), threads=threads, tick=ticks.append)}
+    slots = [TensorSlot(name, {(0, "param"): ckpt[name]}) for name in ("w", "v")]
+    found = {slot.fqn: got for slot, got in stream(slots, Gathered(), threads=threads, progress=ticks.append)}
     if not whole.numel():
         assert not found
         return

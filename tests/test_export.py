@@ -20,10 +20,12 @@ from workbench.analysis import manifest as manifests
 from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_file import INSIDE
 from workbench.core.fingerprint import tensor_fingerprints
-from workbench.reshard import export as module
-from workbench.reshard.export import export
-from workbench.reshard.selection import choose
-from workbench.reshard.writers.plain import plain
+from workbench.export import export as module
+from workbench.export.atomic import syscalls
+from workbench.export.export import export
+from workbench.export.moving import engine
+from workbench.export.selection import choose
+from workbench.export.writers.plain import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTHS = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
@@ -169,7 +171,7 @@ def test_casts_are_torchs_and_their_cost_is_told(small, tmp_path, dtype):
     wanted = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(dtype, dtype)
     report = export(ckpt, tmp_path / "out", dtype=dtype, role=None, verify=True)
     got = load(tmp_path / "out", "safetensors")
-    assert not report.identical and "have other values" in str(report)
+    assert not report.identical and "have different values" in str(report)
     for one in report.tensors:
         old = tensors[one.key]
         new = old.to(wanted) if old.is_floating_point() else old
@@ -200,17 +202,17 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(small, tmp_path, monkeypat
     out = tmp_path / "out"
     refused = [
         (errors.UnsupportedFormatError, "choose safetensors, torch", {"format": "gguf"}),
-        (errors.UnsupportedFormatError, "cast to float64", {"dtype": "float64"}),
+        (errors.UnsupportedFormatError, "casting to float64", {"dtype": "float64"}),
         (errors.UsageError, "no tensor is selected", {"select": "nothing"}),
         (errors.UsageError, "regular expression", {"select": "("}),
-        (errors.UsageError, "called", {"rename": lambda key: "one"}),
+        (errors.UsageError, "two tensors would be named", {"rename": lambda key: "one"}),
         (errors.UsageError, "choose 'hf' or 'fqn'", {"rename": "cat"}),
-        (errors.UsageError, "no convention that is known", {"rename": "hf"}),
+        (errors.UsageError, "no known naming convention", {"rename": "hf"}),
         (errors.UsageError, "max_shard_size", {"max_shard_size": "5 gold bars"}),
         (errors.UsageError, "is, or contains", {"dest": ckpt.path, "overwrite": True}),
         (errors.UsageError, "is, or contains", {"dest": tmp_path, "overwrite": True}),
         (errors.WriteError, "does not exist", {"dest": tmp_path / "no" / "out"}),
-        (errors.WriteError, "is no checkpoint", {"dest": tmp_path / "mine", "overwrite": True}),
+        (errors.WriteError, "is not a checkpoint", {"dest": tmp_path / "mine", "overwrite": True}),
         (errors.WriteError, "exists", {"dest": tmp_path / "mine"}),
     ]
     for kind, words, options in refused:
@@ -218,7 +220,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(small, tmp_path, monkeypat
             export(ckpt, **{"dest": out} | options)
     full = os.statvfs_result((4096, 4096, 100, 10, 10, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(errors.WriteError, match="no room"):
+    with pytest.raises(errors.WriteError, match="not enough space"):
         export(ckpt, out)
     assert sorted(os.listdir(tmp_path)) == ["mine", "source"] and os.listdir(tmp_path / "mine") == ["thesis.tex"]
 
@@ -231,7 +233,7 @@ def test_overwriting_takes_no_folder_away_that_is_not_of_the_checkpoint(small, t
     export(ckpt, out, select="bias", overwrite=True)
     (out / "checkpoint-100").mkdir()
     (out / "checkpoint-100" / "notes.txt").write_text("mine")
-    with pytest.raises(errors.WriteError, match="holds the folder 'checkpoint-100'"):
+    with pytest.raises(errors.WriteError, match="contains the folder 'checkpoint-100'"):
         export(ckpt, out, select="weight", overwrite=True)
     assert (out / "checkpoint-100" / "notes.txt").read_text() == "mine"
     assert (out / "model.safetensors").read_bytes() == before
@@ -300,7 +302,7 @@ def test_every_call_may_fail_in_the_middle(small, tmp_path, monkeypatch, call, c
     target = tmp_path / "out"
     export(ckpt, target, select="bias")
     old = set(load(target, "safetensors"))
-    monkeypatch.setattr("workbench.reshard.atomic.syscalls._libc", lambda name: None)  # the long way round
+    monkeypatch.setattr(syscalls, "_libc", lambda name: None)  # the long way round
     real, failed = getattr(os, call), 0
     for which in range(60):
         hits = 0
@@ -339,7 +341,7 @@ def test_cancelling_leaves_nothing(small, tmp_path):
         raise RuntimeError("cancelled")
 
     with pytest.raises(RuntimeError, match="cancelled"):
-        export(ckpt, tmp_path / "out", tick=stop)
+        export(ckpt, tmp_path / "out", progress=stop)
     assert os.listdir(tmp_path) == ["source"]
 
 
@@ -359,7 +361,7 @@ def test_a_source_that_is_damaged_meanwhile_leaves_nothing(small, tmp_path, monk
 
 def test_a_run_of_many_files_is_read_file_by_file(tmp_path, monkeypatch):
     """More source files than are kept open, and read in their own order."""
-    monkeypatch.setattr("workbench.reshard.moving.engine.MANY_FILES", 3)
+    monkeypatch.setattr(engine, "MANY_FILES", 3)
     tensors, weights = {}, {}
     (tmp_path / "source").mkdir()
     for number in range(9):
@@ -380,19 +382,19 @@ def test_memory_stays_small(tmp_path):
     """Anonymous memory, with a tensor that is larger than the bound would allow."""
     code = """
 import sys, numpy as np, workbench as wb
-from workbench.reshard.export import export
-from workbench.reshard.selection import choose
-from workbench.reshard.writers.plain import plain
+from workbench.export.export import export
+from workbench.export.selection import choose
+from workbench.export.writers.plain import plain
 def anon():
     with open('/proc/self/status') as f:
         return next(int(line.split()[1]) for line in f if line.startswith('RssAnon')) / 1024
 ckpt = wb.open(sys.argv[1])
 base, most = anon(), 0
-def tick(share):
+def progress(share):
     global most
     most = max(most, anon() - base)
 for n, options in enumerate(({}, {'dtype': 'bf16'})):
-    export(ckpt, sys.argv[2] + str(n), tick=tick, **options)
+    export(ckpt, sys.argv[2] + str(n), progress=progress, **options)
 print(most)
 """
     header = {"t": {"dtype": "F32", "shape": [4096, 20480], "data_offsets": [0, 4096 * 20480 * 4]}}
@@ -428,7 +430,7 @@ def test_quantised_tensors_are_not_written_without_their_scale(tmp_path):
     assert export(ckpt, tmp_path / "some", select="^w$").identical
     (tmp_path / "folder").mkdir()
     torch.save({"q": one}, tmp_path / "folder/pytorch_model.bin")
-    with pytest.raises(errors.UnsupportedFormatError, match="quantised type"):
+    with pytest.raises(errors.UnsupportedFormatError, match="quantised torch dtype"):
         export(wb.open(tmp_path / "folder"), tmp_path / "out", "torch", objects=True)
 
 

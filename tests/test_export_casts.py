@@ -8,7 +8,7 @@ import torch
 
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.reshard.values.casts import FLOATS, SOURCES, CastError, cast, target
+from workbench.export.casts import FLOATS, SOURCES, CastError, cast, target
 from workbench.tensor import as_torch
 
 

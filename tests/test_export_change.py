@@ -14,11 +14,11 @@ from tests.test_export_engine import job_of, laid
 from tests.test_reading import stored
 from workbench import errors
 from workbench.core.dtypes import DType, by_name
-from workbench.reshard.moving import units
-from workbench.reshard.moving.filemap import Literal, Pieces, join, literals
-from workbench.reshard.values.casts import CastError
-from workbench.reshard.writers.safetensors import one_file, shards
-from workbench.reshard.writers.torch import torch_file
+from workbench.export.casts import CastError
+from workbench.export.filemap import Literal, Pieces, join, literals
+from workbench.export.moving import units
+from workbench.export.writers.safetensors import one_file, shards
+from workbench.export.writers.torch import torch_file
 
 INT32, INT64 = by_name("int32"), by_name("int64")
 
@@ -69,7 +69,9 @@ def test_a_change_of_other_types_than_its_piece_is_refused(tmp_path):
     catalog = stored(tmp_path, np.arange(6, dtype=np.int32), [((0,), (6,))])
     pieces = Pieces.whole(catalog, np.array([0]))
     wrong = replace(pieces, change={0: Numbered()})
-    with pytest.raises(errors.UsageError, match="int32 and written as int32; its change goes from int32 to int64"):
+    with pytest.raises(
+        errors.UsageError, match="int32 and is written as int32, but its change converts from int32 to int64"
+    ):
         job_of(tmp_path, catalog, [laid(wrong)])
 
 
@@ -117,7 +119,7 @@ def test_literals_are_tensors_as_any_other(tmp_path, format):
 def test_literals_that_do_not_fit_are_refused(tmp_path):
     catalog = stored(tmp_path, np.arange(6, dtype=np.int32), [((0,), (6,))])
     short = literals([Literal("s", by_name("float32"), (3,), b"\0" * 8)], 1)
-    with pytest.raises(errors.UsageError, match="'s' has 12 bytes by its shape and type; 8 are given"):
+    with pytest.raises(errors.UsageError, match="'s' has 12 bytes by its shape and type; 8 were given"):
         job_of(tmp_path, catalog, [laid(short)])
     with pytest.raises(errors.UsageError, match="'s' has 2 axes"):
         literals([Literal("s", by_name("float32"), (3, 1), b"\0" * 12)], 1)

@@ -34,7 +34,7 @@ def test_an_fp8_model_as_bfloat16(samples, tmp_path):
     assert seen > 3
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert "quantization_config" not in config
-    assert any("quantization_config is absent now" in note for note in report.notes)
+    assert any("quantization_config is now absent" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -68,7 +68,7 @@ def test_a_cast_leaves_codes_and_what_decodes_them_alone(tmp_path, dtype):
     assert torch.equal(got.pop("model.norm.weight"), norm.to(wanted)) and set(got) == set(kept)
     for name, tensor in kept.items():
         assert got[name].dtype is tensor.dtype and torch.equal(got[name], tensor), name
-    (note,) = (note for note in report.notes if "quantised weights stay codes" in note)
+    (note,) = (note for note in report.notes if "quantised weights keep their codes" in note)
     assert note.startswith("4 quantised weights") and [one.key for one in report.casts] == ["model.norm.weight"]
 
 

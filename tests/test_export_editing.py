@@ -13,12 +13,12 @@ import workbench as wb
 from tests.test_export_engine import job_of
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.reshard.moving.pieces import whole_pieces
-from workbench.reshard.selection import Selection
-from workbench.reshard.values.editing import edit
-from workbench.reshard.values.edits import Edited
-from workbench.reshard.writers.safetensors import shards
-from workbench.reshard.writers.torch import torch_file
+from workbench.export.moving.pieces import whole_pieces
+from workbench.export.selection import ExportSelection
+from workbench.export.values.editing import edit
+from workbench.export.values.edits import Edited
+from workbench.export.writers.safetensors import shards
+from workbench.export.writers.torch import torch_file
 
 NAME = "a.q_proj.weight"
 
@@ -45,7 +45,7 @@ def base(folder):
 def written(edited: Edited, folder, format) -> dict[str, torch.Tensor]:
     """Through the writers, small shards."""
     names = edited.named(edited.ckpt.catalog.keys)
-    selection = Selection(edited.ckpt, np.arange(len(edited.ckpt)), names, edited.codes, edited=edited)
+    selection = ExportSelection(edited.ckpt, np.arange(len(edited.ckpt)), names, edited.codes, edited=edited)
     pieces = whole_pieces(selection)
     maps = [torch_file(pieces, "out.pt")] if format == "torch" else shards(pieces, max_shard_size=10_000)
     folder.mkdir()
@@ -86,9 +86,9 @@ def test_without_a_type_eight_bits_stay(tmp_path):
     assert not edited.changes and not edited.known and not edited.notes
     found = written(edited, tmp_path / "out", "safetensors")
     assert all(torch.equal(found[key].view(torch.uint8), truth[key].view(torch.uint8)) for key in truth)
-    with pytest.raises(errors.UnsupportedFormatError, match=r"'a.q_proj.weight' is of float8_e4m3fn; cast it"):
+    with pytest.raises(errors.UnsupportedFormatError, match=r"'a.q_proj.weight' has type float8_e4m3fn; cast it"):
         edit(ckpt, range(3), adapters=[adapter(tmp_path / "adapter", 1)[0]])
-    with pytest.raises(errors.UsageError, match="no weight of a linear layer"):
+    with pytest.raises(errors.UsageError, match="no selected tensor has the name of a linear layer's weight"):
         edit(ckpt, range(3), recipe="fp8")
 
 
@@ -104,7 +104,7 @@ def test_a_plan_tells_one_change_from_another(tmp_path):
     def identity(options):
         edited = edit(ckpt, range(3), **options)
         names = edited.ckpt.catalog.keys
-        pieces = whole_pieces(Selection(edited.ckpt, np.arange(len(names)), names, edited.codes, edited=edited))
+        pieces = whole_pieces(ExportSelection(edited.ckpt, np.arange(len(names)), names, edited.codes, edited=edited))
         return pieces.change[names.index(NAME)].identity
 
     found = [identity(options) for options in asked]

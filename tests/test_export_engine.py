@@ -21,9 +21,9 @@ from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
-from workbench.reshard.moving import units
-from workbench.reshard.moving.engine import prepare
-from workbench.reshard.moving.filemap import FileMap, Pieces, no_pieces
+from workbench.export.filemap import FileMap, Pieces, no_pieces
+from workbench.export.moving import engine, units
+from workbench.export.moving.engine import prepare
 
 
 def job_of(folder, catalog, maps, io="mmap"):
@@ -121,7 +121,7 @@ def large(folder, columns=False):
 def test_many_units_of_one_tensor_keep_their_fingerprints_and_crc(tmp_path, columns, dtype, many, monkeypatch):
     import zlib
 
-    monkeypatch.setattr("workbench.reshard.moving.engine.MANY_FILES", many)
+    monkeypatch.setattr(engine, "MANY_FILES", many)
     catalog, dense = large(tmp_path, columns)
     crcs = []
     wanted = by_name(dtype)
@@ -129,7 +129,7 @@ def test_many_units_of_one_tensor_keep_their_fingerprints_and_crc(tmp_path, colu
     one = laid(pieces, finish=lambda found: crcs.extend(found) or [(0, b"done!")])
     ticks = []
     job = job_of(tmp_path, catalog, [one])
-    written = job.run([str(tmp_path / "out")], threads=2, tick=ticks.append)[0][0]
+    written = job.run([str(tmp_path / "out")], threads=2, progress=ticks.append)[0][0]
     blob = (tmp_path / "out").read_bytes()
     truth = torch.from_numpy(dense).to(wanted.torch).view(torch.uint8).numpy().tobytes()
     assert blob == b"done!" + truth and crcs == [zlib.crc32(truth)]
@@ -152,7 +152,7 @@ def test_raising_in_tick_ends_the_pass(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        job.run([str(tmp_path / "out")], tick=stop)
+        job.run([str(tmp_path / "out")], progress=stop)
     assert not [one for one in threading.enumerate() if one.name.startswith(("workbench-export", "workbench-sync"))]
 
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     half = Pieces.whole(catalog, np.array([0]), dtype=np.array([by_name("bfloat16").code], np.uint8))
     with pytest.raises(errors.UnsupportedFormatError, match="int32 to bfloat16"):
         job_of(tmp_path, catalog, [laid(half)])
-    with pytest.raises(errors.UsageError, match="do not fill"):
+    with pytest.raises(errors.UsageError, match="do not cover each of its elements exactly once"):
         job_of(tmp_path, catalog, [laid(cut_pieces(catalog, [((6,), [((0,), (4,), (0,)), ((0,), (2,), (3,))])]))])
     fine = laid(Pieces.whole(catalog, np.array([0])))
     for wrong in (

@@ -18,13 +18,13 @@ from tests.edited import write_edited
 from tests.properties import boxes, examples
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.reshard.values import amax
-from workbench.reshard.values.casts import CastError
-from workbench.reshard.values.edits import Edits
-from workbench.reshard.values.float8 import CODES, decoded, encoded
-from workbench.reshard.values.fp8 import dequantize, quantize
-from workbench.reshard.values.fp8_config import configured
-from workbench.reshard.values.scales import Scales
+from workbench.export.casts import CastError
+from workbench.export.values import amax
+from workbench.export.values.edits import Edits
+from workbench.export.values.float8 import CODES, decoded, encoded
+from workbench.export.values.fp8 import dequantize, quantize
+from workbench.export.values.fp8_config import configured
+from workbench.export.values.scales import Scales
 
 E4M3 = torch.float8_e4m3fn
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
@@ -149,7 +149,7 @@ def test_blocks_at_the_ends_are_smaller(tmp_path):
     ckpt = opened(tmp_path / "in", {"a.q_proj.weight": weight})
     edits = Edits(ckpt, [0])
     quantize(edits)
-    assert "do not divide into blocks of 128 × 128" in edits.notes[0]
+    assert "do not divide evenly into blocks of 128 × 128" in edits.notes[0]
     found, _ = write_edited(edits, tmp_path / "out.safetensors")
     scale = found["a.q_proj.weight_scale_inv"]
     assert scale.shape == (2, 3)
@@ -188,7 +188,7 @@ def test_the_largest_of_each_block_is_found_whatever_the_chunks(tmp_path_factory
     from workbench.core.payload import Payloads
     from workbench.core.place import Place
     from workbench.core.storage import SourcePool
-    from workbench.reshard.values.located import TensorChange
+    from workbench.export.values.located import TensorChange
 
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=3)))
     dense = np.random.default_rng(data.draw(st.integers(0, 99))).normal(size=shape).astype(np.float32)
@@ -261,7 +261,7 @@ def test_transformers_loads_what_was_quantised(tmp_path):
 
 def test_nothing_to_quantise_is_an_error(tmp_path):
     ckpt = opened(tmp_path / "in", {"model.norm.weight": torch.ones(4), "model.embed_tokens.weight": torch.ones(4, 4)})
-    with pytest.raises(errors.UsageError, match="no weight of a linear layer"):
+    with pytest.raises(errors.UsageError, match="no selected tensor has the name of a linear layer's weight"):
         quantize(Edits(ckpt, [0, 1]))
     with pytest.raises(errors.UsageError, match="no recipe 'fp4'; choose fp8, fp8-tensor"):
         quantize(Edits(ckpt, [0, 1]), "fp4")
@@ -292,7 +292,7 @@ def test_a_sample_of_deepseeks_layout_is_multiplied_out(samples, tmp_path, wante
         assert torch.equal(got, tensor.to(wanted.torch)), name
     config = configured(ckpt.objects["config"], edits.done(), [], None)
     assert "quantization_config" not in config and "quantization_config" in ckpt.objects["config"]
-    assert edits.notes == [f"14 weights of 8 bits are written as {wanted}, code times scale; 14 scales are left out"]
+    assert edits.notes == [f"14 8-bit weights are written as {wanted}, code times scale; 14 scales are left out"]
 
 
 def codes(shape, dtype=E4M3, seed=2) -> torch.Tensor:
@@ -336,7 +336,11 @@ def test_scales_of_every_kind(tmp_path, dtype):
 
 def test_a_weight_and_its_scale_have_to_fit(tmp_path):
     ckpt = opened(tmp_path / "a", {"x.weight": codes((4, 6)), "norm.weight": torch.ones(3)})
-    with pytest.raises(errors.UnsupportedFormatError, match=r"'x.weight' is of float8_e4m3fn .* 'x.weight_scale_inv'"):
+    with pytest.raises(
+        errors.UnsupportedFormatError,
+        match=r"'x.weight' has type float8_e4m3fn .* "
+        r"'x.weight_scale_inv'",
+    ):
         dequantize(Edits(ckpt, [0, 1]))
     edits = Edits(ckpt, range(2), FP32)
     dequantize(edits, unscaled=True)
@@ -347,7 +351,7 @@ def test_a_weight_and_its_scale_have_to_fit(tmp_path):
         with pytest.raises(errors.UnsupportedFormatError, match=r"'x.weight' of shape .* 'x.weight_scale' of shape"):
             dequantize(Edits(ckpt, [0, 1]))
     ckpt = opened(tmp_path / "c", {"x.weight": codes((4, 6)), "x.weight_scale": torch.ones(1, dtype=torch.int32)})
-    with pytest.raises(errors.UnsupportedFormatError, match=r"scale 'x.weight_scale' is of int32"):
+    with pytest.raises(errors.UnsupportedFormatError, match=r"scale 'x.weight_scale' has type int32"):
         dequantize(Edits(ckpt, [0, 1]))
 
 
@@ -395,10 +399,10 @@ def test_local_tensors_are_changed_by_the_place_of_their_boxes(tmp_path):
 def test_scales_are_cut_where_their_weights_are(tmp_path, layout):
     """Every rank's codes and scales are the slices of the whole ones, under their new names."""
     from tests.test_export_engine import job_of, laid
-    from workbench.reshard.mesh import Mesh
-    from workbench.reshard.moving.pieces import chunk_pieces, rank_pieces, whole_pieces
-    from workbench.reshard.selection import Selection
-    from workbench.reshard.target import Target
+    from workbench.core.mesh.mesh import Mesh
+    from workbench.export.moving.pieces import chunk_pieces, rank_pieces, whole_pieces
+    from workbench.export.selection import ExportSelection
+    from workbench.export.sharding.target import Target
 
     torch.manual_seed(4)
     tensors = {"a.q_proj.weight": torch.randn(512, 256), "a.o_proj.weight": torch.randn(130, 512)}
@@ -409,7 +413,7 @@ def test_scales_are_cut_where_their_weights_are(tmp_path, layout):
     edited = edits.done()
     names = edited.named([f"new.{key}" if key.endswith("weight") else "lost" for key in edited.ckpt])
     target = None if layout == "whole" else Target.of(edited.ckpt, Mesh(tp=2))
-    selection = Selection(edited.ckpt, np.arange(4), names, edited.codes, target, edited=edited)
+    selection = ExportSelection(edited.ckpt, np.arange(4), names, edited.codes, target, edited=edited)
     if layout == "whole":
         pieces = [whole_pieces(selection)]
     elif layout == "ranks":

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from tests.properties import examples
 from workbench.core.storage import SourcePool
-from workbench.reshard.hf.convert import as_hf
+from workbench.export.hf.convert import as_hf
 
 pytest.importorskip("transformers")
 import hf_twins as twins
@@ -44,7 +44,7 @@ def test_a_megatron_run_is_the_model_of_transformers(tmp_path, name, layout):
         assert found.ckpt[key].fqn == key and found.ckpt[key].role == "param"
     assert found.config is not None, found.notes
     assert found.config["architectures"] == [f"{name.split()[0]}ForCausalLM"]
-    assert any("pad the vocabulary are cut" in note for note in found.notes)
+    assert any("pad the vocabulary are removed" in note for note in found.notes)
     assert set(found.left) >= {key for key in run if run[key].role != "param"}
     assert torch.equal(twins.logits(twins.exported(found, tmp_path / "out")), twins.logits(hf))
 
@@ -124,7 +124,7 @@ def test_linears_of_paddle_are_turned_round():
         stored = truth["param." + key.replace("model.", "llama.", 1)]
         turned = key.endswith("_proj.weight") or key == "lm_head.weight"
         assert torch.equal(found.ckpt[key].torch(), stored.T if turned else stored), key
-    assert found.config is None and "not stored are num_attention_heads" in found.notes[0]
+    assert found.config is None and "the checkpoint does not store num_attention_heads" in found.notes[0]
 
 
 def test_wrappers_are_taken_off():
@@ -141,7 +141,7 @@ def test_wrappers_are_taken_off():
 def test_names_of_hugging_face_stay():
     ckpt = wb.open(OWN / "hf_llama_tied_fp32")
     found = as_hf(ckpt)
-    assert found.ckpt is ckpt and found.notes == ["the names are Hugging Face's already"]
+    assert found.ckpt is ckpt and found.notes == ["the names already are Hugging Face's"]
     assert found.config == json.loads((OWN / "hf_llama_tied_fp32/config.json").read_text())
 
 
@@ -256,7 +256,7 @@ def test_meta_with_its_params(tmp_path):
     found = as_hf(wb.open(folder))
     assert all(torch.equal(found.ckpt[key].torch(), value) for key, value in truth.items())
     assert found.config is None and found.notes == [
-        "no config.json: not stored are max_position_embeddings, hidden_act"
+        "no config.json: the checkpoint does not store max_position_embeddings, hidden_act"
     ]
 
 

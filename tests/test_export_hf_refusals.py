@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from workbench.errors import UsageError
-from workbench.reshard.hf.convert import as_hf
+from workbench.export.hf.convert import as_hf
 
 pytest.importorskip("transformers")
 import hf_twins as twins
@@ -39,7 +39,7 @@ def run(tmp_path: Path, truth: dict[str, torch.Tensor], edit: Any = None, **args
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ({"rotary_interleaved": True}, "rotary pairs lie side by side"),
+        ({"rotary_interleaved": True}, "interleaved rotary pairs"),
         ({"apply_layernorm_1p": True}, "norms are stored less 1"),
         ({"layernorm_zero_centered_gamma": True}, "norms are stored less 1"),
         ({"moe_mlp_glu_interleave_size": 32}, "alternate in blocks"),
@@ -53,7 +53,7 @@ def test_rows_that_are_not_those_of_transformers(tmp_path, truth, args, why):
 
 
 def test_a_config_that_is_given_does_not_overrule_what_is_stored(tmp_path, truth):
-    with pytest.raises(UsageError, match="rotary pairs lie side by side"):
+    with pytest.raises(UsageError, match="interleaved rotary pairs"):
         as_hf(run(tmp_path, truth, rotary_interleaved=True), KNOWN)
 
 
@@ -75,10 +75,13 @@ def test_an_order_of_qkv_from_before_version_2(tmp_path, truth, version):
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (lambda w: w.update({"embedding.position_embeddings.weight": torch.zeros(8, HIDDEN)}), "GPT-2's architecture"),
-        (lambda w: w.update({"decoder.final_layernorm.bias": torch.zeros(HIDDEN)}), "no such weight in the Llama fam"),
-        (lambda w: w.update({"decoder.layers.0.mlp.linear_fc1.weight": torch.zeros(INNER, HIDDEN)}), "no gated MLP"),
-        (lambda w: w.update({"mtp.layers.0.eh_proj.weight": torch.zeros(HIDDEN, HIDDEN)}), "no such weight"),
+        (
+            lambda w: w.update({"embedding.position_embeddings.weight": torch.zeros(8, HIDDEN)}),
+            "embeddings as in GPT-2",
+        ),
+        (lambda w: w.update({"decoder.final_layernorm.bias": torch.zeros(HIDDEN)}), "not a weight of the Llama fam"),
+        (lambda w: w.update({"decoder.layers.0.mlp.linear_fc1.weight": torch.zeros(INNER, HIDDEN)}), "not a gated MLP"),
+        (lambda w: w.update({"mtp.layers.0.eh_proj.weight": torch.zeros(HIDDEN, HIDDEN)}), "not a weight"),
     ],
 )
 def test_other_architectures(tmp_path, truth, edit, why):
@@ -91,20 +94,23 @@ def test_other_architectures(tmp_path, truth, edit, why):
 def test_linears_that_are_turned_round(tmp_path, truth):
     weights = twins.in_megatron(truth)
     name = "decoder.layers.1.mlp.linear_fc2.weight"
-    with pytest.raises(UsageError, match=r"would be of shape \(24, 32\) beside down_proj.weight of \(24, 32\)"):
+    with pytest.raises(UsageError, match=r"would have shape \(24, 32\) and down_proj.weight \(24, 32\)"):
         as_hf(twins.plain(tmp_path / "m", weights | {name: weights[name].T}), KNOWN)
 
 
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ({"rotary_base": None}, "not stored are rope_theta"),
-        ({"norm_epsilon": None, "max_position_embeddings": None}, "not stored are rms_norm_eps, max_position_embedd"),
-        ({"swiglu": False}, "does not compute swiglu=False"),
-        ({"normalization": "LayerNorm"}, "does not compute normalization='LayerNorm'"),
-        ({"position_embedding_type": "none"}, "does not compute position_embedding_type='none'"),
-        ({"window_size": (128, 0)}, "does not compute window_size"),
-        ({"use_rope_scaling": True}, "does not compute rope_scaling of a factor that is not stored"),
+        ({"rotary_base": None}, "the checkpoint does not store rope_theta"),
+        (
+            {"norm_epsilon": None, "max_position_embeddings": None},
+            "the checkpoint does not store rms_norm_eps, max_position_embedd",
+        ),
+        ({"swiglu": False}, "does not support swiglu=False"),
+        ({"normalization": "LayerNorm"}, "does not support normalization='LayerNorm'"),
+        ({"position_embedding_type": "none"}, "does not support position_embedding_type='none'"),
+        ({"window_size": (128, 0)}, "does not support window_size"),
+        ({"use_rope_scaling": True}, "does not support rope_scaling with a factor that is not stored"),
     ],
 )
 def test_no_config_where_a_fact_is_missing_or_unlike(tmp_path, truth, args, why):
@@ -116,10 +122,10 @@ def test_no_config_where_a_fact_is_missing_or_unlike(tmp_path, truth, args, why)
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ({"moe_router_pre_softmax": True}, "chosen experts add up to 1"),
-        ({"moe_router_score_function": "sigmoid"}, "does not compute moe_router_score_function='sigmoid'"),
-        ({"moe_router_topk": None}, "not stored are num_experts_per_tok"),
-        ({}, "order of softmax and choice is not stored"),
+        ({"moe_router_pre_softmax": True}, "chosen experts to sum to 1"),
+        ({"moe_router_score_function": "sigmoid"}, "does not support moe_router_score_function='sigmoid'"),
+        ({"moe_router_topk": None}, "the checkpoint does not store num_experts_per_tok"),
+        ({}, "order of softmax and top-k is not stored"),
     ],
 )
 def test_no_config_for_a_router_that_is_not_known(tmp_path, args, why):
@@ -137,20 +143,23 @@ def test_no_config_where_a_weight_is_not_there(tmp_path, truth):
     del weights["decoder.layers.1.mlp.linear_fc2.weight"]
     found = as_hf(twins.plain(tmp_path / "m", weights), KNOWN)
     assert found.config is None
-    assert "LlamaForCausalLM has layers.1.mlp.down_proj.weight of shape (32, 24), here it is None" in found.notes[-1]
+    assert (
+        "LlamaForCausalLM expects layers.1.mlp.down_proj.weight of shape (32, 24), the checkpoint has None"
+        in found.notes[-1]
+    )
 
 
 @pytest.mark.parametrize("stored", [{"vocab_size": None}, {"make_vocab_size_divisible_by": 128}])
 def test_padding_of_unknown_size_stays_and_is_told(tmp_path, truth, stored):
     found = as_hf(run(tmp_path, truth, **stored))
     assert found.ckpt["lm_head.weight"].shape == (VOCAB + PAD, HIDDEN) and found.config["vocab_size"] == VOCAB + PAD
-    assert "lm_head.weight keeps its 48 rows: how many of them are padding is not stored" in found.notes
+    assert "lm_head.weight keeps its 48 rows: the number of padding rows is not stored" in found.notes
 
 
 def test_names_of_no_convention():
-    with pytest.raises(UsageError, match=r"no convention that is known, such as 'odd', 'wte.weight'"):
+    with pytest.raises(UsageError, match=r"no known naming convention, such as 'odd', 'wte.weight'"):
         as_hf(wb.open(OWN / "deepspeed_zero1"))
-    with pytest.raises(UsageError, match="rows a head are stored nowhere"):
+    with pytest.raises(UsageError, match="the rows per head, which order the rotary pairs of q and k, are not stored"):
         as_hf(wb.open(OWN / "titan_run/step-4"))
     with pytest.raises(UsageError, match="no parameter"):
         as_hf(wb.open(OWN / "hf_peft_lora"))
@@ -162,7 +171,7 @@ def test_experts_fused_in_memory_of_a_class_that_is_not_known(tmp_path):
         at + "experts.gate_up_proj": torch.zeros(2, 8, 4), at + "experts.down_proj": torch.zeros(2, 4, 4),
         at + "router.weight": torch.zeros(2, 4), "model.model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4),
     }  # fmt: skip
-    with pytest.raises(UsageError, match=r"mlp.router.weight': no such weight in the Llama family"):
+    with pytest.raises(UsageError, match=r"mlp.router.weight': not a weight of the Llama family"):
         as_hf(twins.plain(tmp_path / "m", weights))
 
 
@@ -172,7 +181,7 @@ def test_quantised_weights_and_adapters(tmp_path):
         as_hf(twins.plain(tmp_path / "a", {name + "weight": torch.zeros(4, 4).to(torch.float8_e4m3fn)}))
     beside = {f"base_model.{name}base_layer.weight": torch.zeros(4, 4)}
     lora = {f"base_model.{name}lora_{side}.weight": torch.zeros(2, 4) for side in "AB"}
-    with pytest.raises(UsageError, match="lora_A of an adapter, which is not merged into its weight"):
+    with pytest.raises(UsageError, match="lora_A of an adapter that is not merged into its weight"):
         as_hf(twins.plain(tmp_path / "b", beside | lora))
 
 
@@ -232,7 +241,7 @@ def test_megatron_under_deepspeed(tmp_path, truth, tp):
         state |= {"optimizer": None, "dp_world_size": 1, "mp_world_size": tp, "ds_config": {}, "ds_version": "0.19.8"}
         torch.save(state | {"buffer_names": [], "param_shapes": None}, tmp_path / f"mp_rank_{rank:02d}_model_states.pt")
     if tp > 1:
-        with pytest.raises(UsageError, match="one of 2 parts that the checkpoint does not put together"):
+        with pytest.raises(UsageError, match="one of 2 parts that the checkpoint does not join"):
             as_hf(wb.open(tmp_path))
         return
     found = as_hf(wb.open(tmp_path))

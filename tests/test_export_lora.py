@@ -20,10 +20,10 @@ import workbench as wb
 from tests.edited import write_edited
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.reshard.values import lora_config, lora_steps
-from workbench.reshard.values.edits import Edits
-from workbench.reshard.values.fp8 import dequantize, quantize
-from workbench.reshard.values.lora import merge
+from workbench.export.values import lora_config, lora_steps
+from workbench.export.values.edits import Edits
+from workbench.export.values.fp8 import dequantize, quantize
+from workbench.export.values.lora import merge
 
 BF16, FP32 = by_name("bfloat16"), by_name("float32")
 pytestmark = [  # of peft, on transformers and on embeddings that it saves
@@ -175,7 +175,7 @@ def test_what_lies_where_does_not_change_a_bit(tmp_path):
     """A tensor whole, cut by columns, and in steps of any size: the same bits, of random factors."""
     torch.manual_seed(0)
     up, down = torch.randn(700, 24).numpy(), torch.randn(24, 900).numpy()
-    update = lora_steps.Update(up, down, np.float32(0.3), lora_steps.Scratch())
+    update = lora_steps.LowRankUpdate(up, down, np.float32(0.3), lora_steps.Scratch())
     whole = np.zeros((700, 900), np.float32)
     update((0, 0), whole)
     rng = np.random.default_rng(1)
@@ -200,7 +200,7 @@ def test_into_fp8_and_out_of_it(tmp_path):
               folder / "adapter_model.safetensors")  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 1}))
     ckpt = wb.open(base)
-    with pytest.raises(errors.UnsupportedFormatError, match=r"'a.q_proj.weight' is of float8_e4m3fn; cast it"):
+    with pytest.raises(errors.UnsupportedFormatError, match=r"'a.q_proj.weight' has type float8_e4m3fn; cast it"):
         merge(Edits(ckpt, range(2)), wb.open(folder))
     edits = Edits(ckpt, range(2), FP32)
     dequantize(edits)
@@ -249,13 +249,13 @@ def test_every_tensor_of_the_adapter_is_used_or_the_export_stops(tmp_path):
     tensors = load_file(path)
     one = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     for change, words in (
-        ({one: None}, "lacks its other half"),
+        ({one: None}, "has no counterpart"),
         ({one: torch.ones(4, 31)}, "does not fit it"),
         ({one: torch.ones(3, 32)}, "does not fit it"),
         ({one: torch.ones(4, 32, dtype=torch.int32)}, "only matrices of"),
         ({"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": torch.ones(4)}, "cannot be merged"),
         ({"base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias": torch.ones(4)}, "cannot be merged"),
-        ({one.replace("lora_A", "lora_A.default"): torch.ones(4, 32)}, "a second time"),
+        ({one.replace("lora_A", "lora_A.default"): torch.ones(4, 32)}, "duplicates"),
     ):
         made = {k: v for k, v in (tensors | change).items() if v is not None}
         save_file(made, path)
@@ -272,12 +272,12 @@ def test_every_tensor_of_the_adapter_is_used_or_the_export_stops(tmp_path):
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-        ({"init_lora_weights": "pissa_niter_4"}, "a part was taken away"),
-        ({"r": 8}, "of rank 4; 'adapter_config.json' says r=8"),
+        ({"init_lora_weights": "pissa_niter_4"}, "a part was subtracted"),
+        ({"r": 8}, "have rank 4, but 'adapter_config.json' has r=8"),
         ({"lora_alpha": None}, "lora_alpha=None"),
-        ({"rank_pattern": {"(a+)+$": 4}}, "of no form that is known"),
+        ({"rank_pattern": {"(a+)+$": 4}}, "has an unknown form"),
         ({"rank_pattern": {"[": 4}}, "pattern '\\['"),
-        ({"rank_pattern": 3}, "no mappings"),
+        ({"rank_pattern": 3}, "is not a mapping"),
     ],
 )
 def test_adapters_that_cannot_be_merged_are_refused_by_name(tmp_path, samples, change, words):

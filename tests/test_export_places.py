@@ -13,10 +13,10 @@ import pytest
 import workbench as wb
 from tests.test_export_transaction import fill, put_old, state
 from workbench import errors
-from workbench.reshard.atomic import leftovers, owners, transaction
-from workbench.reshard.atomic.transaction import clean, staging
-from workbench.reshard.export import export
-from workbench.reshard.moving.journal import Journal
+from workbench.export.atomic import leftovers, owners, transaction
+from workbench.export.atomic.journal import Journal
+from workbench.export.atomic.transaction import clean, staging
+from workbench.export.export import export
 
 
 def refused(error: int):
@@ -75,7 +75,7 @@ def test_links_to_nowhere_and_in_circles(tmp_path):
     assert state(tmp_path / "made") == "new" and (tmp_path / "new").is_symlink()
     (tmp_path / "nowhere").symlink_to("no/such")
     (tmp_path / "circle").symlink_to("circle")
-    for name, words in (("nowhere", "does not exist"), ("circle", "is no")):
+    for name, words in (("nowhere", "does not exist"), ("circle", "is not a")):
         with pytest.raises(errors.WriteError, match=words), staging(tmp_path / name, folder=True, nbytes=1):
             pytest.fail("the block ran")
 
@@ -90,7 +90,7 @@ def test_a_target_inside_its_source_is_refused(samples, tmp_path):
     with wb.open(source) as ckpt:
         for target in (source / "again", source / "deeper" / "again", tmp_path / "link" / "again"):
             for more in ({}, {"dry_run": True}, {"overwrite": True}):
-                with pytest.raises(errors.UsageError, match="inside the checkpoint that is exported"):
+                with pytest.raises(errors.UsageError, match="inside the checkpoint being exported"):
                     export(ckpt, target, **more)
     assert sorted(path.name for path in source.iterdir()) == before
     with wb.open(samples / "torch_save" / "ckpt.pt") as ckpt:  # beside a file is not inside it
@@ -104,7 +104,7 @@ def test_an_adapter_is_not_overwritten_by_its_merge(samples, tmp_path):
     shutil.copytree(samples / "hf_peft_lora", adapter)
     with wb.open(samples / "hf_llama_bf16_sharded") as ckpt:
         for target in (adapter, adapter / "merged"):
-            with pytest.raises(errors.UsageError, match="the checkpoint that is exported"):
+            with pytest.raises(errors.UsageError, match="the checkpoint being exported"):
                 export(ckpt, target, lora=adapter, overwrite=True)
 
 
@@ -132,7 +132,10 @@ def test_a_folder_that_cannot_be_made_is_our_error(samples, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
 def test_a_target_that_no_file_system_can_hold(samples, tmp_path, name):
-    with wb.open(samples / "hf_llama_bf16_sharded") as ckpt, pytest.raises(errors.UsageError, match="not a name"):
+    with (
+        wb.open(samples / "hf_llama_bf16_sharded") as ckpt,
+        pytest.raises(errors.UsageError, match="not a valid file name"),
+    ):
         export(ckpt, f"{tmp_path}/{name}")
 
 

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 import workbench as wb
 from tests.power import Record, put, tree_of
 from tests.properties import SLOW
-from workbench.reshard.atomic import transaction
-from workbench.reshard.export import export
-from workbench.reshard.moving import engine
+from workbench.export.atomic import transaction
+from workbench.export.export import export
+from workbench.export.moving import engine
 
 STATES = 200 if SLOW else 20  #: after each call
 RUNS = 300 if SLOW else 8  #: of these, gone on with
@@ -81,7 +81,7 @@ def test_what_is_there_when_power_is_back(tmp_path, monkeypatch, format, old, he
         again = tmp_path / f"again{turn}"
         put(found, again)
         report = run(2, again)
-        went_on += any("went on" in note for note in report.notes)
+        went_on += any("resumed" in note for note in report.notes)
         assert tree_of(again) == after
         shutil.rmtree(again)
     assert went_on or not SLOW

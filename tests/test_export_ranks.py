@@ -14,10 +14,10 @@ import workbench as wb
 from tests.reader_suite import same_bits
 from tests.resharding import dense_piece
 from workbench import errors
-from workbench.reshard.export import export
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.placement import Flat, Replicate, Shard, StridedShard
-from workbench.reshard.rules import Rule, Rules
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Flat, Replicate, Shard, StridedShard
+from workbench.export.export import export
+from workbench.export.sharding.rules import PlacementRule, Rules
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def model(tmp_path):
 
 RULES = Rules(
     (
-        Rule("gate_up", {"tp": StridedShard(0, 2)}),
-        Rule("down_proj", {"tp": Shard(1)}),
-        Rule("norm|scale|nothing", {"tp": Replicate()}),
+        PlacementRule("gate_up", {"tp": StridedShard(0, 2)}),
+        PlacementRule("down_proj", {"tp": Shard(1)}),
+        PlacementRule("norm|scale|nothing", {"tp": Replicate()}),
     )
 )
 STEPS = {
@@ -81,7 +81,7 @@ def test_torchs_own_reader_merges_files_of_single_boxes(model, tmp_path):
     from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
     path, tensors = model
-    rules = Rules((Rule("gate_up", {"tp": Shard(0)}), *RULES.explicit[1:]))
+    rules = Rules((PlacementRule("gate_up", {"tp": Shard(0)}), *RULES.explicit[1:]))
     with wb.open(path) as ckpt:
         export(ckpt, tmp_path / "out", mesh="tp=2", rules=rules, select="proj|norm")
     state = {name: torch.zeros_like(one) for name, one in tensors.items() if "proj" in name or "norm" in name}
@@ -117,7 +117,7 @@ def test_a_lost_rank_is_told(model, tmp_path):
     with wb.open(tmp_path / "cut", partial=True) as ckpt, pytest.raises(errors.HoleError):
         ckpt["layers.0.down_proj.weight"].torch()
     with wb.open(tmp_path / "copied") as ckpt:
-        assert "others hold copies" in " ".join(ckpt.notes)
+        assert "other files hold copies of all listed tensors" in " ".join(ckpt.notes)
         same_bits(ckpt["norm.weight"].torch(), tensors["norm.weight"], "norm.weight")
 
 
@@ -125,13 +125,13 @@ def test_a_lost_rank_is_told(model, tmp_path):
     ("change", "words"),
     [
         (lambda b: b["norm.weight"].update(shape=[5]), "outside"),
-        (lambda b: b["norm.weight"]["boxes"].pop(), "gives places to 0 elements"),
-        (lambda b: b["norm.weight"]["boxes"].append([[0], [6], [0]]), "gives places to 12 elements"),
-        (lambda b: b["norm.weight"].update(boxes=[[[0], [6]]]), "nothing that can be read"),
-        (lambda b: b["norm.weight"].update(boxes=[[[-1], [6], [0]]]), "nothing that can be read"),
+        (lambda b: b["norm.weight"]["boxes"].pop(), "has boxes of 0 elements"),
+        (lambda b: b["norm.weight"]["boxes"].append([[0], [6], [0]]), "has boxes of 12 elements"),
+        (lambda b: b["norm.weight"].update(boxes=[[[0], [6]]]), "has no valid boxes of tensor 'norm.weight'"),
+        (lambda b: b["norm.weight"].update(boxes=[[[-1], [6], [0]]]), "has no valid boxes of tensor 'norm.weight'"),
         (lambda b: b["norm.weight"].update(boxes=[[[0], [6], [1]]]), "outside"),
-        (lambda b: b.pop("norm.weight"), "nothing that can be read"),
-        (lambda b: b["norm.weight"].update(shape=[1 << 60]), "nothing that can be read"),
+        (lambda b: b.pop("norm.weight"), "has no valid boxes of tensor 'norm.weight'"),
+        (lambda b: b["norm.weight"].update(shape=[1 << 60]), "has no valid boxes of tensor 'norm.weight'"),
     ],
 )
 def test_boxes_that_contradict_the_file_are_refused(model, tmp_path, change, words):
@@ -151,7 +151,7 @@ def test_boxes_that_contradict_the_file_are_refused(model, tmp_path, change, wor
 def test_flat_ranges_have_no_shape_of_their_own(model, tmp_path):
     path, _ = model
     with wb.open(path) as ckpt, pytest.raises(errors.UnsupportedFormatError, match=r"gate_up.*flat ranges"):
-        export(ckpt, tmp_path / "out", mesh="fsdp=2", rules=Rules((Rule("gate_up", {"fsdp": Flat()}),)))
+        export(ckpt, tmp_path / "out", mesh="fsdp=2", rules=Rules((PlacementRule("gate_up", {"fsdp": Flat()}),)))
     assert not (tmp_path / "out").exists()
 
 

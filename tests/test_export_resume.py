@@ -20,10 +20,10 @@ import workbench as wb
 from tests.test_export_engine import job_of, laid
 from tests.test_reading import stored
 from workbench import errors
-from workbench.reshard.atomic import leftovers, owners, transaction
-from workbench.reshard.export import export
-from workbench.reshard.moving import engine, journal
-from workbench.reshard.moving.filemap import Pieces
+from workbench.export.atomic import journal, leftovers, owners, transaction
+from workbench.export.export import export
+from workbench.export.filemap import Pieces
+from workbench.export.moving import copies, engine
 
 SIZE = 90_000  #: of a shard: four files, of about two tensors each
 LAST = ".workbench-manifest.json"  #: names the time at which it was made
@@ -43,18 +43,18 @@ def source(tmp_path, monkeypatch):
 
 
 def stop_at(share: float):
-    def tick(done: float) -> None:
+    def progress(done: float) -> None:
         if done >= share:
             raise RuntimeError("stop")
 
-    return tick
+    return progress
 
 
 def stopped(source, target: Path, share: float = 0.6, **options) -> Path:
     """The temp of an export that ended in the middle."""
     with pytest.raises(RuntimeError, match="stop") as caught:
-        export(source, target, resume=True, threads=1, tick=stop_at(share), **{"max_shard_size": SIZE} | options)
-    assert not target.exists() and "goes on from there" in caught.value.__notes__[0]
+        export(source, target, resume=True, threads=1, progress=stop_at(share), **{"max_shard_size": SIZE} | options)
+    assert not target.exists() and "with resume to continue from there" in caught.value.__notes__[0]
     return temp(target)
 
 
@@ -82,7 +82,7 @@ def check(source, target: Path, format: str = "safetensors", **options):
     assert proof[0] == proof[1]
     assert sorted(os.listdir(target.parent)) == sorted(["source", target.name, other.name])
     shutil.rmtree(other) if other.is_dir() else other.unlink()
-    return next((note for note in report.notes if "went on" in note), "")
+    return next((note for note in report.notes if "resumed" in note), "")
 
 
 @pytest.mark.parametrize("dtype", [None, "bf16"])
@@ -107,16 +107,16 @@ def test_what_was_finished_is_kept_and_the_rest_written(source, tmp_path, format
     stopped(source, target, format=kind, dtype=dtype)
     shutil.rmtree(tmp_path / "gone") if (tmp_path / "gone").is_dir() else (tmp_path / "gone").unlink()
     said = check(source, target, kind, dtype=dtype)
-    assert " of 10 tensors" in said and not said.startswith("went on with an unfinished export: 0")
+    assert " of 10 tensors" in said and not said.startswith("resumed an unfinished export: 0")
 
 
 def test_nothing_is_kept_where_nothing_was_finished_or_nobody_asked(source, tmp_path):
     target = tmp_path / "out"
     with pytest.raises(RuntimeError) as caught:
-        export(source, target, resume=True, threads=1, tick=stop_at(0.0))
+        export(source, target, resume=True, threads=1, progress=stop_at(0.0))
     assert os.listdir(tmp_path) == ["source"] and not hasattr(caught.value, "__notes__")
     with pytest.raises(RuntimeError):
-        export(source, target, threads=1, tick=stop_at(0.9))
+        export(source, target, threads=1, progress=stop_at(0.9))
     assert os.listdir(tmp_path) == ["source"]
     stopped(source, target)
     export(source, target)  # without resume: left-overs go, as ever
@@ -237,7 +237,7 @@ def test_another_plan_begins_anew(source, tmp_path, what, monkeypatch):
         changed_source(tmp_path)
         source = wb.open(tmp_path / "source")
     report = export(source, target, resume=True, verify=True, **options)
-    assert not [note for note in report.notes if "went on" in note]
+    assert not [note for note in report.notes if "resumed" in note]
     assert what == "journal" or [note for note in report.notes if "something else" in note]
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
@@ -250,7 +250,7 @@ def test_the_plan_names_everything_that_decides_a_byte(source, tmp_path):
         found.append(real(*args))
         return found[-1]
 
-    real = journal.plan_of
+    real = copies.plan_of
     options = [{}, {"dtype": "bf16"}, {"select": "0"}, {"rename": {"model.ids": "x"}}, {"max_shard_size": 50_000}]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "plan_of", plan_of)
@@ -275,10 +275,12 @@ def test_a_full_disk_says_how_to_go_on(source, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", failing)
-        with pytest.raises(errors.WriteError, match=r"No space left.*free some space.*with resume goes on from there"):
+        with pytest.raises(
+            errors.WriteError, match=r"No space left.*free some space.*with resume to continue from there"
+        ):
             export(source, target, resume=True, threads=1, max_shard_size=SIZE)
     assert not target.exists() and temp(target).is_dir()
-    assert "went on" in check(source, target)
+    assert "resumed" in check(source, target)
 
 
 def test_bytes_that_are_there_already_need_no_room(source, tmp_path, monkeypatch):
@@ -290,10 +292,10 @@ def test_bytes_that_are_there_already_need_no_room(source, tmp_path, monkeypatch
         return os.statvfs_result((4096, 4096, blocks, blocks, blocks, 0, 0, 0, 0, 255))
 
     monkeypatch.setattr(os, "statvfs", lambda path: room(0))
-    with pytest.raises(errors.WriteError, match="no room"):
+    with pytest.raises(errors.WriteError, match="not enough space"):
         export(source, tmp_path / "other", resume=True, max_shard_size=SIZE)
     monkeypatch.setattr(os, "statvfs", lambda path: room(30_000))
-    assert "went on" in check_alone(source, target)
+    assert "resumed" in check_alone(source, target)
 
 
 def check_alone(source, target: Path) -> str:
@@ -305,21 +307,21 @@ def test_too_little_room_keeps_what_there_is(source, tmp_path, monkeypatch):
     stopped(source, target, 0.9)
     with monkeypatch.context() as patch:
         patch.setattr(transaction, "SPARE", 1 << 60)
-        with pytest.raises(errors.WriteError, match=r"no room.*goes on from there"):
+        with pytest.raises(errors.WriteError, match=r"not enough space.*to continue from there"):
             export(source, target, resume=True, max_shard_size=SIZE)
-    assert "went on" in check(source, target)
+    assert "resumed" in check(source, target)
 
 
 def test_a_target_that_came_meanwhile_costs_nothing(source, tmp_path):
     target = tmp_path / "out"
 
-    def tick(done):
+    def progress(done):
         if done == 1.0:
             target.mkdir()
             (target / "mine").write_text("x")
 
-    with pytest.raises(errors.WriteError, match=r"exists.*goes on from there"):
-        export(source, target, resume=True, max_shard_size=SIZE, tick=tick)
+    with pytest.raises(errors.WriteError, match=r"exists.*to continue from there"):
+        export(source, target, resume=True, max_shard_size=SIZE, progress=progress)
     shutil.rmtree(target)
     assert "10 tensors" in check(source, target)
 
@@ -329,16 +331,16 @@ def test_a_signal_keeps_what_is_finished(source, tmp_path, number):
     before = signal.getsignal(number)
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-    def tick(done):
+    def progress(done):
         if done > 0.6:
             signal.raise_signal(number)
 
     try:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            export(source, tmp_path / "out", resume=True, threads=1, max_shard_size=SIZE, tick=tick)
+            export(source, tmp_path / "out", resume=True, threads=1, max_shard_size=SIZE, progress=progress)
     finally:
         signal.signal(number, before)
-    assert "went on" in check(source, tmp_path / "out")
+    assert "resumed" in check(source, tmp_path / "out")
 
 
 # ---- whose it is -----------------------------------------------------------------------------------------------------
@@ -355,23 +357,25 @@ def test_one_that_is_under_way_is_left_alone(source, tmp_path):
     target = tmp_path / "out"
     job_seen = []
 
-    def tick(done):
+    def progress(done):
         if done > 0.6 and not job_seen:
             job_seen.append(done)
-            with pytest.raises(errors.WriteError, match=rf"being written by process {os.getpid()} of this machine"):
+            with pytest.raises(errors.WriteError, match=rf"being written by process {os.getpid()} on this machine"):
                 export(source, target, resume=True, max_shard_size=SIZE)
 
-    export(source, target, resume=True, threads=1, max_shard_size=SIZE, tick=tick)
+    export(source, target, resume=True, threads=1, max_shard_size=SIZE, progress=progress)
     assert job_seen and sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
 def test_one_of_a_machine_out_of_sight_is_gone_on_with_once_it_is_silent(source, tmp_path, monkeypatch):
     target = tmp_path / "out"
     work = renamed(stopped(source, target), host="00000000", boot="00000000")
-    with pytest.raises(errors.WriteError, match=r"another machine or container, last heard of .* after 10 minutes"):
+    with pytest.raises(
+        errors.WriteError, match=r"on another machine or in another container, last active .* after 10 silent minutes"
+    ):
         export(source, target, resume=True, max_shard_size=SIZE)
     os.utime(work, (time.time() - owners.QUIET - 5,) * 2)
-    assert "went on" in check(source, target)
+    assert "resumed" in check(source, target)
 
 
 def test_a_living_one_gives_signs_of_life(tmp_path, monkeypatch):
@@ -405,7 +409,7 @@ def test_one_that_comes_back_from_the_dead_can_do_no_harm(source, tmp_path):
     target = tmp_path / "out"
     stolen = []
 
-    def tick(done):
+    def progress(done):
         if done > 0.6 and not stolen:
             work, until = temp(target), time.time() + 20
             while len((work / journal.NAME).read_bytes().splitlines()) < 2 and time.time() < until:
@@ -413,10 +417,10 @@ def test_one_that_comes_back_from_the_dead_can_do_no_harm(source, tmp_path):
             stolen.append(work.rename(work.with_name(".taken")))
 
     with pytest.raises(errors.WriteError):
-        export(source, target, resume=True, threads=1, max_shard_size=SIZE, tick=tick)
+        export(source, target, resume=True, threads=1, max_shard_size=SIZE, progress=progress)
     assert not target.exists()
     stolen[0].rename(target.with_name(f".out.tmp-{owners.token()}"))
-    assert "went on" in check(source, target)
+    assert "resumed" in check(source, target)
 
 
 def test_what_a_cast_cost_is_remembered(source, tmp_path):

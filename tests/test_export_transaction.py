@@ -15,9 +15,9 @@ import pytest
 
 from tests.properties import SLOW
 from workbench import errors
-from workbench.reshard.atomic import transaction
-from workbench.reshard.atomic.transaction import clean, staging
-from workbench.reshard.atomic.writing import write_all
+from workbench.export.atomic import transaction
+from workbench.export.atomic.transaction import clean, staging
+from workbench.export.atomic.writing import write_all
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,7 +82,7 @@ def test_what_stands_in_the_way_is_refused(tmp_path, monkeypatch):
     (tmp_path / "folder" / "mine").write_text("x")
     for name, folder in (("file", True), ("folder", False)):
         with (
-            pytest.raises(errors.WriteError, match="is no"),
+            pytest.raises(errors.WriteError, match="is not a"),
             staging(tmp_path / name, folder=folder, nbytes=1, overwrite=True),
         ):
             pytest.fail("the block ran")
@@ -92,7 +92,7 @@ def test_what_stands_in_the_way_is_refused(tmp_path, monkeypatch):
     ):
         pytest.fail("the block ran")
     with (
-        pytest.raises(errors.WriteError, match=r"no room .* too few"),
+        pytest.raises(errors.WriteError, match=r"not enough space .* too few"),
         staging(tmp_path / "x", folder=True, nbytes=1 << 60),
     ):
         pytest.fail("the block ran")
@@ -236,7 +236,7 @@ def test_a_death_between_the_two_renames_is_put_right_by_the_next_run(tmp_path, 
     put_old(target, True)
     code = f"""
 import os, signal
-from workbench.reshard.atomic import transaction
+from workbench.export.atomic import transaction
 from tests.test_export_transaction import fill
 transaction.rename_exchange = lambda *_: False
 real, done = os.rename, []
@@ -256,7 +256,7 @@ with transaction.staging({str(target)!r}, folder=True, nbytes=1, overwrite=True)
 
 LOOP = """
 import itertools, sys, time
-from workbench.reshard.atomic.transaction import staging
+from workbench.export.atomic.transaction import staging
 from tests.test_export_transaction import fill
 for turn in itertools.count():
     with staging(sys.argv[1], folder=sys.argv[2] == "True", nbytes=1, overwrite=True) as made:

@@ -21,10 +21,10 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import ALL, by_name
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
-from workbench.reshard.moving.engine import prepare
-from workbench.reshard.moving.filemap import Pieces
-from workbench.reshard.writers.safetensors import ORDER, one_file, shards
-from workbench.reshard.writers.torch import torch_file
+from workbench.export.filemap import Pieces
+from workbench.export.moving.engine import prepare
+from workbench.export.writers.safetensors import ORDER, one_file, shards
+from workbench.export.writers.torch import torch_file
 
 SHAPES = [(), (0,), (3,), (2, 0, 4), (5, 7), (1, 1, 2, 3)]
 
@@ -199,11 +199,14 @@ def test_packed_elements_pass_through_whole(tmp_path):
 
 def test_names_that_collide_or_are_reserved(source):
     _, catalog, _ = source
-    for names in (["a", "a"], ["__metadata__", "b"]):
+    for names, words in (
+        (["a", "a"], "would be named 'a'"),
+        (["__metadata__", "b"], "may not be named '__metadata__'"),
+    ):
         pieces = Pieces.whole(catalog, np.array([0, 1]), names=names)
-        with pytest.raises(errors.UsageError, match="called"):
+        with pytest.raises(errors.UsageError, match=words):
             shards(pieces)
-    with pytest.raises(errors.UsageError, match="called"):
+    with pytest.raises(errors.UsageError, match="would be named"):
         torch_file(Pieces.whole(catalog, np.array([0, 1]), names=["a", "a"]), "x")
     with pytest.raises(errors.UsageError, match="Unicode"):
         one_file(Pieces.whole(catalog, np.array([0]), names=["\ud800"]), "x")

@@ -23,7 +23,7 @@ from tests.faults_metadata import METADATA
 from workbench.analysis import manifest
 from workbench.analysis.report import Report
 from workbench.analysis.verify import verify
-from workbench.core import catalog as cat
+from workbench.core import codecs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 FAULTS = {**BYTES, **METADATA}
@@ -42,7 +42,7 @@ were made equal, but for stale metadata.
 
 """
 
-BARE = (cat.RAW, cat.RAW_BE, cat.LATIN1_TEXT)  #: codecs of chunks that are not an archive of their own
+BARE = (codecs.RAW, codecs.RAW_BE, codecs.LATIN1_TEXT)  #: codecs of chunks that are not an archive of their own
 FLIPS = 16  #: of each sample in each kind of bytes
 WHERE = ("records with a CRC", "tensors without a CRC", "the rest")
 FLIPS_HEAD = f"""## Single-bit flips, by where they fall
@@ -78,7 +78,7 @@ class Outcome:
 def named(report: Report, done: Injected) -> tuple[str, ...]:
     """Rules of the errors and warnings that name what was hit; the manifest's own are the caller's to ask for."""
     rules = set()
-    for one in report.found:
+    for one in report:
         text = " ".join((one.where, one.message, json.dumps(one.evidence)))
         if one.severity != "info" and any(name in text for name in done.names):
             rules.add(one.rule)

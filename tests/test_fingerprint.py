@@ -17,9 +17,8 @@ import workbench as wb
 from tests.properties import chunkings, examples, shapes
 from tests.test_reading import any_stored, stored
 from workbench import errors
-from workbench.core import catalog as cat
+from workbench.core import codecs, stream
 from workbench.core import fingerprint as module
-from workbench.core import stream
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BLOCK, combine, range_digests, tensor_fingerprints
@@ -184,7 +183,7 @@ def test_overlapping_chunks_that_disagree_have_no_fingerprint(tmp_path):
     blob[int(catalog.start[1])] ^= 1
     (tmp_path / "data.bin").write_bytes(blob)
     catalog = replace(catalog, file_stats=[Place(tmp_path).stat("data.bin")])
-    with pytest.raises(errors.CorruptError, match="overlaps another chunk and holds other values"):
+    with pytest.raises(errors.CorruptError, match="overlaps another chunk and differs from it"):
         of(payloads(tmp_path, catalog))
 
 
@@ -192,7 +191,7 @@ def test_a_pass_can_be_told_and_stopped(small, tmp_path):
     dense = np.arange(4096, dtype=np.int32)
     side = payloads(tmp_path, stored(tmp_path, dense, [((0,), (4096,))]))
     shares = []
-    of(side, tick=shares.append)
+    of(side, progress=shares.append)
     assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 10
 
     class Stop(Exception):
@@ -203,7 +202,7 @@ def test_a_pass_can_be_told_and_stopped(small, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        of(side, tick=stop)
+        of(side, progress=stop)
 
 
 def test_items_inside_torch_archives_and_zstd_streams(tmp_path):
@@ -212,7 +211,7 @@ def test_items_inside_torch_archives_and_zstd_streams(tmp_path):
     dense = torch.arange(60, dtype=torch.float32).reshape(10, 6)
     pieces = [dense[:4].clone(), dense[4:].t().contiguous().t(), dense[:, :2].clone(), dense[:, 2:].clone()]
     assert not pieces[1].is_contiguous()
-    for number, codec in enumerate((cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP)):
+    for number, codec in enumerate((codecs.TORCH_ZIP, codecs.ZSTD_TORCH_ZIP)):
         for name, parts in (("rows", [((0, 0), pieces[0]), ((4, 0), pieces[1])]),
                             ("columns", [((0, 0), pieces[2]), ((0, 2), pieces[3])])):  # fmt: skip
             folder = tmp_path / f"{number}{name}"
@@ -224,7 +223,7 @@ def test_items_inside_torch_archives_and_zstd_streams(tmp_path):
                 buffer = io_module.BytesIO()
                 torch.save(tensor, buffer)
                 item = buffer.getvalue()
-                item = zstandard.compress(item) if codec == cat.ZSTD_TORCH_ZIP else item
+                item = zstandard.compress(item) if codec == codecs.ZSTD_TORCH_ZIP else item
                 builder.chunk("t", low, tuple(tensor.shape), "x", len(blob), len(blob) + len(item), codec=codec)
                 blob += item
             (folder / "x").write_bytes(blob)

@@ -48,7 +48,7 @@ def test_mutated_checkpoints_are_answers_or_errors_of_ours(block):
         assert sum(step == name for step, _ in steps) == BLOCK
     for name in ("read", "objects", "stats", "diff", "layout", "export", "doctor", "pair"):
         assert steps.count((name, "ok")) >= 5, f"{name} was hardly ever reached"
-    assert sum(one["lost"] for one in found) >= 15, "files were hardly ever cut or deleted"
+    assert sum(one["lost"] for one in found) >= 5, "files were hardly ever cut or deleted"
 
 
 def test_what_failed_once_stays_mended():

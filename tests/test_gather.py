@@ -16,7 +16,7 @@ from tests.test_reading import any_stored, stored
 from workbench import errors
 from workbench.core import gather
 from workbench.core.build import CatalogBuilder
-from workbench.core.catalog import RAW_BE, TORCH_PART
+from workbench.core.codecs import RAW_BE, TORCH_PART
 from workbench.core.dtypes import by_name
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
@@ -75,7 +75,7 @@ def test_boxes_go_to_any_place_of_any_buffer_and_nothing_else_is_touched(tmp_pat
         patch.setattr(gather, "MIN_PIECE", data.draw(st.integers(1, 50)))
         patch.setattr(gather, "PIECE", data.draw(st.integers(50, 200)))
         patch.setattr(gather, "RUN", data.draw(st.integers(1, 50)))
-        filling = gather.Filling.plan(side, gather.Boxes(*columns))
+        filling = gather.Filling.plan(side, gather.BoxRequests(*columns))
         read = filling.run([room.reshape(-1).view(np.uint8) for room in buffers], threads=data.draw(st.integers(1, 2)))
     for room, (view, want) in zip(buffers, views, strict=True):
         assert (view == want).all()
@@ -184,7 +184,9 @@ def test_a_part_that_reaches_out_of_its_archive_is_refused(tmp_path, io, inner, 
     builder = CatalogBuilder("test", Place(tmp_path))
     builder.tensor("t", by_name("float32"), (4,))
     builder.chunk("t", (0,), (4,), "item.pt", 0, size, codec=TORCH_PART, inner=inner, strides=(stride,))
-    with pytest.raises(errors.CorruptError, match=r"'t'.*'item.pt' holds 6 elements but the metadata says 7 or more"):
+    with pytest.raises(
+        errors.CorruptError, match=r"'t'.*'item.pt' contains 6 elements but the metadata says 7 or more"
+    ):
         gathered(tmp_path, builder.build(), io)
 
 

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from tests.pages import link
+from tests.pages import click_until, link
 from tests.serving import serving
 
 pytestmark = pytest.mark.browser
@@ -52,8 +52,7 @@ def test_every_byte_is_read_when_asked_and_a_finding_says_what_to_do(quiet, serv
     verify(page)
     row = page.locator('.tabulator-cell[tabulator-field="message"]', has_text=re.compile("1 .*NaN"))
     row.first.wait_for()
-    row.first.click()
-    page.locator(".finding", has_text="weight").wait_for()
+    click_until(page, row.first, page.locator(".finding", has_text="weight"))
     with page.expect_download() as download:
         page.get_by_text("Download JSON").click()
     found = json.loads(download.value.path().read_text())
@@ -75,7 +74,7 @@ def test_a_deep_check_tells_its_progress_and_stops_when_cancelled(quiet, served)
 def test_what_does_not_open_can_still_be_checked(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=short")
-    page.get_by_text("This did not open").wait_for()
+    page.get_by_text("Cannot open").wait_for()
     verify(page)
     page.locator('.tabulator-cell[tabulator-field="rule"]', has_text="files.truncated").wait_for()
 

@@ -250,7 +250,7 @@ def check_fault(fault: lab.Fault, config: lab.Config, format: str) -> None:
         echo = wb.open(case.echo)
         assert not differing(echo, stored(loaded, format))
         if fault.id == "c12_replica_norm":  # no loader reads the second copy
-            copies = [echo[key] for key in echo if echo[key].replicas > 1]
+            copies = [echo[key] for key in echo if echo[key].num_replicas > 1]
             assert sum(not same(copy.torch(), copy.replica(1).torch()) for copy in copies) == 1
         elif not fault.healthy:
             assert changed(loaded, before)

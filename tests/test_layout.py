@@ -20,18 +20,18 @@ import workbench as wb
 from tests.megatron_files import Model, write_dist
 from workbench.analysis.layout import Placed, digits
 from workbench.analysis.layout.classes import alike
-from workbench.analysis.layout.runs import Cut, cut_axis
+from workbench.analysis.layout.runs import AxisCut, cut_axis
 from workbench.analysis.layout.simple import called
 from workbench.cli import main
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
+from workbench.core.mesh.cut import cut
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Flat, PartedShard, Placement, Replicate, Shard, StridedShard, flat_buffer
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 from workbench.core.work import chunk_work
 from workbench.errors import CorruptError, TensorNotFoundError, UsageError
-from workbench.reshard.layouts.cut import cut
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.placement import Flat, PartedShard, Placement, Replicate, Shard, StridedShard, flat_buffer
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 
@@ -140,7 +140,7 @@ def test_experts_of_megatron_lie_along_expert_parallelism(tmp_path: Path, tp: in
     found = layout.tensors.set_index("key")["placement"]
     assert found["decoder.layers.0.mlp.experts.experts.linear_fc1.weight"] == fc1
     assert found["decoder.layers.2.mlp.experts.experts.linear_fc1.weight"] == fc1.replace("Only(0)", "Only(1)")
-    assert not found.str.contains("Flat").any() and f"ep=2, etp={tp}" in layout.told
+    assert not found.str.contains("Flat").any() and f"ep=2, etp={tp}" in layout.mesh_source
 
 
 def test_stages_of_a_pipeline_hold_their_layers_alone() -> None:
@@ -161,14 +161,14 @@ def test_files_without_ranks_prove_nothing(name: str) -> None:
     found = wb.layout(wb.open(SAMPLES / name))
     whole = found.tensors[found.tensors["kind"] != "empty"]
     assert set(whole["status"]) == {"unknown"} and set(whole["placement"]) == {"?"}
-    assert found.mesh.axes == () and found.told == "no ranks are stored"
+    assert found.mesh.axes == () and found.mesh_source == "no ranks are stored"
 
 
 def test_one_rank_is_proven_only_where_a_file_says_so() -> None:
     assert set(counts("trainer_run/checkpoint-6")) == {("whole", "proven")}  # world size 1 is stored
     odd = wb.layout(wb.open(SAMPLES / "dcp_single_odd"))
     assert Counter(odd.tensors["status"]) == {"unknown": 14, "proven": 1}  # an empty tensor lies nowhere, for certain
-    assert "how many ranks there were is not stored" in odd.placed("base").why
+    assert "the number of ranks is not stored" in odd.placed("base").why
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -437,7 +437,10 @@ def test_rows_in_order_prove_no_flat_buffer() -> None:
     rows = [(0, rank, ((row,), (1,))) for row, rank in enumerate((0, 1, 3, 4))]
     other = [(1, rank, ((0,), (2,))) for rank in range(6)]
     placed = wb.layout(saved([(4,), (2,)], rows + other)).placed("w0")
-    assert (placed.kind, placed.status) == ("irregular", "unknown") and "nothing tells" in placed.why
+    assert (placed.kind, placed.status) == (
+        "irregular",
+        "unknown",
+    ) and "a flat buffer, or shards along unknown axes" in placed.why
     ragged = [(2, 0, ((0, 0), (1, 3))), (2, 1, ((1, 0), (1, 1))), (2, 2, ((1, 1), (1, 2)))]
     found = wb.layout(saved([(4,), (2,), (2, 3)], rows + other + ragged))  # a buffer that is one for certain
     assert found.placed("w0").kind == found.placed("w2").kind == "flat"
@@ -492,7 +495,7 @@ def test_axes_of_ranks_in_mixed_radix() -> None:
     assert digits.radices(np.array([[0], [1], [1], [0]])) is None
     assert digits.refine([(6,), (2, 3)], 6) == (2, 3)
     assert digits.refine([(2, 3), (3, 2)], 6) == (2, 3)  # the second contradicts the first
-    assert cut_axis(10, [(Cut(0, 0, (4, 6)), 2, 1)]) == [(2, 2), (7, 3)]
+    assert cut_axis(10, [(AxisCut(0, 0, (4, 6)), 2, 1)]) == [(2, 2), (7, 3)]
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -528,7 +531,7 @@ def test_what_is_not_there_is_said() -> None:
         found.placed("nope")
     with pytest.raises(UsageError, match="'rank 9' stored nothing"):
         found.rank(9)
-    with pytest.raises(UsageError, match="no file tells a pipeline stage"):
+    with pytest.raises(UsageError, match="no pipeline stage is stored"):
         found.by("stage")
     with pytest.raises(UsageError, match="not by 'colour'"):
         found.by("colour")
@@ -592,12 +595,14 @@ def test_chunks_that_overlap_in_too_many_ways_are_told() -> None:
     walls += [(0, 0, ((0, 0, at), (81, 81, 1))) for at in range(1, 81, 2)]
     ckpt = saved([(81, 81, 81)], walls)
     found = wb.layout(ckpt)
-    assert found.covered.tangled == [0] and found.to_json()["tangled"] == ["w0"]
-    assert "HOLES NOT LOOKED FOR  in w0" in repr(found) and found.placed("w0").kind == "hole"
+    assert found.covered.tangled == [0] and found.to_dict()["tangled"] == ["w0"]
+    assert "HOLES NOT CHECKED  in w0" in repr(found) and found.placed("w0").kind == "hole"
     report = wb.verify(ckpt)
     told = [one for one in report.findings.to_dict("records") if one["rule"] == "coverage.hole"]
-    assert len(told) == 1 and "its 120 chunks overlap" in told[0]["message"] and report.exit_code == 2
-    with pytest.raises(CorruptError, match="tensor 'w0': its 120 chunks overlap in more ways"):
+    assert (
+        len(told) == 1 and "its 120 chunks have more overlaps or holes" in told[0]["message"] and report.exit_code == 2
+    )
+    with pytest.raises(CorruptError, match="tensor 'w0': its 120 chunks overlap in too many ways"):
         chunk_work(ckpt.payloads)
 
 

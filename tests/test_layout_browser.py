@@ -57,7 +57,7 @@ def test_choose_a_tensor_tap_its_shard_and_come_back_by_the_link(quiet, served):
     page.get_by_text("At axis0=1, axis1=0").wait_for()
     page.get_by_role("button", name="Will it fit?").click()
     page.get_by_label("GPUs").fill("4")
-    page.get_by_label("GB of each").fill("0.0005")
+    page.get_by_label("GB each").fill("0.0005")
     page.get_by_role("button", name="Find a layout").click()
     budget = wb.plan_memory(wb.open(root / "mesh"), 4, 0.0005)
     page.locator("h3", has_text=str(budget.chosen)).wait_for()
@@ -94,6 +94,7 @@ def test_many_chunks_are_painted_zoomed_and_tapped_in_the_dark_and_narrow(quiet,
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+@pytest.mark.slow  # every tab is shown hostile names in test_serving_browser; here each view of this one
 def test_hostile_names_do_nothing(quiet, served):
     page, (url, _) = quiet, served
     for view in ("all", "tensor", "files", "mesh"):

@@ -19,10 +19,10 @@ from tests.properties import examples
 from tests.rank_jobs import cases_of, told_by
 from tests.reader_suite import same_bits
 from workbench import errors
-from workbench.reshard.load import load
-from workbench.reshard.loading.boxes import cut_held, held
-from workbench.reshard.loading.exchange import WISH, share
-from workbench.reshard.loading.names import flatten
+from workbench.load.boxes import cut_held, held
+from workbench.load.exchange import WISH, share
+from workbench.load.load import load
+from workbench.load.names import flatten
 
 CASES = cases_of(load_worker)
 RANKS = [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4]
@@ -262,11 +262,11 @@ def test_tensors_that_cannot_be_filled_are_refused_with_the_reason(small):
     ):
         with pytest.raises(errors.UsageError, match=words):
             load({"model.a.weight": bad}, folder, strict=False)
-    with pytest.raises(errors.UsageError, match=r"'model' is a Linear; give its state_dict\(\)"):
+    with pytest.raises(errors.UsageError, match=r"'model' is a Linear; pass its state_dict\(\)"):
         load({"model": torch.nn.Linear(2, 2)}, folder)
-    with pytest.raises(errors.UsageError, match=r"two values .* called 'a\.b'"):
+    with pytest.raises(errors.UsageError, match=r"two values .* named 'a\.b'"):
         load({"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, folder)
-    with pytest.raises(errors.UsageError, match="name_map makes None"):
+    with pytest.raises(errors.UsageError, match=r"name_map maps 'model\.a\.weight' to None"):
         load({"model.a.weight": torch.zeros(40, 50)}, folder, name_map=lambda name: None)
 
 
@@ -298,7 +298,7 @@ def test_objects_are_reported_and_plain_ones_set(samples):
     assert isinstance(state["epoch"], int) and state["scheduler"]["last_epoch"] >= 0
     assert state["args"] is None and report.objects["args"] is not None  # no plain value: only told
     assert report.missing == {
-        "scheduler.nothing": "is no object of it",
+        "scheduler.nothing": "is not an object of it",
         "rng.torch": "is a tensor there: put one in its place",
     }
     with pytest.raises(errors.TensorNotFoundError, match=r"'scheduler\.nothing'"):
@@ -374,14 +374,14 @@ def test_the_count_of_bytes_is_the_kernels(tmp_path):
 def test_progress_is_told_and_can_stop_the_load(small):
     folder, tensors = small
     seen: list[float] = []
-    load(zeros(tensors), folder, tick=seen.append)
+    load(zeros(tensors), folder, progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == 1.0
 
     def stop(_: float) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        load(zeros(tensors), folder, tick=stop)
+        load(zeros(tensors), folder, progress=stop)
 
 
 def test_state_dicts_are_flattened_as_dcp_does():

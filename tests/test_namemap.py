@@ -11,8 +11,8 @@ from megatron_files import Model, write_dist, write_legacy
 from safetensors.torch import save_file
 
 import workbench as wb
-from workbench.conventions import Geometry, links
-from workbench.namemap import name_map
+from workbench.analysis.name_map import name_map
+from workbench.names.frameworks import Geometry, links
 
 HIDDEN, HEADS, GROUPS, ROWS, INTER, VOCAB, LAYERS = 8, 4, 2, 3, 10, 21, 2
 CONFIG = {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "head_dim": ROWS, "vocab_size": VOCAB}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.naming import join_param_groups, resolve
+from workbench.names.optimizer import join_param_groups
+from workbench.names.roles import resolve
 
 
 def meaning(*keys: str, paths: dict[str, tuple[Any, ...]] | None = None) -> dict[str, tuple[str | None, str]]:

@@ -26,14 +26,15 @@ PROMISES = {
     ],
     "03_debug_a_loss_spike": [
         "1.7411", "1.946", "D2", "certain", "The fp32 master weights do not match the weights", "0.118234",
-        "0.4082", "0.4328", "the first loss is right, the second wrong", "Differs_colon_20", "20 of 20 master tensors",
+        "0.4082", "0.4328", "the first loss is right; the second is wrong", "Differs_colon_20",
+        "20 of 20 master tensors",
     ],
     "04_diff_two_runs": [
         "0.002455  0.030248  0.050793", "'lr_scheduler.last_epoch': '2 → 4'", "8 of 39 tensors changed, 31 equal",
         "interleave", "the rotary layout: half-split → interleaved", "master      changed    20", "DiffView",
     ],
     "05_reshard_and_load_on_gpu": [
-        "1,004,032 bytes, of which 1,001,728 once and 2,304 as copies", "250880", "251136", "True True", "'equal': 39",
+        "1,004,032 bytes (1,001,728 unique, 2,304 in copies)", "250880", "251136", "True True", "'equal': 39",
         "{'up_proj': True, 'down_proj': True}", "(torch.bfloat16, True)", "135168, True)", "1 mismatched", "GB/s",
     ],
 }  # fmt: skip

@@ -37,7 +37,7 @@ def _installed_set() -> list[Requirement]:
 
 
 def test_the_extras_that_the_design_promises_exist():
-    assert {"lab", "fast", "remote", "dask", "orbax", "zstd", "test", "docs", "dev"} <= set(EXTRAS)
+    assert {"lab", "remote", "dask", "orbax", "zstd", "test", "docs", "dev"} <= set(EXTRAS)
 
 
 def test_the_console_script_is_the_command_line():

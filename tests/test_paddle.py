@@ -153,7 +153,7 @@ def test_fleet_folders_without_a_configuration_stay_apart_by_rank(outside: Path)
                 assert ckpt.tensors.set_index("key").loc[piece.key, "replicas"] == copies
     with pytest.raises(TensorNotFoundError, match=r"2 tensors of role 'param'.*@tp00"):
         ckpt.param("lm_head.weight")
-    assert any("39 parameters are kept apart" in note for note in ckpt.notes)
+    assert any("39 parameters are kept separate by rank" in note for note in ckpt.notes)
 
 
 def test_fleet_folders_beside_a_configuration_are_merged_where_it_tells(outside: Path, tmp_path: Path) -> None:

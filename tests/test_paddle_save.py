@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import workbench as wb
 from tests.paddle_files import TABLE, Dense, Pair, flat, numbers, same, save
 from tests.reader_suite import check_catalog, check_objects
-from workbench.core import catalog as cat
+from workbench.core import codecs
 from workbench.core.place import Place
 from workbench.errors import (
     CorruptError,
@@ -29,7 +29,8 @@ from workbench.errors import (
     UnsupportedFormatError,
     WorkbenchError,
 )
-from workbench.formats import paddle_names, paddle_pickle
+from workbench.formats.paddle import names as paddle_names
+from workbench.formats.paddle import pickle as paddle_pickle
 
 # ---- pickles ---------------------------------------------------------------------------------------------------------
 
@@ -118,10 +119,10 @@ def test_big_parameters_cut_into_slices_are_one_tensor(tmp_path: Path) -> None:
         assert np.array_equal(ckpt["w"][1:6, 2, ::2].numpy(), want[1:6, 2, ::2])
         check_catalog(ckpt.catalog)
     del state["w@@.2"]
-    with pytest.raises(CorruptError, match=r"'w' was cut into 4 slices, 'w@@.2' is not there"):
+    with pytest.raises(CorruptError, match=r"'w' was split into 4 slices, but 'w@@.2' is missing"):
         wb.open(save(tmp_path / "lost.pdparams", state))
     state["w@@.2"] = numbers(31)
-    with pytest.raises(CorruptError, match=r"4 slices of 'w' hold 104 elements, its shape \(7, 5, 3\) has 105"):
+    with pytest.raises(CorruptError, match=r"4 slices of 'w' hold 104 elements; its shape \(7, 5, 3\) has 105"):
         wb.open(save(tmp_path / "short.pdparams", state))
 
 
@@ -263,7 +264,7 @@ def test_the_binary_layout(tmp_path: Path) -> None:
 def test_cut_files_say_where(tmp_path: Path) -> None:
     whole = pickle.dumps(flat({"w": numbers(200, 100)}), 4)
     for cut, words in (
-        (len(whole) // 2, "within 80,000 bytes from byte"),
+        (len(whole) // 2, "inside 80,000 bytes from byte"),
         (len(whole) - 1, "without the end"),
         (0, "empty"),
     ):
@@ -310,10 +311,10 @@ def test_foreign_globals_become_leaves(tmp_path: Path) -> None:
     [
         (b"\x80\x04K\x01Q.", CorruptError, "persistent id, which paddle does not write"),
         (b"\x80\x02Pabc\n.", CorruptError, "persistent id"),
-        (b"\x80\x04\xff.", CorruptError, "byte 2: 0xff is no pickle opcode"),
+        (b"\x80\x04\xff.", CorruptError, "byte 2: 0xff is not a pickle opcode"),
         (b"\x80\x04}r\xff\xff\xff\x7f.", UnsafeError, "memo index"),
         (b"\x80\x04\x82\x01.", UnsafeError, "extension registry"),
-        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", TruncatedError, "cut short"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", TruncatedError, "it is truncated"),
     ],
 )
 def test_pickles_that_paddle_never_writes(tmp_path: Path, data: bytes, error: type[Exception], words: str) -> None:
@@ -348,10 +349,10 @@ def test_strangers_are_not_taken_for_paddle(tmp_path: Path) -> None:
 
 
 def test_the_text_codec_has_a_name_and_checks_its_bytes(tmp_path: Path) -> None:
-    assert cat.CODECS[cat.LATIN1_TEXT] == "latin1_text"
+    assert codecs.CODECS[codecs.LATIN1_TEXT] == "latin1_text"
     path = save(tmp_path / "x.pdparams", flat({"w": np.full(300, 200, np.uint8)}), 2)
     raw = path.read_bytes()
     at = raw.index(b"\xc3\x88" * 300)
     path.write_bytes(raw[:at] + b"\xc4" + raw[at + 1 :])  # a character beyond latin-1
-    with pytest.raises(CorruptError, match=r"'w': item at byte .* is no text of one character a byte"):
+    with pytest.raises(CorruptError, match=r"'w': item at byte .* is not text with one character per byte"):
         wb.open(path)["w"].numpy()

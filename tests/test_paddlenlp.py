@@ -22,8 +22,8 @@ from workbench.errors import (
     IncompleteError,
     MissingFileError,
 )
-from workbench.formats import paddlenlp_axes
-from workbench.reshard.selection import choose
+from workbench.export.selection import choose
+from workbench.formats.paddle import nlp_axes as paddlenlp_axes
 
 CONFIG = {
     "hidden_size": 8,
@@ -102,7 +102,7 @@ def test_legacy_pieces_are_merged_flat_slices_included(tmp_path: Path, flat_rank
     fused = "llama.layers.0.mlp.gate_up_fused_proj.weight"
     for tp in range(2):
         same(ckpt[f"{fused}@tp{tp:02d}"], piece_of(fused, tp))
-    assert any("1 parameters are kept apart" in note and "fused" in note for note in ckpt.notes)
+    assert any("1 parameters are kept separate by rank" in note and "fused" in note for note in ckpt.notes)
     assert ckpt.mesh["axes"]["tp"] == 2 and ckpt.mesh["axes"]["sharding"] == max(flat_ranks, 1)
 
 
@@ -155,13 +155,13 @@ def test_incomplete_and_mixed_grids(tmp_path: Path) -> None:
         wb.open(folder)
     folder = write_legacy(tmp_path / "c", MERGED)
     save(folder / "model_state.tp02.pdparams", flat({"w": numbers(2)}))
-    with pytest.raises(CorruptError, match=r"'model_state.tp02.pdparams' is of tp rank 2, but the degree of tp is 2"):
+    with pytest.raises(CorruptError, match=r"'model_state.tp02.pdparams' is from tp rank 2, but the degree of tp is 2"):
         wb.open(folder)
     folder = write_legacy(tmp_path / "d", MERGED, flat_ranks=2)
     short = folder / "optimizer.tp01_shard01.pdopt"
     cut = {key: value[1] for key, value in pickle.loads(short.read_bytes()).items()}
     save(short, {key: Pair("m", value[: max(1, value.size - 3)].copy()) for key, value in cut.items()})
-    with pytest.raises(CorruptError, match=r"slices of 2 sharding ranks hold .* elements, the piece of shape .* has"):
+    with pytest.raises(CorruptError, match=r"slices of 2 sharding ranks hold .* elements; the piece of shape .* has"):
         wb.open(folder)
 
 
@@ -226,7 +226,7 @@ def test_unified_groups_and_their_faults(tmp_path: Path) -> None:
     found = wb.discover(tmp_path)
     assert found["format"].tolist() == ["paddlenlp"] and found["step"].tolist() == [8] and found["complete"].all()
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(MissingFileError, match=r"'model-00002-of-00002.safetensors', which is absent .* holds 1 of 2"):
+    with pytest.raises(MissingFileError, match=r"'model-00002-of-00002.safetensors', which is missing .* holds 1 of 2"):
         wb.open(tmp_path)
     assert not wb.discover(tmp_path)["complete"].any()
     (tmp_path / "model.safetensors.index.json").unlink()
@@ -234,7 +234,7 @@ def test_unified_groups_and_their_faults(tmp_path: Path) -> None:
         wb.open(tmp_path)
     unified(tmp_path)
     save_file({"c": torch.zeros(1)}, tmp_path / "model-00003-of-00004.safetensors")
-    with pytest.raises(CorruptError, match="files 'model' are numbered as of 2, 4"):
+    with pytest.raises(CorruptError, match="names of files 'model' count 2, 4 files"):
         wb.open(tmp_path)
 
 
@@ -244,14 +244,14 @@ def test_a_quantised_optimizer_may_lack_what_its_index_lists(tmp_path: Path) -> 
     scales = {f"{key}@scales": torch.ones(3) for key in packed}
     save_file({**packed, **scales}, folder / "optimizer-00001-of-00001.safetensors")
     ckpt = wb.open(folder)
-    assert any("quantised (O2), 2 scales" in note and "2 of the index's names" in note for note in ckpt.notes)
+    assert any("quantized (O2) with 2 scales" in note and "2 names of the index" in note for note in ckpt.notes)
     scale = ckpt["a.weight/moment2_0@scales"]
     assert scale.role == "exp_avg_sq_scale" and scale.fqn == "a.weight"
     assert set(choose(ckpt).names) == {"a.weight", "b.weight"}
     index = folder / "optimizer.safetensors.index.json"
     index.write_text(index.read_text().replace("O2", "O0"))
     with pytest.raises(
-        CorruptError, match=r"puts 'a.weight/moment1_0' into 'optimizer-00001-of-00001.safetensors', which lacks it"
+        CorruptError, match=r"maps 'a.weight/moment1_0' to 'optimizer-00001-of-00001.safetensors', which lacks it"
     ):
         wb.open(folder)
 

@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 import workbench as wb
 from tests.properties import examples
 from tests.test_reading import lazy, stored
+from workbench.analysis.patterns import Sibling, recognise
 from workbench.analysis.patterns import read as patterns_read
-from workbench.analysis.patterns import recognise
 from workbench.analysis.patterns.found import NAMES
+from workbench.analysis.patterns.local import SMALL, Difference
 
 FLOATS = ["bfloat16", "float16", "float32", "float8_e4m3fn"]
 ALL = [*FLOATS, "float8_e5m2", "float64", "int8", "int32"]
@@ -65,7 +66,7 @@ def proved(found, a, b) -> None:
     assert made.shape == wanted.shape and made.dtype == wanted.dtype
     assert (made.view(b.element.raw) == wanted.view(b.element.raw)).all()
     assert found.name in NAMES
-    assert json.loads(json.dumps(found.to_json()))["name"] == found.name
+    assert json.loads(json.dumps(found.to_dict()))["name"] == found.name
     assert found.sentence and "\n" not in found.sentence
 
 
@@ -314,11 +315,68 @@ def test_a_sibling_is_named_by_its_key(tmp_path):
     save_file(tensors, tmp_path / "a.safetensors")
     save_file({"layers.1.w": tensors["layers.3.w"]}, tmp_path / "b.safetensors")
     before, after = wb.open(tmp_path / "a.safetensors"), wb.open(tmp_path / "b.safetensors")
-    siblings = [before[key] for key in before if key != "layers.1.w"]
+    siblings = [Sibling(before[key]) for key in before if key != "layers.1.w"]
     found = recognise(before["layers.1.w"], after["layers.1.w"], siblings=siblings)
     assert found.name == "sibling" and found.detail["keys"] == ["layers.3.w"] and "'layers.3.w'" in found.sentence
     proved(found, before["layers.1.w"], after["layers.1.w"])
     assert recognise(before["layers.1.w"], after["layers.1.w"], siblings=siblings[:2]) is None
+
+
+# ---- large tensors: a few boxes come first ---------------------------------------------------------------------------
+
+
+def some(n, share, seed=5):
+    return np.random.default_rng(seed).permutation(n)[: int(n * share)]
+
+
+def other(x, key, seed=9):
+    """``x`` with other random elements at one place, as bits of the same numbers in another order."""
+    y = x.copy()
+    y[key] = np.random.default_rng(seed).permuted(y[key], axis=-1)
+    return y
+
+
+LARGE = {
+    "a few flips": (lambda x: np.where(np.arange(x.size).reshape(x.shape) == x.size // 3, x ^ 64, x), "bit_flip"),
+    "half of the rows": (lambda x: other(x, some(len(x), 0.5)), "replaced"),
+    "every other row": (lambda x: other(x, slice(1, None, 2)), "replaced"),
+    "the upper half": (lambda x: other(x, slice(0, len(x) // 2)), "replaced"),
+    "the middle": (lambda x: other(x, slice(len(x) // 4, 3 * len(x) // 4)), "replaced"),
+    "columns": (lambda x: np.moveaxis(other(np.moveaxis(x, -1, 0), some(x.shape[-1], 0.4)), 0, -1), "replaced"),
+    "all zero": (lambda x: np.zeros_like(x), "zero_run"),
+    "a constant": (lambda x: np.full_like(x, 0x3F80), "fill"),
+    "the last quarter zero": (lambda x: np.concatenate([x[: len(x) * 3 // 4], 0 * x[len(x) * 3 // 4 :]]), "zero_run"),
+    "signs": (lambda x: x ^ np.uint16(0x8000), "ratio"),
+    "bytes": (lambda x: x.byteswap(), "byteswap"),
+    "halved": (lambda x: raw(torch.from_numpy(x.view("<i2")).view(torch.bfloat16) / 2), "ratio"),
+    "rows in another order": (lambda x: x[np.random.default_rng(3).permutation(len(x))], "order"),
+    "rows moved": (lambda x: np.concatenate([x[len(x) // 8 :], other(x, slice(None))[: len(x) // 8]]), "shift"),
+    "columns rolled": (lambda x: np.roll(x, 3, -1), "rolled"),
+    "noise": (lambda x: x + np.random.default_rng(1).integers(1, 9, x.shape).astype("<u2"), None),
+    "sparse noise": (lambda x: x + (np.random.default_rng(1).random(x.shape) < 0.05).astype("<u2"), None),
+}
+
+
+@pytest.mark.parametrize("shape", [(512, 300), (16, 48, 130), (300, 640), (2, 3, 4, 70, 60)], ids=str)
+@pytest.mark.parametrize("case", LARGE)
+def test_a_change_of_a_large_tensor_is_found_although_a_few_boxes_come_first(tensor, case, shape):
+    change, name = LARGE[case]
+    dense = raw(random(shape, "bfloat16", seed=2))
+    if shape[0] < 16 and case in ("half of the rows", "rows moved", "rows in another order"):
+        dense = dense.reshape(-1, shape[-1])  # two "rows" have no order worth a name
+    a, b = tensor(dense, "bfloat16"), tensor(np.ascontiguousarray(change(dense)), "bfloat16")
+    assert a.numel() >= SMALL
+    found = recognise(a, b)
+    assert (found and found.name) == name, found
+    if found is not None:
+        proved(found, a, b)
+
+
+def test_noise_is_refuted_by_a_few_boxes(tensor, monkeypatch):
+    dense = raw(random((4096, 512), "bfloat16"))
+    a, b = tensor(dense, "bfloat16"), tensor(LARGE["noise"][0](dense), "bfloat16")
+    monkeypatch.setattr(Difference, "run", lambda *_: pytest.fail("the whole tensor was compared"))
+    assert recognise(a, b) is None
 
 
 # ---- planted: element by element -------------------------------------------------------------------------------------

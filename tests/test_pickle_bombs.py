@@ -1,6 +1,6 @@
 """Small files that ask for much: each opens, or is refused as `UnsafeError`, within 2 s of CPU and 512 MB of memory.
 
-Each file is opened in a process of its own, so that one that crashes it, or takes all memory, fails one test.
+Each file is opened in a process of its own: one that crashes it, or takes all memory, fails one test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEGABYTE = 1_000_000
 Body = Callable[[], bytes]
 
 CHILD = """
-import json, pathlib, resource, sys
+import json, os, pathlib, resource, sys
 import workbench as wb
 from workbench.core.jsonable import jsonable
 from workbench.errors import UnsafeError, WorkbenchError
@@ -32,26 +32,39 @@ def peak():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
-def look(path):
+def look(path, verify):
     ckpt = wb.open(path, cache=False)
     repr(ckpt), ckpt.step
     for key in ckpt.objects:
         json.dumps(jsonable(ckpt.objects[key]))
-    if sys.argv[3:]:
+    if verify:
         wb.verify(path)
 
-wb.open(sys.argv[2], cache=False)  # what opening imports is not the bomb's
-base, start = peak(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-room = 1024 * int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1])
-resource.setrlimit(resource.RLIMIT_AS, (room + (3 << 30),) * 2)
-resource.setrlimit(resource.RLIMIT_CPU, (int(start) + 20,) * 2)
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-try:
-    look(sys.argv[1])
-    said = "opened"
-except WorkbenchError as error:
-    said = f"{type(error).__name__}: {error}"
-print(json.dumps([said, sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - start, peak() - base]))
+def measured(path, verify):
+    base, start = peak(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    room = 1024 * int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1])
+    resource.setrlimit(resource.RLIMIT_AS, (room + (3 << 30),) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(start) + 20,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        look(path, verify)
+        said = "opened"
+    except WorkbenchError as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - start, peak() - base
+
+look(sys.argv[1], True)  # what opening imports is not the bomb's
+for line in sys.stdin:
+    path, verify = json.loads(line)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(theirs, json.dumps(measured(path, verify)).encode())
+        os._exit(0)
+    os.close(theirs)
+    with open(ours) as answer:
+        said = answer.read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said]), flush=True)
 """
 
 
@@ -227,18 +240,28 @@ def archive(path: Path, pickled: bytes) -> str:
     return str(path)
 
 
-def opened(folder: Path, path: str, *more: str) -> str:
-    healthy = archive(folder / "healthy.pt", state(b"N"))
-    made = subprocess.run(
-        [sys.executable, "-c", CHILD, path, healthy, *more], capture_output=True, text=True, timeout=120, check=False
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A function that opens a file in a process of its own, forked from one that has opened a healthy file."""
+    healthy = archive(tmp_path_factory.mktemp("healthy") / "healthy.pt", state(b"N"))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", CHILD, healthy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert made.returncode == 0, f"exit {made.returncode}: {made.stderr[-600:]}"
-    said, seconds, memory = json.loads(made.stdout.splitlines()[-1])
-    assert said == "opened" or said.startswith(("UnsafeError: ", "CorruptError: ")), said
-    assert seconds <= SECONDS, f"{seconds:.1f} s of CPU: {said}"
-    assert memory <= MEMORY, f"{memory >> 20:,} MB: {said}"
-    assert len(said) < 700 and said.isprintable()
-    return str(said)
+
+    def look(path: str, verify: bool = False) -> str:
+        parent.stdin.write(json.dumps([path, verify]) + "\n")
+        parent.stdin.flush()
+        code, answer = json.loads(parent.stdout.readline())
+        assert code == 0, f"ended with {code}"
+        said, seconds, memory = json.loads(answer)
+        assert said == "opened" or said.startswith(("UnsafeError: ", "CorruptError: ")), said
+        assert seconds <= SECONDS, f"{seconds:.1f} s of CPU: {said}"
+        assert memory <= MEMORY, f"{memory >> 20:,} MB: {said}"
+        assert len(said) < 700 and said.isprintable()
+        return said
+
+    yield look
+    parent.communicate()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
@@ -246,19 +269,19 @@ def opened(folder: Path, path: str, *more: str) -> str:
     "padded", [pytest.param(False, id="short"), pytest.param(True, id="long", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_opens_or_is_refused(name: str, padded: bool, tmp_path: Path) -> None:
-    said = opened(tmp_path, archive(tmp_path / "bomb.pt", state(BOMBS[name](), PAD if padded else b"")))
+def test_a_bomb_opens_or_is_refused(opened, name: str, padded: bool, tmp_path: Path) -> None:
+    said = opened(archive(tmp_path / "bomb.pt", state(BOMBS[name](), PAD if padded else b"")))
     if said.startswith("CorruptError"):
         assert name in NO_BOMBS, said
 
 
 @pytest.mark.parametrize("name", ["copies of list", "a key of 2**40 leaves", "int keys of one hash, 150,000"])
-def test_a_bomb_in_metadata_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_bomb_in_metadata_is_refused(opened, name: str, tmp_path: Path) -> None:
     (tmp_path / "__0_0.distcp").write_bytes(b"\0" * 100)
     (tmp_path / ".metadata").write_bytes(b"\x80\x02" + BOMBS[name]() + b".")
-    assert opened(tmp_path, str(tmp_path)).startswith("UnsafeError")
+    assert opened(str(tmp_path)).startswith("UnsafeError")
 
 
-def test_verify_takes_no_more_than_opening(tmp_path: Path) -> None:
+def test_verify_takes_no_more_than_opening(opened, tmp_path: Path) -> None:
     classes = b"](" + b"".join(b"c%x\na\n" % i for i in range(9000)) + b"e"
-    assert opened(tmp_path, archive(tmp_path / "bomb.pt", state(classes)), "verify") == "opened"
+    assert opened(archive(tmp_path / "bomb.pt", state(classes)), verify=True) == "opened"

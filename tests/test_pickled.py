@@ -9,8 +9,17 @@ import pickletools
 
 import pytest
 
-from workbench.reshard.writers.pickle_tree import Call, Form, Global, Hole, Instance, Opcodes, Pairs, Row
-from workbench.reshard.writers.pickled import dumps
+from workbench.export.writers.pickle_tree import (
+    Global,
+    Hole,
+    Instance,
+    Opcodes,
+    Pairs,
+    PickleCall,
+    PickleForm,
+    PickleRow,
+)
+from workbench.export.writers.pickled import dumps
 
 NAMESPACE = Global("argparse", "Namespace")
 ORDERED = Global("collections", "OrderedDict")
@@ -51,7 +60,7 @@ def test_bytes():
 def test_objects_are_pickled_as_cpython_does_without_importing_their_classes(protocol):
     shared = (1, 2)
     real = [argparse.Namespace(a=shared, b="x"), collections.OrderedDict(), argparse.Namespace(a=shared)]
-    tree = [Instance(NAMESPACE, {"a": shared, "b": "x"}), Call(ORDERED, ()), Instance(NAMESPACE, {"a": shared})]
+    tree = [Instance(NAMESPACE, {"a": shared, "b": "x"}), PickleCall(ORDERED, ()), Instance(NAMESPACE, {"a": shared})]
     assert opcodes(dumps(tree, protocol)) == opcodes(pickle.dumps(real, protocol))
     missing = dumps(Instance(Global("no.such.module", "Thing"), {"x": 1}), protocol)
     with pytest.raises(ModuleNotFoundError):
@@ -60,11 +69,15 @@ def test_objects_are_pickled_as_cpython_does_without_importing_their_classes(pro
 
 def test_rows_are_what_their_forms_say_in_full():
     """Names that are new in a row are memoised at their places, so that what follows still finds its own."""
-    form = Form(Instance(NAMESPACE, {"name": Hole(0), "size": Call(Global("builtins", "tuple"), ((Hole(1), 7),))}))
+    form = PickleForm(
+        Instance(NAMESPACE, {"name": Hole(0), "size": PickleCall(Global("builtins", "tuple"), ((Hole(1), 7),))})
+    )
     rows = [(f"n{n // 3}", n * 100) for n in range(300)]
-    made = [Row(form, row) for row in rows]
+    made = [PickleRow(form, row) for row in rows]
     tree = [*made, "n5", "end", "end", made[0], made[299]]
-    full = [Instance(NAMESPACE, {"name": a, "size": Call(Global("builtins", "tuple"), ((b, 7),))}) for a, b in rows]
+    full = [
+        Instance(NAMESPACE, {"name": a, "size": PickleCall(Global("builtins", "tuple"), ((b, 7),))}) for a, b in rows
+    ]
     assert dumps(tree) == dumps([*full, "n5", "end", "end", full[0], full[299]])
     found = pickle.loads(dumps(tree))
     assert [(one.name, one.size) for one in found[:300]] == [(a, (b, 7)) for a, b in rows]
@@ -74,10 +87,10 @@ def test_rows_are_what_their_forms_say_in_full():
 
 
 def test_keys_that_are_objects_and_opcodes_of_others():
-    tree = Pairs([(Call(Global("builtins", "frozenset"), ([1, 2],)), Opcodes(b"\x8f(K\x01\x90")), ("b", 2)])
+    tree = Pairs([(PickleCall(Global("builtins", "frozenset"), ([1, 2],)), Opcodes(b"\x8f(K\x01\x90")), ("b", 2)])
     assert pickle.loads(dumps(tree)) == {frozenset((1, 2)): {1}, "b": 2}
 
 
 def test_what_it_does_not_know_is_refused():
-    with pytest.raises(TypeError, match="a set has no place"):
+    with pytest.raises(TypeError, match="a set cannot be written into this pickle"):
         dumps([{1}])

@@ -8,7 +8,7 @@ import pytest
 
 from workbench.views import progress as module
 from workbench.views.names import columns
-from workbench.views.progress import progress
+from workbench.views.progress import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -26,23 +26,23 @@ def at_once(monkeypatch):
 
 def test_a_pipe_gets_nothing(at_once):
     out = io.StringIO()
-    with progress("stats", out) as tick:
-        tick(0.5)
+    with progress_bar("stats", out) as progress:
+        progress(0.5)
     assert out.getvalue() == ""
 
 
 def test_a_terminal_gets_a_line_that_is_wiped(at_once):
     out = Terminal()
-    with progress("stats", out) as tick:
-        tick(0.5)
+    with progress_bar("stats", out) as progress:
+        progress(0.5)
         assert "stats" in out.getvalue() and "50%" in out.getvalue() and "█" * 12 in out.getvalue()
     assert out.getvalue().endswith("\r\x1b[K")
 
 
 def test_it_is_wiped_when_the_work_raises(at_once):
     out = Terminal()
-    with pytest.raises(ZeroDivisionError), progress("stats", out) as tick:
-        tick(0.1)
+    with pytest.raises(ZeroDivisionError), progress_bar("stats", out) as progress:
+        progress(0.1)
         raise ZeroDivisionError
     assert out.getvalue().endswith("\r\x1b[K")
 
@@ -50,8 +50,8 @@ def test_it_is_wiped_when_the_work_raises(at_once):
 def test_short_work_shows_nothing(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    with progress("stats", out) as tick:
-        tick(0.5)
+    with progress_bar("stats", out) as progress:
+        progress(0.5)
     assert out.getvalue() == ""
 
 
@@ -61,8 +61,8 @@ def test_short_work_shows_nothing(monkeypatch):
 def test_a_line_fits_the_terminal_and_obeys_nothing(at_once, monkeypatch, width, title, share):
     monkeypatch.setenv("COLUMNS", width)
     out = Terminal()
-    with progress(title, out) as tick:
-        tick(share)
+    with progress_bar(title, out) as progress:
+        progress(share)
         line = out.getvalue()
     plain = line.removeprefix("\r").removesuffix("\x1b[K")
     assert columns(plain) < int(width) and plain.isprintable()
@@ -74,8 +74,8 @@ def test_a_terminal_that_cannot_draw_it_stops_nothing(at_once):
             text.encode("ascii")
             return super().write(text)
 
-    with progress("stats", Ascii()) as tick:
-        tick(0.5)
+    with progress_bar("stats", Ascii()) as progress:
+        progress(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,8 @@ def test_a_long_call_in_a_notebook_shows_a_bar_that_is_removed(kernel, samples, 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter_client's own event loop handling
 def test_the_bar_of_a_notebook_can_be_replaced_or_left_out(kernel, samples):
     path = str(samples / "dcp_fsdp2")
-    assert kernel(f"wb.verify({path!r}, tick=False)") == []
-    assert kernel(f"told = []\nwb.verify({path!r}, tick=told.append)\nassert told") == []
+    assert kernel(f"wb.verify({path!r}, progress=False)") == []
+    assert kernel(f"told = []\nwb.verify({path!r}, progress=told.append)\nassert told") == []
     thread = f"import threading\none = threading.Thread(target=wb.verify, args=[{path!r}])\none.start()\none.join()"
     assert kernel(thread) == []
 
@@ -166,6 +166,6 @@ def test_outside_of_ipython_a_function_is_called_as_it_is(monkeypatch):
     asked = []
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     call = module.followed(lambda path, **options: asked.append((path, options)))
-    call("one"), call("two", tick=False), call("three", tick=print)
-    assert asked == [("one", {}), ("two", {}), ("three", {"tick": print})]
+    call("one"), call("two", progress=False), call("three", progress=print)
+    assert asked == [("one", {}), ("two", {}), ("three", {"progress": print})]
     assert pickle.loads(pickle.dumps(wb.verify)) is wb.verify

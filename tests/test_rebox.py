@@ -12,7 +12,7 @@ from tests.properties import boxes, chunkings, examples, shapes
 from tests.test_reading import lazy, stored
 from workbench.core import cache
 from workbench.core.place import Place
-from workbench.core.rebox import Piece, Target, compose
+from workbench.core.rebox import ComposedBox, Composition, compose
 
 
 @examples(300)
@@ -33,7 +33,7 @@ def test_a_cut_with_permuted_dropped_and_new_axes_is_that_of_the_dense_array(tmp
     cut = cut.reshape(
         [cut.shape[sum(x is not None for x in axes[:k])] if a is not None else 1 for k, a in enumerate(axes)]
     )
-    made = compose(catalog, [Target("t", cut.shape, [Piece(0, low, size, (0,) * cut.ndim, tuple(axes))])])
+    made = compose(catalog, [Composition("t", cut.shape, [ComposedBox(0, low, size, (0,) * cut.ndim, tuple(axes))])])
     made.check()
     assert (lazy(folder, made).numpy() == cut).all()
 
@@ -51,7 +51,9 @@ def test_every_second_or_third_element_is_that_of_a_stepped_slice(tmp_path_facto
     cut = dense[tuple(slice(a, None, step) for a, step in zip(low, steps, strict=True))]
     axes = tuple(data.draw(st.permutations(range(len(shape)))))
     want = cut.transpose(axes)
-    made = compose(catalog, [Target("t", want.shape, [Piece(0, low, cut.shape, (0,) * cut.ndim, axes, steps)])])
+    made = compose(
+        catalog, [Composition("t", want.shape, [ComposedBox(0, low, cut.shape, (0,) * cut.ndim, axes, steps)])]
+    )
     made.check()
     assert (lazy(folder, made).numpy() == want).all()
 
@@ -66,23 +68,29 @@ def test_pieces_put_together_are_the_concatenation(tmp_path_factory, data):
     picks = data.draw(st.lists(boxes((rows,)), min_size=1, max_size=4))
     pieces, want, at = [], [], 0
     for (low,), (count,) in picks:
-        pieces.append(Piece(0, (low, 0), (count, cols), (at, 0), (0, 1)))
+        pieces.append(ComposedBox(0, (low, 0), (count, cols), (at, 0), (0, 1)))
         want.append(dense[low : low + count])
         at += count
     made = compose(
-        catalog, [Target("t", (at, cols), pieces), Target("u", (cols,), [Piece(0, (0, 0), (1, cols), (0,), (1,))])]
+        catalog,
+        [
+            Composition("t", (at, cols), pieces),
+            Composition("u", (cols,), [ComposedBox(0, (0, 0), (1, cols), (0,), (1,))]),
+        ],
     )
     assert (lazy(folder, made).numpy() == np.concatenate(want)).all()
     assert (lazy(folder, made, key="u").numpy() == dense[0]).all()
     # views of views are views of the same bytes
-    again = compose(made, [Target("t", (cols,), [Piece(1, (0,), (cols,), (0,), (0,))])])
+    again = compose(made, [Composition("t", (cols,), [ComposedBox(1, (0,), (cols,), (0,), (0,))])])
     assert (lazy(folder, again).numpy() == dense[0]).all()
 
 
 def test_views_are_cached_with_their_catalog(tmp_path, cache_dir):
     dense = np.arange(12, dtype=np.int32).reshape(3, 4)
     catalog = stored(tmp_path, dense, [((0, 0), (3, 4))])
-    catalog = replace(catalog, views=compose(catalog, [Target("row", (4,), [Piece(0, (1, 0), (1, 4), (0,), (1,))])]))
+    catalog = replace(
+        catalog, views=compose(catalog, [Composition("row", (4,), [ComposedBox(0, (1, 0), (1, 4), (0,), (1,))])])
+    )
     cache.save(Place(tmp_path), catalog)
     again = cache.load(Place(tmp_path), "test")
     assert again is not None and again.views is not None and again.views.keys == ["row"]

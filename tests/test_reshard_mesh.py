@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
+from workbench.core.mesh.mesh import Mesh
 from workbench.errors import UsageError
-from workbench.reshard.mesh import Mesh
 
 meshes = st.lists(st.integers(1, 4), max_size=4).map(lambda sizes: Mesh(**{f"a{k}": n for k, n in enumerate(sizes)}))
 
@@ -83,7 +83,7 @@ def test_a_mesh_is_read_from_text_and_written_back():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Mesh(tp=0), "whole number from 1"),
+        (lambda: Mesh(tp=0), "sizes are whole numbers, 1 or more"),
         (lambda: Mesh(tp=True), "whole number"),
         (lambda: Mesh(a=1 << 11, b=1 << 11), "larger than"),
         (lambda: Mesh.parse("tp2"), "write a mesh as"),

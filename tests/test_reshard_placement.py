@@ -16,10 +16,9 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard as TorchStrided
 
 from tests.properties import examples, shapes
-from workbench.errors import UsageError
-from workbench.reshard.layouts.cut import concatenate, cut
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.placement import (
+from workbench.core.mesh.cut import concatenate, cut
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import (
     Flat,
     Only,
     PartedShard,
@@ -29,6 +28,7 @@ from workbench.reshard.placement import (
     flat_buffer,
     of_torch,
 )
+from workbench.errors import UsageError
 
 
 def numbered(shape):
@@ -181,11 +181,11 @@ def test_sets_of_local_tensors_are_joined_in_the_order_of_tensors_and_ranks():
     [
         ([(Shard(2), 2)], "2 axes"),
         ([(Shard(-3), 2)], "2 axes"),
-        ([(StridedShard(0, 0), 2)], "split_factor begins at 1"),
-        ([(PartedShard(0, (1, 2)), 2)], "parts of 3 in all"),
+        ([(StridedShard(0, 0), 2)], "split_factor must be 1 or more"),
+        ([(PartedShard(0, (1, 2)), 2)], "parts that sum to 3"),
         ([(Flat(), 2), (Shard(0), 2)], "must be the last"),
         ([(Flat((0,), (5,)), 2)], "1 starts for 2 ranks"),
-        ([(Flat((0, 5), (5, 99)), 2)], "outside of its tensor"),
+        ([(Flat((0, 5), (5, 99)), 2)], "outside its tensor"),
     ],
 )
 def test_placements_that_do_not_fit_are_refused(steps, told):

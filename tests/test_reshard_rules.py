@@ -9,16 +9,16 @@ from safetensors.torch import save_file
 from tests import megatron_files as megatron
 from tests.resharding import assembled
 from workbench import open as open_checkpoint
-from workbench.conventions import Geometry
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
 from workbench.core.place import Place
 from workbench.errors import UsageError
-from workbench.reshard.layouts.kinds import kind_of
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard
-from workbench.reshard.rules import Rule, Rules
-from workbench.reshard.target import Target
+from workbench.export.sharding.kinds import kind_of
+from workbench.export.sharding.rules import PlacementRule, Rules
+from workbench.export.sharding.target import Target
+from workbench.names.frameworks import Geometry
 
 
 def placed(tmp_path, shapes, mesh, rules=None, facts=None, roles=None):
@@ -156,7 +156,7 @@ def test_states_scales_and_adapters_follow_their_parameter(tmp_path):
     assert found["layers.0.self_attn.k_proj.weight@scale"] == cut
     assert found["layers.0.self_attn.v_proj.weight@scale"] == {"fsdp": Shard(0)}
     assert notes == [
-        f"kept whole, as its parameter's cuts do not fit it: '{column}@momentum' and 1 more",
+        f"kept whole because its parameter's sharding does not fit it: '{column}@momentum' and 1 more",
     ]
 
 
@@ -172,9 +172,9 @@ def test_q_k_and_v_in_one_weight_are_cut_each_for_itself_where_heads_are_known(t
     found, notes = placed(tmp_path, {key: (48, 16)}, Mesh(tp=2), facts=facts)
     assert found[key] == {"tp": PartedShard(0, (32, 8, 8))} and not notes
     found, notes = placed(tmp_path, {key: (48, 16)}, Mesh(tp=2))
-    assert found[key] == {} and "unknown heads" in notes[0]
+    assert found[key] == {} and "an unknown number of heads" in notes[0]
     found, notes = placed(tmp_path, {key: (48, 16)}, Mesh(tp=4), facts=facts)
-    assert found[key] == {"tp": PartedShard(0, (32, 8, 8))} and "heads are cut in pieces" in notes[0]
+    assert found[key] == {"tp": PartedShard(0, (32, 8, 8))} and "heads are split, not replicated" in notes[0]
 
 
 def test_stacks_of_experts_are_told_by_their_shapes(tmp_path):
@@ -198,7 +198,8 @@ def test_stacks_of_experts_are_told_by_their_shapes(tmp_path):
     odd, notes = placed(tmp_path, {head + "gate_up_proj": (8, 16, 16), head + "down_proj": (8, 16, 16)}, mesh)
     assert odd[head + "down_proj"] == odd[head + "gate_up_proj"] == {"ep": Shard(0)}
     assert notes == [
-        f"experts whose sides cannot be told apart, whole on every tp rank: '{head}gate_up_proj' and 1 more"
+        "experts whose input and output axes cannot be distinguished; replicated on every tp rank: "
+        f"'{head}gate_up_proj' and 1 more"
     ]
     stack = "decoder.layers.0.mlp.experts.experts."
     for rows, want in ((24, StridedShard(1, 2)), (12, Shard(1))):
@@ -232,17 +233,17 @@ def test_rules_by_pattern_win_axis_by_axis(tmp_path):
     key = "model.layers.0.self_attn.q_proj.weight"
     shapes = {key: (8, 8), f"{key}@exp_avg": (8, 8), f"{key}@step": (), "model.norm.weight": (8,)}
     mesh = Mesh(pp=1, fsdp=2, tp=2)
-    rules = Rules((Rule(r"q_proj", {"tp": Shard(1)}),))
+    rules = Rules((PlacementRule(r"q_proj", {"tp": Shard(1)}),))
     found, _ = placed(tmp_path, shapes, mesh, rules)
     assert found[key] == found[f"{key}@exp_avg"] == {"tp": Shard(1), "fsdp": Shard(0)}
     assert found[f"{key}@step"] == {} and found["model.norm.weight"] == {"fsdp": Shard(0)}
-    found, _ = placed(tmp_path, shapes, mesh, Rules((Rule("q_proj", {"fsdp": Flat()}, role="exp_avg"),)))
+    found, _ = placed(tmp_path, shapes, mesh, Rules((PlacementRule("q_proj", {"fsdp": Flat()}, role="exp_avg"),)))
     assert found[key] == {"tp": Shard(0), "fsdp": Shard(0)}
     assert found[f"{key}@exp_avg"] == {"tp": Shard(0), "fsdp": Flat()}
-    whole = Rule("", [Replicate(), StridedShard(0, 2), Shard(0)])
+    whole = PlacementRule("", [Replicate(), StridedShard(0, 2), Shard(0)])
     found, _ = placed(tmp_path, {key: (8, 8)}, mesh, Rules((whole,)))
     assert list(found[key].items()) == [("pp", Replicate()), ("fsdp", StridedShard(0, 2)), ("tp", Shard(0))]
-    found, _ = placed(tmp_path, {key: (8, 8)}, Mesh(mine=2), Rules((Rule("", {"mine": Shard(1)}),)))
+    found, _ = placed(tmp_path, {key: (8, 8)}, Mesh(mine=2), Rules((PlacementRule("", {"mine": Shard(1)}),)))
     assert found[key] == {"mine": Shard(1)}
 
 
@@ -258,20 +259,20 @@ def test_fsdp_cuts_what_is_cut_in_training(tmp_path):
 def test_what_is_not_known_is_copied_and_said(tmp_path):
     found, notes = placed(tmp_path, {"a.b.c": (4, 4), "a.b.d": (4,)}, Mesh(tp=2))
     assert found == {"a.b.c": {}, "a.b.d": {}}
-    assert notes == ["not known by name, and copied to every tp rank: 'a.b.c' and 1 more"]
+    assert notes == ["unknown name; replicated on every tp rank: 'a.b.c' and 1 more"]
     _, notes = placed(tmp_path, {"layers.0.wq.weight": (5, 4)}, Mesh(tp=2))
-    assert notes == ["rows or columns that tp=2 does not divide, cut as torch.chunk does: 'layers.0.wq.weight'"]
+    assert notes == ["rows or columns not divisible by tp=2; split as torch.chunk does: 'layers.0.wq.weight'"]
 
 
 @pytest.mark.parametrize(
     ("mesh", "rules", "told"),
     [
-        (Mesh(tpp=2), Rules(), "no rule says what mesh axis 'tpp' does"),
-        (Mesh(tp=2), Rules((Rule("", {"pp": Shard(0)}),)), "'pp', which"),
-        (Mesh(tp=2), Rules((Rule("", [Shard(0), Shard(0)]),)), "2 placements for"),
-        (Mesh(tp=2), Rules((Rule("(", {"tp": Shard(0)}),)), "not a valid regular expression"),
+        (Mesh(tpp=2), Rules(), "no rule for mesh axis 'tpp'"),
+        (Mesh(tp=2), Rules((PlacementRule("", {"pp": Shard(0)}),)), "'pp', which"),
+        (Mesh(tp=2), Rules((PlacementRule("", [Shard(0), Shard(0)]),)), "2 placements for"),
+        (Mesh(tp=2), Rules((PlacementRule("(", {"tp": Shard(0)}),)), "not a valid regular expression"),
         (Mesh(tp=2), Rules(layers=(1, 1)), "no axis 'pp'"),
-        (Mesh(pp=2), Rules(layers=(1, 1)), "are not the 1 layers"),
+        (Mesh(pp=2), Rules(layers=(1, 1)), "do not divide the 1 layers"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(tmp_path, mesh, rules, told):
@@ -280,7 +281,7 @@ def test_rules_that_do_not_fit_are_refused(tmp_path, mesh, rules, told):
 
 
 def test_stages_need_layers(tmp_path):
-    with pytest.raises(UsageError, match="layer's number"):
+    with pytest.raises(UsageError, match="contains a layer number"):
         placed(tmp_path, {"w": (4, 4)}, Mesh(pp=2))
-    found, _ = placed(tmp_path, {"w": (4, 4)}, Mesh(pp=2), Rules((Rule("w", {"pp": Only((1,))}),)))
+    found, _ = placed(tmp_path, {"w": (4, 4)}, Mesh(pp=2), Rules((PlacementRule("w", {"pp": Only((1,))}),)))
     assert found == {"w": {"pp": Only((1,))}}

@@ -14,15 +14,15 @@ from tests.test_reshard_placement import split_by_torch, torch_placements
 from workbench import open as open_checkpoint
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
+from workbench.core.mesh.layout import TensorLayout
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Flat, Shard, of_torch
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 from workbench.errors import HoleError, TensorNotFoundError, UsageError
-from workbench.reshard.layouts.layout import Layout
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.placement import Flat, Shard, of_torch
-from workbench.reshard.rules import Rule, Rules
-from workbench.reshard.target import Target
+from workbench.export.sharding.rules import PlacementRule, Rules
+from workbench.export.sharding.target import Target
 
 
 def stored(folder, tensors, chunked, skip=()):
@@ -65,7 +65,7 @@ def test_any_target_of_any_chunking_is_the_slice_of_the_dense_tensor(tmp_path_fa
         ours = [of_torch(placement) for placement in placements[key]]
         if flat[key]:
             ours[-1] = Flat()
-        layouts.append(Layout(tuple(zip(mesh.axes, ours, strict=True)), "drawn"))
+        layouts.append(TensorLayout(tuple(zip(mesh.axes, ours, strict=True)), "drawn"))
     target = Target(payloads.catalog, mesh, layouts, [])
     ranks = data.draw(st.none() | st.lists(st.integers(0, mesh.world_size - 1)))
     got = assembled(payloads, target.plan(ranks=ranks))
@@ -115,7 +115,7 @@ def test_a_plan_reads_another_checkpoint_of_the_same_tensors(tmp_path):
     wide = Target.of(large.catalog, Mesh(fsdp=2))
     with pytest.raises(TensorNotFoundError, match="'w' of the target"):
         wide.plan(small.catalog)
-    narrow = Target(large.catalog.take(np.array([1])), Mesh(), [Layout((), "")], [])
+    narrow = Target(large.catalog.take(np.array([1])), Mesh(), [TensorLayout((), "")], [])
     assert assembled(small, narrow.plan(small.catalog))[0, 0].tolist() == b.tolist()
     (tmp_path / "c").mkdir()
     other = stored(tmp_path / "c", {"b": b[:5]}, {"b": [((0,), (5,))]})
@@ -125,7 +125,7 @@ def test_a_plan_reads_another_checkpoint_of_the_same_tensors(tmp_path):
 
 def test_a_placement_that_does_not_fit_names_its_tensor(tmp_path):
     payloads = stored(tmp_path, {"b": np.arange(6, dtype=np.int32)}, {"b": [((0,), (6,))]})
-    target = Target.of(payloads.catalog, Mesh(tp=2), Rules((Rule("b", {"tp": Shard(1)}),)))
+    target = Target.of(payloads.catalog, Mesh(tp=2), Rules((PlacementRule("b", {"tp": Shard(1)}),)))
     with pytest.raises(UsageError, match="tensor 'b': Shard"):
         target.plan()
 
@@ -161,7 +161,7 @@ def test_what_a_plan_would_do_is_told_before_it_does_it():
     row = told.tensors.set_index("key").loc["model.layers.0.self_attn.q_proj.weight"]
     assert (row["placements"], row["why"], row["ranks"], row["times"]) == ("tp Shard(0)", "column", 4, 2)
     assert row["largest"] == (32, 64) and list(told.ranks.columns[:3]) == ["rank", "dp", "tp"]
-    assert f"{stored_bytes:,} once" in str(told)
+    assert f"{stored_bytes:,} unique" in str(told)
 
 
 def test_an_empty_selection_is_an_empty_plan():

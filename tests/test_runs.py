@@ -19,7 +19,8 @@ from tests.fresh import deepspeed_like as like
 from workbench.cli import main
 from workbench.core.place import Place
 from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, UnsafeError
-from workbench.runs import Found, pick, step_of
+from workbench.names.steps import step_of
+from workbench.runs import Found, pick
 from workbench.runs import discover as find
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # no_dist=True asks for it
@@ -151,8 +152,8 @@ def test_a_checkpoint_whose_data_are_links_out_of_it_is_not_complete(tmp_path: P
     (fine / "config.json").symlink_to(outside / "w.safetensors")  # nothing that the checkpoint needs
     found = by_path(tmp_path / "root")
     assert [path for path, item in found.items() if item.complete] == ["step-3"]
-    assert "'w.safetensors' is a link out of the checkpoint" in found["weights"].why
-    assert "distcp' is a link out of the checkpoint" in found["step-2"].why
+    assert "'w.safetensors' is a symlink out of the checkpoint" in found["weights"].why
+    assert "distcp' is a symlink out of the checkpoint" in found["step-2"].why
     for refused in (weights, step):
         with pytest.raises(UnsafeError, match="link out of the checkpoint"):
             wb.open(refused)
@@ -175,7 +176,7 @@ def test_dcp_is_complete_with_its_commit_marker(tmp_path: Path) -> None:
     (tmp_path / "step-1" / ".metadata").rename(tmp_path / "step-1" / ".metadata.tmp")
     (tmp_path / "step-2" / ".metadata").write_bytes(b"")
     found = by_path(tmp_path)
-    assert found["step-1"].why == ".metadata is missing, .metadata.tmp is there"
+    assert found["step-1"].why == ".metadata is missing, .metadata.tmp is present"
     assert found["step-2"].why == ".metadata is empty"
     assert found["step-3"].complete
 
@@ -212,7 +213,7 @@ def test_a_trainers_step_comes_from_its_state(tmp_path: Path) -> None:
     (folder / "trainer_state.json").write_text('{"global_step": 77}')
     (folder / "optimizer.pt").write_bytes(b"")
     found = by_path(tmp_path)["checkpoint-best"]
-    assert (found.format, found.step, found.why) == ("hf_trainer", 77, "no file of weights")
+    assert (found.format, found.step, found.why) == ("hf_trainer", 77, "there are no weight files")
     save_file({"a": torch.ones(1)}, folder / "model.safetensors")
     assert by_path(tmp_path)["checkpoint-best"].complete
 
@@ -320,7 +321,7 @@ def test_one_unnumbered_checkpoint_is_opened_and_several_are_not(tmp_path: Path)
     save_dcp(tmp_path / "final")
     assert reason(tmp_path) == "opened 'final': the only checkpoint in the folder"
     save_dcp(tmp_path / "other")
-    with pytest.raises(NotACheckpointError, match=r"2 checkpoints whose names tell no step: 'final', 'other'"):
+    with pytest.raises(NotACheckpointError, match=r"2 checkpoints whose names contain no step: 'final', 'other'"):
         wb.open(tmp_path)
 
 

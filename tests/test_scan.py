@@ -147,7 +147,7 @@ def test_the_pass_tells_its_progress_and_can_be_stopped(small, tmp_path):
     dense = np.arange(4096, dtype=np.int32)
     catalog = stored(tmp_path, dense, [((0,), (4096,))])
     told = []
-    dict(scan(chunk_work(payloads(tmp_path, catalog)), Remember(), tick=told.append))
+    dict(scan(chunk_work(payloads(tmp_path, catalog)), Remember(), progress=told.append))
     assert told == sorted(told) and told[-1] == 1.0 and len(told) > 10
 
     class Stop(Exception):
@@ -164,7 +164,7 @@ def test_the_pass_tells_its_progress_and_can_be_stopped(small, tmp_path):
             met.append(len(piece.bits))
 
     with pytest.raises(Stop):
-        dict(scan(chunk_work(payloads(tmp_path, catalog)), Count(), threads=1, tick=stop))
+        dict(scan(chunk_work(payloads(tmp_path, catalog)), Count(), threads=1, progress=stop))
     assert sum(met) < 2500
 
 

@@ -53,12 +53,12 @@ def test_the_jobs_of_a_closed_page_end_and_its_checkpoint_is_closed(tmp_path, sa
     shutil.copytree(samples / "hf_llama_tied_fp32", tmp_path / "a")
     begun, ended = threading.Event(), threading.Event()
 
-    def work(tick):
+    def work(progress):
         try:
             begun.set()
             until = time.monotonic() + 6 * SOON
             while time.monotonic() < until:
-                tick(0.5)
+                progress(0.5)
                 time.sleep(0.01)
         finally:
             ended.set()
@@ -83,7 +83,7 @@ def test_a_page_that_stays_open_keeps_its_session(tmp_path, made):
     with serving(tmp_path) as url, page(url):
         with page(url):
             first, second = made
-            second.picker.job.start(lambda tick: None)
+            second.picker.job.start(lambda progress: None)
         until = time.monotonic() + SOON
         while not second.state._closed and time.monotonic() < until:
             time.sleep(0.02)

@@ -46,7 +46,7 @@ def cut_before_read(count=1):
 
 def blind():
     '''No check of a path sees that the file is cut, as if it happened right after it.'''
-    storage.SourcePool.check = lambda self, file: self._paths.setdefault(file, self._place.resolve(self._files[file]))
+    storage.SourcePool.check = lambda self, file: None
 
 def refused(call):
     try:
@@ -54,13 +54,16 @@ def refused(call):
     except ChangedError as error:
         text = str(error)
         assert os.path.basename(path) in text, text
-        assert 'open it again' in text or 'make it again' in text, text
+        assert 'open it again' in text or 'write it again' in text, text
     else:
         raise AssertionError('no error')
 
 def each(reads, prepare):
     '''Every read in a process of its own, forked from this one, with files of its own; says how it ended.'''
     import json, shutil, traceback
+    healthy = wb.open(os.path.join(folder, 'same.safetensors'))  # what a pass imports and compiles, once for all
+    wb.stats(healthy, cache=False), wb.diff(healthy, healthy), wb.doctor(healthy), wb.verify(healthy, deep=True)
+    wb.export(healthy, os.path.join(folder, 'warm')), healthy.to_device('cpu')
     for name, code in reads.items():
         own = os.path.join(folder, name)
         os.mkdir(own)
@@ -163,7 +166,7 @@ def test_a_file_that_is_cut_in_the_middle_of_a_pass_is_a_changed_file(folder, na
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
 def test_verify_reports_a_file_that_is_cut_while_every_byte_is_checked(folder, name):
-    check = "report = wb.verify(path, deep=True)\nassert report.found[0].severity == 'error', report.found"
+    check = "report = wb.verify(path, deep=True)\nassert report[0].severity == 'error', report"
     counts = {f"read {count}": f"blind()\ncut_before_read({count})\n{check}" for count in (3, 9, 20)}
     assert not ends(folder / name, folder, counts, "")
 
@@ -323,13 +326,13 @@ def test_passes_over_a_tensor_of_terabytes_end_at_once(expanded, tmp_path):
     begin = time.monotonic()
     ckpt = wb.open(expanded)
     frame = wb.stats(ckpt, cache=False).set_index("key")
-    assert "is not read: its logical size of 4,398,046,511,104 bytes is stored in 4" in frame.loc["huge", "error"]
+    assert "was not read: its logical size of 4,398,046,511,104 bytes is stored in 4" in frame.loc["huge", "error"]
     assert frame.loc["row", "sum" if "sum" in frame else "numel"] == 300
     report = wb.verify(expanded, deep=True)
-    (refused,) = [one for one in report.found if one.rule == "read.refused"]
-    assert refused.where == "huge" and refused.severity == "warn" and "is not read" in refused.message
+    (refused,) = [one for one in report if one.rule == "read.refused"]
+    assert refused.where == "huge" and refused.severity == "warn" and "was not read" in refused.message
     assert "expanded tensors" in report.not_checked
-    assert not any("'huge'" in one.message for one in report.found if one.rule != "read.refused")
+    assert not any("'huge'" in one.message for one in report if one.rule != "read.refused")
     found = wb.diff(ckpt, wb.open(expanded, cache=False))
     assert found.summary["unread"] == 1 and found.summary["equal"] == 2
     assert str(wb.doctor(expanded))

@@ -19,11 +19,12 @@ from safetensors.torch import save_file
 import workbench as wb
 from tests.test_moments import ENGINES
 from tests.test_reading import stored
-from workbench import cli_stats, errors
+from workbench import errors
 from workbench.analysis import stats as module
 from workbench.analysis.stats import NUMBERS, stats
+from workbench.cli import stats as cli_stats
 from workbench.views.names import columns
-from workbench.views.stats import sick_words, stats_lines
+from workbench.views.stats import anomaly_words, stats_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = sorted(
@@ -180,7 +181,7 @@ def test_a_hole_is_told(tmp_path):
     place = Place(tmp_path)
     ckpt = Checkpoint(place, catalog, SourcePool(place, catalog.files, catalog.file_stats), some.objects)
     row = stats(ckpt).iloc[0]
-    assert row["max"] == 3 and "6 of 10 elements" in row["error"] and "nowhere" in row["error"]
+    assert row["max"] == 3 and "6 of 10 elements" in row["error"] and "not stored" in row["error"]
 
 
 def test_results_are_kept_as_long_as_the_files_are_the_same(tmp_path, monkeypatch):
@@ -221,7 +222,7 @@ def test_it_can_be_stopped():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stats(ckpt, tick=stop, cache=False)
+        stats(ckpt, progress=stop, cache=False)
 
 
 def test_torch_is_not_imported_for_types_that_numpy_can_do():
@@ -255,7 +256,7 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path, quantiles):
         "        return next(int(line.split()[1]) for line in f if line.startswith('RssAnon'))\n"
         f"ckpt = wb.open({str(tmp_path)!r})\n"
         "base, peak = anon(), [0]\n"
-        f"frame = stats(ckpt, quantiles={quantiles}, threads=2, tick=lambda share: peak.append(anon()))\n"
+        f"frame = stats(ckpt, quantiles={quantiles}, threads=2, progress=lambda share: peak.append(anon()))\n"
         "assert frame['zero'].sum() == 512 << 20\n"
         "print((max(peak) - base) >> 10)\n"
     )
@@ -272,6 +273,7 @@ def options(path, **more):
     given = {"path": str(path), "pattern": [], "by": "tensor", "quantiles": False, "role": None, "sort": None,
              "threads": None, "json": False, "format": None, "no_cache": False, "io": "mmap",
              "partial": False}  # fmt: skip
+    given |= {"workers": None, "dask": None, "part": None}
     return argparse.Namespace(**(given | more))
 
 
@@ -333,8 +335,8 @@ def test_the_sick_are_marked_in_words(tmp_path, capsys):
     assert cli_stats.stats(options(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "NaN! ×3, +Inf!" in out and "all zeros" in out and "all NaN!" in out
-    assert "3 tensors of 5 with something odd" in out
-    rows = {row["key"]: sick_words(row) for row in stats(wb.open(tmp_path)).to_dict("records")}
+    assert "3 tensors of 5 with unusual values" in out
+    rows = {row["key"]: anomaly_words(row) for row in stats(wb.open(tmp_path)).to_dict("records")}
     assert rows["fine"] == rows["one"] == []
 
 
@@ -344,7 +346,7 @@ def test_a_part_that_cannot_be_read_exits_with_3(tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:-400])
     assert cli_stats.stats(options(tmp_path, partial=True)) == 3
     told = capsys.readouterr()
-    assert "1 tensor could not be read whole" in told.err and "1,000 of 1,000 elements" in told.out
+    assert "1 tensor could not be read completely" in told.err and "1,000 of 1,000 elements" in told.out
 
 
 def test_sorting_and_choosing(capsys):

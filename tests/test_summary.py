@@ -124,14 +124,14 @@ def test_a_sample_says_that_it_is_one_and_reads_little(lazy, monkeypatch: pytest
     value = torch.randn(3000, 1000, generator=torch.Generator().manual_seed(3))
     tensor = lazy(value)
     read = []
-    original = blocks_module.Blocks._read
+    original = blocks_module.MatrixBlocks._read
 
     def count(self, number):
         block = original(self, number)
         read.append(len(block.values))
         return block
 
-    monkeypatch.setattr(blocks_module.Blocks, "_read", count)
+    monkeypatch.setattr(blocks_module.MatrixBlocks, "_read", count)
     found = profile(tensor, limit=100_000)
     assert not found.summary.exact and found.histogram is not None and not found.histogram.exact
     assert found.summary.seen == sum(read) == found.histogram.counts.sum()  # once, for both

@@ -149,11 +149,11 @@ def test_what_has_no_relative_change_has_a_kind_of_its_own(root):
     grid = board.grid(board.matching("^layers", ""))
     kinds = {found.rows[cell.at].key_b: cell.kind for cell in grid.cells}
     assert kinds == {
-        "layers.0.q": "changed", "layers.1.q": "NaN in B only", "layers.0.up": "another shape",
+        "layers.0.q": "changed", "layers.1.q": "NaN in B only", "layers.0.up": "different shape",
         "layers.1.up": "changed", **{f"layers.{n}.{m}": "equal" for n in range(2) for m in ("k", "down")},
     }  # fmt: skip
     labels = {layer.label for layer in heat_picture(grid, found.rows)}
-    assert {"equal", "NaN in B only", "another shape"} <= labels
+    assert {"equal", "NaN in B only", "different shape"} <= labels
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_bad_pattern_is_a_sentence_and_shows_every_row(root):
     assert "not a valid regular expression" in shown(tab)
     assert len(tab.view.table.value) == len(tab.view.rows)
     state.pattern = "no such tensor"
-    assert len(tab.view.table.value) == 0 and "No tensor has such a name" in shown(tab)
+    assert len(tab.view.table.value) == 0 and "No tensor matches this name" in shown(tab)
 
 
 def test_hostile_names_are_shown_and_not_obeyed(root):

@@ -57,7 +57,7 @@ def shown(tab):
 def test_nothing_chosen_says_what_to_choose_and_examines_nothing(root, page):
     state, tab = looked_at(root, page)
     page.until(lambda: tab._others.job.status == "done")
-    assert "Choose what came of it" in shown(tab) and tab.work.button.label == "Examine this one alone"
+    assert "Choose what to compare it with" in shown(tab) and tab.work.button.label == "Examine this checkpoint alone"
     for choice in tab._choices.values():
         assert list(choice.options.values()) == ["", ECHO, AFTER]
     assert tab.view is None and tab.work.job.status == "idle"
@@ -107,7 +107,7 @@ def test_other_evidence_drops_what_was_found(root, page):
     state, tab = examined(root, page, echo=ECHO)
     first = tab.view
     state.echo = ""
-    assert tab.view is None and "Choose what came of it" in shown(tab)
+    assert tab.view is None and "Choose what to compare it with" in shown(tab)
     state.echo = ECHO
     page.until(lambda: tab.view is not None)
     assert tab.view is not first
@@ -117,10 +117,10 @@ def test_other_evidence_drops_what_was_found(root, page):
 @pytest.mark.parametrize(
     ("selection", "why"),
     [
-        ({"other": BEFORE}, "After is the checkpoint itself"),
+        ({"other": BEFORE}, "After is this checkpoint itself"),
         ({"other": AFTER, "echo": AFTER}, "the same checkpoint"),
         ({"echo": ECHO, "given": "betas=0.9"}, "from 0 to below 1"),
-        ({"echo": ECHO, "given": "lr=fast"}, "no number"),
+        ({"echo": ECHO, "given": "lr=fast"}, "not a number"),
     ],
 )
 def test_evidence_that_cannot_be_is_refused_in_words(root, page, selection, why):
@@ -143,7 +143,7 @@ def test_a_damaged_later_checkpoint_is_a_finding(root, page):
     whole = (root / AFTER).read_bytes()
     (root / AFTER).write_bytes(whole[: len(whole) // 2])
     state, tab = examined(root, page, other=AFTER)
-    assert any(one.rule == "V01" for one in tab.view.diagnosis.found)
+    assert any(one.rule == "V01" for one in tab.view.diagnosis)
     state.close()
 
 

@@ -20,7 +20,7 @@ from test_app_state import Page
 
 import workbench as wb
 from workbench.analysis.manifest_file import INSIDE
-from workbench.app.exporting import TARGETS, Choice, default_name
+from workbench.app.exporting import TARGETS, ExportChoice, default_name
 from workbench.app.jail import Jail
 from workbench.app.outlet import Outlet, command
 from workbench.app.registry import Registry
@@ -29,7 +29,7 @@ from workbench.app.tabs.export import Export
 from workbench.app.tabs.export_device import OnDevice
 from workbench.app.tabs.export_view import file_rows, tensor_rows
 from workbench.errors import UnsafeError, UsageError, WorkbenchError, WriteError
-from workbench.reshard.writers.registry import WRITERS
+from workbench.export.writers.registry import WRITERS
 
 EVIL = '<img src=x onerror="window.pwned=1">.weight'
 
@@ -107,7 +107,7 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(root):
 def test_the_command_that_is_shown_does_the_same(root):
     session = Session(root, pattern=r"layers\.0.*proj", cast="fp32", into="x y")
     plan = session.planned()
-    text = Choice.of(session.state).command(session.state.outlet)
+    text = ExportChoice.of(session.state).command(session.state.outlet)
     words = ["-m", "workbench", *shlex.split(text)[1:]]
     done = subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -229,14 +229,14 @@ def test_overwriting_is_asked_for_and_only_of_checkpoints(root):
     session = Session(root, "names", exports=".", into="llama")
     assert "exists" in session.refused()
     outlet = session.state.outlet
-    with pytest.raises(WriteError, match="no checkpoint"):
+    with pytest.raises(WriteError, match="not a checkpoint"):
         outlet.resolve("notes.txt", overwrite=True)
     for into, to in (("exports/mine", "safetensors"), ("notes.txt", "torch"), ("exports", "dcp")):
-        choice = Choice("names", into, to, overwrite=True)
-        with pytest.raises(WriteError, match="no checkpoint"):
+        choice = ExportChoice("names", into, to, overwrite=True)
+        with pytest.raises(WriteError, match="not a checkpoint"):
             choice.run(session.state.ckpt, outlet, lambda _: None)
-    with pytest.raises(WorkbenchError, match=r"inside the checkpoint|that is exported"):
-        Choice("names", "names", "dcp", overwrite=True).run(session.state.ckpt, outlet, lambda _: None)
+    with pytest.raises(WorkbenchError, match="is, or contains, the checkpoint being exported"):
+        ExportChoice("names", "names", "dcp", overwrite=True).run(session.state.ckpt, outlet, lambda _: None)
     assert (root / "notes.txt").read_text() == (root / "exports" / "mine" / "thesis.txt").read_text() == "mine"
     session.tab.overwrite.value = True
     session.planned()
@@ -258,15 +258,15 @@ def test_without_leave_nothing_is_written_whatever_calls(root):
 @pytest.mark.parametrize(
     "chosen, words",
     [
-        ({"mesh": "tp=x"}, "no mesh axis"),
+        ({"mesh": "tp=x"}, "is not a mesh axis"),
         ({"mesh": "tp=100000"}, "more than the page plans"),
         ({"target": "zip"}, "no format 'zip'"),
         ({"cast": "int3"}, "no type 'int3'"),
         ({"rename": "/etc/x.json"}, "no naming"),
-        ({"role": "nobody"}, "no tensor is selected"),
+        ({"role": "nobody"}, "no tensor has the role"),
         ({"pattern": "layers["}, "not a valid regular expression"),
         ({"pattern": "(a+)+$"}, "matches"),
-        ({"into": "../x"}, "climbs out"),
+        ({"into": "../x"}, "contains '..'"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(root, chosen, words):

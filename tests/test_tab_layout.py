@@ -24,13 +24,13 @@ from workbench.app.jail import Jail
 from workbench.app.registry import Registry
 from workbench.app.state import WorkbenchState, query_of
 from workbench.app.tabs.layout import LayoutTab
-from workbench.app.tabs.layout_fit import asked, told
+from workbench.app.tabs.layout_fit import asked, request_of
 from workbench.app.tabs.layout_view import VIEWS, LayoutView
 from workbench.errors import UsageError
 from workbench.views import layout_paint
 from workbench.views.layout_bytes import Bytes
 from workbench.views.layout_groups import ROWS, groups, shares
-from workbench.views.layout_paint import Boxes, Window, raster
+from workbench.views.layout_paint import PaintBoxes, PaintWindow, raster
 from workbench.views.layout_pictures import FEW, HOLE, OVERLAP, bytes_picture, shards_picture, shares_picture
 from workbench.views.layout_shards import SEVERAL, axes_of, shards
 from workbench.views.layout_words import wrong
@@ -78,8 +78,8 @@ def test_pixels_are_those_whose_centres_lie_in_a_box(monkeypatch, at_a_time, pix
     monkeypatch.setattr(layout_paint, "PIXELS", pixels)
     rng = np.random.default_rng(5)
     left, top = rng.integers(0, 90, (2, 300))
-    boxes = Boxes(left, left + rng.integers(0, 30, 300), top, top + rng.integers(0, 20, 300), np.arange(300))
-    window = Window(10, 83, 5, 71, 37, 29)
+    boxes = PaintBoxes(left, left + rng.integers(0, 30, 300), top, top + rng.integers(0, 20, 300), np.arange(300))
+    window = PaintWindow(10, 83, 5, 71, 37, 29)
     image = raster(boxes, window)
     for row in range(29):
         for column in range(37):
@@ -89,14 +89,14 @@ def test_pixels_are_those_whose_centres_lie_in_a_box(monkeypatch, at_a_time, pix
 
 
 def test_what_is_wrong_is_never_thinner_than_a_pixel():
-    hair = Boxes(np.array([123_456]), np.array([123_457]), np.array([7]), np.array([8]), np.array([1]))
-    window = Window(0, 1_000_000, 0, 1000, 300, 200)
+    hair = PaintBoxes(np.array([123_456]), np.array([123_457]), np.array([7]), np.array([8]), np.array([1]))
+    window = PaintWindow(0, 1_000_000, 0, 1000, 300, 200)
     assert (raster(hair, window) >= 0).sum() == 0
     image = raster(hair, window, 1)
     assert np.argwhere(image == 1).tolist() == [[7 * 200 // 1000, 123_456 * 300 // 1_000_000]]
-    edge = Boxes(np.array([999_999]), np.array([1_000_000]), np.array([999]), np.array([1000]), np.array([1]))
+    edge = PaintBoxes(np.array([999_999]), np.array([1_000_000]), np.array([999]), np.array([1000]), np.array([1]))
     assert np.argwhere(raster(edge, window, 2) == 1).tolist() == [[r, c] for r in (198, 199) for c in (298, 299)]
-    beside = Boxes(np.array([10]), np.array([11]), np.array([2000]), np.array([2001]), np.array([1]))
+    beside = PaintBoxes(np.array([10]), np.array([11]), np.array([2000]), np.array([2001]), np.array([1]))
     assert (raster(beside, window, 1) >= 0).sum() == 0
 
 
@@ -251,7 +251,7 @@ def test_zoomed_out_a_block_has_each_role_in_proportion():
     found, roles = crowd(40_000)
     index = Bytes(found)
     end = int(index.size.max())
-    window = Window(0, end, 0, 16, 640, 320)
+    window = PaintWindow(0, end, 0, 16, 640, 320)
     assert index.crowded(window)
     image = index.paint(window)
     for file in (0, 9):
@@ -261,7 +261,7 @@ def test_zoomed_out_a_block_has_each_role_in_proportion():
         held = [found.catalog.tensor_nbytes[mine & (roles == role)].sum() for role in index.roles]
         assert np.allclose(seen / 640, np.array(held) / end, atol=0.03)
         assert (np.diff(line[:16]) >= 0).all()  # in one order inside a block: no noise
-    close = Window(0, end / 1000, 0, 16, 640, 320)
+    close = PaintWindow(0, end / 1000, 0, 16, 640, 320)
     assert not index.crowded(close)
     line = index.paint(close)[10]
     for column in range(0, 640, 11):
@@ -298,7 +298,7 @@ def test_a_tap_names_tensor_rank_file_and_bytes(root, samples):
     tab.view.part.tapped((catalog.start[row] + catalog.stop[row]) / 2, 3.5)
     assert state.tensor == catalog.keys[catalog.tensor[row]] and state.rank == "3"
     tab.view.part.tapped(1.0, 3.5)  # what no tensor has
-    assert "No tensor has these bytes" in shown(tab)
+    assert "These bytes belong to no tensor" in shown(tab)
 
 
 def test_looking_inside_a_group_narrows_the_filter_until_it_is_one_tensor(root):
@@ -320,7 +320,7 @@ def test_looking_inside_a_group_narrows_the_filter_until_it_is_one_tensor(root):
     state.pattern = "layers.("
     assert 'role="alert"' in shown(tab)
     state.pattern = "no such tensor"
-    assert "No tensor has such a name" in shown(tab)
+    assert "No tensor matches this name" in shown(tab)
 
 
 def test_the_mesh_shows_coordinates_and_peers(root):
@@ -347,7 +347,7 @@ def test_the_budget_is_plan_memorys(root, samples):
     part.work.start()
     page.until(lambda: part.work.job.status == "done")
     assert part.budget.chosen.stage == 3 and "stage=3" in state.fit
-    assert told(asked(state.fit)) == state.fit
+    assert request_of(asked(state.fit)) == state.fit
     for name, bad in (("gpus", "many"), ("gb", "nan"), ("gb", "x"), ("tp", "3.5")):
         good = part._of[name].value
         part._of[name].value = bad

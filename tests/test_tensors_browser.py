@@ -83,7 +83,7 @@ def test_a_slow_pattern_in_a_link_is_a_sentence_and_the_server_lives(quiet, serv
 def test_the_overview_tells_health_and_turns_to_another_step(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=run/step-4")
-    page.get_by_text("Structure: whole").wait_for()
+    page.get_by_text("Structure: intact").wait_for()
     page.get_by_role("button", name="Earlier step").press("Enter")
     page.locator("h2", has_text="run/step-2").wait_for()
     link(page, ckpt="run/step-2")

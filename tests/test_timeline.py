@@ -76,7 +76,7 @@ def test_an_infinity_is_an_infinite_norm(tmp_path):
 def test_a_list_of_checkpoints_is_a_run_too(samples):
     paths = [samples / "trainer_run/checkpoint-6", wb.open(samples / "trainer_run/checkpoint-3")]
     told = []
-    frame = timeline(paths, tick=told.append)
+    frame = timeline(paths, progress=told.append)
     assert frame["step"].tolist() == [3, 6] and told == sorted(told) and told[-1] == 1.0
     with pytest.raises(errors.UsageError):
         timeline(paths, by="module")
@@ -95,5 +95,5 @@ def test_one_checkpoint_is_a_run_of_one(samples, tmp_path):
     with pytest.raises(wb.errors.NotACheckpointError, match="no checkpoints"):
         wb.timeline(tmp_path / "none")
     shutil.copy(file, tmp_path / "other.pt")
-    with pytest.raises(wb.errors.NotACheckpointError, match="whose names say their steps"):
+    with pytest.raises(wb.errors.NotACheckpointError, match="with steps in their names"):
         wb.timeline(tmp_path)

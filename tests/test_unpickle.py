@@ -322,7 +322,7 @@ def test_the_collector_is_left_as_it_was() -> None:
 def test_messages_say_which_file_which_byte_and_stay_on_one_line() -> None:
     with pytest.raises(TruncatedError, match=r"'a.pt' \(data.pkl\) ends at byte 9, within the opcode at byte 2 "):
         loads(pickle.dumps([1, "long text"])[:9], what="'a.pt' (data.pkl)")
-    with pytest.raises(CorruptError, match="byte 2: no pickle opcode 0xff") as caught:
+    with pytest.raises(CorruptError, match="byte 2: not a pickle opcode: 0xff") as caught:
         loads(b"\x80\x04\xff", what="'a'")
     assert "\n" not in str(caught.value)
     with pytest.raises(UnsafeError) as caught:

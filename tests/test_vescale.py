@@ -136,7 +136,7 @@ def test_names_that_two_chunks_of_a_model_share_are_not_global(tmp_path):
     save(tmp_path / "optimizer/pp_0", state)
     ckpt = wb.open(tmp_path, cache=False)
     assert ckpt.fqns == ["w"] + [None] * 6 and ckpt.roles.count("exp_avg") == 2
-    assert any("2 states of the optimizer are not certain" in note for note in ckpt.notes)
+    assert any("the parameters of 2 optimizer states are not certain" in note for note in ckpt.notes)
 
 
 def test_numbered_state_of_the_basic_optimizer(tmp_path):
@@ -159,7 +159,7 @@ def test_a_folder_without_parts_is_none(tmp_path):
 def test_a_missing_stage_is_named(run):
     folder = run[0]
     (folder / "optimizer/pp_1").rename(folder / "optimizer/pp_3")
-    refused(errors.IncompleteError, folder, "stages [1, 2]", "optimizer/pp_1", "found are [0, 3]")
+    refused(errors.IncompleteError, folder, "stages [1, 2]", "optimizer/pp_1", "found stages [0, 3]")
 
 
 def test_an_interrupted_stage_or_model_is_named(run):
@@ -189,5 +189,5 @@ def test_without_a_model_the_optimizer_opens_and_says_so(run):
     folder = run[0]
     shutil.rmtree(folder / "model")
     ckpt = wb.open(folder, cache=False)
-    assert ckpt.notes == ["no model is in the folder, only an optimizer"]
+    assert ckpt.notes == ["the folder holds no model, only an optimizer"]
     assert ckpt.param("norm.weight", role="exp_avg").shape == (4,)

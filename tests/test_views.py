@@ -215,7 +215,7 @@ def test_what_is_odd_is_told(samples: Path) -> None:
     position = ckpt.catalog.index["model.lm_head.weight"]
     ckpt.catalog.replica[ckpt.catalog.rows_of(position).start] = 1
     text = repr(ckpt)
-    assert "1 tensor with elements that no chunk holds: model.lm_head.weight" in text
+    assert "1 tensor with elements that are stored in no chunk: model.lm_head.weight" in text
     assert "1 tensor stored up to 2 times" in text
 
 

@@ -152,8 +152,8 @@ def test_reasons_are_listed_once():
 
 def test_a_finding_without_a_cause_is_not_lost():
     one = Finding("S02", "warn", "", "one weight is 900 times the median", {})
-    assert re.search(r"ALSO SEEN +one weight is 900 times the median", diagnosis_text(diagnosis([], found=(one,))))
-    everything = "\n".join(diagnosis_lines(diagnosis([], found=(one,))))
+    assert re.search(r"ALSO SEEN +one weight is 900 times the median", diagnosis_text(diagnosis([], _found=(one,))))
+    everything = "\n".join(diagnosis_lines(diagnosis([], _found=(one,))))
     assert re.search(r"ALSO SEEN +S02 \(warn\) one weight is 900 times the median", everything)
 
 
@@ -186,7 +186,7 @@ def test_names_are_harmless_in_html():
 
 def test_the_html_says_the_same_as_the_text(dropped):
     html = diagnosis_html(dropped)
-    order = [html.index(words) for words in (dropped.verdict, "B1</code>", "found correct", "not looked at")]
+    order = [html.index(words) for words in (dropped.verdict, "B1</code>", "found correct", "not checked")]
     assert order == sorted(order)
     assert all(sign.rule in html for sign in dropped.causes[0].signs)
     strict = _Strict()

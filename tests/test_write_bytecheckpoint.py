@@ -18,12 +18,12 @@ from tests import bytecheckpoint_files as package
 from tests.reader_suite import check_catalog, raw
 from tests.writing import everything, write
 from workbench import errors
-from workbench.formats import bytecheckpoint_metadata
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.selection import choose
-from workbench.reshard.writers.bytecheckpoint import _metadata, bytecheckpoint_files
-from workbench.reshard.writers.bytecheckpoint_names import named, param_groups, stored_names
-from workbench.reshard.writers.dcp_items import Blob, Chunk
+from workbench.core.mesh.mesh import Mesh
+from workbench.export.selection import choose
+from workbench.export.writers.bytecheckpoint import _metadata, bytecheckpoint_files
+from workbench.export.writers.bytecheckpoint_names import named, param_groups, stored_names
+from workbench.export.writers.dcp_items import Blob, Chunk
+from workbench.formats.bytecheckpoint import metadata as bytecheckpoint_metadata
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")

@@ -28,18 +28,18 @@ from tests.writing import everything, write
 from workbench import errors
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import ALL, by_name
+from workbench.core.mesh.mesh import Mesh
+from workbench.core.mesh.placement import Flat
 from workbench.core.place import Place
-from workbench.formats import dcp_lanes
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.placement import Flat
-from workbench.reshard.rules import Rule, Rules
-from workbench.reshard.selection import Selection
-from workbench.reshard.target import Target
-from workbench.reshard.writers.dcp import dcp_files
-from workbench.reshard.writers.dcp_items import lay_out
-from workbench.reshard.writers.dcp_metadata import metadata
-from workbench.reshard.writers.flatten import flatten
-from workbench.reshard.writers.tensor_archive import TensorArchive
+from workbench.export.selection import ExportSelection
+from workbench.export.sharding.rules import PlacementRule, Rules
+from workbench.export.sharding.target import Target
+from workbench.export.writers.dcp import dcp_files
+from workbench.export.writers.dcp_items import lay_out
+from workbench.export.writers.dcp_metadata import metadata
+from workbench.export.writers.flatten import flatten
+from workbench.export.writers.tensor_archive import TensorArchive
+from workbench.formats.dcp import lanes as dcp_lanes
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"
@@ -229,10 +229,12 @@ class Opened:
         self.payloads = Payloads(catalog, SourcePool(Place(folder), catalog.files, catalog.file_stats, "mmap"))
 
 
-def selected(folder: Path, catalog: object, mesh: Mesh | None = None, rules: Rules | None = None, **rest) -> Selection:
+def selected(
+    folder: Path, catalog: object, mesh: Mesh | None = None, rules: Rules | None = None, **rest
+) -> ExportSelection:
     target = Target.of(catalog, mesh, rules) if mesh is not None else None
     positions = np.arange(len(catalog))
-    return Selection(Opened(folder, catalog), positions, list(catalog.keys), catalog.dtype.copy(), target, **rest)
+    return ExportSelection(Opened(folder, catalog), positions, list(catalog.keys), catalog.dtype.copy(), target, **rest)
 
 
 @pytest.mark.parametrize("mesh", [None, Mesh(fsdp=4)], ids=str)
@@ -249,7 +251,7 @@ def test_every_type_and_shape(every_type, mesh, tmp_path):
 
 
 def test_flat_ranges_and_fused_weights_become_boxes(tmp_path):
-    rules = Rules((Rule("q_proj", {"fsdp": Flat()}),))
+    rules = Rules((PlacementRule("q_proj", {"fsdp": Flat()}),))
     with wb.open(SAMPLES / "hf_llama_bf16_sharded") as ckpt:
         selection = everything(ckpt, Mesh(fsdp=3, tp=2), rules=rules)
         write(selection, dcp_files(selection), tmp_path / "out")
@@ -314,7 +316,7 @@ def test_a_tensor_that_is_in_the_objects_too_is_written_once(tmp_path):
 def test_names_must_differ(every_type):
     folder, catalog, _ = every_type
     name = catalog.keys[0]
-    with pytest.raises(errors.UsageError, match="two entries would be called"):
+    with pytest.raises(errors.UsageError, match="two entries would be named"):
         dcp_files(selected(folder, catalog, objects={name: 1}))
     with pytest.raises(errors.UsageError, match=r"'a\.b'"):
         dcp_files(selected(folder, catalog, objects={"a.b": 1, "a": {"b": 2}}))

@@ -20,8 +20,8 @@ import workbench as wb
 from tests.megatron_files import Model, write_dist, write_legacy
 from tests.reader_suite import check_catalog, raw
 from tests.writing import everything, write
-from workbench.reshard.mesh import Mesh
-from workbench.reshard.writers.torch_dist import torch_dist_files, torch_dist_notes
+from workbench.core.mesh.mesh import Mesh
+from workbench.export.writers.torch_dist import torch_dist_files, torch_dist_notes
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 SOURCE = SAMPLES / "megatron_dp_reshardable"
@@ -101,7 +101,7 @@ def test_files_are_those_that_megatron_looks_for(exported):
 def test_what_megatron_still_needs_is_told():
     with wb.open(SOURCE) as ckpt:
         notes = torch_dist_notes(everything(ckpt))
-        assert "iter_0000010" in notes[0] and notes[1].startswith("of the args, the ") and len(notes) == 2
+        assert "iter_0000010" in notes[0] and notes[1].startswith("only the ") and len(notes) == 2
     with wb.open(SAMPLES / "torch_save" / "ckpt.pt") as ckpt:
         assert "85 of 85 names" in torch_dist_notes(everything(ckpt))[-1]
 
@@ -139,7 +139,7 @@ def test_extra_states_of_experts_keep_their_grid(tmp_path):
 def test_names_of_local_layers_are_pointed_out(tmp_path):
     write_legacy(tmp_path / "in", Model(), tp=2)
     report = wb.export(wb.open(tmp_path / "in"), tmp_path / "out", "torch_dist")
-    assert any("names have input_layernorm, first 'decoder.layers.0." in note for note in report.notes)
+    assert any("names have input_layernorm, for example 'decoder.layers.0." in note for note in report.notes)
 
 
 @pytest.mark.skipif(OUTSIDE is None, reason="WORKBENCH_SAMPLES names no folder of samples")

@@ -5,11 +5,13 @@
 >>> ckpt["model.model.embed_tokens.weight"][2:4, :3]  # doctest: +SKIP
 """
 
+import sys
+from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING
 
 from workbench import errors
+from workbench.analysis.name_map import NameMap, name_map
 from workbench.checkpoint import Checkpoint, discover, open
-from workbench.namemap import NameMap, name_map
 from workbench.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -21,17 +23,17 @@ if TYPE_CHECKING:
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
     from workbench.analysis.verify import verify
+    from workbench.core.mesh.mesh import Mesh
     from workbench.doctor.examine import doctor
     from workbench.doctor.reasoning.diagnosis import Diagnosis
-    from workbench.echoes.echo import echo
-    from workbench.echoes.report import EchoReport
-    from workbench.reshard.export import export
-    from workbench.reshard.load import load
-    from workbench.reshard.loading.report import LoadReport
-    from workbench.reshard.mesh import Mesh
-    from workbench.reshard.planner import Budget, Precision, plan_memory
-    from workbench.reshard.report import ExportReport
-    from workbench.reshard.rules import Rules
+    from workbench.echo.echo import echo
+    from workbench.echo.report import EchoReport
+    from workbench.export.export import export
+    from workbench.export.report import ExportReport
+    from workbench.export.sharding.rules import Rules
+    from workbench.load.load import load
+    from workbench.load.report import LoadReport
+    from workbench.memory import Budget, Precision, plan_memory
 
 __all__ = [
     "Budget",
@@ -66,31 +68,31 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-#: Analyses and exports are imported when they are first asked for: opening a checkpoint does not wait for them.
+#: Analyses and exports are imported on first use, so that opening a checkpoint does not wait for them.
 _LATER = {
-    "Budget": "workbench.reshard.planner",
+    "Budget": "workbench.memory",
     "Diagnosis": "workbench.doctor.reasoning.diagnosis",
     "Diff": "workbench.analysis.diff",
-    "EchoReport": "workbench.echoes.report",
-    "ExportReport": "workbench.reshard.report",
+    "EchoReport": "workbench.echo.report",
+    "ExportReport": "workbench.export.report",
     "Layout": "workbench.analysis.layout",
-    "LoadReport": "workbench.reshard.loading.report",
-    "Mesh": "workbench.reshard.mesh",
-    "Precision": "workbench.reshard.planner",
+    "LoadReport": "workbench.load.report",
+    "Mesh": "workbench.core.mesh.mesh",
+    "Precision": "workbench.memory",
     "Report": "workbench.analysis.report",
-    "Rules": "workbench.reshard.rules",
+    "Rules": "workbench.export.sharding.rules",
     "diff": "workbench.analysis.diff",
     "doctor": "workbench.doctor.examine",
-    "echo": "workbench.echoes.echo",
-    "export": "workbench.reshard.export",
+    "echo": "workbench.echo.echo",
+    "export": "workbench.export.export",
     "layout": "workbench.analysis.layout",
-    "load": "workbench.reshard.load",
-    "plan_memory": "workbench.reshard.planner",
+    "load": "workbench.load.load",
+    "plan_memory": "workbench.memory",
     "stats": "workbench.analysis.stats",
     "timeline": "workbench.analysis.timeline",
     "verify": "workbench.analysis.verify",
 }
-#: Those that show how far they are, called in IPython.
+#: Functions that show a progress bar when called in IPython.
 _LONG = {"diff", "doctor", "export", "layout", "load", "plan_memory", "stats", "timeline", "verify"}
 
 
@@ -113,6 +115,16 @@ def __getattr__(name: str) -> object:
             found = followed(found)
     globals()[name] = found
     return found
+
+
+class _Facade(_ModuleType):
+    def __setattr__(self, name: str, value: object) -> None:
+        # `import workbench.doctor.examine` would put the package `doctor` where the function `doctor` belongs
+        if not (name in _LATER and isinstance(value, _ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Facade
 
 
 def __dir__() -> list[str]:

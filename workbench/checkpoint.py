@@ -1,4 +1,4 @@
-"""What users hold: a checkpoint as a read-only mapping from stored names to lazy tensors."""
+"""The main entry point: a checkpoint as a read-only mapping from stored names to lazy tensors."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from workbench import formats, naming, runs
+from workbench import formats, runs
 from workbench.core import cache as catalog_cache
+from workbench.core.archives import fetch_headers
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.near import did_you_mean, no_such
 from workbench.core.payload import Payloads
-from workbench.core.place import Place
-from workbench.core.scan import cores
+from workbench.core.place import Place, stat_or_absent
+from workbench.core.scan import workers
+from workbench.core.shown import Shown, above
 from workbench.core.source import needs_descriptors
 from workbench.core.storage import SourcePool
-from workbench.errors import TensorNotFoundError, UsageError
-from workbench.step import find_step, is_step
+from workbench.errors import ChangedError, IncompleteError, TensorNotFoundError, UsageError
+from workbench.names.roles import has_role, resolve
+from workbench.names.steps import find_step, is_step
 from workbench.tensor import LazyTensor, read_whole
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from panel.viewable import Viewer
     from torch.distributed.device_mesh import DeviceMesh
 
-    from workbench.app.cell import Cell
-    from workbench.reshard.mesh import Mesh
-    from workbench.reshard.rules import Rules
+    from workbench.core.mesh.mesh import Mesh
 
-__all__ = ["Checkpoint", "discover", "open"]
+__all__ = ["Checkpoint", "discover", "open", "open_place"]
 
-T = TypeVar("T")
+PINNED = 2048  #: files up to which the identity of each is sent to workers; the digest of the catalog covers all
 
 
 @needs_descriptors()
@@ -47,25 +49,42 @@ def open(
     cache: bool = True,
     io: str = "mmap",
     partial: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Open a checkpoint; only metadata is read.
 
-    A folder that holds several steps of a run opens the one its tracker names, or the newest that is complete; the
-    checkpoint's ``notes`` say which and why.
+    If the folder holds several steps of a run, the step named by its tracker file is opened, or else the newest
+    complete one; the checkpoint's ``notes`` say which and why.
 
     Args:
-        path: a checkpoint's folder or file, or a run's folder.
-        format: a reader's name, when detection should be skipped (see ``workbench formats``).
+        path: a checkpoint's folder or file, or a run's folder; a path, or a URL (``s3://``, ``gs://``, ``az://``,
+            ``https://``, ``hf://``, or any scheme that fsspec knows).
+        format: name of the reader to use instead of detecting the format (see ``workbench formats``).
         cache: keep the catalog of large checkpoints in the user's cache folder, keyed by the metadata files' stat.
-        io: ``mmap`` allows views of the files to a caller who asks for them (``t.torch(copy=False)``); ``pread`` never
-            maps a file. All other reads are copies by ``pread``, with either.
-        partial: open although files are absent or truncated; reading what is lost still raises.
+        io: with ``mmap``, views of the files are available on request (``t.torch(copy=False)``); with ``pread``, files
+            are never mapped. In both modes all other reads are copies made with ``pread``.
+        partial: open the checkpoint even if files are absent or truncated; reading missing data still raises.
+        storage_options: passed to the library that reads the URL: credentials, endpoint, region …
 
     Raises:
-        OpenError: one line that says what, which file, which byte, and what to do.
+        OpenError: the checkpoint cannot be opened. The message is one line: what is wrong, in which file, at which
+            byte, and what to do.
     """
-    place, note = runs.locate(Place(path), format)
-    name = format or formats.detect_or_raise(place)
+    return open_place(Place(path, storage_options), format=format, cache=cache, io=io, partial=partial)
+
+
+def open_place(
+    given: Place, *, format: str | None = None, cache: bool = True, io: str = "mmap", partial: bool = False
+) -> Checkpoint:
+    """Open the checkpoint of a place, as :func:`open` does."""
+    given.ahead()
+    place, name, note = runs.locate(given, format)
+    if name is None:
+        raise formats.not_recognised(place)
+    if not partial and (why := formats.unfinished(place)):
+        raise IncompleteError(why)
+    place.ahead()
+    fetch_headers(place)
     reader = formats.reader(name)
     catalog = catalog_cache.load(place, name) if cache else None
     if catalog is None:
@@ -76,11 +95,60 @@ def open(
     if not partial:
         catalog.check_files()
     pool = SourcePool(place, catalog.files, catalog.file_stats, io)
-    return Checkpoint(place, catalog, pool, _Objects(place, catalog, name).by_name(), [note] if note else [])
+    ckpt = Checkpoint(place, catalog, pool, _Objects(place, catalog, name).by_name(), [note] if note else [])
+    return ckpt._referred(_Reference(place, catalog, format, io, partial))
+
+
+class _Reference:
+    """A checkpoint as it is sent to workers (:mod:`workbench.core.executors`): where it is, and what it was."""
+
+    def __init__(
+        self,
+        place: Place,
+        catalog: Catalog,
+        format: str | None,
+        io: str,
+        partial: bool,
+        takes: tuple[np.ndarray[Any, Any], ...] = (),
+    ) -> None:
+        self._place, self._catalog, self._how, self._takes = place, catalog, (format, io, partial), takes
+
+    def taken(self, catalog: Catalog, positions: np.ndarray[Any, Any]) -> _Reference:
+        """Return the reference of some tensors of this checkpoint."""
+        return _Reference(self._place, catalog, *self._how, takes=(*self._takes, positions))
+
+    @cached_property
+    def key(self) -> str:
+        return f"{self._place.root} {self._place.file} {self._how} {self._catalog.digest()}"
+
+    @cached_property
+    def _pinned(self) -> Place:
+        """The place with the identity of its files; of very many, only of those that opening reads."""
+        catalog = self._catalog
+        known = {name: stat for name, stat in zip(catalog.files, catalog.file_stats, strict=True) if stat.size >= 0}
+        if len(known) > PINNED:
+            known = {name: stat for name, stat in known.items() if name in catalog.metadata_files}
+        known |= {name: stat_or_absent(self._place, name) for name in catalog.metadata_files}
+        return self._place.pinned(known)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_pinned": self._pinned, "_how": self._how, "_takes": self._takes, "key": self.key}
+
+    def opened(self) -> Checkpoint:
+        format, io, partial = self._how
+        ckpt = open_place(self._pinned, format=format, io=io, partial=partial)
+        for positions in self._takes:
+            ckpt = ckpt.take(positions)
+        assert ckpt._reference is not None
+        if ckpt._reference[0].key != self.key:
+            raise ChangedError(
+                f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another one there"
+            )
+        return ckpt
 
 
 class _Objects:
-    """A checkpoint's objects. A pickle of it holds where they are stored: they are read again when asked for."""
+    """A checkpoint's objects. Pickling stores only their location; they are read again on access."""
 
     def __init__(self, place: Place, catalog: Catalog, format: str) -> None:
         self._place, self._catalog, self._format = place, catalog, format
@@ -100,35 +168,33 @@ class _Objects:
 
 
 @needs_descriptors()
-def discover(root: str | os.PathLike[str], *, depth: int = 3) -> pd.DataFrame:
-    """The checkpoints under a folder, one row each: path format step nbytes mtime complete why.
+def discover(
+    root: str | os.PathLike[str], *, depth: int = 3, storage_options: Mapping[str, Any] | None = None
+) -> pd.DataFrame:
+    """List the checkpoints under a folder or URL, one row each: path format step nbytes mtime complete why.
 
-    Only names and the metadata's commit markers are looked at; links out of ``root`` are not followed. ``why`` says
-    what an incomplete one lacks; ``mtime`` is the newest file's.
+    Only file names and commit markers are inspected; symlinks that leave ``root`` are not followed. ``why`` says what
+    an incomplete checkpoint lacks; ``mtime`` is that of its newest file.
     """
     import pandas as pd
 
-    found = [asdict(one) for one in runs.discover(root, depth=depth)]
+    found = [asdict(one) for one in runs.discover(root, depth=depth, storage_options=storage_options)]
     frame = pd.DataFrame(found, columns=["path", "format", "step", "nbytes", "mtime", "complete", "why"])
     frame["step"] = frame["step"].astype("Int64")
     frame["mtime"] = pd.to_datetime(frame["mtime"], unit="s")
     return frame
 
 
-def _followed(function: Callable[..., T], title: str) -> Callable[..., T]:
-    """The function, showing how far it is when it is called in IPython."""
-    from workbench.views.progress import followed
-
-    return followed(function, title)
-
-
-class Checkpoint(Mapping[str, LazyTensor]):
-    """A checkpoint: stored name → :class:`LazyTensor`, with tables of tensors and chunks beside it.
+class Checkpoint(Shown, Mapping[str, LazyTensor]):
+    """A checkpoint: a mapping from stored name to :class:`LazyTensor`, with tables of tensors and chunks.
 
     Attributes:
-        notes: sentences on what is odd or was decided on opening; empty for an ordinary checkpoint.
+        place: its folder or file, on disk or in a store.
+        notes: sentences about anything unusual, or about choices made on opening; usually empty.
         objects: non-tensor state by stored name, decoded on access without executing anything.
     """
+
+    _by_reference = True  #: to workers
 
     def __init__(
         self,
@@ -141,14 +207,22 @@ class Checkpoint(Mapping[str, LazyTensor]):
         names: tuple[list[str | None], list[str]] | None = None,
         parent: Checkpoint | None = None,
     ) -> None:
-        self._place, self.catalog, self._pool = place, catalog, pool
-        # An attribute and no property: IPython evaluates no property, so that it could not complete `ckpt.objects["`.
+        self.place, self.catalog, self._pool = place, catalog, pool
+        # An attribute, not a property: IPython does not evaluate properties, so it could not complete `ckpt.objects["`.
         self.objects: Mapping[str, Any] = LazyMap.of(objects)
         self._payloads = Payloads(catalog, pool)
         self._parent = parent
         self.notes: list[str] = [*(notes or []), *([] if parent else catalog.meta.get("notes", []))]
         if names is not None:
             self._names = names
+        self._reference: tuple[_Reference, str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reference": None}
+
+    def _referred(self, reference: _Reference) -> Checkpoint:
+        self._reference, self._payloads._reference = (reference, ""), (reference, "payloads")
+        return self
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -158,57 +232,66 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return self.catalog.format
 
     @property
+    def io(self) -> dict[str, int] | None:
+        """Requests to the store since the checkpoint was opened, bytes received, and bytes that were needed; ``None``
+        for a checkpoint on disk.
+        """
+        return self.place.traffic
+
+    @property
     def path(self) -> str:
-        """The checkpoint's path (of the step that was opened, when a run's folder was given)."""
-        return self._place.path
+        """Path of the checkpoint (of the opened step, if a run's folder was given)."""
+        return self.place.path
 
     @cached_property
     def step(self) -> int | None:
-        """Training step, as stored in the state or, failing that, in the trainer's folder name.
+        """Training step, as stored in the state or else in the trainer's folder name.
 
-        ``None`` where neither tells, or where what should tell cannot be read.
+        ``None`` if neither states it, or if the state that should state it cannot be read.
         """
         if self._parent is not None:
             return self._parent.step
         told = self.catalog.meta.get("step")
-        return told if is_step(told) else find_step(self.objects, self._place.name)
+        return told if is_step(told) else find_step(self.objects, self.place.name)
 
     @cached_property
     def world_size(self) -> int | None:
-        """Number of ranks of the job, where a file says so; the writers' ranks alone do not prove it."""
+        """Number of ranks of the job, if a file states it; the ranks that wrote files do not prove it."""
         told = self.catalog.meta.get("world_size")
         return told if isinstance(told, int) else None
 
     @property
     def mesh(self) -> Mapping[str, Any]:
-        """What the files store or prove of the device mesh: ``axes`` (name → size), ``ranks`` (file or rank →
-        coordinates), ``unknown`` (axes that nothing tells), ``source``. Empty where nothing is known.
+        """What the files state or prove about the device mesh; empty if nothing is known.
+
+        Keys: ``axes`` (name → size), ``ranks`` (file or rank → coordinates), ``unknown`` (axes of unknown size),
+        ``source``.
         """
         found = self.catalog.meta.get("mesh")
         return found if isinstance(found, Mapping) else {}
 
     @property
     def payloads(self) -> Payloads:
-        """The bytes behind the catalog's chunk rows, for analyses that scan them."""
+        """Access to the bytes of the catalog's chunks, for analyses that scan them."""
         return self._payloads
 
     @cached_property
     def tensors(self) -> pd.DataFrame:
-        """One row a tensor: key fqn role dtype shape numel nbytes chunks files replicas."""
+        """One row per tensor: key fqn role dtype shape numel nbytes chunks files replicas."""
         from workbench.core.frames import tensor_frame
 
         return tensor_frame(self.catalog, *self._names)
 
     @cached_property
     def chunks(self) -> pd.DataFrame:
-        """One row a chunk: key offsets sizes dtype file start stop rank replica codec."""
+        """One row per chunk: key offsets sizes dtype file start stop rank replica codec."""
         from workbench.core.frames import chunk_frame
 
         return chunk_frame(self.catalog)
 
     @cached_property
     def fqns(self) -> list[str | None]:
-        """Parameter each tensor belongs to, by position; ``None`` where the files do not say."""
+        """Parameter that each tensor belongs to, by position; ``None`` if the files do not say."""
         return self._names[0]
 
     @cached_property
@@ -220,12 +303,12 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @cached_property
     def views(self) -> Mapping[str, LazyTensor]:
-        """Tensors that show bytes which listed tensors hold (q of a fused qkv, a whole stack of layers), by key.
+        """Additional views of the listed tensors' bytes (q of a fused qkv, a whole stack of layers), by key.
 
-        ``ckpt[key]`` and ``ckpt.param`` find them too; they are not listed, counted or scanned.
+        ``ckpt[key]`` and ``ckpt.param`` find them as well, but they are not listed, counted or scanned.
         """
         narrow = self.catalog.views
-        return LazyMap({}, "view") if narrow is None else Checkpoint(self._place, narrow, self._pool, {}, parent=self)
+        return LazyMap({}, "view") if narrow is None else Checkpoint(self.place, narrow, self._pool, {}, parent=self)
 
     def __getitem__(self, key: str) -> LazyTensor:
         position = self.catalog.index.get(key)
@@ -245,17 +328,17 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return key in self.catalog.index or key in self.views
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of any mapping; what is not there is not searched for names like it."""
+        """Return ``self[key]``, or ``default`` if there is no such key; similar names are not searched."""
         return self[key] if key in self else default  # noqa: SIM401
 
     def _ipython_key_completions_(self) -> list[str]:
         return [*self.catalog.keys, *self.views]
 
     def param(self, fqn: str, role: str = "param") -> LazyTensor:
-        """The tensor of a parameter by meaning: ``ckpt.param("layers.0.wq.weight", role="exp_avg")``.
+        """Return a parameter's tensor by its fqn and role: ``ckpt.param("layers.0.wq.weight", role="exp_avg")``.
 
         Raises:
-            TensorNotFoundError: none, or several that cannot be told apart.
+            TensorNotFoundError: no tensor matches, or several do and cannot be distinguished.
         """
         found = self._by_meaning.get((fqn, role), [])
         if len(found) == 1:
@@ -267,16 +350,20 @@ class Checkpoint(Mapping[str, LazyTensor]):
             return self.views.param(fqn, role)
         roles = sorted({r for f, r in self._by_meaning if f == fqn})
         if roles:
-            stored = f"stored are {', '.join(roles)}{did_you_mean(role, roles)}"
+            stored = f"its stored roles are {', '.join(roles)}{did_you_mean(role, roles)}"
             raise TensorNotFoundError(f"parameter {fqn!r} has no tensor of role {role!r}; {stored}")
         known = [f for f in dict.fromkeys(self.fqns) if f is not None]
         raise TensorNotFoundError(no_such(fqn, known, "parameter"))
 
     def select(self, pattern: str | None = None, role: str | None = None) -> Checkpoint:
-        """A narrower view: tensors whose key matches a regular expression somewhere, and whose role is ``role``.
+        """Return the checkpoint narrowed to some of its tensors; nothing is read.
+
+        Args:
+            pattern: regular expression, searched for anywhere in the key.
+            role: a role (``param``, ``exp_avg`` …) or a group: ``model`` (what a model loads), ``optimizer``, ``all``.
 
         Raises:
-            UsageError: no valid regular expression, or no tensor of the checkpoint has that role.
+            UsageError: the expression is not valid, or no tensor has that role; the message lists the roles present.
         """
         keep = np.ones(len(self), bool)
         if pattern is not None:
@@ -285,34 +372,41 @@ class Checkpoint(Mapping[str, LazyTensor]):
             except re.error as error:
                 raise UsageError(f"pattern {pattern!r} is not a valid regular expression: {error}") from None
             keep &= np.isin(np.arange(len(self)), hits)
-        if role is not None:
-            there = sorted(set(self.roles))
-            if role not in there:
-                stored = ", ".join(there) or "none"
-                raise UsageError(f"no tensor of role {role!r}; stored are {stored}{did_you_mean(role, there)}")
-            keep &= np.array([r == role for r in self.roles], bool)
+        keep &= has_role(self.catalog.keys, self.fqns, self.roles, role)
         return self.take(np.flatnonzero(keep))
 
+    @property
+    def model(self) -> Checkpoint:
+        """The tensors that a model loads: parameters, buffers, scales, adapters. Same as ``select(role="model")``."""
+        return self.select(role="model")
+
+    @property
+    def optimizer(self) -> Checkpoint:
+        """The optimizer's tensors: moments, steps, master weights. Same as ``select(role="optimizer")``."""
+        return self.select(role="optimizer")
+
     def take(self, positions: np.ndarray[Any, np.dtype[np.int64]]) -> Checkpoint:
-        """A view of the tensors at these positions of the catalog, in the order given."""
+        """Return a checkpoint with only the tensors at these catalog positions, in the given order."""
         names = ([self.fqns[p] for p in positions.tolist()], [self.roles[p] for p in positions.tolist()])
         narrow = self.catalog.take(positions)
-        return Checkpoint(self._place, narrow, self._pool, self.objects, self.notes, names=names, parent=self)
+        made = Checkpoint(self.place, narrow, self._pool, self.objects, self.notes, names=names, parent=self)
+        return made if self._reference is None else made._referred(self._reference[0].taken(narrow, positions))
 
     def derive(self, catalog: Catalog) -> Checkpoint:
-        """A checkpoint of other tensors in the same files (a name map's result, say); objects stay."""
-        return Checkpoint(self._place, catalog, self._pool, self.objects, self.notes, parent=self)
+        """Return a checkpoint of other tensors in the same files (such as a renaming), with the same objects."""
+        return Checkpoint(self.place, catalog, self._pool, self.objects, self.notes, parent=self)
 
     def state_dict(
-        self, *, threads: int | None = None, tick: Callable[[float], None] | None = None
+        self, *, threads: int | None = None, progress: Callable[[float], None] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Every tensor, read into memory of its own: key → ``torch.Tensor``.
+        """Read every tensor into newly allocated memory: key → ``torch.Tensor``.
 
         Args:
-            threads: how many tensors are read side by side; by default as many as there are cores, at most 8.
-            tick: told the share of bytes that is done; raising there ends it.
+            threads: number of tensors read in parallel; by default the number of cores, up to 8.
+            progress: called with the fraction of bytes done; raise an exception to cancel.
         """
-        whole = _followed(read_whole, "state_dict")(self._payloads, threads=threads or cores(), tick=tick)
+        read = above(self, "followed")(read_whole, "state_dict")
+        whole = read(self._payloads, threads=workers(self._pool, threads), progress=progress)
         return dict(zip(self.catalog.keys, whole, strict=True))
 
     def to_device(
@@ -324,27 +418,30 @@ class Checkpoint(Mapping[str, LazyTensor]):
         mesh: Mesh | Mapping[str, int] | str | None = None,
         mesh_coord: Mapping[str, int] | None = None,
         rank: int | None = None,
-        rules: Rules | None = None,
+        rules: object | None = None,
         device_mesh: DeviceMesh | None = None,
         dtype: object | None = None,
         threads: int | None = None,
-        tick: Callable[[float], None] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Tensors on a device, whole or as a rank of a mesh holds them: :func:`workbench.reshard.device.to_device`."""
-        from workbench.reshard.device import to_device
+        """Read tensors onto a device: either whole, or the shards that one rank of a mesh holds.
 
-        return _followed(to_device, "to_device")(
+        Arguments and errors are those of :func:`workbench.load.device.to_device`.
+        """
+        read = above(self, "followed")(above(self, "to_device"), "to_device")
+        loaded: dict[str, torch.Tensor] = read(
             self, device, select=select, role=role, mesh=mesh, mesh_coord=mesh_coord, rank=rank, rules=rules,
-            device_mesh=device_mesh, dtype=dtype, threads=threads, tick=tick,
+            device_mesh=device_mesh, dtype=dtype, threads=threads, progress=progress,
         )  # fmt: skip
+        return loaded
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the files back; reading again opens them anew.
+        """Close the files; reading again reopens them.
 
-        Tensors already read stay valid, whatever becomes of the files. Only views asked for with ``copy=False`` show
-        the file itself (:meth:`LazyTensor.torch`).
+        Tensors already read stay valid even if the files change. Only views requested with ``copy=False`` refer to the
+        file itself (:meth:`LazyTensor.torch`).
         """
         self._pool.close()
 
@@ -354,28 +451,16 @@ class Checkpoint(Mapping[str, LazyTensor]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        from workbench.views.text import checkpoint_text
-
-        return checkpoint_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.views.html import checkpoint_html
-
-        return checkpoint_html(self)
-
-    def view(self, tab: str = "overview") -> Cell:
-        """The dashboard's tabs for this checkpoint in a notebook's cell; nothing is read before it is looked at.
+    def view(self, tab: str = "overview") -> Viewer:
+        """Show the dashboard's tabs for this checkpoint in a notebook cell; a tab reads data only when it is opened.
 
         Args:
-            tab: the one that is shown first: ``overview``, ``tensors`` …
+            tab: the tab shown first: ``overview``, ``tensors`` …
 
         Raises:
-            UsageError: no such tab.
+            UsageError: there is no such tab.
         """
-        from workbench.app.cell import view
-
-        return view(self, tab)
+        return cast("Viewer", above(self, "view")(self, tab))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -383,7 +468,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
     def _names(self) -> tuple[list[str | None], list[str]]:
         if self.catalog.fqns is not None and self.catalog.roles is not None:
             return self.catalog.fqns, self.catalog.roles
-        return naming.resolve(self.catalog.keys)
+        return resolve(self.catalog.keys)
 
     @cached_property
     def _by_meaning(self) -> dict[tuple[str, str], list[int]]:

@@ -1,28 +1,29 @@
-"""Every error the workbench raises on purpose.
+"""The exceptions that the workbench raises deliberately.
 
 ::
 
     WorkbenchError
     ├── OpenError                     cannot open or read; the command line exits with 3
-    │   ├── NotACheckpointError       nothing we recognise lies there
+    │   ├── NotACheckpointError       no known checkpoint format at this path
     │   ├── UnsupportedFormatError    recognised, but this format or version cannot be read
     │   ├── MissingExtraError         readable once an optional package is installed
     │   ├── MissingFileError          a file that the metadata names is absent or unreadable
-    │   ├── CorruptError              the bytes contradict themselves or the metadata
-    │   │   └── TruncatedError        … by being shorter than they say
-    │   ├── UnsafeError               refused on principle: path escape, bomb, foreign global
+    │   ├── CorruptError              the bytes are inconsistent with themselves or the metadata
+    │   │   └── TruncatedError        … because a file is shorter than its metadata says
+    │   ├── UnsafeError               refused as unsafe: path escape, bomb, foreign global
     │   ├── IncompleteError           an interrupted save: the commit marker is missing
     │   └── ChangedError              a file changed under an open checkpoint
     ├── HoleError                     some elements of a tensor are stored nowhere
     ├── TensorNotFoundError           no such key (also a KeyError)
     ├── ObjectNotFoundError           no object of that name (also a KeyError)
     ├── SelectionError                an index that does not fit the shape (also an IndexError)
-    ├── WriteError                    a target exists, has no room, or cannot be written
+    ├── WriteError                    the target exists, has no space left, or cannot be written
     ├── EchoError                     a trainer does not hold what its checkpoint stores
     ├── DeviceMemoryError             a device has no room for the tensors (also a MemoryError)
-    └── UsageError                    an argument that makes no sense; the command line exits with 64
+    ├── WorkerError                   an executor lost its workers or its scheduler
+    └── UsageError                    an invalid argument; the command line exits with 64
 
-A message says what, which file or tensor, which byte, by how much, and what to do, in one line.
+A message is one line: what is wrong, which file or tensor, which byte, by how much, and what to do.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ __all__ = [
     "UnsupportedFormatError",
     "UsageError",
     "WorkbenchError",
+    "WorkerError",
     "WriteError",
 ]
 
 
 class WorkbenchError(Exception):
-    """Base of every error of ours."""
+    """Base class of all workbench errors."""
 
     def __str__(self) -> str:  # KeyError's own str() would quote the whole message
         return str(self.args[0]) if self.args else type(self).__name__
@@ -62,35 +64,35 @@ class OpenError(WorkbenchError):
 
 
 class NotACheckpointError(OpenError):
-    """Nothing recognisable as a checkpoint lies at the path."""
+    """The path does not contain a checkpoint in a known format."""
 
 
 class UnsupportedFormatError(OpenError):
-    """The format or its version is known by name but cannot be read; the message says why."""
+    """The format or its version is recognised but cannot be read; the message says why."""
 
 
 class MissingExtraError(OpenError):
-    """An optional package is needed; the message holds the exact ``pip install``."""
+    """An optional package is needed; the message contains the exact ``pip install`` command."""
 
 
 class MissingFileError(OpenError):
-    """A file named by the metadata is absent, is no regular file, or may not be read."""
+    """A file named by the metadata is absent, is not a regular file, or is not readable."""
 
 
 class CorruptError(OpenError):
-    """Bytes that contradict themselves, each other, or the metadata."""
+    """The bytes are inconsistent with themselves, each other, or the metadata."""
 
 
 class TruncatedError(CorruptError):
-    """A file ends before the bytes that the metadata promises."""
+    """A file ends before bytes that the metadata refers to."""
 
 
 class UnsafeError(OpenError):
-    """Refused on principle: a path that leaves the checkpoint, a bomb, a foreign global."""
+    """Refused as unsafe: a path that leaves the checkpoint, a decompression bomb, a foreign global in a pickle."""
 
 
 class IncompleteError(OpenError):
-    """The save was interrupted: data without its commit marker."""
+    """The save was interrupted: there is data but no commit marker."""
 
 
 class ChangedError(OpenError):
@@ -98,32 +100,36 @@ class ChangedError(OpenError):
 
 
 class HoleError(WorkbenchError):
-    """Wanted elements are stored in no chunk; the message names the first missing box."""
+    """Requested elements are not stored in any chunk; the message names the first missing box."""
 
 
 class TensorNotFoundError(WorkbenchError, KeyError):
-    """No tensor of that key, or none of that fqn and role."""
+    """There is no tensor with that key, or with that fqn and role."""
 
 
 class ObjectNotFoundError(WorkbenchError, KeyError):
-    """A checkpoint has no object of that name."""
+    """The checkpoint has no object with that name."""
 
 
 class SelectionError(WorkbenchError, IndexError):
-    """An index that does not fit the tensor's shape."""
+    """An index does not fit the tensor's shape."""
 
 
 class WriteError(WorkbenchError):
-    """What should be written cannot be: the target exists, the disk is full or failed; nothing of it is visible."""
+    """The target cannot be written: it exists, or the disk is full or failed. No partial output is left visible."""
 
 
 class EchoError(WorkbenchError):
-    """A trainer does not hold what the checkpoint that it loaded stores."""
+    """A trainer's state differs from the checkpoint that it loaded."""
 
 
 class DeviceMemoryError(WorkbenchError, MemoryError):
-    """A device has less memory free than the tensors need; nothing was allocated."""
+    """A device has less free memory than the tensors need; nothing was allocated."""
+
+
+class WorkerError(WorkbenchError):
+    """An executor lost its worker processes or its scheduler, or its workers run other versions."""
 
 
 class UsageError(WorkbenchError, ValueError):
-    """An argument that makes no sense."""
+    """An invalid argument."""

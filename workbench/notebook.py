@@ -1,6 +1,6 @@
-"""Set a notebook up for interactive tables and plots, with no request leaving the machine.
+"""Set up a notebook for interactive tables and plots, without network requests.
 
-The reprs of checkpoints and tensors are plain HTML and need none of this; keys complete without it too.
+The reprs of checkpoints and tensors are plain HTML and do not need this; key completion also works without it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = ["complete_names", "enable", "enabled"]
 _CALL = re.compile(r"""([A-Za-z_][\w.\[\]'"]*)\.param\(\s*(?:fqn\s*=\s*)?(["'])((?:(?!\2).)*)$""")
 
 
-_chosen = False  #: whether somebody said where the scripts come from
+_chosen = False  #: whether :func:`enable` was called, with either choice of where the scripts come from
 
 
 def enabled() -> None:
-    """As :func:`enable`, unless it was called before."""
+    """Call :func:`enable` unless it was called before."""
     if not _chosen:
         enable()
 
 
 def enable(*, inline: bool = True) -> None:
-    """Load Panel's and HoloViews' notebook extensions, and complete parameters' names (:func:`complete_names`).
+    """Load Panel's and HoloViews' notebook extensions and complete parameter names (:func:`complete_names`).
 
     Call it before importing ``hvplot.pandas``, which loads the extension again.
 
     Args:
-        inline: put the scripts (about 10 MB) into the notebook, so that it works without a network; with ``False`` the
-            browser fetches them from Panel's server of packages, and the saved notebook stays small.
+        inline: embed the scripts (about 10 MB) in the notebook so that it works offline. With ``False`` the browser
+            fetches them from Panel's CDN, and the saved notebook stays small.
     """
     global _chosen
     import panel as pn
@@ -51,10 +51,10 @@ def enable(*, inline: bool = True) -> None:
 
 
 def _keep_inside() -> None:
-    """Two ways in which notebooks that say ``inline=True`` fetch from Panel's server all the same (versions below).
+    """Close two gaps through which notebooks with ``inline=True`` still fetch from Panel's CDN (versions below).
 
-    ``import hvplot.pandas`` (0.12) loads HoloViews' extension with its defaults. Plots that HoloViews (1.23) shows name
-    Panel's style sheets by address: what Panel (1.9) does about it in ``_repr_mimebundle_`` is not on their way.
+    ``import hvplot.pandas`` (0.12) loads HoloViews' extension with its defaults. Plots shown by HoloViews (1.23) link
+    to Panel's style sheets by URL: Panel (1.9) inlines them in ``_repr_mimebundle_``, which HoloViews does not call.
     """
     from holoviews.ipython import notebook_extension
     from panel.viewable import Viewable
@@ -73,9 +73,9 @@ def _styles_inside(view: Any, root: Any) -> None:
 
 
 def complete_names(shell: InteractiveShell) -> None:
-    """Complete the names in ``ckpt.param("…`` with the Tab key; ``%load_ext workbench`` does it.
+    """Complete the names in ``ckpt.param("…`` with the Tab key; ``%load_ext workbench`` enables it too.
 
-    IPython asks a mapping for its keys by itself, and nobody for the strings that a method takes.
+    IPython completes the keys of mappings by itself, but not the string arguments of methods.
     """
     from IPython.core.completer import context_matcher
 
@@ -109,11 +109,11 @@ def _parameters(shell: InteractiveShell, text: str) -> Any:
 
 
 def _value(shell: InteractiveShell, expression: str) -> object:
-    """What an expression means, if IPython dares to evaluate it while somebody types."""
+    """Evaluate an expression, if IPython considers it safe to evaluate during typing."""
     from IPython.core.guarded_eval import EvaluationContext, guarded_eval
 
     try:
         context = EvaluationContext(globals=shell.user_global_ns, locals=shell.user_ns, evaluation="limited")
         return guarded_eval(expression, context)
-    except Exception:  # a name that is not there yet, half an expression, what only a call could tell
+    except Exception:  # an undefined name, an incomplete expression, or one that needs a call
         return None

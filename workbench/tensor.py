@@ -1,6 +1,6 @@
-"""A tensor of a checkpoint, not read yet: a name, a place, and a key.
+"""A checkpoint's tensor before it is read: a name, a location, and an index key.
 
-Reading is arithmetic on boxes; nothing else happens here. ``t[2:9, :, -1]`` reads only the bytes that it needs;
+Reading is only arithmetic on boxes. ``t[2:9, :, -1]`` reads only the bytes that it needs;
 ``t.lazy[…]`` composes keys without reading.
 """
 
@@ -11,26 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.dtypes import DType
+from workbench.core.dtypes import DType, nbytes_of
 from workbench.core.gather import gather
 from workbench.core.payload import Payloads
 from workbench.core.read import read_boxes, read_selection, single_chunk
 from workbench.core.select import Selection, whole
+from workbench.core.shown import Shown
 from workbench.errors import SelectionError, TensorNotFoundError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from torch import Tensor as TorchTensor  # in LazyTensor, ``torch`` is a method
+    from torch import device as TorchDevice
 
 __all__ = ["LazyTensor", "as_torch", "read_whole"]
 
 
-class LazyTensor:
+class LazyTensor(Shown):
     """One global tensor of a checkpoint.
 
     Attributes:
         key: stored name.
-        fqn: parameter it belongs to, or ``None`` where the files do not say.
+        fqn: parameter that it belongs to, or ``None`` if the files do not say.
         role: ``param``, ``exp_avg``, ``buffer`` …
     """
 
@@ -52,7 +55,7 @@ class LazyTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements along each axis (of the selection, for a lazy slice)."""
+        """Size of each axis (of the selection, for a lazy slice)."""
         return self._selection.shape
 
     @property
@@ -60,41 +63,40 @@ class LazyTensor:
         """Number of axes."""
         return len(self.shape)
 
-    @property
     def numel(self) -> int:
         """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def element(self) -> DType:
-        """The element type as the workbench knows it (also those that torch lacks)."""
+        """Element type as the workbench's :class:`DType`, which includes types that torch lacks."""
         return self._payloads.catalog.dtype_of(self._tensor)
 
     @property
     def dtype(self) -> torch.dtype | DType:
-        """``torch.dtype``; for types that torch lacks (F4, F6, quantised), our :class:`DType`."""
+        """``torch.dtype``, or the workbench's :class:`DType` for types that torch lacks (F4, F6, quantised)."""
         return self.element if self.element.torch_name is None else self.element.torch
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, stored once."""
-        return (self.numel * self.element.bits + 7) // 8
+        """Size of the elements in bytes, counting each element once."""
+        return nbytes_of(self.element, self.numel())
 
     @property
-    def replicas(self) -> int:
-        """How many copies of each box are stored, at most."""
+    def num_replicas(self) -> int:
+        """Largest number of stored copies of any box of this tensor; 1 without replication."""
         rows = self._payloads.catalog.rows_of(self._tensor)
         return int(self._payloads.catalog.replica[rows].max(initial=-1)) + 1
 
     @property
     def inflated(self) -> bool:
-        """Whether reading is refused because the elements are far more bytes than are stored (strides of 0)."""
+        """Whether reading is refused because the elements take far more bytes than are stored (strides of 0)."""
         catalog = self._payloads.catalog
         return bool(catalog.inflated[catalog.rows_of(self._tensor)].any())
 
     @property
     def chunks(self) -> pd.DataFrame:
-        """The stored boxes of this tensor, one row each, as ``Checkpoint.chunks``."""
+        """Stored chunks of this tensor, one row each, with the columns of ``Checkpoint.chunks``."""
         from workbench.core.frames import chunk_frame
 
         return chunk_frame(self._payloads.catalog.take(np.array([self._tensor])))
@@ -102,76 +104,87 @@ class LazyTensor:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> torch.Tensor:
-        """Read a part: integers, slices with any step, ``...``, and a list or mask on one axis.
+        """Read a part, given by integers, slices with any step, ``...``, and a list or mask on one axis.
 
         Returns:
-            a ``torch.Tensor`` in memory of its own, bits as stored; it outlives the checkpoint and its files.
+            a ``torch.Tensor`` in its own memory, bit for bit as stored; it outlives the checkpoint and its files.
 
         Raises:
             SelectionError: the key does not fit the shape.
-            HoleError: a selected element is stored nowhere.
-            ChangedError: the file was cut or rewritten since the checkpoint was opened, or while it was read.
+            HoleError: a selected element is not stored.
+            ChangedError: the file was truncated or rewritten since the checkpoint was opened, or during the read.
             OpenError: the file is truncated or damaged.
-            UnsafeError: the tensor means far more bytes than are stored.
+            UnsafeError: the tensor would take far more bytes than are stored.
         """
         return self.lazy[key].torch()
 
     @property
     def lazy(self) -> _Lazy:
-        """``t.lazy[key]`` is the part as a lazy tensor; nothing is read."""
+        """Indexer for lazy slices: ``t.lazy[key]`` is a part as a lazy tensor; nothing is read."""
         return _Lazy(self)
 
     def torch(self, *, copy: bool = True) -> torch.Tensor:
-        """All of it, as a ``torch.Tensor``.
+        """Read the whole tensor as a ``torch.Tensor``.
 
-        Elements that torch lacks come raw: F4 and F6 as their packed bytes, quantised ones as unsigned integers.
+        Element types that torch lacks are returned raw: F4 and F6 as packed bytes, quantised ones as unsigned integers.
 
         Args:
-            copy: read it into memory of its own, which outlives the file. ``False`` allows a view of the file instead:
-                a private copy-on-write map, which costs no memory until it is touched, and of which writes reach
-                neither the file nor other tensors. It is a view only where one chunk of a local file holds the tensor
-                in order and the checkpoint was not opened with ``io="pread"``; elsewhere it is a copy all the same.
-                **A view does not survive its file**: if the file is rewritten the values change, and if the file is
-                shortened, touching the view ends the process (``SIGBUS``). Use it for files that nobody writes.
+            copy: read into newly allocated memory, which outlives the file. ``False`` allows a view of the file
+                instead: a private copy-on-write map that uses no memory until it is touched; writes to it change
+                neither the file nor other tensors. A view is returned only if one chunk of a local file holds the
+                tensor in order and the checkpoint was not opened with ``io="pread"``; otherwise the result is still a
+                copy. **A view does not survive its file**: if the file is rewritten the values change, and if the file
+                is truncated, touching the view kills the process (``SIGBUS``). Use it only for files that nobody
+                writes.
 
         Raises:
             as :meth:`__getitem__`.
         """
         return as_torch(self._raw(copy=copy), self.element)
 
+    def to(self, device: str | TorchDevice) -> TorchTensor:
+        """Read the whole tensor and move it to a device; for many tensors :meth:`Checkpoint.to_device` is faster.
+
+        Raises:
+            as :meth:`__getitem__`.
+        """
+        return self.torch().to(device)
+
     def numpy(self, *, copy: bool = True) -> np.ndarray[Any, Any]:
-        """All of it, as an array. Types that numpy lacks (bfloat16, the small floats) come as their bits, unsigned.
+        """Read the whole tensor as an array; types that numpy lacks (bfloat16, small floats) as unsigned integers.
 
         Args:
-            copy: as of :meth:`torch`.
+            copy: as in :meth:`torch`.
         """
         raw = self._raw(copy=copy)
         return raw if self.element.packed else raw.view(self.element.numpy)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
-            raise ValueError("reading a stored tensor makes a copy; for a view of the file ask for numpy(copy=False)")
+            raise ValueError("reading a stored tensor makes a copy; use numpy(copy=False) for a view of the file")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
     def replica(self, i: int) -> LazyTensor:
-        """Copy ``i`` of a replicated tensor, as stored by another rank.
+        """Return copy ``i`` of a replicated tensor, as stored by another rank.
 
         Raises:
-            TensorNotFoundError: fewer copies are stored.
+            TensorNotFoundError: there are fewer stored copies.
         """
-        if not 0 <= i < max(self.replicas, 1):
-            raise TensorNotFoundError(f"tensor {self.key!r} has {self.replicas} stored copies; there is no replica {i}")
+        if not 0 <= i < max(self.num_replicas, 1):
+            raise TensorNotFoundError(
+                f"tensor {self.key!r} has {self.num_replicas} stored copies; there is no replica {i}"
+            )
         return self._with(self._selection, replica=i)
 
     def boxes(self, offsets: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-        """Boxes one after the other, as :meth:`numpy` gives them: many small reads for the price of one plan.
+        """Read many boxes one after the other, as :meth:`numpy` returns them, with a single read plan.
 
         Args:
             offsets, sizes: ``(R, ndim) int64``, inside the shape.
 
         Yields:
-            read-only arrays of each box's sizes, good until the next.
+            a read-only array for each box, valid until the next one is yielded.
 
         Raises:
             as :meth:`__getitem__`.
@@ -189,16 +202,6 @@ class LazyTensor:
         if not self.shape:
             raise TypeError("a 0-d tensor has no length")
         return self.shape[0]
-
-    def __repr__(self) -> str:
-        from workbench.views.text import tensor_line
-
-        return tensor_line(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.views.html import tensor_html
-
-        return tensor_html(self)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -228,14 +231,14 @@ class LazyTensor:
         return read_selection(self._payloads, self._tensor, self._selection, replica=self._replica)
 
     def _mapped(self) -> np.ndarray[Any, Any] | None:
-        """The whole tensor as a private map, when one chunk holds it in order and aligned to its elements."""
+        """Map the whole tensor privately, if one chunk holds it in order and aligned to its elements."""
         row = single_chunk(self._payloads, self._tensor, self._replica)
         catalog = self._payloads.catalog
         if row is None:
             return None
         start = self._payloads.straight(row)
         raw = self.element.raw
-        # Code compiled for aligned loads may fault on elements at odd addresses: those are copied instead.
+        # Code compiled for aligned loads may fault on unaligned elements, so those are copied instead.
         if start is None or start % raw.alignment or start % raw.itemsize:
             return None
         private = self._payloads.pool.private(int(catalog.file[row]), start, start + self.nbytes)
@@ -245,13 +248,16 @@ class LazyTensor:
         row = single_chunk(self._payloads, self._tensor, self._replica)
         if not everything:
             raise SelectionError(
-                f"tensor {self.key!r}: {self.element} packs elements of {self.element.bits} bits; read it whole"
+                f"tensor {self.key!r}: {self.element} packs elements of {self.element.bits} bits; read the whole tensor"
             )
         if row is None:
-            raise UnsupportedFormatError(f"tensor {self.key!r}: {self.element} in several chunks cannot be joined")
+            raise UnsupportedFormatError(
+                f"tensor {self.key!r}: {self.element} is stored in several chunks, which cannot be joined"
+            )
         flat = np.array(self._payloads.region(row).load())
-        last = full[-1] * self.element.bits if full else self.element.bits
-        return flat.reshape(*full[:-1], last // 8) if full and last % 8 == 0 else flat
+        if not full or full[-1] % self.element.block:
+            return flat
+        return flat.reshape(*full[:-1], nbytes_of(self.element, full[-1]))
 
 
 class _Lazy:
@@ -264,12 +270,14 @@ class _Lazy:
         return self._tensor._with(self._tensor._selection.compose(key))
 
 
-def read_whole(payloads: Payloads, *, threads: int, tick: Callable[[float], None] | None = None) -> list[torch.Tensor]:
-    """Every tensor of a catalog, as :meth:`LazyTensor.torch` gives it, but read in one go.
+def read_whole(
+    payloads: Payloads, *, threads: int, progress: Callable[[float], None] | None = None
+) -> list[torch.Tensor]:
+    """Read every tensor of a catalog as :meth:`LazyTensor.torch` does, but in a single pass.
 
     Args:
-        threads: how many read side by side.
-        tick: told the share of bytes that is done.
+        threads: number of reading threads.
+        progress: called with the fraction of bytes done.
 
     Raises:
         as :meth:`LazyTensor.__getitem__`.
@@ -278,13 +286,13 @@ def read_whole(payloads: Payloads, *, threads: int, tick: Callable[[float], None
     packed = [at for at in range(len(catalog)) if catalog.dtype_of(at).packed]
     found = {at: LazyTensor(payloads, at, None, "other").torch() for at in packed}
     rest = np.setdiff1d(np.arange(len(catalog)), packed)
-    raws = gather(payloads, rest, threads=threads, tick=tick)
+    raws = gather(payloads, rest, threads=threads, progress=progress)
     found |= {at: as_torch(raw, catalog.dtype_of(at)) for at, raw in zip(rest.tolist(), raws, strict=True)}
     return [found[at] for at in range(len(catalog))]
 
 
 def as_torch(raw: np.ndarray[Any, Any], element: DType) -> torch.Tensor:
-    """An array of the raw type as a tensor over the same memory; elements that torch lacks stay raw."""
+    """Return an array of the raw type as a tensor over the same memory; types that torch lacks stay raw."""
     import torch
 
     if element.torch_name is None:

@@ -47,7 +47,7 @@ class Original:
     def of(cls, path: Path, written: Path) -> Original:
         ckpt = wb.open(path, cache=False)
         made = manifest.write(ckpt, written)
-        root = Path(ckpt._place.root)
+        root = Path(ckpt.place.root)
         catalog = ckpt.catalog
         data = frozenset(catalog.files[number] for number in set(catalog.file.tolist()))
         return cls(ckpt, made, {name: _digest(root, name) for name in made.files}, data)
@@ -87,9 +87,7 @@ class Look:
         self, path: Path, base: Path, original: Original, target: Target, out: Path, chance: Random, *,
         spared: tuple[str, ...], quick: bool,
     ) -> None:  # fmt: skip
-        self.folder = target.root / Path(original.ckpt._place.root).relative_to(
-            base
-        )  # what the original's files lie in
+        self.folder = target.root / Path(original.ckpt.place.root).relative_to(base)  # what the original's files lie in
         self.path, self.original, self.target, self.out, self.spared = path, original, target, out, spared
         self.threads = chance.choice((1, 1, 1, None))
         self.found = Looked()
@@ -199,7 +197,7 @@ class Look:
         if not self.path.exists():
             return
         report = self._verified(deep=True)
-        json.dumps(report.to_json(), allow_nan=False)
+        json.dumps(report.to_dict(), allow_nan=False)
         _encodable([repr(report), str(report), report._repr_html_()])
         lost = self.target.lost
         if lost is not None and os.path.relpath(lost[1], self.folder) in self.original.data_files:
@@ -211,8 +209,8 @@ class Look:
         if not self.path.exists():
             return
         report = self._verified(manifest=self.original.manifest)
-        json.dumps(report.to_json(), allow_nan=False)
-        if self.path.is_dir() and self.original.ckpt._place.file is not None:
+        json.dumps(report.to_dict(), allow_nan=False)
+        if self.path.is_dir() and self.original.ckpt.place.file is not None:
             return  # a folder in the file's place is another checkpoint
         changed = [name for name, digest in self.original.digests.items() if _digest(self.folder, name) != digest]
         assert report.exit_code or not changed, f"{changed} changed, and the manifest says nothing"
@@ -252,7 +250,7 @@ class Look:
 
 def _told(diagnosis: Any) -> None:
     _encodable([str(diagnosis), repr(diagnosis), diagnosis._repr_html_()])
-    json.dumps(diagnosis.to_json(), allow_nan=False)
+    json.dumps(diagnosis.to_dict(), allow_nan=False)
 
 
 def _encodable(shown: list[str]) -> None:

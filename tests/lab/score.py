@@ -107,7 +107,7 @@ def _table(options: argparse.Namespace) -> Iterator[str]:
             totals[way, "right"] += one.right(way)
         if options.signs:
             for way in ways:
-                for found in one.told[way].found if way in one.told else ():
+                for found in one.told.get(way, ()):
                     yield f"      {way:6}{found.severity:6}{found.rule:5}{found.where:.60}  {found.message:.110}"
     yield "  ".join(f"{way} {what}: {count}/{len(names)}" for (way, what), count in totals.items())
 

@@ -1,1 +1,1 @@
-"""Pure functions from checkpoints and tensors to frozen results; no screen, no format."""
+"""Pure functions from checkpoints and tensors to frozen results, independent of formats and of the display."""

@@ -1,4 +1,4 @@
-"""Types of few bits seen as a table: the value of every bit pattern, how often each occurs, and what the counts tell.
+"""Types of few bits seen as a table: the value of every bit pattern, how often each occurs, and what follows.
 
 Counts of all patterns of a type of 8 or 16 bits say everything that is ever asked of its elements, exactly.
 """
@@ -7,29 +7,38 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from workbench.analysis.numbers import Decoder, fp8_table
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
 if TYPE_CHECKING:
-    from workbench.analysis.moments import Moment
+    from workbench.analysis.moment import Moment
 
-__all__ = ["LAYOUTS", "Layout", "fold_counts", "pattern_counts", "pattern_value", "pattern_values", "raw_only"]
+__all__ = [
+    "LAYOUTS",
+    "FloatBits",
+    "float_steps",
+    "fold_counts",
+    "pattern_counts",
+    "pattern_value",
+    "pattern_values",
+    "raw_only",
+]
 
-Array = np.ndarray[Any, Any]
 COUNTED = 31 << 10  #: elements that torch counts at a time: from 32 Ki on it starts threads of its own
 CONVERTED = 128 << 10  #: elements that numpy counts at a time, as 8 bytes each: they stay in a core's cache
 WORTH_TORCH = 1 << 20  #: bytes of one piece from which importing torch to count them pays
 
 
-class Layout(NamedTuple):
+class FloatBits(NamedTuple):
     """Where a float type keeps what is not an ordinary number, as patterns without the sign bit.
 
     Attributes:
-        special: the first pattern that is no finite number.
+        special: the first pattern that is not a finite number.
         infinite: whether that one is infinity (else NaN).
         normal: the first pattern that is not zero or subnormal.
         tiny: its value.
@@ -42,19 +51,37 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "bfloat16": Layout(0x7F80, True, 0x0080, 2.0**-126),
-    "float16": Layout(0x7C00, True, 0x0400, 2.0**-14),
-    "float32": Layout(0x7F800000, True, 0x00800000, 2.0**-126),
-    "float64": Layout(0x7FF << 52, True, 1 << 52, 2.0**-1022),
-    "float8_e4m3fn": Layout(0x7F, False, 0x08, 2.0**-6),
-    "float8_e5m2": Layout(0x7C, True, 0x04, 2.0**-14),
+    "bfloat16": FloatBits(0x7F80, True, 0x0080, 2.0**-126),
+    "float16": FloatBits(0x7C00, True, 0x0400, 2.0**-14),
+    "float32": FloatBits(0x7F800000, True, 0x00800000, 2.0**-126),
+    "float64": FloatBits(0x7FF << 52, True, 1 << 52, 2.0**-1022),
+    "float8_e4m3fn": FloatBits(0x7F, False, 0x08, 2.0**-6),
+    "float8_e5m2": FloatBits(0x7C, True, 0x04, 2.0**-14),
 }
 _TINY = {"float8_e4m3fnuz": 2.0**-7, "float8_e5m2fnuz": 2.0**-15, "float8_e8m0fnu": 0.0}
 
 
 def raw_only(dtype: DType) -> bool:
-    """Whether elements share a byte, so that there are no numbers."""
+    """Whether elements share a byte, so there are no numbers."""
     return dtype.packed or dtype.name == "float4_e2m1fn_x2"
+
+
+def float_steps(a: Array, b: Array) -> Array:
+    """Count the steps between two floats, given as bits, in their type; both zeros are one value."""
+    p, q = _ordered(a), _ordered(b)
+    unsigned = f"u{p.itemsize}"
+    found: Array = np.maximum(p, q).view(unsigned) - np.minimum(p, q).view(unsigned)
+    return found
+
+
+def _ordered(bits: Array) -> Array:
+    """Signed integers in the order of the floats: the magnitude, negated under a sign."""
+    found: Array = bits.view(f"i{bits.itemsize}").astype(np.int32 if bits.itemsize < 4 else np.int64)
+    sign = found >> (8 * bits.itemsize - 1)  # −1 or 0
+    found &= (1 << (8 * bits.itemsize - 1)) - 1
+    found ^= sign
+    found -= sign
+    return found
 
 
 def pattern_counts(bits: Array) -> Array:
@@ -100,7 +127,9 @@ def fold_counts(state: Moment, dtype: DType, counts: Array) -> None:
 
 
 def pattern_value(name: str, pattern: int) -> float:
-    """The value of one pattern of 16 bits or more."""
+    """The value of one pattern of a float type."""
+    if name.startswith("float8"):
+        return float(fp8_table(name)[pattern])
     if name == "bfloat16":
         return float(np.uint32(pattern << 16).view(np.float32))
     bits = LAYOUTS[name].special.bit_length() + 1

@@ -1,6 +1,6 @@
 """A tensor in blocks, in row-major order: what bounds the memory of every single-tensor view.
 
-A block is a run (:mod:`workbench.analysis.runs`) seen as a piece of a matrix, whose rows are all axes but the last::
+A block is a run (:mod:`workbench.core.runs`) seen as a piece of a matrix, whose rows are all axes but the last::
 
     shape (2, 6, 4), at most 8 elements a block     rows 0:2     2:4     4:6     6:8 …
 """
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.runs import Runs
+from workbench.core.runs import Runs
 from workbench.tensor import LazyTensor
 
-__all__ = ["Block", "Blocks"]
+__all__ = ["MatrixBlock", "MatrixBlocks"]
 
 READ = 1 << 20  #: elements of one read when everything is read
 PIECES = 64  #: reads that a sample is spread over
@@ -24,7 +24,7 @@ KEEP = 2 << 20  #: elements of a sample that are kept for a second pass
 
 
 @dataclass(frozen=True)
-class Block:
+class MatrixBlock:
     """A piece of a tensor seen as a matrix (leading axes flattened).
 
     Attributes:
@@ -37,7 +37,7 @@ class Block:
     values: np.ndarray[Any, Any]
 
 
-class Blocks:
+class MatrixBlocks:
     """The blocks of one tensor; those of a small sample are read once however often one iterates.
 
     Args:
@@ -47,7 +47,7 @@ class Blocks:
 
     def __init__(self, tensor: LazyTensor, limit: int | None = None) -> None:
         self._tensor, self._shape = tensor, tensor.shape
-        self.sampled = limit is not None and tensor.numel > max(limit, 1)
+        self.sampled = limit is not None and tensor.numel() > max(limit, 1)
         size = max(limit // PIECES, 1) if limit is not None and self.sampled else READ
         self._runs = Runs(self._shape, size)
         wanted = range(len(self._runs))
@@ -55,14 +55,14 @@ class Blocks:
             share = min(len(self._runs), max(limit // max(self._runs.longest, 1), 1))
             wanted = np.unique(np.linspace(0, len(self._runs) - 1, share).astype(np.int64)).tolist()
         self._wanted = wanted
-        self._kept: list[Block] | None = [] if len(wanted) * self._runs.longest <= KEEP else None
+        self._kept: list[MatrixBlock] | None = [] if len(wanted) * self._runs.longest <= KEEP else None
         self._done = False
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[MatrixBlock]:
         if self._done and self._kept is not None:
             yield from self._kept
             return
-        kept: list[Block] = []
+        kept: list[MatrixBlock] = []
         for number in self._wanted:
             block = self._read(number)
             if self._kept is not None:
@@ -71,13 +71,13 @@ class Blocks:
         if self._kept is not None:
             self._kept, self._done = kept, True
 
-    def _read(self, number: int) -> Block:
+    def _read(self, number: int) -> MatrixBlock:
         if not self._shape:
-            return Block((0, 1), (0, 1), self._tensor.numpy().reshape(-1))
+            return MatrixBlock((0, 1), (0, 1), self._tensor.numpy().reshape(-1))
         run, width = self._runs[number], self._shape[-1]
         part = self._tensor if run.sizes == self._shape else self._tensor.lazy[run.key]
         values = part.numpy().reshape(-1)
         row = run.start // width
         if self._runs.axis == len(self._shape) - 1:
-            return Block((row, row + 1), (run.low[-1], run.low[-1] + len(values)), values)
-        return Block((row, row + len(values) // width), (0, width), values)
+            return MatrixBlock((row, row + 1), (run.low[-1], run.low[-1] + len(values)), values)
+        return MatrixBlock((row, row + len(values) // width), (0, width), values)

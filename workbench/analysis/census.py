@@ -1,4 +1,4 @@
-"""How often each bit pattern occurs: everything that can be asked of a tensor's values, without its elements.
+"""A histogram of bit patterns, from which every statistic follows.
 
 Of types of 16 bits or less all patterns are counted, so quantiles, histogram, distinct values, entropy and all moments
 are exact. Wider numbers are counted by the leading half of their float32: sign, exponent and seven bits of mantissa::
@@ -15,24 +15,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.bit_patterns import fold_counts, pattern_counts, pattern_values, raw_only
-from workbench.analysis.moments import Moment, _resolve
+from workbench.analysis.moment import Moment
 from workbench.analysis.numbers import BLOCK, Decoder
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType, by_name
+from workbench.core.parts import storable
 from workbench.core.scan import Piece
 
 __all__ = ["BOUND", "Census", "Counts"]
 
-Array = np.ndarray[Any, Any]
 BOUND = 2.0**-8 + 2.0**-23  #: relative, of quantiles of types wider than 16 bits
 _F32 = by_name("float32")
 _MOST = float(np.finfo(np.float32).max)
 
 
+@storable
 @dataclass(eq=False)
 class Counts:
     """The patterns seen so far.
@@ -82,10 +83,10 @@ class Counts:
         """The moments, exactly.
 
         Raises:
-            ValueError: of types wider than 16 bits, whose counts do not tell.
+            ValueError: of types wider than 16 bits, whose counts do not determine them.
         """
         if not self.exact:
-            raise ValueError(f"counts of {self.dtype} do not tell its moments")
+            raise ValueError(f"the moments of {self.dtype} cannot be computed from counts")
         found = Moment(self.dtype)
         self.close()
         found.count = int(self.times.sum())
@@ -148,7 +149,7 @@ class Counts:
     def histogram(self, bins: int = 64) -> tuple[Array, Array] | None:
         """``(bins,)`` counts in equal bins between the smallest and the largest finite value, and their edges.
 
-        The last bin includes its right edge, as numpy's; a single value stands in the middle.
+        The last bin includes its right edge, as numpy's; a single value is in the middle.
         """
         values, times = self.values()
         if not len(values):
@@ -171,11 +172,11 @@ class Census:
     The states are large while they are open: pass work of ``order="group"``.
 
     Args:
-        engine: as of :class:`workbench.analysis.moments.Moments`.
+        engine: of :func:`workbench.core.engine.engine`.
     """
 
-    def __init__(self, engine: str = "auto") -> None:
-        self.engine = _resolve(engine, 0)
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
 
     def begin(self, dtype: DType, other: DType | None = None) -> Counts | None:
         """Nothing seen."""

@@ -8,7 +8,7 @@
 
 Equality is of bits (NaN equals the same NaN; −0 differs from +0, by no number). Numbers are compared where both sides
 are finite; NaN and Inf are counted apart. Sums are carried exactly from piece to piece
-(:mod:`workbench.analysis.comparison`), so that the order of the pieces does not matter.
+(:mod:`workbench.analysis.comparison`), so the order of the pieces does not matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -25,19 +24,16 @@ import numpy as np
 from workbench.analysis import compare_numpy as flat
 from workbench.analysis.compare_numpy import Numpy, how
 from workbench.analysis.comparison import Comparison, exact
-from workbench.analysis.numbers import Decoder, fp8_table
+from workbench.analysis.numbers import Decoder
 from workbench.analysis.where import BANDS, add_bands
+from workbench.core.arrays import Array, Ints
 from workbench.core.dtypes import DType, by_name
+from workbench.core.engine import engine
 from workbench.core.payload import Payloads
-from workbench.core.scan import PIECE, OnError, Piece, Tick, scan
+from workbench.core.scan import PIECE, OnError, Piece, Progress, scan
 from workbench.core.work import pair_work
 
-__all__ = ["Compare", "compare", "engine"]
-
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-COMPILE = 256 << 20  #: bytes of a pass from which loading compiled code pays for itself
+__all__ = ["Compare", "compare"]
 
 
 def compare(
@@ -48,7 +44,7 @@ def compare(
     *,
     replicas: tuple[int, int] = (0, 0),
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
     on_error: OnError | None = None,
     fast: bool | None = None,
     norms: bool = False,
@@ -62,28 +58,28 @@ def compare(
     Args:
         tensors_a, tensors_b: positions of tensors of equal shapes.
         replicas: which stored copies.
-        fast: use the compiled code; by default if numba is installed and the pass is not small.
+        fast: use the compiled code; by default if numba can be imported and the pass is not small.
         norms: take the norms of equal tensors too.
         histograms: fill ``ulps`` and ``octaves``, which costs as much again.
 
     Raises:
-        OpenError: a chunk cannot be read (only without ``on_error``, which is told as :func:`scan` tells it).
+        OpenError: a chunk cannot be read (only without ``on_error``, which is called as by :func:`scan`).
     """
     work = pair_work(a, b, tensors_a, tensors_b, replicas=replicas)
     chosen = engine(int(work.nbytes.sum()), fast)
     found: dict[int, Comparison] = {}
     reducer = Compare(a, fast=chosen == "numba", histograms=histograms)
-    told = None if tick is None else (lambda done: tick(0.9 * done))  # the second look is mostly short
-    for k, state in scan(work, reducer, threads=threads, tick=told, on_error=on_error):
+    told = None if progress is None else (lambda done: progress(0.9 * done))  # the second look is mostly short
+    for k, state in scan(work, reducer, threads=threads, progress=told, on_error=on_error):
         if (state.changed or norms) and state.looked < state.seen and state.how in ("bits", "numbers"):
             found[k] = state
         else:
             yield k, state
     if found:
         rest = work.take(np.flatnonzero(np.isin(work.group, list(found))))
-        told = None if tick is None else (lambda done: tick(0.9 + 0.1 * done))
+        told = None if progress is None else (lambda done: progress(0.9 + 0.1 * done))
         look = Compare(a, fast=chosen == "numba", only_equal=True)
-        for k, more in scan(rest, look, threads=threads, tick=told, on_error=on_error):
+        for k, more in scan(rest, look, threads=threads, progress=told, on_error=on_error):
             state = found[k]
             for name in ("looked", "finite", "zeros", "nan_a", "nan_b", "inf_a", "inf_b"):
                 setattr(state, name, getattr(state, name) + getattr(more, name))
@@ -91,21 +87,8 @@ def compare(
             if state.ulps is not None:
                 state.ulps[0] += more.finite
             yield k, state
-    if tick is not None:
-        tick(1.0)
-
-
-def engine(nbytes: int, fast: bool | None = None) -> str:
-    """``numba`` or ``numpy``: which code a pass over so many bytes runs, and why results say so."""
-    if fast is False or (fast is None and nbytes < COMPILE):
-        return "numpy"
-    if find_spec("numba") is None:
-        if fast:
-            from workbench.errors import MissingExtraError
-
-            raise MissingExtraError("compiled comparison needs numba; pip install 'ckpt-workbench[fast]'")
-        return "numpy"
-    return "numba"
+    if progress is not None:
+        progress(1.0)
 
 
 class Compare:
@@ -119,8 +102,14 @@ class Compare:
     """
 
     def __init__(self, a: Payloads, *, fast: bool = False, only_equal: bool = False, histograms: bool = False) -> None:
-        self._catalog, self._fast, self._only_equal, self._histograms = a.catalog, fast, only_equal, histograms
+        self._a, self._fast, self._only_equal, self._histograms = a, fast, only_equal, histograms
         self._local = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_local": threading.local()}
 
     def begin(self, dtype: DType, other: DType | None) -> Comparison:
         """A comparison of nothing yet."""
@@ -133,7 +122,8 @@ class Compare:
         assert b is not None
         state.seen += len(a)
         if not state.shape:
-            state.shape = self._catalog.shape_of(int(self._catalog.tensor[piece.row]))
+            catalog = self._a.catalog
+            state.shape = catalog.shape_of(int(catalog.tensor[piece.row]))
         if state.how == "none":
             return
         equal = state.how != "numbers" and _same(a, b)
@@ -215,10 +205,8 @@ class Compare:
         if self._fast and state.a == state.b:
             from workbench.analysis import fast_compare
 
-            kind = fast_compare.KINDS.get(state.a.name)
-            if kind is not None:
-                table = fp8_table(state.a.name) if kind == 2 else _NO_TABLE
-                fast_compare.tally(kind, a, b, table, (mask, *into), self._histograms)
+            if state.a.name in fast_compare.TALLIES:
+                fast_compare.tally(state.a.name, a, b, (mask, *into), self._histograms)
                 return []
         known: dict[tuple[str, str], Numpy] = self._local.__dict__.setdefault("engines", {})
         key = state.a.name, state.b.name
@@ -237,7 +225,6 @@ _ODD = {
     "nan_a": flat.NAN_A, "nan_b": flat.NAN_B, "nan_new": flat.NAN_NEW, "inf_a": flat.INF_A, "inf_b": flat.INF_B,
 }  # fmt: skip
 _COUNTED = ("seen", "changed", "same_number", "looked", "finite", "zeros", "unread", *_ODD)
-_NO_TABLE = np.zeros(256, np.float32)
 
 
 def _further(new: Comparison, old: Comparison) -> bool:

@@ -1,6 +1,6 @@
 """The differing piece with numpy alone: every type, in blocks that stay in a core's cache.
 
-What is folded, for both engines (``fast_compare`` is the other):
+What is folded, here and by compiled code (``fast_compare``):
 
     counts   changed · NaN on both sides with other bits · NaN in a · in b · new NaN · Inf in a · in b · pairs of
              finite numbers · index of the largest |δ| · δ = 0 · changed among the pairs that are not finite ·
@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis.bit_patterns import float_steps
 from workbench.analysis.numbers import Decoder
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
 __all__ = ["COUNTS", "OCTAVES", "ULPS", "Numpy", "how"]
 
-Array = np.ndarray[Any, Any]
 Scaled = tuple[int, float, int]
 
 BLOCK = 32 << 10  #: elements at a time
@@ -48,8 +49,7 @@ class Numpy:
 
     def __init__(self, a: DType, b: DType, histograms: bool = True) -> None:
         self.a, self.b, self.how, self._histograms = a, b, how(a, b), histograms
-        self._decode = _Numbers(a), _Numbers(b)
-        self._wide = [np.empty(BLOCK) for _ in range(3)]
+        self._decoders = Decoder(a), Decoder(b)
         self._huge = max(a.bits // (2 if a.kind == "c" else 1), b.bits // (2 if b.kind == "c" else 1)) >= 64
         self._narrowest = narrower(a, b) if self.how == "numbers" else None
 
@@ -75,7 +75,7 @@ class Numpy:
             np.not_equal(a, b, out=mask.view(bool))
             counts[CHANGED] += np.count_nonzero(mask)
             return []
-        x, y = self._decode[0](a), self._decode[1](b)
+        x, y = _numbers(self._decoders[0], a), _numbers(self._decoders[1], b)
         if self.how == "bits":
             changed = _bits_differ(a, b)
         else:
@@ -98,7 +98,8 @@ class Numpy:
             if self._histograms:
                 octaves += _octaves(distance)
         if self.how == "bits" and self.a.kind == "f":
-            steps = _steps(a, b, self.a)
+            exponents = self.a.name == "float8_e8m0fnu"  # without sign
+            steps = np.abs(a.astype(np.int64) - b).view(np.uint64) if exponents else float_steps(a, b)
             steps = steps if finite is None else steps[finite]
             furthest = int(steps.max(initial=0))
             unsigned = counts.view(np.uint64)
@@ -111,13 +112,9 @@ class Numpy:
         if x.dtype.kind == "c" or y.dtype.kind == "c":
             sides = [distance, np.abs(x), np.abs(y)]
         else:
-            sides = [buffer[: len(x)] for buffer in self._wide]
-            sides[1][:], sides[2][:] = x, y
-            if distance.dtype == np.uint64:
-                sides[0][:] = distance
-            else:
-                with np.errstate(over="ignore"):
-                    np.subtract(sides[2], sides[1], out=sides[0])
+            p, q = x.astype(np.float64), y.astype(np.float64)
+            with np.errstate(over="ignore"):
+                sides = [distance.astype(np.float64) if distance.dtype == np.uint64 else q - p, p, q]
         scaled: list[Scaled] = []
         for which, values in enumerate(sides):
             exponent = 0
@@ -145,30 +142,19 @@ class Numpy:
             part = torch.from_numpy(wide[at : at + (16 << 10)].view(f"i{wide.itemsize}").copy()).view(wide_type.torch)
             got = part.to(narrow_type.torch).view(torch.uint8).numpy().view(narrow.dtype)
             want = narrow[at : at + (16 << 10)]
-            numbers = Decoder(narrow_type), Decoder(narrow_type)
-            p, q = numbers[0].numbers(_typed(got, narrow_type)), numbers[1].numbers(_typed(want, narrow_type))
+            p, q = (Decoder(narrow_type).numbers(bits.view(narrow_type.numpy)) for bits in (got, want))
             found += int(np.count_nonzero((p == q) | ((p != p) & (q != q))))
         return found
 
 
-class _Numbers:
+def _numbers(decoder: Decoder, bits: Array) -> Array:
     """Bits of one type as float32, float64, complex128 or integers."""
-
-    def __init__(self, dtype: DType) -> None:
-        self._dtype = dtype
-        self._decoder = Decoder(dtype)
-
-    def __call__(self, bits: Array) -> Array:
-        if self._dtype.kind == "c":
-            half = np.dtype(f"<f{self._dtype.itemsize // 2}")
-            with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-                parts = np.ascontiguousarray(bits).view(half).astype(np.float64)
-            return parts.view(np.complex128)
-        return self._decoder.numbers(_typed(bits, self._dtype))
-
-
-def _typed(bits: Array, dtype: DType) -> Array:
-    return bits.view(dtype.numpy)
+    dtype = decoder.dtype
+    if dtype.kind == "c":
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+            parts = np.ascontiguousarray(bits).view(f"<f{dtype.itemsize // 2}").astype(np.float64)
+        return parts.view(np.complex128)
+    return decoder.numbers(bits.view(dtype.numpy))
 
 
 def narrower(a: DType, b: DType) -> str | None:
@@ -218,35 +204,12 @@ def _octaves(distance: Array) -> Array:
 
 
 def _leading(distance: Array) -> Array:
-    """As float64; of 64-bit integers the leading bit alone, so that nothing rounds upwards."""
+    """Convert to float64; of 64-bit integers only the leading bit is kept, so nothing is rounded up."""
     if distance.dtype == np.uint64:
         distance = distance & ~(distance >> np.uint64(1))
     return distance.astype(np.float64, copy=False)
 
 
-def _steps(a: Array, b: Array, dtype: DType) -> Array:
-    """How many values of the type lie between two of them, plus one; both zeros are one value."""
-    if dtype.name == "float8_e8m0fnu":  # an exponent without sign
-        return np.abs(a.astype(np.int32) - b.astype(np.int32)).astype(np.uint32)
-    if dtype.bits == 64:
-        p, q = (np.where(v >> np.uint64(63), np.uint64(1 << 63) - v, v).view(np.int64) for v in (a, b))
-        return np.where(p > q, p.view(np.uint64) - q.view(np.uint64), q.view(np.uint64) - p.view(np.uint64))
-    left, right = (_ordered(v, dtype.bits) for v in (a, b))
-    left -= right
-    return np.abs(left, out=left).view(f"u{left.itemsize}")
-
-
-def _ordered(bits: Array, width: int) -> Array:
-    """Signed integers in the order of the floats: the magnitude, negated under a sign."""
-    key: Array = bits.astype(np.int32 if width < 32 else np.int64)
-    sign = key >> (width - 1)
-    key &= (1 << (width - 1)) - 1
-    np.negative(sign, out=sign)
-    key ^= sign
-    key -= sign
-    return key
-
-
 def _bit_length(steps: Array) -> Array:
-    exponent = (_leading(steps.astype(np.uint64)).view(np.int64) >> 52) - 1022
+    exponent = (_leading(steps).view(np.int64) >> 52) - 1022
     return np.maximum(exponent, 0)

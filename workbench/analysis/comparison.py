@@ -1,9 +1,9 @@
-"""How two tensors compare: counts, exact sums, places. A value that passes fill and add up.
+"""The comparison of two tensors: counts, exact sums and positions. Passes fill such values, and they can be merged.
 
-Sums of squares are integers in units of 2⁻⁴⁸⁰⁰, in which every product of two finite float64 is whole: partial results
-from threads, files and machines make the same total in any order.
+Sums of squares are integers in units of 2⁻⁴⁸⁰⁰. Every product of two finite float64 is an integer in this unit, so
+partial results from threads, files and machines add up to the same total in any order.
 
-Cosine needs Σab, and has it: 2·Σab = Σa² + Σb² − Σδ².
+Cosine needs Σab, which follows from the other sums: 2·Σab = Σa² + Σb² − Σδ².
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Ints
 from workbench.core.dtypes import DType
 
 __all__ = ["Comparison", "exact", "ratio_of"]
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-_UNIT = 4800  #: sums are integers in units of 2**-_UNIT; even, so that their roots are whole units too
+_UNIT = 4800  #: sums are integers in units of 2**-_UNIT; even, so their roots have whole units too
 
 
 @dataclass(eq=False)
 class Comparison:
-    """How the elements of one tensor on two sides compare. Filled by a pass; to be read afterwards.
+    """Comparison of the elements of one tensor on two sides. A pass fills it; read it afterwards.
 
     Attributes:
         a, b: element types.
         how: ``bits`` (one type); ``numbers`` (two types: values are compared, not bits); ``raw`` (a type whose
-            elements share bytes: bytes are compared and counted); ``none`` (nothing to compare by).
-        seen: elements (bytes, if ``raw``) that were compared.
-        changed: those that differ.
-        same_number: differing bits that mean the same number: −0 and +0, NaN and another NaN.
+            elements share bytes: bytes are compared and counted); ``none`` (not comparable).
+        seen: compared elements (bytes, if ``raw``).
+        changed: elements that differ.
+        same_number: elements with different bits of the same number: −0 and +0, NaN and another NaN.
         finite: pairs of two finite numbers, among ``looked``.
-        looked: elements of pieces that differ somewhere; the rest is equal, and its NaN are not counted
-            (:func:`compare` looks at them too once the tensor has changed at all).
-        nan_a, nan_b, nan_new, inf_a, inf_b: elements; ``nan_new`` are NaN in b only.
+        looked: elements of pieces that differ somewhere. The other pieces are equal, and their NaNs are not counted
+            (:func:`compare` counts them too if the tensor has changed).
+        nan_a, nan_b, nan_new, inf_a, inf_b: numbers of elements; ``nan_new``: NaN only in b.
         max_at: position of the largest |δ| in the tensor, or ``None``; the first in row-major order.
         max_a, max_b: the two elements there.
         rounded: elements equal after rounding the wider of two float types to the narrower, or ``None``.
-        furthest: largest distance in steps of the type between two finite numbers; −0 and +0 are 0 apart.
+        furthest: largest distance in steps of the type between two finite numbers; that of −0 and +0 is 0.
         ulps: ``(66,)`` pairs of finite numbers by bit length of their distance in steps of the type: 0, 1, 2–3, 4–7 …;
-            only for floats of one type, and only where histograms were asked for.
-        octaves: ``(256,)`` pairs with δ ≠ 0 by floor(log₂ |δ|) + 127; the first and last take what lies beyond. Only
-            where histograms were asked for.
+            only for floats of one type, and only if histograms were requested.
+        octaves: ``(256,)`` pairs with δ ≠ 0 by floor(log₂ |δ|) + 127; the first and last include all beyond. Only if
+            histograms were requested.
         bands: ``(D, 64)`` changed elements along each axis.
         chunks: changed elements by (chunk row in a, chunk row in b).
-        unread: elements that could not be read on one of the sides.
+        unread: elements that could not be read on one side.
     """
 
     a: DType
@@ -86,9 +86,9 @@ class Comparison:
 
     @property
     def max_abs(self) -> float | int | None:
-        """Largest |δ| over pairs of finite numbers ; an integer for integer types.
+        """Largest |δ| over pairs of finite numbers; an integer for integer types.
 
-        Of types up to 32 bits, values that are one in float32 count as equal, and the first is taken.
+        In types up to 32 bits, |δ| that are equal in float32 count as equal, and the first one is used.
         """
         if self.how in ("raw", "none"):
             return None
@@ -101,17 +101,17 @@ class Comparison:
 
     @property
     def l2_a(self) -> float | None:
-        """‖a‖₂ over the elements looked at."""
+        """‖a‖₂ over the elements in ``looked``."""
         return None if self.how in ("raw", "none") else _root(self.squares[1])
 
     @property
     def l2_b(self) -> float | None:
-        """‖b‖₂ over the elements looked at."""
+        """‖b‖₂ over the elements in ``looked``."""
         return None if self.how in ("raw", "none") else _root(self.squares[2])
 
     @property
     def rel_l2(self) -> float | None:
-        """‖b − a‖ / ‖a‖; infinite where a is zero and b is not; 0 for equal tensors."""
+        """‖b − a‖ / ‖a‖; infinite if a is zero and b is not; 0 for equal tensors."""
         if self.how in ("raw", "none"):
             return None
         dd, aa, _ = self.squares
@@ -121,7 +121,7 @@ class Comparison:
     def cosine(self) -> float | None:
         """Cosine of the angle between a and b, to about 1e-16 times the ratio of their norms; 1 for equal tensors.
 
-        ``None`` where one of them is zero, or 2³² times as long as the other.
+        ``None`` if one of them is zero, or one norm is 2³² times the other.
         """
         if self.how in ("raw", "none"):
             return None
@@ -135,11 +135,11 @@ class Comparison:
 
     @property
     def ulp_max(self) -> int | None:
-        """Largest distance in steps of the type; ``None`` unless both sides are of one float type."""
+        """Largest distance in steps of the type; ``None`` unless both sides have the same float type."""
         return self.furthest if self.how == "bits" and self.a.kind == "f" else None
 
     def tail(self) -> list[tuple[float, float]]:
-        """``(t, share of the elements with |δ| ≥ t)`` for powers of two ``t``, falling."""
+        """Return ``(t, share of the elements with |δ| ≥ t)`` for powers of two ``t``, in descending order."""
         if self.octaves is None:
             return []
         filled = np.flatnonzero(self.octaves)
@@ -153,7 +153,7 @@ class Comparison:
 
 
 def exact(value: float, exponent: int = 0) -> int:
-    """A float64 times a power of two, in units of ``2**-_UNIT``."""
+    """Return a float64 times a power of two, in units of ``2**-_UNIT``."""
     if value == 0.0:
         return 0
     mantissa, power = math.frexp(value)
@@ -161,7 +161,7 @@ def exact(value: float, exponent: int = 0) -> int:
 
 
 def ratio_of(above: int, below: int) -> float:
-    """√(above / below) of two exact sums; 0 for 0 / 0, infinite where only ``below`` is 0."""
+    """Return √(above / below) of two exact sums; 0 for 0 / 0, infinite if only ``below`` is 0."""
     if above == 0 or below == 0:
         return math.inf if above else 0.0
     shift = above.bit_length() - below.bit_length() - 128
@@ -171,7 +171,7 @@ def ratio_of(above: int, below: int) -> float:
 
 
 def _root(square: int) -> float:
-    """Square root of an exact sum; infinite beyond float64."""
+    """Return the square root of an exact sum; infinite beyond float64."""
     if square <= 0:
         return 0.0
     shift = max(square.bit_length() - 128, 0) & ~1

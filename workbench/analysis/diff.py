@@ -1,4 +1,4 @@
-"""Two checkpoints: what is only in one, what has another name, type, shape or place, and how the values differ.
+"""Compare two checkpoints: tensors in only one, different names, dtypes, shapes or places, and changed values.
 
 ::
 
@@ -9,39 +9,44 @@
     objects  step, arguments, schedulers, generators              workbench.analysis.diff_objects
     result   rows, counts, tables, JSON                           workbench.analysis.diff_result
 
-Equal means equal to the bit. Another sharding, another file or another format is told, but is no difference.
+Equal means bitwise equal. A different sharding, file or format is reported, but is not a difference.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from workbench.analysis import evidence as told
-from workbench.analysis.compare import compare, engine
+from workbench.analysis.compare import compare
 from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_objects import ObjectChange, object_changes
-from workbench.analysis.diff_pairs import MAP, Pair, align, renamed
+from workbench.analysis.diff_pairs import MAP, TensorPair, align, renamed
 from workbench.analysis.diff_place import moved
 from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
-from workbench.analysis.patterns import recognise
+from workbench.analysis.name_map import NameMap
+from workbench.analysis.patterns import Sibling, recognise
 from workbench.checkpoint import Checkpoint, open
-from workbench.core.scan import Tick
+from workbench.core.engine import engine
+from workbench.core.executors import using
+from workbench.core.remote.url import with_options
+from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import UsageError, WorkbenchError
-from workbench.namemap import NameMap
 from workbench.tensor import LazyTensor
 
 __all__ = ["Diff", "TensorDiff", "diff"]
 
-PATTERN_TENSORS = 64  #: changed tensors that are looked at for a pattern
-PATTERN_BYTES = 1 << 30  #: bytes of them
-SIBLINGS = 64  #: tensors of one type and shape that a changed one may have been exchanged with
+PATTERN_TENSORS = 64  #: maximum number of changed tensors searched for a pattern
+PATTERN_BYTES = 1 << 30  #: maximum bytes of them
+SIBLINGS = 64  #: tensors of the same dtype and shape with which a changed one may have been swapped
 
 EVIDENCE = ("auto", "none", "trust")
 
@@ -57,32 +62,41 @@ def diff(
     patterns: bool = True,
     replicas: tuple[int, int] = (0, 0),
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
     fast: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> Diff:
     """Compare two checkpoints, of any formats and shardings.
 
     Args:
         a, b: checkpoints, or paths that are opened.
-        names: the map to see ``a`` under the names of ``b``; by default made where keys do not match.
-        values: compare every element; else only structure, objects and what the files say without being read.
-        evidence: ``auto``: used where values are not read; ``none``: never; ``trust``: tensors whose stored checksums
-            or manifests say that they are equal are not read, and counted as such.
-        patterns: name the form of a change where it can be proved (bounded; what was left out is told).
-        replicas: which stored copy of each side: ``diff(ckpt, ckpt, replicas=(0, 1))`` compares the ranks' copies.
-        threads: how many work side by side; by default as many as this process may use cores, at most 8.
-        tick: told the share that is done; raising there ends the comparison.
-        fast: use numba; by default where it is installed and there is much to do.
+        names: a map from the names of ``a`` to those of ``b``; by default computed if keys do not match.
+        values: compare every element; otherwise only structure, objects and facts known without reading payloads.
+        evidence: ``auto``: used if values are not read; ``none``: never; ``trust``: tensors that are equal according
+            to stored checksums or manifests are not read and count as equal.
+        patterns: identify provable patterns of changes (bounded; what was left out is reported).
+        replicas: the stored copy of each side: ``diff(ckpt, ckpt, replicas=(0, 1))`` compares the ranks' copies.
+        threads: number of worker threads; by default one per available core, up to 8.
+        progress: called with the fraction done; raise to cancel.
+        fast: use numba; by default if it can be imported and the work is large.
+        storage_options: for those of ``a`` and ``b`` that are URLs, as in ``wb.open``. If the two need different ones,
+            open them first: ``diff(wb.open(a, storage_options=…), wb.open(b, storage_options=…))``.
+        executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
+            ``spawn``, or ``distributed.Client(…).get_executor()``. Patterns are
+            searched for in this process. The result is the same to the bit.
 
     Raises:
         OpenError: a path cannot be opened. Tensors that cannot be read are rows of status ``unread``.
         UsageError: an unknown ``evidence``.
+        WorkerError: the executor lost its workers or its scheduler.
     """
     if evidence not in EVIDENCE:
         raise UsageError(f"evidence={evidence!r}: choose one of {', '.join(EVIDENCE)}")
-    left = a if isinstance(a, Checkpoint) else open(a)
-    right = b if isinstance(b, Checkpoint) else open(b)
-    return _Differ(left, right, names, values, evidence, patterns, replicas, threads, tick, fast).run()
+    with using(executor), with_options(storage_options, a, b):
+        left = a if isinstance(a, Checkpoint) else open(a)
+        right = b if isinstance(b, Checkpoint) else open(b)
+        return _Differ(left, right, names, values, evidence, patterns, replicas, threads, progress, fast).run()
 
 
 @dataclass
@@ -95,7 +109,7 @@ class _Differ:
     patterns: bool
     replicas: tuple[int, int]
     threads: int | None
-    tick: Tick | None
+    progress: Progress | None
     fast: bool | None
 
     def run(self) -> Diff:
@@ -117,26 +131,26 @@ class _Differ:
             for pair in same:
                 del found.only_a[pair.key_a], found.only_b[pair.key_b]
         elif found.only_a and found.only_b:
-            self.not_checked["renamed"] = "tensors of other names were not compared by content"
+            self.not_checked["renamed"] = "tensors with different names were not compared by content"
         rows = self._rows(pairs)
         objects = tuple(object_changes(a.objects, b.objects)) if a is not b and self.replicas == (0, 0) else ()
         skipped = [change for change in objects if change.kind in ("unreadable", "unlooked")]
         self.not_checked |= {f"object {change.path!r}": change.text for change in skipped}
         objects = tuple(change for change in objects if change not in skipped)
         for name in dict.fromkeys(name for side in (a, b) for name in side.catalog.meta.get("left_out", ())):
-            skipped.append(ObjectChange(name, "unlooked", "the file holds it in a form that is not read"))
+            skipped.append(ObjectChange(name, "unlooked", "it is stored in an unsupported form"))
             self.not_checked[f"tensor {name!r}"] = skipped[-1].text
         if self.replicas == (0, 0):
             count = len(set(a.objects) | set(b.objects))
             self.checked["objects"] = f"{count:,} object{'' if count == 1 else 's'}"
-        if self.tick is not None:
-            self.tick(1.0)
+        if self.progress is not None:
+            self.progress(1.0)
         return Diff(
             a.path, b.path, (a.format, b.format), (a.step, b.step), tuple(rows), found.only_b, found.only_a, objects,
             self.values, tuple(notes), self.checked, self.not_checked, tuple(skipped),
         )  # fmt: skip
 
-    def _stored(self, pair: Pair) -> bool:
+    def _stored(self, pair: TensorPair) -> bool:
         return all(
             int(ckpt.catalog.replica[ckpt.catalog.rows_of(tensor)].max(initial=-1)) >= replica
             for ckpt, tensor, replica in zip(
@@ -146,7 +160,7 @@ class _Differ:
 
     # ---- rows --------------------------------------------------------------------------------------------------------
 
-    def _rows(self, pairs: Sequence[Pair]) -> list[TensorDiff]:
+    def _rows(self, pairs: Sequence[TensorPair]) -> list[TensorDiff]:
         # what a row keeps can be pickled: the checkpoints, and nothing of this call
         rows = [
             replace(TensorDiff.of(pair, self.b), sides=partial(_sides, pair, self.b, self.replicas)) for pair in pairs
@@ -164,7 +178,7 @@ class _Differ:
             self.not_checked["values"] = "no payload was read; compare values to see how tensors differ"
         return rows
 
-    def _by_evidence(self, pairs: Sequence[Pair], rows: list[TensorDiff], todo: list[int]) -> list[int]:
+    def _by_evidence(self, pairs: Sequence[TensorPair], rows: list[TensorDiff], todo: list[int]) -> list[int]:
         """Fill in what the files say; returns the rows that must still be read."""
         if self.evidence == "none":
             for at in todo:
@@ -188,7 +202,7 @@ class _Differ:
             return []
         return [at for at in todo if at not in settled]
 
-    def _by_value(self, pairs: Sequence[Pair], rows: list[TensorDiff], todo: list[int]) -> None:
+    def _by_value(self, pairs: Sequence[TensorPair], rows: list[TensorDiff], todo: list[int]) -> None:
         sides: dict[int, list[int]] = {}
         for at in todo:
             sides.setdefault(id(pairs[at].a.catalog), []).append(at)
@@ -212,7 +226,7 @@ class _Differ:
                 np.array([pairs[at].tensor_b for at in group], np.int64),
                 replicas=self.replicas,
                 threads=self.threads,
-                tick=None if self.tick is None else _part(self.tick, 0.9 * done / total, 0.9 * share),
+                progress=None if self.progress is None else _part(self.progress, 0.9 * done / total, 0.9 * share),
                 on_error=on_error,
                 fast=chosen == "numba",
             )
@@ -231,7 +245,7 @@ class _Differ:
         for key, why in problems.items():
             self.not_checked[f"tensor {key!r}"] = why
 
-    def _patterns(self, pairs: Sequence[Pair], rows: list[TensorDiff]) -> None:
+    def _patterns(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
         wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]
         wanted.sort(key=lambda at: rows[at].weight(), reverse=True)
         siblings = self._siblings()
@@ -242,44 +256,47 @@ class _Differ:
                 continue
             looked, spent = looked + 1, spent + row.nbytes
             first, second = _sides(pair, self.b, self.replicas)
-            others = [
-                pair.a._tensor(t) for t in siblings.get((row.dtype_b, row.shape_b), []) if t != pair.tensor_a
-            ] if pair.a is self.a else []  # fmt: skip
+            others = (
+                [one for t, one in siblings.get((row.dtype_b, row.shape_b), []) if t != pair.tensor_a]
+                if pair.a is self.a
+                else []
+            )
             try:
                 pattern = recognise(first, second, siblings=others[:SIBLINGS])
             except WorkbenchError as error:
                 self.not_checked[f"pattern of tensor {row.key_b!r}"] = str(error)
                 continue
             rows[at] = replace(row, pattern=pattern)
-            if self.tick is not None:
-                self.tick(0.9 + 0.1 * looked / min(len(wanted), PATTERN_TENSORS))
+            if self.progress is not None:
+                self.progress(0.9 + 0.1 * looked / min(len(wanted), PATTERN_TENSORS))
         if looked < len(wanted):
             self.not_checked["patterns"] = (
-                f"{len(wanted) - looked:,} of {len(wanted):,} changed tensors were not searched for a pattern: at most "
-                f"{PATTERN_TENSORS} tensors and {PATTERN_BYTES >> 20:,} MiB are"
+                f"{len(wanted) - looked:,} of {len(wanted):,} changed tensors were not searched for a pattern; the "
+                f"limit is {PATTERN_TENSORS} tensors and {PATTERN_BYTES >> 20:,} MiB"
             )
 
-    def _siblings(self) -> dict[tuple[str, tuple[int, ...]], list[int]]:
+    def _siblings(self) -> dict[tuple[str, tuple[int, ...]], list[tuple[int, Sibling]]]:
         catalog = self.a.catalog
-        found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        found: dict[tuple[str, tuple[int, ...]], list[tuple[int, Sibling]]] = {}
         for t in range(len(catalog)):
-            found.setdefault((catalog.dtype_of(t).name, catalog.shape_of(t)), []).append(t)
+            kind = catalog.dtype_of(t).name, catalog.shape_of(t)
+            found.setdefault(kind, []).append((t, Sibling(self.a._tensor(t))))
         return found
 
 
-def _sides(pair: Pair, b: Checkpoint, replicas: tuple[int, int]) -> tuple[LazyTensor, LazyTensor]:
+def _sides(pair: TensorPair, b: Checkpoint, replicas: tuple[int, int]) -> tuple[LazyTensor, LazyTensor]:
     first, second = pair.a._tensor(pair.tensor_a), b._tensor(pair.tensor_b)
     if replicas == (0, 0):
         return first, second
     return first.replica(replicas[0]), second.replica(replicas[1])
 
 
-def _again(pair: Pair, b: Checkpoint, replicas: tuple[int, int], tick: Tick | None) -> Comparison | None:
+def _again(pair: TensorPair, b: Checkpoint, replicas: tuple[int, int], progress: Progress | None) -> Comparison | None:
     """Compare one pair once more, with histograms."""
     one, two = np.array([pair.tensor_a]), np.array([pair.tensor_b])
-    found = compare(pair.a.payloads, b.payloads, one, two, replicas=replicas, histograms=True, tick=tick)
+    found = compare(pair.a.payloads, b.payloads, one, two, replicas=replicas, histograms=True, progress=progress)
     return dict(found).get(0)
 
 
-def _part(tick: Tick, start: float, share: float) -> Tick:
-    return lambda done: tick(start + share * done)
+def _part(progress: Progress, start: float, share: float) -> Progress:
+    return lambda done: progress(start + share * done)

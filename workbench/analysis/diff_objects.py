@@ -1,14 +1,14 @@
-"""What changed in the state that is no tensor: nested dicts, lists, namespaces, tensors inside them; as flat changes.
+"""Changes in non-tensor state: nested dicts, lists, namespaces and tensors inside them, as a flat list.
 
 ::
 
     train_state.step          100 → 200
     lr_scheduler.base_lrs[0]  0.0003 → 0.0001
     args.seq_length           only in b: 4096
-    rng.torch                 differs in 2,496 of 5,056 bytes          generator states are counted, never shown
+    rng.torch                 differs in 2,496 of 5,056 bytes          generator states are counted, not shown
 
-Both sides are walked together, iteratively bounded in nodes and depth; containers that contain themselves end where
-they are met again.
+Both sides are traversed together, with limits on nodes and depth; containers that contain themselves are not entered
+again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["ObjectChange", "object_changes"]
 
-NODES = 200_000  #: values that are looked at, over all objects
+NODES = 200_000  #: maximum number of values compared, over all objects
 DEPTH = 64
-TOO_MANY = "nested too deeply, or too many values, to be compared"
-ENTRIES = 6  #: changes of one list that are told; of more, how many and the first
-TEXT = 60  #: characters of a value that are shown
+TOO_MANY = "nested too deeply, or too many values to compare"
+ENTRIES = 6  #: maximum changes reported per list; if there are more, their number and the first ones
+TEXT = 60  #: maximum characters shown of a value
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class ObjectChange:
         path: the object's name, then keys and positions: ``args.lr``, ``state['betas'][1]``.
         kind: ``added``, ``removed``, ``changed``, ``unreadable`` or ``unlooked`` (too many, too deep, or bytes of a
             storage that are not decoded).
-        text: what it was and is, in at most a line.
-        before, after: the values as plain JSON, bounded; ``None`` where there is none, or it is summarised.
+        text: both values, in one line or less.
+        before, after: the values as plain JSON, bounded; ``None`` if absent or summarized.
     """
 
     path: str
@@ -54,7 +54,7 @@ class ObjectChange:
 
 
 def object_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ObjectChange]:
-    """The differences of two checkpoints' objects, by name in the order of the first side."""
+    """Return the differences between two checkpoints' objects, by name in the order of the first side."""
     return list(_Walk().named(a, b))
 
 
@@ -64,7 +64,7 @@ class _Walk:
         self._open: set[tuple[int, int]] = set()
 
     def named(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[ObjectChange]:
-        """Objects by name; one that cannot be decoded is told, and the rest goes on."""
+        """Return objects by name; report those that cannot be decoded and continue."""
         for name in [*a, *(name for name in b if name not in a)]:
             sides = []
             for side in (a, b):
@@ -142,7 +142,7 @@ _LAYOUT = {"format", "DCP_SHARDING_INFO", "total_size", "total_parameters"}
 
 
 def _own(name: str, value: Any) -> Any:
-    """An object without what only tells how the files are laid out: safetensors' headers and index, say."""
+    """Return an object without facts about the file layout, such as safetensors headers and index."""
     if name == "__metadata__" and isinstance(value, Mapping):
         parts = [part for part in value.values() if isinstance(part, Mapping)]
         value = {key: item for part in parts for key, item in part.items() if key not in _LAYOUT}
@@ -154,11 +154,11 @@ def _own(name: str, value: Any) -> Any:
 
 
 class _At(int):
-    """A position in a list, apart from the number as a key of a dict."""
+    """A position in a list, as opposed to an integer key of a dict."""
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """What a container holds by key or position; ``None`` for a leaf."""
+    """Return the contents of a container by key or position; ``None`` for a leaf."""
     if isinstance(value, PickledDict):
         return {**value, **({"(attributes)": value.attrs} if value.attrs else {})}
     if isinstance(value, Mapping):
@@ -204,7 +204,7 @@ def _leaf(path: str, a: Any, b: Any) -> Iterator[ObjectChange]:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any] | Any | None:
-    """A tensor's or array's bytes with its type and shape, or ``None``."""
+    """Return the bytes of a tensor or array with its type and shape, or ``None``."""
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind == "O" else (str(value.dtype), value.shape, np.ascontiguousarray(value))
     if type(value).__module__.startswith("torch") and hasattr(value, "dtype") and hasattr(value, "untyped_storage"):
@@ -262,7 +262,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _sets(a: Any, b: Any) -> str:
-    """What one of two sets has and the other has not; they are of equal kind, and differ."""
+    """Describe the elements in only one of two different sets of the same kind."""
     try:
         sides = [("only in a", a - b), ("only in b", b - a)]
     except (TypeError, RecursionError):

@@ -1,24 +1,23 @@
-"""Whether a tensor lies elsewhere in another checkpoint: cut otherwise, or the same cuts in other files."""
+"""Find tensors that another checkpoint stores elsewhere: with other cuts, or with the same cuts in other files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from workbench.analysis.diff_pairs import Pair
+from workbench.analysis.diff_pairs import TensorPair
 from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
 
 __all__ = ["moved"]
 
-Array = np.ndarray[Any, Any]
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-def moved(pairs: Sequence[Pair], b: Checkpoint, replicas: tuple[int, int] = (0, 0)) -> list[str]:
-    """For each pair ``""``, ``cut`` (other boxes) or ``file`` (the same boxes in files of other names)."""
+def moved(pairs: Sequence[TensorPair], b: Checkpoint, replicas: tuple[int, int] = (0, 0)) -> list[str]:
+    """Return for each pair ``""``, ``cut`` (other boxes) or ``file`` (the same boxes in files with other names)."""
     names: dict[str, int] = {}
     kept: dict[tuple[int, int], tuple[Array, Array]] = {}
 
@@ -39,13 +38,13 @@ def moved(pairs: Sequence[Pair], b: Checkpoint, replicas: tuple[int, int] = (0, 
 
 
 def _sums(catalog: Catalog, replica: int, names: dict[str, int]) -> tuple[Array, Array]:
-    """``(T,)`` sums of 64-bit mixes over each tensor's chunks, in any order: of the boxes, and of boxes and files."""
+    """Return ``(T,)`` order-independent sums of 64-bit mixes over chunks: of the boxes, and of boxes and files."""
     files = np.array([names.setdefault(name, len(names)) for name in catalog.files] or [0], np.uint64)
     mixed = np.full(catalog.chunks, _MIX, np.uint64)
     for columns, empty in ((catalog.offsets, 0), (catalog.sizes, 1)):
         for axis in range(columns.shape[1]):
             column = columns[:, axis]
-            # axes beyond a tensor's own leave no trace: catalogs are padded to different numbers of them
+            # padding axes must not contribute: their number differs between catalogs
             step = (column - empty).astype(np.uint64) * np.uint64(2 * axis + 1 + 64 * empty)
             mixed += _mix(step * _MIX + np.uint64(axis + 64 * empty)) * (column != empty)
     boxes = _mix(mixed)

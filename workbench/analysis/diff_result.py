@@ -1,4 +1,4 @@
-"""What a comparison of two checkpoints found: a row a pair of tensors, what has no partner, what was not looked at."""
+"""The result of comparing two checkpoints: one row per pair of tensors, unpaired tensors, what was not checked."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from workbench.analysis.diff_objects import ObjectChange
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_rows import TensorDiff, chunk_table, tensor_table
+from workbench.core.shown import Shown, above
 from workbench.errors import TensorNotFoundError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from workbench.app.tabs.diff_view import DiffView
+    from panel.viewable import Viewer
 
 __all__ = ["Diff"]
 
 
-@dataclass(frozen=True, eq=False)
-class Diff:
-    """The difference of two checkpoints.
+@dataclass(frozen=True, eq=False, repr=False)
+class Diff(Shown):
+    """The differences between two checkpoints.
 
     Attributes:
         a, b: paths.
         formats: of both.
-        steps: of both; ``None`` where not stored.
-        rows: one a pair of tensors, in the order of ``b``.
-        added, removed: keys only in ``b``, only in ``a`` → why, where there is more to say.
-        objects: changes of what is no tensor.
-        values: whether payloads were compared; if not, rows rest on evidence and may be ``unknown``.
-        notes: sentences on what was decided or could not be told.
-        checked, not_checked: what was looked at, and what not and why not.
-        skipped: objects, and tensors that could not be listed, that were not compared; each in ``not_checked`` too.
+        steps: of both; ``None`` if not stored.
+        rows: one per pair of tensors, in the order of ``b``.
+        added, removed: keys only in ``b``, only in ``a`` → the reason, if known.
+        objects: changes in non-tensor state.
+        values: whether payloads were compared; if not, rows are based on evidence and may be ``unknown``.
+        notes: sentences on decisions and ambiguities.
+        checked, not_checked: what was checked, and what was not and why.
+        skipped: objects and unlistable tensors that were not compared; each is also in ``not_checked``.
     """
 
     a: str
@@ -59,11 +59,11 @@ class Diff:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing differs; 1: something does, or could not be compared."""
+        """0: nothing differs; 1: something differs, or could not be compared."""
         return 0 if self.same and not (self.count("unread") or self.count("unknown") or self.skipped) else 1
 
     def count(self, status: str) -> int:
-        """Pairs of one status: ``equal changed type shape unknown unread``."""
+        """Return the number of pairs with a status: ``equal changed type shape unknown unread``."""
         return self._counts[status]
 
     @cached_property
@@ -81,23 +81,23 @@ class Diff:
 
     @cached_property
     def tensors(self) -> pd.DataFrame:
-        """One row a pair: key_a key_b by role dtype shape numel status source changed share max_abs at l2 rel_l2 cosine
-        ulp_max nan_a nan_b nan_new pattern moved, those that differ most first.
+        """One row per pair: key_a key_b by role dtype shape numel status source changed share max_abs at l2 rel_l2
+        cosine ulp_max nan_a nan_b nan_new pattern moved, those that differ most first.
         """
         return tensor_table(self.changed_rows + [row for row in self.rows if not row.differs])
 
     @cached_property
     def chunks(self) -> pd.DataFrame:
-        """One row a changed chunk of ``b``: key offsets sizes file rank changed (elements; <NA> by evidence alone)."""
+        """One row per changed chunk of ``b``: key offsets sizes file rank changed (elements; <NA> if not read)."""
         return chunk_table(self.rows)
 
     @cached_property
     def changed_rows(self) -> list[TensorDiff]:
-        """Rows that differ, the biggest relative change first, then those without one."""
+        """Rows that differ, the largest relative change first, then those without one."""
         return sorted((row for row in self.rows if row.differs), key=TensorDiff.weight, reverse=True)
 
     def tensor(self, key: str) -> TensorDiff:
-        """The row of a key of ``b``, or of ``a``; its ``detail`` holds histograms and bands.
+        """Return the row of a key of ``b``, or of ``a``; its ``detail`` has histograms and bands.
 
         Raises:
             TensorNotFoundError: no pair has that key.
@@ -111,14 +111,12 @@ class Diff:
         where = "a" if key in self.removed else "b" if key in self.added else ""
         raise TensorNotFoundError(f"{key!r} is only in {where}" if where else f"no tensor {key!r} on either side")
 
-    def view(self) -> DiffView:
-        """The pictures and tables of the dashboard's Diff tab, for a notebook's cell; both checkpoints stay open."""
-        from workbench.app.tabs.diff_view import DiffView
+    def view(self) -> Viewer:
+        """Return the pictures and tables of the dashboard's Diff tab for a notebook; both checkpoints stay open."""
+        return cast("Viewer", above(self, "view")(self))
 
-        return DiffView(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON; equal tensors as a count."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain JSON, with equal tensors as a count."""
         return {
             "a": {"path": self.a, "format": self.formats[0], "step": self.steps[0]},
             "b": {"path": self.b, "format": self.formats[1], "step": self.steps[1]},
@@ -126,8 +124,8 @@ class Diff:
             "summary": self.summary,
             "added": dict(self.added),
             "removed": dict(self.removed),
-            "tensors": [row.to_json() for row in self.changed_rows]
-            + [row.to_json() for row in self.rows if row.status in ("unread", "unknown")],
+            "tensors": [row.to_dict() for row in self.changed_rows]
+            + [row.to_dict() for row in self.rows if row.status in ("unread", "unknown")],
             "renamed": [[row.key_a, row.key_b] for row in self.rows if row.by == RENAMED],
             "moved": [row.key_b for row in self.rows if row.moved],
             "objects": [vars(change) for change in self.objects],
@@ -140,13 +138,3 @@ class Diff:
     @cached_property
     def _counts(self) -> Counter[str]:
         return Counter(row.status for row in self.rows)
-
-    def __repr__(self) -> str:
-        from workbench.views.diff import diff_text
-
-        return diff_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.views.diff import diff_html
-
-        return diff_html(self)

@@ -1,4 +1,4 @@
-"""One pair of tensors of a diff, and the tables made of many."""
+"""One pair of tensors of a diff, and tables of many pairs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.analysis.comparison import Comparison
-from workbench.analysis.diff_pairs import RENAMED, Pair
+from workbench.analysis.diff_pairs import RENAMED, TensorPair
 from workbench.analysis.patterns import Pattern
 from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
 from workbench.core.jsonable import finite
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
+from workbench.core.shown import Shown
 from workbench.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -32,23 +33,23 @@ COLUMNS = (
 DIFFERENT = ("changed", "type", "shape")
 
 
-@dataclass(frozen=True, eq=False)
-class TensorDiff:
+@dataclass(frozen=True, eq=False, repr=False)
+class TensorDiff(Shown):
     """One tensor on both sides.
 
     Attributes:
-        keys_a, key_b: stored names; several of ``a`` where a name map joins them.
+        keys_a, key_b: stored names; several of ``a`` if a name map joins them.
         by: how they were paired.
         role: of ``b``.
         status: ``equal``; ``changed`` (values); ``type`` (another element type, so values are compared as numbers);
             ``shape``; ``unknown`` (not read, and no evidence); ``unread`` (could not be read on one side).
-        source: what an ``equal`` or ``changed`` rests on, where no payload was read.
-        moved: ``cut`` or ``file``: stored in other boxes or files; no difference.
-        comparison: counts, norms and bands, where values were compared; :attr:`detail` adds histograms.
+        source: the evidence for ``equal`` or ``changed`` if no payload was read.
+        moved: ``cut`` or ``file``: stored in other boxes or files, which is not a difference.
+        comparison: counts, norms and bands, if values were compared; :attr:`detail` adds histograms.
         pattern: the proved form of the change, if it has one.
-        chunk_rows: chunk rows of ``b`` that changed.
-        why: why it could not be read.
-        fqn: the parameter of ``b`` that it is, or belongs to; ``None`` where that is not known.
+        chunk_rows: changed chunk rows of ``b``.
+        why: the reason if it could not be read.
+        fqn: its parameter in ``b``; ``None`` if unknown.
         again: compares the pair once more, with histograms. ``sides``: the two tensors.
     """
 
@@ -71,33 +72,33 @@ class TensorDiff:
     why: str = ""
     catalog: Catalog | None = field(default=None, repr=False)
     fqn: str | None = None
-    again: Callable[[Tick | None], Comparison | None] | None = field(default=None, repr=False)
+    again: Callable[[Progress | None], Comparison | None] | None = field(default=None, repr=False)
     sides: Callable[[], tuple[LazyTensor, LazyTensor]] | None = field(default=None, repr=False)
 
     @cached_property
     def detail(self) -> Comparison | None:
-        """The comparison with its histograms of ulps and |δ|: the tensor is read once more.
+        """The comparison with histograms of ulps and |δ|; reads the tensor again.
 
         Raises:
-            OpenError: it cannot be read any more.
+            OpenError: the tensor can no longer be read.
         """
         return self._detail(None)
 
-    def look(self, tick: Tick) -> Comparison | None:
-        """:attr:`detail`, telling the share that is done; raising there ends it."""
+    def look(self, progress: Progress) -> Comparison | None:
+        """Return :attr:`detail`; ``progress`` is called with the fraction done and may raise to cancel."""
         if "detail" not in self.__dict__:
-            self.__dict__["detail"] = self._detail(tick)
+            self.__dict__["detail"] = self._detail(progress)
         return self.detail
 
-    def _detail(self, tick: Tick | None) -> Comparison | None:
+    def _detail(self, progress: Progress | None) -> Comparison | None:
         c = self.comparison
         if c is None or not c.changed or self.again is None or c.octaves is not None:
             return c
-        return self.again(tick)
+        return self.again(progress)
 
     @classmethod
-    def of(cls, pair: Pair, b: Checkpoint) -> TensorDiff:
-        """What the catalogs say of a pair; nothing is read."""
+    def of(cls, pair: TensorPair, b: Checkpoint) -> TensorDiff:
+        """Create a row from the catalogs; nothing is read."""
         p, q, t, u = pair.a.catalog, b.catalog, pair.tensor_a, pair.tensor_b
         shapes = p.shape_of(t), q.shape_of(u)
         dtypes = p.dtype_of(t).name, q.dtype_of(u).name
@@ -109,22 +110,22 @@ class TensorDiff:
 
     @property
     def key_a(self) -> str:
-        """One name for the first side, for people."""
+        """The name of the first side, for display."""
         return " + ".join(self.keys_a)
 
     @property
     def differs(self) -> bool:
-        """Whether this is a difference; another name is one, another place is none."""
+        """Whether this is a difference. A different name is one, a different place is not."""
         return self.status in DIFFERENT or self.by == RENAMED
 
     @property
     def share(self) -> float | None:
-        """Part of the elements that changed."""
+        """Share of changed elements."""
         c = self.comparison
         return None if c is None or not c.seen else c.changed / c.seen
 
     def weight(self) -> tuple[int, float, float]:
-        """Order of a table: other shapes first, then by relative L2, then by the share that changed."""
+        """Return the sort key of a table: other shapes first, then relative L2, then the share of changes."""
         c = self.comparison
         relative = c.rel_l2 if c is not None and c.rel_l2 is not None else -1.0
         if c is not None and c.nan_new:
@@ -132,7 +133,7 @@ class TensorDiff:
         return int(self.status == "shape"), relative, self.share or 0.0
 
     def compared(self, found: Comparison | None, why: str = "") -> TensorDiff:
-        """The row with what was read of it."""
+        """Return the row with the result of a comparison."""
         total = self.numel
         if found is not None and found.how == "raw":
             bits = by_name(self.dtype_b).bits
@@ -152,7 +153,7 @@ class TensorDiff:
         return replace(self, status=status, comparison=found, chunk_rows=rows, why=why)
 
     def row(self) -> dict[str, Any]:
-        """The columns of :data:`COLUMNS`."""
+        """Return the columns of :data:`COLUMNS`."""
         c = self.comparison
         dtype = self.dtype_b if self.dtype_a == self.dtype_b else f"{self.dtype_a} → {self.dtype_b}"
         shape: Any = self.shape_b if self.shape_a == self.shape_b else (self.shape_a, self.shape_b)
@@ -166,10 +167,10 @@ class TensorDiff:
                 found[name] = getattr(c, name)
         return found
 
-    def to_json(self, *, detail: bool = False) -> dict[str, Any]:
-        """The row as plain JSON; with ``detail`` also histograms, for which the tensor is read once more."""
+    def to_dict(self, *, detail: bool = False) -> dict[str, Any]:
+        """Return the row as plain JSON; ``detail`` adds histograms, for which the tensor is read again."""
         found = {name: _plain(value) for name, value in self.row().items()}
-        found["pattern"] = None if self.pattern is None else self.pattern.to_json()
+        found["pattern"] = None if self.pattern is None else self.pattern.to_dict()
         c = self.comparison
         if c is not None and c.changed:
             found |= {"same_number": c.same_number, "inf_a": c.inf_a, "inf_b": c.inf_b, "rounded": c.rounded}
@@ -184,14 +185,9 @@ class TensorDiff:
             found["chunks"] = [_chunk(self.catalog, row) for row in self.chunk_rows[:1000]]
         return found
 
-    def __repr__(self) -> str:
-        from workbench.views.diff import tensor_text
-
-        return tensor_text(self)
-
 
 def tensor_table(rows: Iterable[TensorDiff]) -> pd.DataFrame:
-    """The rows as a DataFrame with the columns of :data:`COLUMNS`."""
+    """Return the rows as a DataFrame with the columns of :data:`COLUMNS`."""
     import pandas as pd
 
     frame = pd.DataFrame([row.row() for row in rows], columns=list(COLUMNS))
@@ -206,7 +202,7 @@ def tensor_table(rows: Iterable[TensorDiff]) -> pd.DataFrame:
 
 
 def chunk_table(rows: Sequence[TensorDiff]) -> pd.DataFrame:
-    """The changed chunks of the second side."""
+    """Return the changed chunks of the second side."""
     import pandas as pd
 
     found = []

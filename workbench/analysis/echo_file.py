@@ -1,4 +1,4 @@
-"""A trainer's state as fingerprints: one JSON file that says what every live tensor held, without the tensors.
+"""A trainer's state as fingerprints: one JSON file that identifies the content of every live tensor.
 
 ::
 
@@ -8,13 +8,13 @@
      "tensors": {
       "model.norm.weight": {"dtype": "bfloat16", "shape": [4096], "fqn": "norm.weight", "role": "param",
                             "fingerprint": "0123…"},
-      "optimizer.state.norm.weight.step": {…, "value": "0000803b47…"},                small ones: their bytes, too
+      "optimizer.state.norm.weight.step": {…, "value": "0000803b47…"},                small ones: also their bytes
       "model.head.weight": {…, "tied": "model.embed.weight"}, …},
      "digest": "…"}                       xxh3_128 of all bytes before this line
 
 Fingerprints are those of :mod:`workbench.core.fingerprint`, as in a manifest: of the global tensor, whatever the
-sharding. Small tensors (a counter) are kept whole, so that the file opens as a checkpoint that holds these, and names,
-shapes and objects of all.
+sharding. Small tensors (counters) are stored with their bytes. The file opens as a checkpoint with the names and shapes
+of all tensors, the objects, and the values of small tensors.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from workbench.analysis.manifest_fields import LIMIT, Fields
+from workbench.analysis.manifest_fields import LIMIT, ManifestFields
 from workbench.analysis.manifest_file import write_whole
 from workbench.checkpoint import Checkpoint
 from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
-from workbench.core.source import Source, cannot_open, no_descriptor
+from workbench.core.source import FileStat, Source, cannot_open, no_descriptor
 from workbench.core.storage import SourcePool
 from workbench.errors import CorruptError, NotACheckpointError, UnsafeError, UnsupportedFormatError
 
 __all__ = ["INSIDE", "SMALL", "Echo", "EchoTensor", "is_echo", "open_echo", "read_echo", "write_echo"]
 
 INSIDE = "workbench-echo.json"  #: its name in a folder
-SMALL = 64  #: bytes of a tensor that is kept whole
+SMALL = 64  #: maximum bytes of a tensor whose bytes are stored
 FORMAT, VERSION = "workbench-echo", 1
 _TAIL = re.compile(rb',\n"digest": "([0-9a-f]{32})"}\n?\Z')
 _HEAD = b'{"format": "workbench-echo"'
@@ -54,10 +54,10 @@ class EchoTensor(NamedTuple):
     """One live tensor.
 
     Attributes:
-        dtype: its element type's name.
-        fqn, role: the parameter it belongs to, and its part in it.
-        fingerprint: ``None`` where it could not be taken.
-        why: … the reason.
+        dtype: the name of its element type.
+        fqn, role: its parameter, and its role for it.
+        fingerprint: ``None`` if it could not be computed.
+        why: the reason, in that case.
         tied: key of the tensor that it shares its memory with.
         value: bytes of a small tensor, row-major and little endian.
     """
@@ -74,18 +74,18 @@ class EchoTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Echo:
-    """What a trainer held right after its load.
+    """The state of a trainer right after its load.
 
     Attributes:
-        path: the file; ``None`` while it is not written.
-        made: when, in UTC.
-        world_size: ranks that held it.
-        payload: whether the tensors themselves lie beside it, as a DCP checkpoint.
-        tensors: key, as ``torch.distributed.checkpoint`` would name it → tensor.
-        objects: what is no tensor, of JSON's types.
-        counts: ``trained``: parameters that the optimizer updates; ``with_state``: … that it has a state for;
-            ``strangers``: … that are none of the model's.
-        copies: key → rank → fingerprint, where ranks that should hold the same do not.
+        path: the file; ``None`` until it is written.
+        made: the time, in UTC.
+        world_size: number of ranks.
+        payload: whether the tensors themselves are stored next to it, as a DCP checkpoint.
+        tensors: key, as named by ``torch.distributed.checkpoint`` → tensor.
+        objects: non-tensor state, of JSON's types.
+        counts: numbers of parameters. ``trained``: the optimizer updates them; ``with_state``: it has state for them;
+            ``strangers``: it has them, but the model does not.
+        copies: key → rank → fingerprint, if ranks that should hold the same tensor differ.
     """
 
     path: str | None
@@ -99,7 +99,7 @@ class Echo:
 
     @property
     def prints(self) -> dict[tuple[str, str], str]:
-        """Parameter and role → fingerprint, of all that have both."""
+        """Parameter and role → fingerprint, for tensors that have both."""
         return {
             (one.fqn, one.role): one.fingerprint
             for one in self.tensors.values()
@@ -111,7 +111,7 @@ class Echo:
 
 
 def is_echo(path: str | os.PathLike[str]) -> bool:
-    """Whether an echo's file, or a folder with one, lies there."""
+    """Return whether the path is an echo's file, or a folder with one."""
     try:
         with open(_file(path), "rb") as handle:
             return handle.read(len(_HEAD)) == _HEAD
@@ -121,11 +121,11 @@ def is_echo(path: str | os.PathLike[str]) -> bool:
 
 
 def read_echo(path: str | os.PathLike[str]) -> Echo:
-    """An echo from its file or its folder.
+    """Read an echo from its file or its folder.
 
     Raises:
-        MissingFileError, NotACheckpointError: there is none.
-        CorruptError: it is damaged; UnsupportedFormatError: of a later version; UnsafeError: absurd.
+        MissingFileError, NotACheckpointError: there is no echo.
+        CorruptError: it is damaged. UnsupportedFormatError: it has a later version. UnsafeError: it is too large.
     """
     name = _file(path)
     try:
@@ -140,7 +140,7 @@ def read_echo(path: str | os.PathLike[str]) -> Echo:
 
 
 def write_echo(echo: Echo, path: str) -> str:
-    """Write it whole or not at all; a folder gets it as :data:`INSIDE`. Returns the file's name.
+    """Write an echo atomically; in a folder, as :data:`INSIDE`. Return the file's name.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -151,12 +151,12 @@ def write_echo(echo: Echo, path: str) -> str:
 
 
 def open_echo(echo: Echo | str | os.PathLike[str]) -> Checkpoint:
-    """An echo as a checkpoint of format ``echo``: its names, shapes and objects, and the values of small tensors.
+    """Open an echo as a checkpoint of format ``echo``: names, shapes and objects, and the values of small tensors.
 
-    The others are stored nowhere: to read one raises HoleError.
+    Other values are not stored; reading them raises HoleError.
 
     Raises:
-        as :func:`read_echo`; UsageError: an echo that was not written.
+        UsageError: the echo has not been written. Others: see :func:`read_echo`.
     """
     if not isinstance(echo, Echo):
         echo = read_echo(echo)
@@ -208,16 +208,16 @@ def _row(one: EchoTensor) -> dict[str, Any]:
 def _decode(data: bytes, path: str) -> Echo:
     what = f"echo {path!r}"
     if not data.startswith(_HEAD):
-        raise NotACheckpointError(f"{path!r} is no echo; write one with workbench.echo(model, optimizer, path)")
+        raise NotACheckpointError(f"{path!r} is not an echo; write one with workbench.echo(model, optimizer, path)")
     tail = _TAIL.search(data)
     if tail is None or xxhash.xxh3_128_hexdigest(data[: tail.start()]).encode() != tail[1]:
-        raise CorruptError(f"{what} is not as it was written: its own digest differs; write it again")
-    document, check = jsonsafe.loads(data, what=what), Fields(what, len(data))
+        raise CorruptError(f"{what} has changed since it was written: its own digest differs; write it again")
+    document, check = jsonsafe.loads(data, what=what), ManifestFields(what, len(data))
     if not isinstance(document, dict) or document.get("version") != VERSION:
-        raise UnsupportedFormatError(f"{what} has another version than {VERSION}; update the workbench")
+        raise UnsupportedFormatError(f"{what} has an unknown version (expected {VERSION}); update the workbench")
     counts, copies = check.table(document, "counts"), check.table(document, "copies")
     if any(type(n) is not int for n in counts.values()) or any(not isinstance(c, dict) for c in copies.values()):
-        raise check.fail("a count is no number, or a copy no object")
+        raise check.fail("a count is not a number, or a copy is not an object")
     return Echo(
         path,
         check.text(document, "made"),
@@ -230,18 +230,18 @@ def _decode(data: bytes, path: str) -> Echo:
     )
 
 
-def _tensor(check: Fields, key: str, row: Any) -> EchoTensor:
+def _tensor(check: ManifestFields, key: str, row: Any) -> EchoTensor:
     entry = check.tensor(key, row)
     texts = {name: row.get(name) for name in ("fqn", "tied", "value")}
     if any(text is not None and not isinstance(text, str) for text in texts.values()):
-        raise check.fail(f"tensor {key!r} has a name that is no text")
+        raise check.fail(f"tensor {key!r} has a name that is not a string")
     value = texts["value"]
     held = None if value is None or not _VALUE.fullmatch(value) else bytes.fromhex(value)
     numel = 1
     for n in entry.shape:
         numel *= n
     if value is not None and (held is None or len(held) != nbytes_of(by_name(entry.dtype), numel)):
-        raise check.fail(f"tensor {key!r} has a value that is none")
+        raise check.fail(f"tensor {key!r} has an invalid value")
     role = check.text(row, "role")
     return EchoTensor(entry.dtype, entry.shape, texts["fqn"], role, entry.fingerprint, entry.why, texts["tied"], held)
 
@@ -256,7 +256,7 @@ def _step(objects: Mapping[str, Any]) -> int | None:
 
 
 class _Held(SourcePool):
-    """Bytes in memory in the place of files."""
+    """Bytes in memory in place of files."""
 
     def __init__(self, place: Place, data: bytes) -> None:
         super().__init__(place, [], [], "pread")
@@ -278,7 +278,7 @@ class _Held(SourcePool):
 class _Bytes(Source):
     def __init__(self, data: bytes) -> None:
         self.data = np.frombuffer(data, np.uint8)
-        self.size = len(data)
+        self.stat = FileStat(len(data), 0)
 
     def read_into(self, buffer: np.ndarray[Any, Any], start: int) -> None:
         buffer[:] = self.data[start : start + len(buffer)]

@@ -1,4 +1,4 @@
-"""What two checkpoints say of their difference without a payload being read.
+"""Evidence about the difference of two checkpoints, without reading payloads.
 
 ::
 
@@ -6,8 +6,8 @@
     manifest           tensor by tensor, of fingerprints that were taken when the manifest was written
     one file           the same bytes on disk: a hard link, or the checkpoint with itself
 
-All but the last are evidence of what was *written*: a bit that flipped on the disk since then is not seen, and two
-contents share a CRC-32 once in 4·10⁹. What says so is kept beside each verdict.
+All but the last are evidence of what was *written*: a later bit flip on disk is not detected, and two contents share a
+CRC-32 once in 4·10⁹. Each verdict records its source.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from workbench.analysis.manifest import find, load
+from workbench.analysis.manifest import load
 from workbench.analysis.manifest_entries import Manifest
 from workbench.checkpoint import Checkpoint
 from workbench.core import box
+from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.checksums import StoredCrcs, stored_crcs
 from workbench.errors import MissingFileError, WorkbenchError
 
-__all__ = ["CRC", "MANIFEST", "ONE_FILE", "Evidence", "Verdict", "gather"]
+__all__ = ["CRC", "MANIFEST", "ONE_FILE", "PairVerdicts", "Verdict", "gather"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 CRC, MANIFEST, ONE_FILE = "stored CRC-32", "manifest", "one file"
 EQUAL, CHANGED, UNKNOWN = "equal", "changed", "unknown"
@@ -38,13 +36,13 @@ EQUAL, CHANGED, UNKNOWN = "equal", "changed", "unknown"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one pair of tensors without reading them.
+    """What is known about one pair of tensors without reading them.
 
     Attributes:
         status: ``equal``, ``changed`` or ``unknown``.
-        source: what says so; empty when unknown.
-        equal, changed, unknown: chunks of the second side.
-        chunks: chunk rows of the second side that changed.
+        source: the evidence; empty if unknown.
+        equal, changed, unknown: numbers of chunks of the second side.
+        chunks: changed chunk rows of the second side.
     """
 
     status: str = UNKNOWN
@@ -56,12 +54,12 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Verdicts by pair, and what they rest on.
+class PairVerdicts:
+    """Verdicts by pair, and their evidence.
 
     Attributes:
-        verdicts: one a pair, in their order.
-        checked, not_checked: sentences by name, as of a report.
+        verdicts: one per pair, in the same order.
+        checked, not_checked: sentences by name, as in a report.
     """
 
     verdicts: list[Verdict]
@@ -71,8 +69,8 @@ class Evidence:
 
 def gather(
     a: Checkpoint, b: Checkpoint, tensors_a: Sequence[int], tensors_b: Sequence[int], replicas: tuple[int, int] = (0, 0)
-) -> Evidence:
-    """Everything that directories, manifests and the file system say of pairs of tensors of one type and shape."""
+) -> PairVerdicts:
+    """Gather the evidence of directories, manifests and the file system on pairs of tensors of one dtype and shape."""
     left, right = np.asarray(tensors_a, np.int64), np.asarray(tensors_b, np.int64)
     checked: dict[str, str] = {}
     not_checked: dict[str, str] = {}
@@ -82,7 +80,7 @@ def gather(
         not_checked["manifests"] = manifests
     elif manifests is not None:
         verdicts = _by_manifest(a, b, left, right, manifests, verdicts, checked)
-    return Evidence(verdicts, checked, not_checked)
+    return PairVerdicts(verdicts, checked, not_checked)
 
 
 # ---- chunks ----------------------------------------------------------------------------------------------------------
@@ -110,11 +108,11 @@ def _by_chunks(
     if with_crc:
         checked[CRC] = (
             f"of {with_crc:,} chunks on both sides, {int(equal.sum()):,} equal: evidence of what was written, not of "
-            "what the disk holds now"
+            "what is on disk now"
         )
     if int(counts[2].sum()):
         not_checked["chunks without evidence"] = (
-            f"{int(counts[2].sum()):,} chunks have no CRC on both sides, or are cut otherwise; they were not read"
+            f"{int(counts[2].sum()):,} chunks lack a CRC on both sides, or are sharded differently; they were not read"
         )
     if same.any():
         checked[ONE_FILE] = f"{int(same.sum()):,} chunks are the same bytes of the same file on disk"
@@ -127,7 +125,7 @@ def _by_chunks(
 
 
 def _told(crcs: tuple[StoredCrcs, StoredCrcs], p: Catalog, q: Catalog, i: Ints, j: Ints) -> tuple[Array, Array]:
-    """Pairs of chunk rows that their CRCs call equal, and those that they call changed."""
+    """Return pairs of chunk rows that are equal according to their CRCs, and those that changed."""
     one, two = crcs
     both = (one.crc[i] >= 0) & (two.crc[j] >= 0)
     exact = one.exact[i] & two.exact[j]
@@ -137,7 +135,7 @@ def _told(crcs: tuple[StoredCrcs, StoredCrcs], p: Catalog, q: Catalog, i: Ints, 
 
 
 def _same_view(p: Catalog, q: Catalog, i: Ints, j: Ints) -> Array:
-    """Whether two chunks are the same part of their records."""
+    """Return whether two chunks are the same part of their records."""
     inner = [np.zeros(len(rows), np.int64) if c.inner is None else c.inner[rows] for c, rows in ((p, i), (q, j))]
     same = inner[0] == inner[1]
     if p.strides is None and q.strides is None:
@@ -149,7 +147,7 @@ def _same_view(p: Catalog, q: Catalog, i: Ints, j: Ints) -> Array:
 
 
 def _same_boxes(p: Catalog, q: Catalog, left: Ints, right: Ints, replicas: tuple[int, int]) -> tuple[Ints, Ints, Ints]:
-    """Chunks that hold the same box of a pair of tensors: the pair, a row of the first side, a row of the second."""
+    """Return chunks with the same box of a pair of tensors: the pair, and a row of the first and second side."""
     sides = []
     dims = max(p.offsets.shape[1], q.offsets.shape[1])
     for catalog, tensors, replica in ((p, left, replicas[0]), (q, right, replicas[1])):
@@ -168,7 +166,7 @@ def _same_boxes(p: Catalog, q: Catalog, left: Ints, right: Ints, replicas: tuple
     both = np.concatenate([keys_a, keys_b])
     order = np.lexsort(both.T[::-1])
     same = (both[order][1:] == both[order][:-1]).all(axis=1) if len(order) else np.empty(0, bool)
-    # a row of each side, next to one another; boxes stored twice in one replica match their first
+    # a row of each side, in adjacent positions; boxes stored twice in one replica match the first
     first, second = order[:-1][same], order[1:][same]
     real = (first < len(rows_a)) & (second >= len(rows_a))
     first, second = first[real], second[real] - len(rows_a)
@@ -180,7 +178,7 @@ def _padded(columns: Array, dims: int, value: int) -> Array:
 
 
 def _one_place(a: Checkpoint, b: Checkpoint, i: Ints, j: Ints) -> Array:
-    """Whether two chunks are the same bytes of one file (the same inode)."""
+    """Return whether two chunks are the same bytes of one file (the same inode)."""
     p, q = a.catalog, b.catalog
     nodes = []
     for ckpt in (a, b):
@@ -191,7 +189,7 @@ def _one_place(a: Checkpoint, b: Checkpoint, i: Ints, j: Ints) -> Array:
             try:
                 stat = os.stat(os.path.join(folder, ckpt.catalog.files[file]))
             except (OSError, ValueError):
-                continue  # then nothing is known of it
+                continue  # nothing is known about it
             table[file] = stat.st_dev, stat.st_ino & ((1 << 63) - 1)
         nodes.append(table)
     one, two = nodes[0][p.file[i]], nodes[1][q.file[j]]
@@ -207,7 +205,7 @@ def _manifests(a: Checkpoint, b: Checkpoint) -> tuple[Manifest, Manifest] | str 
     found: list[Manifest] = []
     for ckpt in (a, b):
         try:
-            found.append(load(find(ckpt.path)))
+            found.append(load(ckpt.place))
         except MissingFileError:
             continue
         except WorkbenchError as error:

@@ -1,17 +1,7 @@
-"""The differing piece in one pass, compiled by numba (the ``fast`` extra); the same results as the numpy way.
+"""The differing piece in one pass, compiled by numba: the same results as the numpy way.
 
 A piece is taken in blocks that stay in a core's first cache; each step is a loop of its own that the compiler turns
-into wide instructions::
-
-    bits ─ decode ─► float32 ─┬─ Σδ² Σa² Σb² in float64
-                              ├─ |δ| ─► max, octave of |δ| ─┐
-    bits ─ ordered keys ─► ulp distance ─► its octave ──────┴─► one byte ─► eight interleaved tables of counts
-
-Counting one byte an element is what costs most: 16-bit types share a byte between both octaves (4 bits each), and the
-few elements beyond its range are counted apart. Blocks with NaN or Inf take a slow path of their own.
-
-Loops and kernels stay in one file: numba keeps compiled kernels until *their* file changes, and would go on using the
-old code of a loop that was changed in another one.
+into wide instructions. Blocks with NaN or Inf are copied, and such pairs become 0 there.
 """
 
 from __future__ import annotations
@@ -19,86 +9,42 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
-__all__ = ["KINDS", "tally"]
+from workbench.analysis import compare_numpy as flat
+from workbench.analysis import fast_numbers
+from workbench.analysis.numbers import fp8_table
+from workbench.core.arrays import Array
+from workbench.core.kernels import kernel, loop, ready, reordered
 
-Array = np.ndarray[Any, Any]
+__all__ = ["TALLIES", "tally"]
 
 BLOCK = 1024
-KINDS = {
-    "bfloat16": 0, "float16": 1, "float8_e4m3fn": 2, "float8_e5m2": 2, "float8_e4m3fnuz": 2, "float8_e5m2fnuz": 2,
-    "float32": 3,
-}  # fmt: skip
-_FAST = {"reassoc", "contract"}  # sums may be reordered; NaN, Inf and signed zeros keep their meaning
+_NO_TABLE = np.zeros(0, np.float32)
+_CHANGED, _NAN_NAN, _NAN_A, _NAN_B, _NAN_NEW = flat.CHANGED, flat.NAN_NAN, flat.NAN_A, flat.NAN_B, flat.NAN_NEW
+_INF_A, _INF_B, _ODD_CHANGED = flat.INF_A, flat.INF_B, flat.ODD_CHANGED
+_FINITE, _AT, _ZEROS, _FURTHEST = flat.FINITE, flat.AT, flat.ZEROS, flat.FURTHEST
 
 
-def _jit(function: Any) -> Any:
-    return njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")(function)
-
-
-def tally(kind: int, a: Array, b: Array, table: Array, into: tuple[Array, ...], histograms: bool) -> None:
+def tally(name: str, a: Array, b: Array, into: tuple[Array, ...], histograms: bool) -> None:
     """Fold one piece of two sides of one type into the tallies of :mod:`workbench.analysis.compare_numpy`.
 
     Args:
-        kind: of :data:`KINDS`.
+        name: of the type, of :data:`TALLIES`.
         a, b: bits, ``(N,)``.
-        table: ``(256,) float32`` values of an 8-bit type; not used by others.
         into: mask ``(N,) uint8``, set to 1 where bits differ; ulps, octaves, counts, sums: added to, see there.
         histograms: whether ulps and octaves are wanted: they are half of the work.
     """
-    (_wide if kind == 3 else _narrow)(kind, a, b, table, *into, histograms)
+    table = ready(fp8_table(name) if a.itemsize == 1 else _NO_TABLE)
+    mask, ulps, octaves, counts, sums = into
+    # a row each for eight neighbours, which do not wait for each other; rows not a power of two apart
+    near, far = np.zeros((8, len(ulps)), np.int64), np.zeros((8, len(octaves) + 8), np.int64)
+    blocks = [np.empty((2, BLOCK), kind) for kind in (a.dtype, np.float32, np.uint8)]
+    TALLIES[name](ready(a, a.dtype), ready(b, b.dtype), table, *blocks, mask, near, far, counts, sums, histograms)
+    ulps += near.sum(axis=0)
+    octaves += far.sum(axis=0)[: len(octaves)]
 
 
-def _float_of(context, bits):
-    """uint32 → the float32 of these bits, in a register: a view needs the numbers to be in memory."""
-    del context, bits
-    return types.float32(types.uint32), lambda _, builder, __, args: builder.bitcast(args[0], ir.FloatType())
-
-
-def _bits_of(context, value):
-    """float32 → its bits as int32."""
-    del context, value
-    return types.int32(types.float32), lambda _, builder, __, args: builder.bitcast(args[0], ir.IntType(32))
-
-
-_as_float: Any = intrinsic(_float_of)
-_as_bits: Any = intrinsic(_bits_of)
-
-
-# ---- loops that become wide instructions -----------------------------------------------------------------------------
-
-
-@_jit
-def _shift(x, out):
-    for i in range(len(x)):
-        out[i] = np.uint32(x[i]) << np.uint32(16)
-
-
-@_jit
-def _half(x, out, scale):
-    """float16 as float32: the fields moved, then the exponent's bias changed by a multiplication, exact throughout."""
-    bits = out.view(np.uint32)
-    for i in range(len(x)):
-        bits[i] = (np.uint32(x[i]) & np.uint32(0x7FFF)) << np.uint32(13)
-    for i in range(len(x)):
-        out[i] = out[i] * scale
-    for i in range(len(x)):
-        big = bits[i] | np.uint32(0x7F800000)  # Inf and NaN had all exponent bits set
-        bits[i] = (big if (x[i] & 0x7C00) == 0x7C00 else bits[i]) | (
-            (np.uint32(x[i]) & np.uint32(0x8000)) << np.uint32(16)
-        )
-
-
-@_jit
-def _look_up(x, table, out):
-    for i in range(len(x)):
-        out[i] = table[x[i]]
-
-
-@_jit
+@loop
 def _differ(x, y, out):
     """Marks where bits differ; how many do."""
     found = np.int32(0)
@@ -109,359 +55,149 @@ def _differ(x, y, out):
     return found
 
 
-@_jit
-def _top(x):
-    found = np.int32(0)
-    for i in range(len(x)):
-        found = max(found, np.int32(x[i] & np.int32(0x7FFFFFFF)))
-    return found
+@loop
+def _itself(value, table):
+    return value
 
 
-@_jit
-def _below(x, limit):
-    found = np.int64(0)
-    for i in range(len(x)):
-        found += x[i] < limit
-    return found
+def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
+    """The kernel of one type.
 
+    Args:
+        number: what its bits mean, of :mod:`workbench.analysis.fast_numbers`.
+        signed: integers of the size of the type.
+        decoded: whether blocks are decoded once, before the loops, which then see float32.
+    """
+    value, lowest = _itself if decoded else number, int(np.iinfo(signed).min)
 
-@_jit
-def _squares(x):
-    """As _sums of equal sides."""
-    found = 0.0
-    for i in range(len(x)):
-        p = np.float64(x[i])
-        found += p * p
-    return 0.0, found, found
+    @loop
+    def steps(x, y):
+        """Count the steps between two numbers in their type; both zeros are one value."""
+        p, q = np.int32(signed(x)), np.int32(signed(y))
+        p = p if p >= 0 else np.int32(lowest - p)
+        q = q if q >= 0 else np.int32(lowest - q)
+        return np.uint32(np.uint32(max(p, q)) - np.uint32(min(p, q)))
 
+    @loop
+    def furthest(x, y):
+        found = np.uint32(0)
+        for i in range(len(x)):
+            found = max(found, steps(x[i], y[i]))
+        return found
 
-@_jit
-def _sums(x, y):
-    dd, aa, bb = 0.0, 0.0, 0.0
-    for i in range(len(x)):
-        p, q = np.float64(x[i]), np.float64(y[i])
-        t = q - p
-        dd += t * t
-        aa += p * p
-        bb += q * q
-    return dd, aa, bb
+    @loop
+    def decode(x, table, out):
+        for i in range(len(x)):
+            out[i] = number(x[i], table)
 
+    @reordered
+    def sums_of(x, y, table):
+        dd, aa, bb = 0.0, 0.0, 0.0
+        for i in range(len(x)):
+            p, q = np.float64(value(x[i], table)), np.float64(value(y[i], table))
+            t = q - p
+            dd += t * t
+            aa += p * p
+            bb += q * q
+        return dd, aa, bb
 
-@_jit
-def _sums_short(x, y):
-    """As _sums, of bfloat16."""
-    dd, aa, bb = 0.0, 0.0, 0.0
-    for i in range(len(x)):
-        p = np.float64(_as_float(np.uint32(np.uint32(x[i]) << np.uint32(16))))
-        q = np.float64(_as_float(np.uint32(np.uint32(y[i]) << np.uint32(16))))
-        t = q - p
-        dd += t * t
-        aa += p * p
-        bb += q * q
-    return dd, aa, bb
+    @loop
+    def distance(x, y, i, table):
+        """|δ| in float32, as bits."""
+        return np.float32(abs(value(y[i], table) - value(x[i], table))).view(np.int32)
 
+    @loop
+    def distances(x, y, table):
+        """The largest |δ|, as bits, and how many are 0."""
+        high, zeros = np.int32(0), np.int32(0)
+        for i in range(len(x)):
+            bits = distance(x, y, i, table)
+            high = max(high, bits)
+            zeros += np.int32(bits < np.int32(1))
+        return high, zeros
 
-@_jit
-def _distance_short(x, y):
-    """As _distance, of bfloat16; the distances themselves are not kept."""
-    high, zeros = np.int32(0), np.int32(0)
-    for i in range(len(x)):
-        p = _as_float(np.uint32(np.uint32(x[i]) << np.uint32(16)))
-        q = _as_float(np.uint32(np.uint32(y[i]) << np.uint32(16)))
-        bits = _as_bits(np.float32(abs(np.float32(q - p))))
-        high = max(high, bits)
-        zeros += np.int32(bits < np.int32(1))
-    return high, zeros
-
-
-@_jit
-def _distance(x, y, out):
-    """|δ|; the largest, as bits, and how many are 0."""
-    bits = out.view(np.int32)
-    for i in range(len(x)):
-        out[i] = abs(y[i] - x[i])
-    high, zeros = np.int32(0), np.int32(0)
-    for i in range(len(x)):
-        high = max(high, bits[i])
-        zeros += np.int32(bits[i] < np.int32(1))
-    return high, zeros
-
-
-@_jit
-def _ulps_narrow(x, y, sign, out):
-    for i in range(len(x)):
-        p, q = np.int32(x[i]), np.int32(y[i])
-        p = p if p < sign else sign - p
-        q = q if q < sign else sign - q
-        out[i] = np.float32(abs(np.int32(p - q)))
-
-
-@_jit
-def _ulps_wide(x, y, out):
-    """The leading bit of each distance as a float32: what follows it is cleared, so that nothing rounds upwards."""
-    for i in range(len(x)):
-        p, q = np.int32(x[i]), np.int32(y[i])
-        p = p if p >= 0 else np.int32(np.int32(-0x80000000) - p)
-        q = q if q >= 0 else np.int32(np.int32(-0x80000000) - q)
-        d = np.uint32(np.uint32(p) - np.uint32(q)) if p > q else np.uint32(np.uint32(q) - np.uint32(p))
-        out[i] = np.float32(d & ~(d >> np.uint32(1)))
-
-
-@_jit
-def _furthest_narrow(x, y, sign):
-    found = np.int32(0)
-    for i in range(len(x)):
-        p, q = np.int32(x[i]), np.int32(y[i])
-        p = p if p < sign else sign - p
-        q = q if q < sign else sign - q
-        found = max(found, np.int32(abs(np.int32(p - q))))
-    return found
-
-
-@_jit
-def _furthest_wide(x, y):
-    found = np.uint32(0)
-    for i in range(len(x)):
-        p, q = np.int32(x[i]), np.int32(y[i])
-        p = p if p >= 0 else np.int32(np.int32(-0x80000000) - p)
-        q = q if q >= 0 else np.int32(np.int32(-0x80000000) - q)
-        d = np.uint32(np.uint32(p) - np.uint32(q)) if p > q else np.uint32(np.uint32(q) - np.uint32(p))
-        found = max(found, d)
-    return found
-
-
-@_jit
-def _both(octave, ulp, base, out):
-    for i in range(len(octave)):
-        low = min(max(np.int32((octave[i] >> np.int32(23)) - base), np.int32(0)), np.int32(15))
-        high = min(max(np.int32((ulp[i] >> np.int32(23)) - np.int32(126)), np.int32(0)), np.int32(15))
-        out[i] = np.uint8(low | (high << np.int32(4)))
-
-
-@_jit
-def _octave(x, base, out):
-    for i in range(len(x)):
-        out[i] = np.uint8(max(np.int32(x[i] >> np.int32(23)) - base, np.int32(0)))
-
-
-@_jit
-def _tables(words, tables):
-    a, b, c, d = tables[0], tables[1], tables[2], tables[3]
-    e, f, g, h = tables[4], tables[5], tables[6], tables[7]
-    byte = np.uint64(255)
-    for i in range(len(words)):
-        w = words[i]
-        a[w & byte] += 1
-        b[(w >> np.uint64(8)) & byte] += 1
-        c[(w >> np.uint64(16)) & byte] += 1
-        d[(w >> np.uint64(24)) & byte] += 1
-        e[(w >> np.uint64(32)) & byte] += 1
-        f[(w >> np.uint64(40)) & byte] += 1
-        g[(w >> np.uint64(48)) & byte] += 1
-        h[w >> np.uint64(56)] += 1
-
-
-# ---- what is rare ----------------------------------------------------------------------------------------------------
-
-
-@_jit
-def _without_odd(x, y, xs, ys, fa, fb, counts):
-    """Count NaN and Inf; such pairs become 0 on both sides. Returns how many there were."""
-    odd = 0
-    for i in range(len(x)):
-        xs[i], ys[i] = x[i], y[i]
-        p, q = fa[i], fb[i]
-        nan_a, nan_b = p != p, q != q
-        inf_a, inf_b = abs(p) == np.inf, abs(q) == np.inf
-        if not (nan_a or nan_b or inf_a or inf_b):
-            continue
-        counts[1] += nan_a and nan_b and x[i] != y[i]
-        counts[10] += x[i] != y[i]
-        counts[2] += nan_a
-        counts[3] += nan_b
-        counts[4] += nan_b and not nan_a
-        counts[5] += inf_a
-        counts[6] += inf_b
-        xs[i] = ys[i] = 0
-        fa[i] = fb[i] = np.float32(0)
-        odd += 1
-    return odd
-
-
-@_jit
-def _first(x, value):
-    for i in range(len(x)):
-        if x[i] == value:
-            return i
-    return -1
-
-
-@_jit
-def _flush(tables, base, ulps, octaves):
-    """Counts of shared bytes into both histograms; the lowest octave holds what is counted apart."""
-    for value in range(256):
-        found = 0
-        for k in range(8):
-            found += tables[k, value]
-            tables[k, value] = 0
-        ulps[value >> 4] += found
-        if value & 15 and base + (value & 15) < 256:
-            octaves[base + (value & 15)] += found
-
-
-# ---- kernels ---------------------------------------------------------------------------------------------------------
-
-
-@_jit
-def _narrow(kind, a, b, table, mask, ulps, octaves, counts, sums, histograms):
-    """Types of 8 and 16 bits."""
-    sign = np.int32(1) << np.int32(8 * a.itemsize - 1)
-    scale = np.float32(2.0**112)
-    fa_all, fb_all = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    d_all, k_all = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    xs, ys = np.empty(BLOCK, a.dtype), np.empty(BLOCK, a.dtype)
-    packed = np.zeros(BLOCK, np.uint8)
-    tables = np.zeros((8, 256), np.int32)
-    base, largest, dd, aa, bb = np.int32(0), np.int32(0), 0.0, 0.0, 0.0
-    fa, fb, d, k = fa_all, fb_all, d_all, k_all
-    di, ki = d.view(np.int32), k.view(np.int32)
-    for start in range(0, len(a), BLOCK):
-        stop = min(start + BLOCK, len(a))
-        n = stop - start
-        x, y, marks = a[start:stop], b[start:stop], mask[start:stop]
-        if n < BLOCK:  # the last; a slice costs as much as some hundred elements
-            fa, fb, d, k = fa_all[:n], fb_all[:n], d_all[:n], k_all[:n]
-            di, ki = d.view(np.int32), k.view(np.int32)
-        changed = _differ(x, y, marks)
-        counts[0] += changed
-        if kind == 0:
-            part = _sums_short(x, y)
-        else:
-            if kind == 1:
-                _half(x, fa, scale)
-                _half(y, fb, scale)
-            else:
-                _look_up(x, table, fa)
-                _look_up(y, table, fb)
-            part = _sums(fa, fb) if changed else _squares(fa)
+    @loop
+    def without_odd(x, y, table, xs, ys, counts):
+        """Count NaN and Inf; such pairs become 0 on both sides. Returns how many there were."""
         odd = 0
-        if not part[1] + part[2] < np.inf:  # squares of float32 never leave float64: there is a NaN or an Inf
-            if kind == 0:
-                _shift(x, fa.view(np.uint32))
-                _shift(y, fb.view(np.uint32))
-            odd = _without_odd(x, y, xs, ys, fa, fb, counts)
-            x, y = xs[:n], ys[:n]
-            part = _sums(fa, fb)
-        dd += part[0]
-        aa += part[1]
-        bb += part[2]
-        counts[7] += n - odd
-        if changed == 0:
-            ulps[0] += n - odd
-            counts[9] += n - odd
-            continue
-        if kind == 0:
-            high, zeros = _distance_short(x, y)
-            if histograms or high > largest:
-                _shift(x, fa.view(np.uint32))
-                _shift(y, fb.view(np.uint32))
-                _distance(fa, fb, d)
-        else:
-            high, zeros = _distance(fa, fb, d)
-        if high > largest:
-            at = _first(di, high)
-            counts[8], sums[3] = start + at, np.float64(d[at])
-            largest = high
-        counts[9] += zeros - odd
-        counts[12] = max(counts[12], np.int64(_furthest_narrow(x, y, sign)))
-        if not histograms:
-            continue
-        top = np.int32(high >> np.int32(23))
-        if top > base + 15 or (top < base + 12 and base > 0 and high > 0):
-            _flush(tables, base, ulps, octaves)
-            base = max(np.int32(top - 14), np.int32(0))
-        _ulps_narrow(x, y, sign, k)
-        if _top(ki) >= 0x47000000:  # distances from 2**15 on do not fit the shared byte
-            beyond = n - _below(ki, np.int32(0x47000000))
-            more = n - _below(ki, np.int32(0x47800000))
-            ulps[15] -= beyond
-            ulps[16] += beyond - more
-            ulps[17] += more
-        _both(di, ki, base, packed)
-        packed[n:] = 0
-        _tables(packed.view(np.uint64), tables)
-        ulps[0] -= BLOCK - n + odd
-        low = _below(di, np.int32((base + 1) << 23)) - zeros
-        octave = base
-        while low > 0 and octave >= 0:
-            found = _below(di, np.int32((octave + 1) << 23)) - max(_below(di, np.int32(octave << 23)), zeros)
-            octaves[octave] += found
-            low -= found
-            octave -= 1
-    _flush(tables, base, ulps, octaves)
-    sums[0] += dd
-    sums[1] += aa
-    sums[2] += bb
+        for i in range(len(x)):
+            xs[i], ys[i] = x[i], y[i]
+            p, q = number(x[i], table), number(y[i], table)
+            if abs(p) < np.inf and abs(q) < np.inf:
+                continue
+            nan_a, nan_b, changed = p != p, q != q, x[i] != y[i]
+            counts[_NAN_NAN] += nan_a and nan_b and changed
+            counts[_ODD_CHANGED] += changed
+            counts[_NAN_A] += nan_a
+            counts[_NAN_B] += nan_b
+            counts[_NAN_NEW] += nan_b and not nan_a
+            counts[_INF_A] += abs(p) == np.inf
+            counts[_INF_B] += abs(q) == np.inf
+            xs[i] = ys[i] = 0
+            odd += 1
+        return odd
+
+    @loop
+    def histograms_of(a, b, x, y, table, near, far, ulps, octaves):
+        """Of bits a, b and what they are decoded to; the bit length of n is the exponent of 2n + 1."""
+        for i in range(len(x)):
+            far[i] = np.uint8(distance(x, y, i, table) >> np.int32(23))
+            near[i] = np.uint8((np.float64(2 * np.int64(steps(a[i], b[i])) + 1).view(np.int64) >> 52) - 1023)
+        for i in range(len(x)):
+            octaves[i & 7, far[i]] += 1
+            ulps[i & 7, near[i]] += 1
+
+    @kernel
+    def tally_blocks(a, b, table, cleaned, numbers, places, mask, ulps, octaves, counts, sums, histograms):
+        largest, dd, aa, bb = np.int32(0), 0.0, 0.0, 0.0
+        for start in range(0, len(a), BLOCK):
+            stop = min(start + BLOCK, len(a))
+            left, right = a[start:stop], b[start:stop]
+            n, odd = stop - start, 0
+            changed = _differ(left, right, mask[start:stop])
+            counts[_CHANGED] += changed
+            for _ in range(2):
+                if decoded:
+                    x, y = numbers[0, :n], numbers[1, :n]
+                    decode(left, table, x)
+                    decode(right, table, y)
+                else:
+                    x, y = left, right
+                part = sums_of(x, y, table)
+                if part[1] + part[2] < np.inf:  # squares of float32 never leave float64
+                    break
+                odd = without_odd(left, right, table, cleaned[0], cleaned[1], counts)
+                left, right = cleaned[0, :n], cleaned[1, :n]
+            dd, aa, bb = dd + part[0], aa + part[1], bb + part[2]
+            counts[_FINITE] += n - odd
+            ulps[0, 0] -= odd
+            if changed == 0:
+                counts[_ZEROS] += n - odd
+                ulps[0, 0] += n
+                continue
+            high, zeros = distances(x, y, table)
+            counts[_ZEROS] += zeros - odd
+            if high > largest:
+                largest = high
+                for i in range(n):
+                    if distance(x, y, i, table) == high:
+                        counts[_AT], sums[3] = start + i, np.float64(np.int32(high).view(np.float32))
+                        break
+            counts[_FURTHEST] = max(counts[_FURTHEST], np.int64(furthest(left, right)))
+            if histograms:
+                octaves[0, 0] -= zeros  # which are in none
+                histograms_of(left, right, x, y, table, places[0], places[1], ulps, octaves)
+        sums[0] += dd
+        sums[1] += aa
+        sums[2] += bb
+
+    return tally_blocks
 
 
-@_jit
-def _wide(kind, a, b, table, mask, ulps, octaves, counts, sums, histograms):
-    """float32, whose ulp distances need more than four bits."""
-    fa_all, fb_all = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    d_all, k_all = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    xs, ys = np.empty(BLOCK, a.dtype), np.empty(BLOCK, a.dtype)
-    packed = np.zeros(BLOCK, np.uint8)
-    near, far = np.zeros((8, 256), np.int32), np.zeros((8, 256), np.int32)
-    largest, dd, aa, bb = np.int32(0), 0.0, 0.0, 0.0
-    d, k = d_all, k_all
-    di, ki = d.view(np.int32), k.view(np.int32)
-    for start in range(0, len(a), BLOCK):
-        stop = min(start + BLOCK, len(a))
-        n = stop - start
-        x, y, marks = a[start:stop], b[start:stop], mask[start:stop]
-        if n < BLOCK:
-            d, k = d_all[:n], k_all[:n]
-            di, ki = d.view(np.int32), k.view(np.int32)
-        changed = _differ(x, y, marks)
-        counts[0] += changed
-        fa, fb = x.view(np.float32), y.view(np.float32)
-        odd = 0
-        part = _sums(fa, fb) if changed else _squares(fa)
-        if not part[1] + part[2] < np.inf:  # as above
-            fa_all[:n], fb_all[:n] = fa, fb
-            odd = _without_odd(x, y, xs, ys, fa_all[:n], fb_all[:n], counts)
-            x, y, fa, fb = xs[:n], ys[:n], fa_all[:n], fb_all[:n]
-            part = _sums(fa, fb)
-        dd += part[0]
-        aa += part[1]
-        bb += part[2]
-        counts[7] += n - odd
-        if changed == 0:
-            ulps[0] += n - odd
-            counts[9] += n - odd
-            continue
-        high, zeros = _distance(fa, fb, d)
-        if high > largest:
-            at = _first(di, high)
-            counts[8], sums[3] = start + at, np.float64(d[at])
-            largest = high
-        counts[9] += zeros - odd
-        counts[12] = max(counts[12], np.int64(_furthest_wide(x.view(np.int32), y.view(np.int32))))
-        if not histograms:
-            continue
-        _ulps_wide(x.view(np.int32), y.view(np.int32), k)
-        packed[n:] = 0
-        _octave(di, np.int32(0), packed[:n])
-        _tables(packed.view(np.uint64), far)
-        octaves[0] -= BLOCK - n + zeros
-        _octave(ki, np.int32(126), packed[:n])
-        _tables(packed.view(np.uint64), near)
-        ulps[0] -= BLOCK - n + odd
-    for value in range(256):
-        for t in range(8):
-            octaves[value] += far[t, value]
-            if value < len(ulps):
-                ulps[value] += near[t, value]
-    sums[0] += dd
-    sums[1] += aa
-    sums[2] += bb
+_EIGHT_BITS = _tally_of(fast_numbers.looked_up, np.int8, decoded=True)
+TALLIES = {
+    "bfloat16": _tally_of(fast_numbers.bfloat16, np.int16),
+    "float16": _tally_of(fast_numbers.float16, np.int16),
+    "float32": _tally_of(fast_numbers.float32, np.int32),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), _EIGHT_BITS),
+}

@@ -1,11 +1,11 @@
-"""A tensor as a small picture that hides nothing extreme: each cell shows its largest element.
+"""A tensor as a small picture that shows every extreme: each cell is its element of largest magnitude.
 
-The tensor is seen as a matrix, leading axes flattened, and cut into at most ``rows × cols`` cells::
+The tensor is viewed as a matrix with leading axes flattened, and divided into up to ``rows × cols`` cells::
 
     (3, 1000, 4096)  ─▶  3000 × 4096  ─▶  96 × 96 cells of ~31 × 43 elements   cell = the element of largest |value|
 
-Means would make an outlier vanish; the signed largest element cannot. A cell that holds a NaN or an infinity shows it.
-Everything is read, in blocks.
+A mean would hide an outlier; the largest element with its sign does not. A cell with a NaN or an infinity shows it.
+All elements are read, in blocks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.blocks import Block, Blocks
+from workbench.analysis.blocks import MatrixBlock, MatrixBlocks
 from workbench.analysis.numbers import BLOCK, Decoder
+from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
 __all__ = ["Heat", "heatmap"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +32,11 @@ class Heat:
         values: ``(R, C) float32``: the element of largest magnitude in each cell, with its sign (for complex types the
             magnitude; beyond float32 its largest finite value); NaN before an infinity before a number.
         row_edges, col_edges: ``(R+1,)`` and ``(C+1,)`` int64 positions in the matrix ``shape``.
-        shape: of the matrix that the tensor is seen as.
-        view: in words, how the tensor became a matrix.
-        worst: ``(index, value)`` of the most extreme elements, index in the tensor's own axes: the non-finite ones
-            first, in order of position, then by magnitude.
-        kind: what the values are, as :attr:`Summary.kind`.
+        shape: shape of the matrix.
+        view: text that describes how the tensor became a matrix.
+        worst: ``(index, value)`` of the most extreme elements, with indices in the tensor's axes: non-finite ones
+            first, by position, then by magnitude.
+        kind: the kind of values, see :attr:`Summary.kind`.
     """
 
     values: Array
@@ -50,12 +49,12 @@ class Heat:
 
 
 def heatmap(tensor: LazyTensor, rows: int = 96, cols: int = 96, *, top: int = 10) -> Heat:
-    """Cut a tensor into at most ``rows × cols`` cells and list its ``top`` most extreme elements.
+    """Divide a tensor into up to ``rows × cols`` cells and list its ``top`` most extreme elements.
 
-    A packed type (F4, F6) has no numbers: ``values`` is empty and ``kind`` says ``raw bytes``.
+    A packed type (F4, F6) has no numbers: ``values`` is empty and ``kind`` is ``raw bytes``.
 
     Raises:
-        HoleError, OpenError: an element is stored nowhere or cannot be read.
+        HoleError, OpenError: an element is not stored or cannot be read.
     """
     decoder = Decoder(tensor.element)
     shape = _matrix(tensor.shape)
@@ -66,7 +65,7 @@ def heatmap(tensor: LazyTensor, rows: int = 96, cols: int = 96, *, top: int = 10
     high = np.full((len(row_edges) - 1, len(col_edges) - 1), -np.inf)
     low = -high
     worst = _Worst(top)
-    for block in Blocks(tensor):
+    for block in MatrixBlocks(tensor):
         for part in _bounded(block):
             numbers = decoder.numbers(part.values)
             _fold(high, low, numbers, part, row_edges, col_edges)
@@ -81,7 +80,7 @@ def heatmap(tensor: LazyTensor, rows: int = 96, cols: int = 96, *, top: int = 10
 
 
 class _Worst:
-    """The non-finite elements met first, and the finite ones of largest magnitude."""
+    """The first non-finite elements, and the finite ones of largest magnitude."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -101,7 +100,7 @@ class _Worst:
         low, high = values.min().item(), values.max().item()
         if max(high, -low) <= least:
             return
-        # Python's integers, unlike numpy's, have a magnitude for the smallest one
+        # unlike numpy's, Python's integers can negate the smallest value
         magnitude = np.maximum(values, -values) if values.dtype.kind == "f" else _unsigned(values)
         near = np.flatnonzero(magnitude > least) if least >= 0 else np.arange(len(values))
         if len(near) > self._top:
@@ -116,8 +115,8 @@ class _Worst:
         return (self._odd + [(flat, value) for _, flat, value in self._big if flat not in odd])[: self._top]
 
 
-def _fold(high: Array, low: Array, numbers: Array, part: Block, row_edges: Array, col_edges: Array) -> None:
-    """Bring the cells' extremes up to date with a rectangle of the matrix."""
+def _fold(high: Array, low: Array, numbers: Array, part: MatrixBlock, row_edges: Array, col_edges: Array) -> None:
+    """Update the cells' extremes with a rectangle of the matrix."""
     rows, row_at = _cells(row_edges, *part.rows)
     cols, col_at = _cells(col_edges, *part.cols)
     grid = numbers.reshape(part.rows[1] - part.rows[0], -1)
@@ -129,19 +128,19 @@ def _fold(high: Array, low: Array, numbers: Array, part: Block, row_edges: Array
 
 
 def _cells(edges: Array, start: int, stop: int) -> tuple[range, Array]:
-    """The cells that ``[start, stop)`` meets, and where in it each begins."""
+    """Return the cells that overlap ``[start, stop)``, and where each begins in it."""
     first = int(np.searchsorted(edges, start, side="right")) - 1
     last = int(np.searchsorted(edges, stop, side="left"))
     return range(first, last), np.maximum(edges[first:last] - start, 0)
 
 
-def _bounded(block: Block) -> list[Block]:
-    """The block in pieces of at most :data:`BLOCK` elements (or one row, cut where it is longer)."""
+def _bounded(block: MatrixBlock) -> list[MatrixBlock]:
+    """Split a block into pieces of up to :data:`BLOCK` elements (or one row, split if it is longer)."""
     height, width = block.rows[1] - block.rows[0], block.cols[1] - block.cols[0]
     if height > 1 or width <= BLOCK:
         step = max(BLOCK // width, 1)
         found = [
-            Block(
+            MatrixBlock(
                 (r, min(r + step, block.rows[1])),
                 block.cols,
                 block.values[(r - block.rows[0]) * width :][: step * width],
@@ -152,7 +151,7 @@ def _bounded(block: Block) -> list[Block]:
             return found
         return [piece for row in found for piece in _bounded(row)]
     return [
-        Block(block.rows, (c, min(c + BLOCK, block.cols[1])), block.values[c - block.cols[0] :][:BLOCK])
+        MatrixBlock(block.rows, (c, min(c + BLOCK, block.cols[1])), block.values[c - block.cols[0] :][:BLOCK])
         for c in range(*block.cols, BLOCK)
     ]
 

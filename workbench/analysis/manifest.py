@@ -1,13 +1,13 @@
-"""Manifests: what every byte of a checkpoint was, so that a later flip is found and has a name.
+"""Manifests: digests of every byte of a checkpoint, to detect and locate later changes.
 
 ::
 
-    write    files cut into segments (tensor, header, object …)  ──►  a digest each, a fingerprint a tensor
-    check    the files again, with the manifest alone            ──►  which blocks differ, and what lies in them
+    write    files cut into segments (tensor, header, object …)  ──►  digests, and a fingerprint per tensor
+    check    the files again, with only the manifest             ──►  which blocks differ, and their contents
     compare  two manifests, no checkpoint                        ──►  tensors added, removed, changed, renamed, moved
 
-A manifest says what the files were when it was written, not that they were right. Formats whose files are damaged so
-that they cannot be opened any more can still be checked: only names, sizes and bytes are looked at.
+A manifest records what the files were when it was written, not that they were correct. Checkpoints too damaged to open
+can still be checked: only names, sizes and bytes are compared.
 """
 
 from __future__ import annotations
@@ -15,60 +15,87 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.folder import files_of
 from workbench.analysis.manifest_entries import FileEntry, Manifest, TensorEntry, grain_for
 from workbench.analysis.manifest_file import FORMAT, INSIDE, holds_other, read, save
-from workbench.analysis.segments import Cut, Labels, cut_files
+from workbench.analysis.segments import FileSegments, Labels, cut_files
 from workbench.checkpoint import Checkpoint
-from workbench.core.blocks import DIGEST, Blocks, file_digests
+from workbench.core.arrays import Array
+from workbench.core.blocks import DIGEST, FileBlocks, file_digests
+from workbench.core.executors import using
 from workbench.core.fingerprint import combine, tensor_fingerprints
 from workbench.core.place import Place, stat_or_absent
-from workbench.core.scan import Tick
+from workbench.core.remote.destination import Destination
+from workbench.core.remote.url import is_url, parse
+from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import ChangedError, MissingFileError, UsageError
 
-__all__ = ["Known", "Manifest", "beside", "find", "is_manifest", "load", "write"]
+__all__ = ["Known", "Manifest", "beside", "computed", "find", "is_manifest", "load", "write"]
 
-Array = np.ndarray[Any, Any]
 Known = Mapping[str, Mapping[tuple[int, int], bytes]]  #: by file and block ``(start, stop)``, the block's xxh3_128
-BUDGET = 1 << 18  #: digests of a manifest, about: 6 MB of JSON
+BUDGET = 1 << 18  #: approximate number of digests of a manifest: 6 MB of JSON
 
 
 def beside(path: str) -> str:
-    """Where a manifest lies by default: beside the checkpoint, named after it."""
-    real = os.path.abspath(os.path.expanduser(path))
+    """Return the default path of a manifest: next to the checkpoint, named after it."""
+    real = parse(path).shown if is_url(path) else os.path.abspath(os.path.expanduser(path))
     return real + ".manifest.json"
 
 
-def find(path: str | os.PathLike[str]) -> str:
-    """The manifest of a checkpoint: in its folder, or beside it.
+def find(path: str | os.PathLike[str] | Place) -> str:
+    """Return the path, or the URL, of a checkpoint's manifest: in its folder, or next to it.
 
     Raises:
-        MissingFileError: neither is there.
+        MissingFileError: neither exists.
+        NotACheckpointError: a URL does not exist.
     """
-    place = os.fsdecode(path)
-    for name in (os.path.join(place, INSIDE), beside(place)):
+    if isinstance(path, Place) or is_url(os.fsdecode(path)):
+        place = path if isinstance(path, Place) else Place(path)
+        if not place.local:
+            return _found(place).path
+        path = place.path
+    where = os.fsdecode(path)
+    for name in (os.path.join(where, INSIDE), beside(where)):
         if os.path.isfile(name):
             return name
-    raise MissingFileError(
-        f"{place!r} has no manifest, neither {INSIDE!r} inside nor {os.path.basename(beside(place))!r} beside it; "
-        "write one with `workbench manifest write`"
-    )
+    raise _none(where)
 
 
-def load(path: str | os.PathLike[str]) -> Manifest:
-    """A manifest from its file, or that of a checkpoint from its folder or beside it."""
+def load(path: str | os.PathLike[str] | Place) -> Manifest:
+    """Load a manifest from its file, or the manifest of a checkpoint: a path, a URL, or a checkpoint's place."""
+    if isinstance(path, Place):
+        return read(find(path) if path.local else _found(path))
     name = os.fsdecode(path)
+    if is_url(name):
+        return read(name) if name.endswith(".json") else read(_found(Place(name)))
     if os.path.isdir(name) or not name.endswith(".json"):
         name = find(name)
     return read(name)
+
+
+def _found(place: Place) -> Place:
+    """The manifest of a checkpoint in a store."""
+    if place.file is None and place.exists(INSIDE):
+        return place.sub(INSIDE)
+    above, name = place.above, f"{place.name}.manifest.json"
+    if above is None or not above.exists(name):
+        raise _none(place.path)
+    return above.sub(name)
+
+
+def _none(path: str) -> MissingFileError:
+    return MissingFileError(
+        f"{path!r} has no manifest, neither {INSIDE!r} inside nor {os.path.basename(beside(path))!r} next to it; "
+        "write one with `workbench manifest write`"
+    )
 
 
 @needs_descriptors()
@@ -79,31 +106,53 @@ def write(
     inside: bool = False,
     known: Known = MappingProxyType({}),
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Manifest:
-    """Hash every byte of every file of a checkpoint, and every tensor, and keep that in a file.
+    """Hash every byte of every file of a checkpoint, and every tensor, and write the digests to a file.
 
-    Tensors that one piece of a file holds whole are read once; sharded ones are read a second time, in the order of
-    their elements.
+    Tensors stored in one piece are read once; sharded ones are read a second time, in the order of their elements.
 
     Args:
-        ckpt: the checkpoint, all of it (a selection's files are hashed whole as well).
-        dest: the manifest's file; by default beside the checkpoint, ``step-4000.manifest.json``.
+        ckpt: the checkpoint (files of a selection are hashed completely, too).
+        dest: the manifest's file, a path or a URL; by default next to the checkpoint, ``step-4000.manifest.json``.
         inside: put it into the checkpoint's folder instead, as ``.workbench-manifest.json``.
-        known: by file, digests of blocks that who wrote them has made already; these are not read.
-        threads: how many work side by side.
-        tick: told the share that is done; raising there leaves no manifest, and an older one as it was.
+        known: by file, digests of blocks that the writer has computed already; these blocks are not read.
+        threads: number of worker threads.
+        progress: called with the fraction done; raise to cancel, which leaves no manifest, or the older one unchanged.
+        executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
+            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same to the bit.
 
     Raises:
-        ChangedError: a file changed meanwhile.
+        ChangedError: a file changed during the pass.
         OpenError: a file cannot be read.
         UsageError: the manifest's place cannot be written to or holds something that is not a manifest, or ``inside``
             a checkpoint that is one file.
+        WorkerError: the executor lost its workers or its scheduler.
     """
-    place = Place(ckpt.path)
+    with using(executor):
+        manifest = computed(ckpt, dest, inside=inside, known=known, threads=threads, progress=progress)
+    assert manifest.path is not None
+    save(manifest, manifest.path)
+    return manifest
+
+
+def computed(
+    ckpt: Checkpoint,
+    dest: str | os.PathLike[str] | None = None,
+    *,
+    inside: bool = False,
+    known: Known = MappingProxyType({}),
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Compute the manifest that :func:`write` stores; nothing is written."""
+    place = ckpt.place.again()
     if inside and place.file is not None:
-        raise UsageError(f"{ckpt.path!r} is one file and has no folder of its own; leave its manifest beside it")
-    path = os.fsdecode(dest) if dest is not None else os.path.join(place.root, INSIDE) if inside else beside(ckpt.path)
+        raise UsageError(f"{ckpt.path!r} is one file and has no folder of its own; put its manifest next to it")
+    path = os.fsdecode(dest) if dest is not None else f"{place.root}/{INSIDE}" if inside else beside(ckpt.path)
+    if is_url(path):
+        Destination(path, None, "a manifest")  # a store that is not written to is refused before anything is read
     if holds_other(path, FORMAT.encode()):
         raise UsageError(f"{path!r} exists and is not a manifest, so it is not replaced; name another file")
     names, left_out = files_of(ckpt)
@@ -111,7 +160,7 @@ def write(
     stats = {name: place.stat(name) for name in names}
     for file, opened in enumerate(ckpt.catalog.file_stats):
         if opened.size >= 0:
-            ckpt.payloads.pool.check(file)  # a manifest of what was opened, not of what has taken its place
+            ckpt.payloads.pool.check(file)  # the manifest describes the opened file, not a later replacement
     labels = Labels()
     cut = cut_files(ckpt.payloads, {name: stat.size for name, stat in stats.items()}, labels)
     grain = grain_for((one.lengths for one in cut.segments.values()), BUDGET)
@@ -125,14 +174,14 @@ def write(
     rest = np.setdiff1d(np.arange(len(ckpt.catalog)), np.array([t for row in alone.values() for t in row], np.int64))
     total = sum(stat.size for stat in stats.values())
     more = int(ckpt.catalog.tensor_nbytes[rest].sum())
-    first, second = _shares(tick, total, more)
+    first, second = _shares(progress, total, more)
     tensors: dict[int, str] = {}
     for number, digests, failed in _digests(place, blocks, known, threads, first):
         name = names[number]
         if failed and stat_or_absent(place, name, fresh=True) != stats[name]:
             raise ChangedError(
-                f"file {name!r} changed while its manifest was made: {next(iter(failed.values()))}; "
-                "make it again when all is written"
+                f"file {name!r} changed while its manifest was written: {next(iter(failed.values()))}; "
+                "write it again once the save is over"
             )
         if failed:
             raise MissingFileError(f"file {name!r} cannot be read: {next(iter(failed.values()))}")
@@ -143,14 +192,16 @@ def write(
         ckpt.payloads,
         tensors=rest,
         threads=threads,
-        tick=second,
+        progress=second,
         on_error=lambda t, error: wrong.update({t: str(error)}),
     )
     tensors |= {tensor: found.hex for tensor, found in passes}
     for name, stat in stats.items():
         if place.stat(name) != stat:
-            raise ChangedError(f"file {name!r} changed while its manifest was made; make it again when all is written")
-    manifest = Manifest(
+            raise ChangedError(
+                f"file {name!r} changed while its manifest was written; write it again once the save is over"
+            )
+    return Manifest(
         path,
         datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         place.name,
@@ -165,18 +216,18 @@ def write(
         },
         left_out,
     )
-    save(manifest, path)
-    return manifest
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def is_manifest(place: Place, name: str, path: str | None) -> bool:
-    """Whether a file of the folder is the manifest at ``path``, an older one, or a temporary of one."""
+    """Return whether a file of the folder is the manifest at ``path``, an older one, or a temporary one."""
     if name == INSIDE or (name.startswith(f".{INSIDE}.") and name.endswith(".tmp")):
         return True
-    return path is not None and os.path.realpath(os.path.join(place.root, name)) == os.path.realpath(path)
+    if path is None or is_url(path) or not place.local:
+        return path == f"{place.root}/{name}"
+    return os.path.realpath(os.path.join(place.root, name)) == os.path.realpath(path)
 
 
 def _kinds(ckpt: Checkpoint) -> dict[str, str]:
@@ -188,17 +239,17 @@ def _kinds(ckpt: Checkpoint) -> dict[str, str]:
 
 
 def _digests(
-    place: Place, blocks: Sequence[Blocks], known: Known, threads: int | None, tick: Tick | None
+    place: Place, blocks: Sequence[FileBlocks], known: Known, threads: int | None, progress: Progress | None
 ) -> Iterator[tuple[int, Array, dict[int, str]]]:
-    """As :func:`file_digests`; what is known is not read."""
+    """Return the result of :func:`file_digests` without reading known blocks."""
     told = []
     for one in blocks:
         mine = known.get(one.file, {})
         spans = zip(one.starts.tolist(), one.stops.tolist(), strict=True)
         told.append({at: mine[span] for at, span in enumerate(spans) if span in mine})
     unknown = [np.setdiff1d(np.arange(len(one.starts)), list(mine)) for one, mine in zip(blocks, told, strict=True)]
-    rest = [Blocks(one.file, one.starts[at], one.stops[at]) for one, at in zip(blocks, unknown, strict=True)]
-    for number, found, failed in file_digests(place, rest, threads=threads, tick=tick):
+    rest = [FileBlocks(one.file, one.starts[at], one.stops[at]) for one, at in zip(blocks, unknown, strict=True)]
+    for number, found, failed in file_digests(place, rest, threads=threads, progress=progress):
         digests = np.empty((len(blocks[number].starts), DIGEST), np.uint8)
         digests[unknown[number]] = found
         for at, digest in told[number].items():
@@ -206,8 +257,8 @@ def _digests(
         yield number, digests, {int(unknown[number][at]): why for at, why in failed.items()}
 
 
-def _alone(ckpt: Checkpoint, cut: Cut, grain: int) -> dict[str, list[int]]:
-    """By file, the tensors of which the file's blocks are the blocks, from the first to the last."""
+def _alone(ckpt: Checkpoint, cut: FileSegments, grain: int) -> dict[str, list[int]]:
+    """Return by file the tensors whose blocks are exactly the file's own blocks."""
     found: dict[str, list[int]] = defaultdict(list)
     if grain:
         return found
@@ -221,8 +272,8 @@ def _alone(ckpt: Checkpoint, cut: Cut, grain: int) -> dict[str, list[int]]:
     return found
 
 
-def _known(ckpt: Checkpoint, cut: Cut, name: str, tensors: list[int], entry: FileEntry) -> dict[int, str]:
-    """Fingerprints of tensors whose blocks are blocks of a file."""
+def _known(ckpt: Checkpoint, cut: FileSegments, name: str, tensors: list[int], entry: FileEntry) -> dict[int, str]:
+    """Return fingerprints of tensors whose blocks are blocks of a file."""
     found: dict[int, str] = {}
     starts = entry.blocks(name, 0).starts
     for tensor in tensors:
@@ -233,8 +284,8 @@ def _known(ckpt: Checkpoint, cut: Cut, name: str, tensors: list[int], entry: Fil
     return found
 
 
-def _shares(tick: Tick | None, first: int, second: int) -> tuple[Tick | None, Tick | None]:
-    if tick is None:
+def _shares(progress: Progress | None, first: int, second: int) -> tuple[Progress | None, Progress | None]:
+    if progress is None:
         return None, None
     whole = max(first + second, 1)
-    return lambda share: tick(share * first / whole), lambda share: tick((first + share * second) / whole)
+    return lambda share: progress(share * first / whole), lambda share: progress((first + share * second) / whole)

@@ -1,6 +1,6 @@
-"""A checkpoint's files against its manifest: which bytes are not what they were, and what lies in them.
+"""Check a checkpoint's files against its manifest: which bytes changed, and what they contain.
 
-Only the manifest says what a byte belongs to: files so damaged that no reader opens them are checked alike.
+The manifest alone says what each byte belongs to, so files too damaged for any reader can be checked, too.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from workbench.analysis.segments import Label
 from workbench.checkpoint import Checkpoint
 from workbench.core.blocks import file_digests
 from workbench.core.place import Place, stat_or_absent
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import UnsafeError
 
 __all__ = ["check"]
 
 NAMED = 4  #: names in a sentence; the evidence has more
-LISTED = 100  #: findings a file, and names in the evidence of one
+LISTED = 100  #: findings per file, and names in the evidence of one
 
 
 @needs_descriptors()
 def check(
-    ckpt: Checkpoint | str | os.PathLike[str],
+    ckpt: Checkpoint | Place | str | os.PathLike[str],
     manifest: Manifest | str | os.PathLike[str] | None = None,
     *,
     partial: bool = False,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
 ) -> Report:
-    """Compare every byte of a checkpoint's files with its manifest; the checkpoint need not open.
+    """Compare every byte of a checkpoint's files with its manifest, even if the checkpoint cannot be opened.
 
     Args:
         ckpt: the checkpoint, or its path.
-        manifest: by default the one in its folder or beside it.
-        partial: go on where a file is a link out of the checkpoint, which is a finding then.
-        threads: how many work side by side.
-        tick: told the share that is done; raising there ends the pass.
+        manifest: by default, the one in its folder or next to it.
+        partial: report a link out of the checkpoint as a finding and continue.
+        threads: number of worker threads.
+        progress: called with the fraction done; raise to cancel.
 
     Raises:
-        UnsafeError: a link out of the checkpoint, unless ``partial``.
+        UnsafeError: a file is a link out of the checkpoint, unless ``partial``.
     """
-    place = Place(ckpt.path if isinstance(ckpt, Checkpoint) else ckpt)
+    place = ckpt.place.again() if isinstance(ckpt, Checkpoint) else ckpt if isinstance(ckpt, Place) else Place(ckpt)
     if not isinstance(manifest, Manifest):
-        manifest = read(os.fsdecode(manifest)) if manifest is not None else load(place.path)
+        manifest = read(os.fsdecode(manifest)) if manifest is not None else load(place)
     looked = {name: _size(place, name, partial) for name in manifest.files}
     sizes = {name: size for name, (size, _) in looked.items()}
     refused = {name: str(error) for name, (_, error) in looked.items() if error is not None}
@@ -69,7 +69,7 @@ def check(
         within = one.stops <= size
         blocks.append(one._replace(starts=one.starts[within], stops=one.stops[within]))
     hashed = 0
-    for number, digests, failed in file_digests(place, blocks, threads=threads, tick=tick):
+    for number, digests, failed in file_digests(place, blocks, threads=threads, progress=progress):
         name, one = there[number], blocks[number]
         entry = manifest.files[name]
         hashed += int((one.stops - one.starts).sum())
@@ -82,8 +82,8 @@ def check(
         f"{manifest.nbytes:,} bytes compared with their digests"
     }
     not_checked = {
-        "before": f"what was wrong already when the manifest was made, {manifest.made}",
-        "meaning": "what the bytes mean; verify with deep=True looks at values",
+        "before": f"damage from before the manifest was written, {manifest.made}",
+        "meaning": "the values; verify with deep=True checks them",
     }
     if manifest.left_out:
         not_checked["left out"] = f"{len(manifest.left_out):,} entries of the folder: {_some(list(manifest.left_out))}"
@@ -91,7 +91,7 @@ def check(
 
 
 def _size(place: Place, name: str, partial: bool) -> tuple[int, UnsafeError | None]:
-    """Bytes of a file, -1 for one that is not read; and why, where that is because its path leaves the place."""
+    """Return a file's size, or -1 and the reason if its path leaves the place."""
     try:
         return stat_or_absent(place, name).size, None
     except UnsafeError as error:
@@ -107,29 +107,33 @@ def _missing(manifest: Manifest, sizes: Mapping[str, int], refused: Mapping[str,
             gone = f"not read ({refused[name]})" if name in refused else "gone"
             lost = f", and with it {len(names):,} tensors: {_some(names)}" if names else ""
             yield Finding(
-                "manifest.missing", "error", name, f"the file of {entry.size:,} bytes is {gone}{lost}",
-                {"file": name, "size": entry.size, "tensors": names[:LISTED]}, "restore it from a copy",
-            )  # fmt: skip
+                "manifest.missing",
+                "error",
+                name,
+                f"the file of {entry.size:,} bytes is {gone}{lost}",
+                {"file": name, "size": entry.size, "tensors": names[:LISTED]},
+                "restore it from a copy",
+            )
 
 
 def _added(place: Place, manifest: Manifest, partial: bool) -> Iterator[Finding]:
-    """What was not there: in the folder itself, and in those of its folders that the manifest covers."""
+    """Report added files: in the folder itself, and in subfolders that the manifest covers."""
     if place.file is not None:
         return
     covered = {name.split("/", 1)[0] for name in manifest.files if "/" in name}
     names = list(place.files)
     for folder in sorted(covered & set(place.folders)):
         names += sorted(walk(place, folder)[0])
-    hint = "if it belongs there, write the manifest again"
+    hint = "if it belongs to the checkpoint, write the manifest again"
     for name in names:
         if name not in manifest.files and name not in manifest.left_out and not is_manifest(place, name, manifest.path):
             size, refused = _size(place, name, partial)
-            what = f"a file of {size:,} bytes" if refused is None else f"an entry that is not read ({refused}), and"
-            words = f"{what} that the manifest does not know"
+            what = f"a file of {size:,} bytes" if refused is None else f"an entry that was not read ({refused}),"
+            words = f"{what} that is not in the manifest"
             yield Finding("manifest.added", "warn", name, words, {"file": name}, hint)
     for folder in place.folders:
         if folder not in covered and folder not in manifest.left_out:
-            yield Finding("manifest.added", "warn", folder, "a folder that the manifest does not know", {}, hint)
+            yield Finding("manifest.added", "warn", folder, "a folder that is not in the manifest", {}, hint)
 
 
 def _resized(name: str, entry: FileEntry, size: int, manifest: Manifest) -> Finding:
@@ -139,18 +143,19 @@ def _resized(name: str, entry: FileEntry, size: int, manifest: Manifest) -> Find
         return Finding("manifest.size", "error", name, words, evidence, "restore it from a copy")
     names = _tensors(entry, manifest, size, entry.size)
     evidence |= {"start": size, "stop": entry.size, "tensors": names[:LISTED]}
-    words = f"cut short: bytes {size:,} to {entry.size:,} are lost"
-    words += f", in them {len(names):,} tensors or parts of them: {_some(names)}" if names else ""
+    words = f"truncated: bytes {size:,} to {entry.size:,} are lost"
+    words += f", with {len(names):,} tensors or parts of them: {_some(names)}" if names else ""
     return Finding("manifest.truncated", "error", name, words, evidence, "restore it from a copy")
 
 
 def _flipped(
     name: str, entry: FileEntry, manifest: Manifest, starts: Any, stops: Any, reasons: Sequence[str]
 ) -> Iterator[Finding]:
-    """A finding for each stretch of blocks that lie together, are of one thing, and are wrong in one way."""
+    """Report one finding per stretch of adjacent blocks with the same content and the same kind of damage."""
     ends = np.cumsum(entry.lengths)
-    rows = zip(starts.tolist(), stops.tolist(), np.searchsorted(ends, starts, side="right").tolist(), reasons,
-               strict=True)  # fmt: skip
+    rows = zip(
+        starts.tolist(), stops.tolist(), np.searchsorted(ends, starts, side="right").tolist(), reasons, strict=True
+    )
     told = 0
     for (_, reason), group in groupby(rows, key=lambda row: (row[2], row[3])):
         for start, stop, count in _stretches([(row[0], row[1]) for row in group]):
@@ -159,9 +164,13 @@ def _flipped(
                 yield _difference(name, entry, manifest, start, stop, count, reason)
     if told > LISTED:
         yield Finding(
-            "manifest.changed", "error", name, f"{told - LISTED:,} more stretches of this file differ",
-            {"file": name, "stretches": told}, "the file was rewritten; restore it from a copy",
-        )  # fmt: skip
+            "manifest.changed",
+            "error",
+            name,
+            f"{told - LISTED:,} more stretches of this file differ",
+            {"file": name, "stretches": told},
+            "the file was rewritten; restore it from a copy",
+        )
 
 
 def _stretches(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -183,15 +192,18 @@ def _difference(
     fact = f"cannot be read ({reason})" if reason else "differ from the manifest"
     words = f"bytes {start:,} to {stop:,} ({blocks}) {fact}: {_some([_named(label) for label in labels], quote=False)}"
     evidence = {
-        "file": name, "start": start, "stop": stop, "tensors": tensors[:LISTED],
+        "file": name,
+        "start": start,
+        "stop": stop,
+        "tensors": tensors[:LISTED],
         "parts": [list(label) for label in labels[:LISTED]],
-    }  # fmt: skip
+    }
     rule = "manifest.unreadable" if reason else "manifest.changed"
     return Finding(rule, "error", tensors[0] if len(tensors) == 1 else name, words, evidence, "restore from a copy")
 
 
 def _labels(entry: FileEntry, manifest: Manifest, start: int, stop: int) -> list[Label]:
-    """What lies in a range of a file, each once."""
+    """Return the distinct contents of a range of a file."""
     ends = np.cumsum(entry.lengths)
     first, last = int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(ends, stop, side="left"))
     return [manifest.labels[owner] for owner in dict.fromkeys(entry.owners[first : last + 1].tolist())]
@@ -211,7 +223,7 @@ _WORDS = {
     "object": "object {!r}",
     "record": "record {!r} of the archive",
     "header": "the file's header",
-    "rest": "no tensor: headers, directories, padding or a file without tensors",
+    "rest": "no tensor data: headers, directories, padding or a file without tensors",
 }
 
 

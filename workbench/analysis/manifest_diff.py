@@ -1,4 +1,4 @@
-"""Two manifests side by side: what became of each tensor, without either checkpoint."""
+"""Compare two manifests, tensor by tensor, without the checkpoints."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["ManifestDiff", "compare"]
 
 @dataclass(frozen=True)
 class ManifestDiff:
-    """What two manifests tell of the difference of their checkpoints, by the tensors' names.
+    """The difference of two checkpoints by their manifests, as names of tensors.
 
     Attributes:
         added, removed: only in the second, only in the first.
-        changed: other elements, dtype or shape under the same name.
-        equal: bit for bit the same.
-        renamed: ``(before, after)``: the same content under another name; only where it is the only one with it.
+        changed: different elements, dtype or shape under the same name.
+        equal: equal bit for bit.
+        renamed: ``(before, after)``: the same content under another name, if no other tensor has this content.
         moved: equal, but stored in other files.
-        unknown: without a fingerprint on one side, so that nothing can be said.
-        files: the same of files: ``added removed changed equal``.
+        unknown: no fingerprint on one side, so not comparable.
+        files: the same for files: ``added removed changed equal``.
     """
 
     added: list[str]
@@ -38,11 +38,11 @@ class ManifestDiff:
 
     @property
     def same(self) -> bool:
-        """Whether all tensors are the same, by name and content."""
+        """Whether all tensors have the same names and content."""
         return not (self.added or self.removed or self.changed or self.renamed or self.unknown)
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON, equal ones as counts."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain JSON, with equal tensors and files as counts."""
         names = ("added", "removed", "changed", "renamed", "moved", "unknown")
         files = {kind: rows for kind, rows in self.files.items() if kind != "equal"}
         return {
@@ -53,7 +53,7 @@ class ManifestDiff:
 
 
 def compare(first: Manifest, second: Manifest) -> ManifestDiff:
-    """Compare two checkpoints by their manifests; neither needs to be there."""
+    """Compare two checkpoints by their manifests; the checkpoints need not exist."""
     a, b = first.tensors, second.tensors
     common = [key for key in a if key in b]
     unknown = [key for key in common if a[key].fingerprint is None or b[key].fingerprint is None]
@@ -82,7 +82,7 @@ def compare(first: Manifest, second: Manifest) -> ManifestDiff:
 
 
 def _renamed(gone: dict[str, TensorEntry], new: dict[str, TensorEntry]) -> list[tuple[str, str]]:
-    """Pairs of names with one content, where no third has it."""
+    """Return pairs of names with the same content that no third tensor has."""
     before, after = _by_fingerprint(gone), _by_fingerprint(new)
     return [
         (names[0], after[found][0])
@@ -100,7 +100,7 @@ def _by_fingerprint(tensors: dict[str, TensorEntry]) -> dict[str, list[str]]:
 
 
 def _places(manifest: Manifest) -> dict[str, set[str]]:
-    """The files that hold each tensor."""
+    """Return the files that hold each tensor."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, entry in manifest.files.items():
         for owner in np.unique(entry.owners).tolist():
@@ -112,7 +112,7 @@ def _places(manifest: Manifest) -> dict[str, set[str]]:
 
 
 def _alike(first: Manifest, second: Manifest, name: str) -> bool:
-    """Whether a file is the same in both; where they were cut differently, its size is all there is to compare."""
+    """Return whether a file is the same in both; if its blocks differ, only sizes can be compared."""
     a, b = first.files[name], second.files[name]
     if a.size != b.size:
         return False

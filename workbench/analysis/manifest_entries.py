@@ -1,28 +1,25 @@
-"""What a manifest holds, and which bytes each of its digests is of.
+"""The contents of a manifest, and the bytes of each of its digests.
 
 ::
 
-    segments of a file      header │ a │ b │    c    │ …           lengths, and what each one is
-    runs                    header   a   b  │   c    │             small neighbours together, up to the grain
-    blocks                  ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒│▒▒▒▒│▒▒▒▒             4 MiB at most: a digest each
+    segments of a file      header │ a │ b │    c    │ …           lengths and labels
+    runs                    header   a   b  │   c    │             small neighbors joined, up to the grain
+    blocks                  ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒│▒▒▒▒│▒▒▒▒             up to 4 MiB, one digest each
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.segments import Label
-from workbench.core.blocks import Blocks
+from workbench.core.arrays import Array, Ints
+from workbench.core.blocks import FileBlocks
 from workbench.core.fingerprint import BLOCK
 
 __all__ = ["FileEntry", "Manifest", "TensorEntry", "cut", "grain_for", "runs"]
-
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +28,10 @@ class FileEntry:
 
     Attributes:
         size: bytes.
-        kind: ``data`` (holds elements), ``metadata`` (the catalog is made from it), ``other``.
-        lengths: ``(S,) int64`` bytes of its segments, one after the other.
+        kind: ``data`` (holds elements), ``metadata`` (a source of the catalog), ``other``.
+        lengths: ``(S,) int64`` bytes of its segments, in order.
         owners: ``(S,) int32`` their positions in the manifest's labels.
-        digests: ``(B, 16) uint8``, of the blocks that :meth:`blocks` gives.
+        digests: ``(B, 16) uint8`` of the blocks in :meth:`blocks`.
     """
 
     size: int
@@ -43,14 +40,14 @@ class FileEntry:
     owners: Array
     digests: Array
 
-    def blocks(self, name: str, grain: int) -> Blocks:
-        """What each digest is of: segments, small neighbours together until they have ``grain`` bytes, in blocks."""
-        return Blocks(name, *cut(runs(self.lengths, grain)))
+    def blocks(self, name: str, grain: int) -> FileBlocks:
+        """Return the blocks of the digests: segments, with small neighbors joined up to ``grain`` bytes, in blocks."""
+        return FileBlocks(name, *cut(runs(self.lengths, grain)))
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor; ``fingerprint`` is ``None`` where it has none (a hole), and then ``why`` says so."""
+    """One tensor; ``fingerprint`` is ``None`` if it has none (a hole), and ``why`` is the reason."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -60,16 +57,16 @@ class TensorEntry:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """What a checkpoint was when the manifest was written.
+    """The state of a checkpoint when the manifest was written.
 
     Attributes:
-        path: of the manifest's file, where it has one.
+        path: path of the manifest's file, if it has one.
         made: time, ISO 8601 in UTC.
         name, format, step: of the checkpoint.
-        grain: bytes up to which neighbouring segments share a digest; 0 where each has its own.
-        labels: what segments are: ``(kind, name)``, with more names where tensors share bytes.
+        grain: bytes up to which neighboring segments share a digest; 0 if each has its own.
+        labels: labels of segments: ``(kind, name)``, with more names if tensors share bytes.
         files, tensors: by name.
-        left_out: what lies in the folder but is not covered, with the reason.
+        left_out: entries of the folder that are not covered → the reason.
     """
 
     path: str | None
@@ -97,7 +94,7 @@ class Manifest:
 
 
 def grain_for(columns: Iterable[Ints], budget: int) -> int:
-    """The smallest grain with which all files together have at most about ``budget`` digests."""
+    """Return the smallest grain with which all files together have up to about ``budget`` digests."""
     columns = list(columns)
     for grain in (0, *(1 << bits for bits in range(12, 23))):
         if sum(len(cut(runs(lengths, grain))[0]) for lengths in columns) <= budget:
@@ -106,7 +103,7 @@ def grain_for(columns: Iterable[Ints], budget: int) -> int:
 
 
 def runs(lengths: Ints, grain: int) -> Ints:
-    """Bytes of each run of segments that are hashed together: closed as soon as it has ``grain`` bytes."""
+    """Return the bytes of each run of segments hashed together; a run ends once it has ``grain`` bytes."""
     if grain == 0 or not len(lengths):
         return lengths
     found: list[int] = []
@@ -120,7 +117,7 @@ def runs(lengths: Ints, grain: int) -> Ints:
 
 
 def cut(lengths: Ints) -> tuple[Ints, Ints]:
-    """Where the blocks of at most :data:`BLOCK` bytes begin and end, each run cut from its own beginning."""
+    """Return begin and end of blocks of up to :data:`BLOCK` bytes; each run is cut from its beginning."""
     counts = -(-lengths // BLOCK)
     ends = np.cumsum(lengths)
     run = np.repeat(np.arange(len(lengths)), counts)

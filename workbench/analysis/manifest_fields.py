@@ -1,4 +1,4 @@
-"""The members of a manifest's document, each refused unless it is what it must be: the file may be anybody's."""
+"""Validated access to the members of a manifest's document, which comes from an untrusted file."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import numpy as np
 
 from workbench.analysis.manifest_entries import FileEntry, TensorEntry, runs
 from workbench.analysis.segments import KINDS, Label
+from workbench.core.arrays import Array
 from workbench.core.blocks import DIGEST
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BLOCK
 from workbench.errors import CorruptError, UnsafeError
 
-__all__ = ["LIMIT", "Fields"]
+__all__ = ["LIMIT", "ManifestFields"]
 
-Array = np.ndarray[Any, Any]
 
-LIMIT = 1 << 30  #: bytes of a manifest
-SPARE = 1_000_000  #: segments that a manifest of any length may have
+LIMIT = 1 << 30  #: maximum bytes of a manifest
+SPARE = 1_000_000  #: number of segments allowed in a manifest of any length
 FILE_KINDS = ("data", "metadata", "other")
 _HEX = re.compile(r"[0-9a-f]{32}")
 
 
-class Fields:
-    """Members of the document, of the type they must have.
+class ManifestFields:
+    """Members of the document, checked for their required types.
 
     Args:
         what: the file, for messages.
-        nbytes: its length. Equal numbers deflate to a thousandth: no more segments are unpacked than a manifest of
+        nbytes: its length. Equal numbers compress a thousandfold: no more segments are unpacked than a manifest of
             this length can have digests for.
     """
 
@@ -48,32 +48,32 @@ class Fields:
     def table(self, row: Mapping[str, Any], name: str) -> dict[str, Any]:
         value = row.get(name)
         if not isinstance(value, dict):
-            raise self.fail(f"{name!r} is no object")
+            raise self.fail(f"{name!r} is not an object")
         return value
 
     def rows(self, row: Mapping[str, Any], name: str) -> list[Any]:
         value = row.get(name)
         if not isinstance(value, list):
-            raise self.fail(f"{name!r} is no list")
+            raise self.fail(f"{name!r} is not a list")
         return value
 
     def text(self, row: Mapping[str, Any], name: str) -> str:
         value = row.get(name)
         if not isinstance(value, str):
-            raise self.fail(f"{name!r} is no text")
+            raise self.fail(f"{name!r} is not a string")
         return value
 
     def number(self, row: Mapping[str, Any], name: str, most: int) -> int:
         value = row.get(name)
         if type(value) is not int or not 0 <= value <= most:
-            raise self.fail(f"{name!r} is no number from 0 to {most:,}")
+            raise self.fail(f"{name!r} is not a number from 0 to {most:,}")
         return value
 
     def label(self, row: Any) -> Label:
         if not (isinstance(row, list) and len(row) >= 2 and all(isinstance(name, str) for name in row)):
-            raise self.fail(f"{str(row)[:80]!r} is no label")
+            raise self.fail(f"{str(row)[:80]!r} is not a valid label")
         if row[0] not in KINDS or (len(row) > 2 and row[0] != "tensor"):
-            raise self.fail(f"{str(row)[:80]!r} is no label")
+            raise self.fail(f"{str(row)[:80]!r} is not a valid label")
         return tuple(row)
 
     def path(self, name: str) -> str:
@@ -83,7 +83,7 @@ class Fields:
 
     def file(self, name: str, row: Any, labels: int, grain: int) -> FileEntry:
         if not isinstance(row, dict) or row.get("kind") not in FILE_KINDS:
-            raise self.fail(f"file {name!r} has no kind that is known")
+            raise self.fail(f"file {name!r} has an unknown kind")
         size, count = self.number(row, "size", 1 << 60), self.number(row, "segments", self._segments)
         self._segments -= count
         lengths = self.column(row, "lengths", np.dtype("<i8"), count)
@@ -95,7 +95,7 @@ class Fields:
         try:
             digests = base64.b64decode(self.text(row, "digests"), validate=True)
         except (binascii.Error, ValueError):
-            raise self.fail(f"the digests of file {name!r} are no base64") from None
+            raise self.fail(f"the digests of file {name!r} are not valid base64") from None
         hashed = runs(lengths.astype(np.int64), grain)
         if int((-(-hashed // BLOCK)).sum()) * DIGEST != len(digests):
             raise self.fail(f"file {name!r} has {len(digests):,} bytes of digests for {len(lengths):,} segments")
@@ -111,15 +111,15 @@ class Fields:
         except (binascii.Error, ValueError, zlib.error):
             raise self.fail(f"the column {name!r} cannot be unpacked") from None
         if len(data) != want:
-            raise self.fail(f"the column {name!r} has not {count:,} numbers")
+            raise self.fail(f"the column {name!r} does not have {count:,} numbers")
         return np.frombuffer(data, dtype)
 
     def tensor(self, key: str, row: Any) -> TensorEntry:
         if not isinstance(row, dict):
-            raise self.fail(f"tensor {key!r} is no object")
+            raise self.fail(f"tensor {key!r} is not an object")
         shape, found = self.rows(row, "shape"), row.get("fingerprint")
         if any(type(n) is not int or not 0 <= n < 1 << 60 for n in shape):
-            raise self.fail(f"tensor {key!r} has the shape {str(shape)[:80]}")
+            raise self.fail(f"tensor {key!r} has an invalid shape {str(shape)[:80]}")
         if found is not None and not (isinstance(found, str) and _HEX.fullmatch(found)):
-            raise self.fail(f"tensor {key!r} has a fingerprint that is none")
+            raise self.fail(f"tensor {key!r} has an invalid fingerprint")
         return TensorEntry(by_name(self.text(row, "dtype")).name, tuple(shape), found, str(row.get("why", "")))

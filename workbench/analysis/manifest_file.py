@@ -1,4 +1,4 @@
-"""A manifest as a JSON file: what ``docs/manifest.md`` describes, written atomically and read with suspicion.
+"""A manifest as a JSON file, as described in ``docs/manifest.md``: written atomically, read as untrusted input.
 
 ::
 
@@ -29,16 +29,25 @@ import numpy as np
 import xxhash
 
 from workbench.analysis.manifest_entries import Manifest
-from workbench.analysis.manifest_fields import LIMIT, Fields
+from workbench.analysis.manifest_fields import LIMIT, ManifestFields
 from workbench.core import jsonsafe
 from workbench.core.fingerprint import BLOCK
 from workbench.core.pickles.standins import short
+from workbench.core.place import Place
+from workbench.core.remote.url import is_url
 from workbench.core.source import cannot_open
-from workbench.errors import CorruptError, UnsafeError, UnsupportedFormatError, UsageError
+from workbench.errors import (
+    CorruptError,
+    MissingFileError,
+    NotACheckpointError,
+    UnsafeError,
+    UnsupportedFormatError,
+    UsageError,
+)
 
 __all__ = ["INSIDE", "decode", "encode", "holds_other", "read", "save", "write_whole"]
 
-INSIDE = ".workbench-manifest.json"  #: its name in a checkpoint's own folder
+INSIDE = ".workbench-manifest.json"  #: its name inside the checkpoint's folder
 FORMAT, VERSION = "workbench-manifest", 1
 _TAIL = re.compile(rb',\n"digest": "([0-9a-f]{32})"}\n?\Z')
 
@@ -47,7 +56,7 @@ _TAIL = re.compile(rb',\n"digest": "([0-9a-f]{32})"}\n?\Z')
 
 
 def save(manifest: Manifest, path: str) -> None:
-    """Write a manifest: whole, or not at all.
+    """Write a manifest atomically.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -56,7 +65,13 @@ def save(manifest: Manifest, path: str) -> None:
 
 
 def holds_other(path: str | os.PathLike[str], mark: bytes) -> bool:
-    """Whether something else than a file with that mark in its first 64 bytes lies there: a checkpoint, a device."""
+    """Return whether the path is something other than a file with that mark in its first 64 bytes."""
+    if is_url(os.fsdecode(path)):
+        try:
+            place = Place(path)
+        except NotACheckpointError:
+            return False
+        return place.file is None or mark not in place.read(place.file, length=min(64, place.stat(place.file).size))
     if not os.path.isfile(path):
         return os.path.lexists(path)
     try:
@@ -67,11 +82,18 @@ def holds_other(path: str | os.PathLike[str], mark: bytes) -> bool:
 
 
 def write_whole(data: bytes, path: str, what: str) -> None:
-    """A temporary file beside it, synced, then renamed, so that it is there whole or not at all.
+    """Write a file atomically: to a temporary file next to it, which is synced and renamed.
 
     Raises:
-        UsageError: the folder cannot be written to; the message calls the file ``what``.
+        UsageError: the folder, or a URL of that scheme, cannot be written to; the message refers to the file as
+            ``what``.
+        WriteError: the store of a URL refuses.
     """
+    if is_url(path):
+        from workbench.core.remote.destination import put_whole
+
+        put_whole(data, path, what)
+        return
     folder = os.path.dirname(os.path.abspath(path))
     try:
         fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", suffix=".tmp", dir=folder)
@@ -95,7 +117,7 @@ def write_whole(data: bytes, path: str, what: str) -> None:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The file's bytes: a line a file and a line a tensor."""
+    """Return the file's bytes: one line per file and per tensor."""
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -142,13 +164,23 @@ def _umask() -> int:
 # ---- in --------------------------------------------------------------------------------------------------------------
 
 
-def read(path: str) -> Manifest:
-    """A manifest from its file.
+def read(path: str | Place) -> Manifest:
+    """Read a manifest from its file: a path, a URL, or the place of a file.
 
     Raises:
         MissingFileError: it cannot be read.
-        CorruptError: it is damaged, or no manifest; UnsupportedFormatError: of a later version; UnsafeError: absurd.
+        NotACheckpointError: a URL has no object.
+        CorruptError: it is damaged, or not a manifest. UnsupportedFormatError: it has a later version. UnsafeError: too
+        large.
     """
+    if isinstance(path, Place) or is_url(path):
+        place = path if isinstance(path, Place) else Place(path)
+        if place.file is None:
+            raise MissingFileError(f"manifest {place.path!r} is a folder; name its file")
+        size = place.stat(place.file).size
+        if size > LIMIT:
+            raise UnsafeError(f"manifest {place.path!r} has {size:,} bytes, over the limit of {LIMIT:,}")
+        return decode(place.read(place.file), place.path)
     try:
         with open(path, "rb") as handle:
             size = os.fstat(handle.fileno()).st_size
@@ -161,24 +193,26 @@ def read(path: str) -> Manifest:
 
 
 def decode(data: bytes, path: str | None) -> Manifest:
-    """A manifest from its file's bytes; every number in it is checked before anything is made of it."""
+    """Decode a manifest from its file's bytes; every number is checked before use."""
     what = "the manifest" if path is None else f"manifest {path!r}"
     tail = _TAIL.search(data)
     if tail is None:
-        raise CorruptError(f"{what} does not end in its own digest; it is cut short, edited, or no manifest")
+        raise CorruptError(f"{what} does not end in its own digest; it is truncated, edited, or not a manifest")
     if xxhash.xxh3_128_hexdigest(data[: tail.start()]).encode() != tail[1]:
-        raise CorruptError(f"{what} is not as it was written: its own digest differs; restore it or write it again")
+        raise CorruptError(
+            f"{what} has changed since it was written: its own digest differs; restore it or write it again"
+        )
     document = jsonsafe.loads(data, what=what)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CorruptError(f"{what} is no manifest of a workbench")
+        raise CorruptError(f"{what} is not a workbench manifest")
     version, block = document.get("version"), document.get("block")
     if type(version) is not int:
         raise CorruptError(f"{what} contradicts itself: 'version' is {short(version, 40)}, not a number")
     if version != VERSION:
-        raise UnsupportedFormatError(f"{what} has version {short(version)}; this workbench reads {VERSION} only")
+        raise UnsupportedFormatError(f"{what} has version {short(version)}; this workbench reads only {VERSION}")
     if type(block) is not int or block != BLOCK:
-        raise CorruptError(f"{what} contradicts itself: 'block' is {short(block, 40)}, and should be {BLOCK:,}")
-    check = Fields(what, len(data))
+        raise CorruptError(f"{what} contradicts itself: 'block' is {short(block, 40)} and should be {BLOCK:,}")
+    check = ManifestFields(what, len(data))
     about, grain = check.table(document, "checkpoint"), check.number(document, "grain", BLOCK)
     labels = [check.label(row) for row in check.rows(document, "labels")]
     files = {

@@ -1,20 +1,19 @@
-"""The values of two tensors counted in the same bins, so that they can be laid over each other."""
+"""Histograms of two tensors with common bins, for an overlay."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.summary import Summary, histogram, summarise
-from workbench.core.scan import Tick
+from workbench.core.arrays import Array
+from workbench.core.scan import Progress
 from workbench.tensor import LazyTensor
 
 __all__ = ["PairHistogram", "pair_histogram"]
 
-Array = np.ndarray[Any, Any]
-LIMIT = 1 << 24  #: elements of each side that are read; of longer ones, evenly spaced blocks
+LIMIT = 1 << 24  #: maximum elements read per side; from longer tensors, evenly spaced blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +22,7 @@ class PairHistogram:
 
     Attributes:
         edges: ``(bins+1,) float64``, from the smallest to the largest element of both.
-        a, b: ``(bins,) int64``; of a side without a finite element, zeros.
+        a, b: ``(bins,) int64``; zeros for a side without finite elements.
         summaries: of both sides: range, NaN, zeros.
         exact: whether every element was read.
     """
@@ -36,20 +35,20 @@ class PairHistogram:
 
 
 def pair_histogram(
-    a: LazyTensor, b: LazyTensor, bins: int = 80, *, limit: int = LIMIT, tick: Tick | None = None
+    a: LazyTensor, b: LazyTensor, bins: int = 80, *, limit: int = LIMIT, progress: Progress | None = None
 ) -> PairHistogram | None:
-    """Count both; ``None`` where neither has a finite number (empty tensors, packed types).
+    """Count both tensors; ``None`` if neither has a finite number (empty tensors, packed types).
 
     Raises:
-        HoleError, OpenError: an element that is needed is stored nowhere or cannot be read.
+        HoleError, OpenError: a needed element is not stored or cannot be read.
     """
     done = 0
 
     def step() -> None:
         nonlocal done
         done += 1
-        if tick is not None:
-            tick(done / 4)
+        if progress is not None:
+            progress(done / 4)
 
     summaries = []
     for side in (a, b):

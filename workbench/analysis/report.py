@@ -1,4 +1,4 @@
-"""What a check found, as data: findings, and what was and was not looked at.
+"""The result of a check, as data: findings, what was checked and what was not.
 
 ::
 
@@ -8,14 +8,16 @@
     checked       {"ranges": "6,482 byte ranges inside 16 files", …}
     not_checked   {"values": "payloads were not read; verify with deep=True"}
 
-A report never says "ok": it says what was checked, and what not, and why not.
+A report never says "ok": it lists what was checked, and what was not and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from workbench.core.shown import Shown, above
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,15 +31,15 @@ COLUMNS = ("rule", "severity", "where", "message", "evidence", "hint")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Attributes:
         rule: dotted name of the rule, stable: ``coverage.hole``.
-        severity: ``error`` (the checkpoint cannot be trusted as it is), ``warn`` (odd, may be intended), ``info``.
-        where: the tensor, file or object it is about.
+        severity: ``error`` (the checkpoint cannot be trusted), ``warn`` (unusual, may be intended), ``info``.
+        where: the tensor, file or object concerned.
         message: one sentence with the numbers in it.
         evidence: the same numbers, of JSON's types only: file, byte range, box, counts.
-        hint: what to do.
+        hint: the remedy.
     """
 
     rule: str
@@ -48,19 +50,18 @@ class Finding:
     hint: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
-    """The result of a check.
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Shown):
+    """The result of a check: a sequence of :class:`Finding`, errors first, with a table of the same.
 
     Attributes:
-        subject: path of what was checked.
-        found: the findings, errors first.
-        checked: what was looked at: name → sentence with its counts.
-        not_checked: what was not: name → why not, and how it could be.
+        subject: path of the checkpoint checked.
+        checked: what was checked: name → sentence with counts.
+        not_checked: what was not: name → why not, and how to check it.
     """
 
     subject: str
-    found: tuple[Finding, ...]
+    _found: tuple[Finding, ...]
     checked: Mapping[str, str]
     not_checked: Mapping[str, str]
 
@@ -68,35 +69,44 @@ class Report:
     def of(
         cls, subject: str, found: Iterable[Finding], checked: Mapping[str, str], not_checked: Mapping[str, str]
     ) -> Self:
-        """A report of findings in any order."""
+        """Create a report from findings in any order."""
         ordered = sorted(found, key=lambda one: SEVERITIES.index(one.severity))
         return cls(subject, tuple(ordered), dict(checked), dict(not_checked))
 
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._found)
+
+    def __getitem__(self, at: int) -> Finding:
+        return self._found[at]
+
     @property
     def findings(self) -> pd.DataFrame:
-        """One row a finding: rule severity where message evidence hint."""
+        """One row per finding: rule severity where message evidence hint."""
         import pandas as pd
 
-        rows = [{name: getattr(one, name) for name in COLUMNS} for one in self.found]
+        rows = [{name: getattr(one, name) for name in COLUMNS} for one in self]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
     @property
     def worst(self) -> str | None:
-        """The gravest severity found, or ``None``."""
-        return self.found[0].severity if self.found else None
+        """The highest severity found, or ``None``."""
+        return self[0].severity if self else None
 
     @property
     def exit_code(self) -> int:
-        """0 nothing (or only remarks) found, 1 warnings, 2 errors."""
+        """0: nothing found, or only remarks; 1: warnings; 2: errors."""
         return {"error": 2, "warn": 1}.get(self.worst or "", 0)
 
     def count(self, severity: str) -> int:
-        """How many findings of one severity."""
-        return sum(one.severity == severity for one in self.found)
+        """Return the number of findings of one severity."""
+        return sum(one.severity == severity for one in self)
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON: ``subject findings checked not_checked``."""
-        rows = [{name: getattr(one, name) for name in COLUMNS} for one in self.found]
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain JSON: ``subject findings checked not_checked``."""
+        rows = [{name: getattr(one, name) for name in COLUMNS} for one in self]
         return {
             "subject": self.subject,
             "findings": rows,
@@ -105,17 +115,5 @@ class Report:
         }
 
     def view(self) -> Viewer:
-        """What the dashboard's tab shows of it, for a notebook's cell: tables, pictures, downloads."""
-        from workbench.app.tabs.report_view import view_of
-
-        return view_of(self)
-
-    def __repr__(self) -> str:
-        from workbench.views.report import report_text
-
-        return report_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.views.report import report_html
-
-        return report_html(self)
+        """Return the view of the dashboard's tab for a notebook cell: tables, pictures, downloads."""
+        return cast("Viewer", above(self, "view")(self))

@@ -1,4 +1,4 @@
-"""A file cut into segments without a gap, each with a label that says what it is: how a flipped byte gets a name.
+"""Divide a file into adjacent labeled segments, which attribute a flipped byte to its content.
 
 ::
 
@@ -9,22 +9,23 @@
 
 Labels are ``(kind, name)``:
 
-    ``tensor``   elements of a tensor, by its key; ``(kind, name, name …)`` where several share them (tied weights)
+    ``tensor``   elements of a tensor, by its key; ``(kind, name, name …)`` if several share them (tied weights)
     ``archive``  zip headers, pickle and directory around one tensor's elements, by the tensor's key
-    ``object``   a stored object that is no tensor, by its key
+    ``object``   a stored non-tensor object, by its key
     ``record``   a record of a file that is one archive: ``archive/data.pkl``
-    ``header``   what the file's reader reads first: a safetensors header
-    ``rest``     anything else: padding, directories, files that hold no tensor
+    ``header``   what a reader reads first, such as a safetensors header
+    ``rest``     anything else: padding, directories, files without tensors
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core import catalog as cat
-from workbench.core.dtypes import ALL
+from workbench.core import codecs
+from workbench.core.arrays import Array, Ints
+from workbench.core.dtypes import nbytes_of_codes
 from workbench.core.payload import Payloads
 from workbench.core.ziparchive import read_directory
 from workbench.core.ziprecord import locate
@@ -32,17 +33,13 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["KINDS", "Label", "Labels", "Segments", "cut_files"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 Label = tuple[str, ...]
 
 KINDS = ("tensor", "archive", "object", "record", "header", "rest")
-_ARCHIVES = (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP, cat.TORCH_PART, cat.ZSTD_TORCH_PART)
-_BITS = np.array([dtype.bits for dtype in ALL], np.int64)
 
 
 class Segments(NamedTuple):
-    """Segments of one file, one after the other from byte 0: their lengths, and positions in the table of labels."""
+    """Adjacent segments of one file from byte 0 on: their lengths, and positions in the table of labels."""
 
     lengths: Ints
     labels: Ints
@@ -56,7 +53,7 @@ class Labels(list[Label]):
         self._position: dict[Label, int] = {}
 
     def of(self, kind: str, *names: str) -> int:
-        """The position of a label, added at its first use."""
+        """Return the position of a label, which is added on first use."""
         label = (kind, *names) if names else (kind, "")
         if label not in self._position:
             self._position[label] = len(self)
@@ -64,21 +61,21 @@ class Labels(list[Label]):
         return self._position[label]
 
 
-class Cut(NamedTuple):
-    """Files cut into segments.
+class FileSegments(NamedTuple):
+    """Files divided into segments.
 
     Attributes:
         segments: by file.
-        whole: tensors that one segment holds from the first element to the last, as they lie in memory: tensor →
-            ``(file, start)``. The blocks of that segment are those of the tensor's fingerprint.
+        whole: tensors stored completely in one segment, in memory order: tensor → ``(file, start)``. The blocks of that
+            segment are the blocks of the tensor's fingerprint.
     """
 
     segments: dict[str, Segments]
     whole: dict[int, tuple[str, int]]
 
 
-def cut_files(payloads: Payloads, sizes: dict[str, int], labels: Labels) -> Cut:
-    """Cut the named files; those that the catalog does not know are one segment each.
+def cut_files(payloads: Payloads, sizes: dict[str, int], labels: Labels) -> FileSegments:
+    """Divide the named files; files that are not in the catalog are one segment each.
 
     Args:
         payloads: the catalog and its files; archives' directories are read.
@@ -103,31 +100,31 @@ def cut_files(payloads: Payloads, sizes: dict[str, int], labels: Labels) -> Cut:
     alone = np.flatnonzero(exact & (np.diff(catalog.row_ptr)[catalog.tensor] == 1))
     alone = alone[catalog.chunk_nbytes[alone] == catalog.tensor_nbytes[catalog.tensor[alone]]]
     places = [(catalog.files[f], a) for f, a in zip(catalog.file[alone].tolist(), low[alone].tolist(), strict=True)]
-    return Cut(result, dict(zip(catalog.tensor[alone].tolist(), places, strict=True)))
+    return FileSegments(result, dict(zip(catalog.tensor[alone].tolist(), places, strict=True)))
 
 
 def _extents(payloads: Payloads) -> tuple[Ints, Ints, Array]:
-    """Bytes of their files in which the elements of each chunk row lie, and whether just as in memory."""
+    """Return the byte range of each chunk row's elements in its file, and whether they are in memory order."""
     catalog = payloads.catalog
     low, high = catalog.start.astype(np.int64), catalog.stop.astype(np.int64)
     inner = np.zeros_like(low) if catalog.inner is None else catalog.inner
-    raw = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, *cat.LAZY))
+    raw = codecs.RAW_BYTES[catalog.codec]
     reach = catalog.chunk_nbytes
     if catalog.strides is not None:
         full = (catalog.sizes > 0).all(axis=1)
         steps = ((np.maximum(catalog.sizes, 1) - 1) * catalog.strides).sum(axis=1) + 1
-        reach = np.where(full, (steps * _BITS[catalog.dtype[catalog.tensor]] + 7) // 8, 0)
+        reach = np.where(full, nbytes_of_codes(catalog.dtype[catalog.tensor], steps), 0)
     low[raw] += inner[raw]
     high[raw] = np.minimum(low[raw] + reach[raw], high[raw])
-    exact = (catalog.codec == cat.RAW) & (high - low == catalog.chunk_nbytes)
+    exact = (catalog.codec == codecs.RAW) & (high - low == catalog.chunk_nbytes)
     if catalog.strides is not None:
         steps = np.cumprod(np.concatenate([catalog.sizes, np.ones((len(low), 1), np.int64)], axis=1)[:, ::-1], axis=1)
         exact &= ((catalog.strides == steps[:, -2::-1]) | (catalog.sizes <= 1)).all(axis=1)
-    rows = np.flatnonzero(np.isin(catalog.codec, (cat.TORCH_ZIP, cat.TORCH_PART)))
+    rows = np.flatnonzero((codecs.ZIP & codecs.IN_FILE)[catalog.codec])
     for row in rows[np.lexsort((catalog.start[rows], catalog.file[rows]))].tolist():  # each file is opened once
         try:
             start = payloads.straight(row)
-        except WorkbenchError:  # damaged already: the item as a whole stands for it
+        except WorkbenchError:  # already damaged: use the item's whole range
             start = None
         if start is not None:
             low[row], high[row], exact[row] = start, start + int(catalog.chunk_nbytes[row]), True
@@ -135,9 +132,9 @@ def _extents(payloads: Payloads) -> tuple[Ints, Ints, Array]:
 
 
 def _paint_surroundings(payloads: Payloads, file: int, rows: Ints, paint: _Paint, labels: Labels) -> None:
-    """What is not tensor elements: archives around them, objects, records, a header."""
+    """Label everything except tensor elements: archives around them, objects, records, a header."""
     catalog, table = payloads.catalog, payloads.catalog.objects
-    items = rows[np.isin(catalog.codec[rows], _ARCHIVES)]
+    items = rows[codecs.ZIP[catalog.codec[rows]]]
     owners = [labels.of("archive", catalog.keys[t]) for t in catalog.tensor[items].tolist()]
     paint.add(catalog.start[items], catalog.stop[items], np.array(owners, np.int64))
     mine = np.flatnonzero(table.file == file)
@@ -148,34 +145,35 @@ def _paint_surroundings(payloads: Payloads, file: int, rows: Ints, paint: _Paint
 
 
 def _paint_head(payloads: Payloads, file: int, rows: Ints, paint: _Paint, labels: Labels) -> None:
-    """The records of a file that is one archive, or what lies before the first tensor of another."""
+    """Label the records of a file that is one archive, or the bytes before the first tensor of another file."""
     catalog = payloads.catalog
     try:
         view = payloads.pool.window(file, 0, paint.size)
         if bytes(view[:4]) == b"PK\3\4":
             directory = read_directory(view, what=repr(catalog.files[file]))
-            places = [(*locate(directory.view, record, directory.what), record.name)
-                      for record in directory.records.values()]  # fmt: skip
+            places = [
+                (*locate(directory.view, record, directory.what), record.name) for record in directory.records.values()
+            ]
             owners = [labels.of("record", name) for _, _, name in places]
             columns = np.array([place[:2] for place in places], np.int64).reshape(-1, 2)
             paint.add(columns[:, 0], columns[:, 1], np.array(owners, np.int64))
             return
     except WorkbenchError:
-        pass  # unreadable as an archive: its bytes are still hashed, under the label of the rest
+        pass  # not readable as an archive: its bytes are still hashed, with the label ``rest``
     if len(rows):
         first = int(catalog.start[rows].min())
         paint.add(np.array([0]), np.array([first]), np.array([labels.of("header")]))
 
 
 class _Paint:
-    """Ranges of one file, the later over the earlier."""
+    """Ranges of one file; later ranges replace earlier ones."""
 
     def __init__(self, size: int, labels: Labels) -> None:
         self.size, self._labels = size, labels
         self._layers: list[tuple[Ints, Ints, Ints, bool]] = []
 
     def add(self, low: Ints, high: Ints, labels: Ints, *, shared: bool = False) -> None:
-        """Paint ranges; where several of a ``shared`` layer meet, all their names count."""
+        """Add ranges; where several of a ``shared`` layer overlap, the label has all their names."""
         low, high = np.clip(low, 0, self.size), np.clip(high, 0, self.size)
         keep = high > low
         self._layers.append((low[keep].astype(np.int64), high[keep].astype(np.int64), labels[keep], shared))
@@ -189,15 +187,16 @@ class _Paint:
             first, last = np.searchsorted(edges, low), np.searchsorted(edges, high)
             single = last == first + 1
             labels[first[single]] = owners[single]
-            for a, b, owner in zip(first[~single].tolist(), last[~single].tolist(), owners[~single].tolist(),
-                                   strict=True):  # fmt: skip
+            for a, b, owner in zip(
+                first[~single].tolist(), last[~single].tolist(), owners[~single].tolist(), strict=True
+            ):
                 labels[a:b] = owner
             if shared:
                 self._share(first, last, owners, labels)
         return Segments(np.diff(edges), labels)
 
     def _share(self, first: Ints, last: Ints, owners: Ints, labels: Ints) -> None:
-        """Name all whose ranges meet in a segment."""
+        """Label each segment with all names whose ranges overlap it."""
         steps = np.zeros(len(labels) + 1, np.int64)
         np.add.at(steps, first, 1)
         np.add.at(steps, last, -1)

@@ -19,17 +19,22 @@ import json
 import os
 import tempfile
 import time
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.analysis.census import Census, Counts
-from workbench.analysis.moments import Moment, Moments, engine
+from workbench.analysis.moment import Moment
+from workbench.analysis.moments import Moments
 from workbench.checkpoint import Checkpoint
 from workbench.core import scan as scanning
+from workbench.core.arrays import Array
 from workbench.core.cache import cache_folder
 from workbench.core.dtypes import ALL, DType
-from workbench.core.scan import Piece, Tick
+from workbench.core.engine import engine
+from workbench.core.executors import using
+from workbench.core.scan import Piece, Progress
 from workbench.core.source import needs_descriptors
 from workbench.core.work import chunk_work
 from workbench.errors import UsageError, WorkbenchError
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BY", "NUMBERS", "QUANTILES", "stats"]
 
-Array = np.ndarray[Any, Any]
 VERSION = 2  #: of what is computed; part of the cache's key
 WORTH_KEEPING = 1.0  #: seconds from which a result is kept
 BY = ("tensor", "shard", "module")
@@ -57,41 +61,46 @@ def stats(
     *,
     quantiles: bool = False,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
     cache: bool = True,
+    executor: Executor | None = None,
 ) -> pd.DataFrame:
-    """Statistics of every tensor, stored chunk or module.
+    """Compute statistics of every tensor, stored chunk or module.
 
     Args:
-        by: ``tensor``, ``shard`` (a row a chunk, copies too) or ``module``.
-        quantiles: also q01 q25 q50 q75 q99, distinct, entropy (bits an element): exact for types of 16 bits or less;
-            for wider ones quantiles are within 0.4 % and the other two missing.
-        threads: how many read side by side; by default as many as there are cores, at most 8.
-        tick: told the share that is done; raising there ends it.
-        cache: use and keep results that took longer than a second.
+        by: ``tensor``, ``shard`` (one row per chunk, including copies) or ``module``.
+        quantiles: also q01 q25 q50 q75 q99, distinct, entropy (bits per element): exact for dtypes of 16 bits or less;
+            for wider ones, quantiles are within 0.4 % and the other two are missing.
+        threads: number of reader threads; by default one per core, up to 8.
+        progress: called with the fraction done; raise to cancel.
+        cache: use and store results that took longer than a second.
+        executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
+            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same to the bit.
 
     Returns:
         by tensor: key fqn role dtype shape numel nbytes, by shard: key fqn role dtype offsets sizes file rank replica
         numel nbytes, by module: module tensors numel nbytes; then min max mean std absmean of the finite elements
-        (of complex ones the magnitudes; NaN where there is none), norm rms of all elements (NaN where one is NaN,
+        (of complex ones the magnitudes; NaN if there are none), norm rms of all elements (NaN where one is NaN,
         else infinite where one is infinite), zero nan posinf neginf subnormal as counts, and ``error``: why some
         elements are missing from the row's numbers, or NA.
         ``attrs["engine"]`` says what computed it: ``numpy``, ``numba`` or ``cache``.
 
     Raises:
         UsageError: another ``by``, or quantiles of modules.
+        WorkerError: the executor lost its workers or its scheduler.
     """
     if by not in BY:
         raise UsageError(f"by={by!r}: choose one of {', '.join(map(repr, BY))}")
     if by == "module" and quantiles:
-        raise UsageError("quantiles of modules are not computed; ask by tensor or by shard")
+        raise UsageError("quantiles of modules are not available; use by='tensor' or by='shard'")
     kept = _kept(ckpt, by, quantiles) if cache else None
     errors: dict[int, str] = {}
     if kept is not None:
         columns, how = kept, "cache"
     else:
         how, begin = engine(int(ckpt.catalog.tensor_nbytes.sum())), time.perf_counter()
-        columns, errors = _computed(ckpt, by == "shard", quantiles, how, threads, tick)
+        with using(executor):
+            columns, errors = _computed(ckpt, by == "shard", quantiles, how, threads, progress)
         if cache and not errors and time.perf_counter() - begin > WORTH_KEEPING:
             _keep(ckpt, by, quantiles, columns)
     frame = {"tensor": _by_tensor, "shard": _by_shard, "module": _by_module}[by](ckpt, columns, errors)
@@ -103,9 +112,10 @@ def stats(
 
 
 class _Full:
-    """Moments and census together; where the census is exact it tells the moments."""
+    """Moments and census together; an exact census also determines the moments."""
 
     def __init__(self, how: str) -> None:
+        self.engine = how
         self._moments, self._census = Moments(how), Census(how)
 
     def begin(self, dtype: DType, other: DType | None) -> tuple[Moment, Counts | None]:
@@ -123,7 +133,7 @@ class _Full:
 
 
 def _computed(
-    ckpt: Checkpoint, by_chunk: bool, quantiles: bool, how: str, threads: int | None, tick: Tick | None
+    ckpt: Checkpoint, by_chunk: bool, quantiles: bool, how: str, threads: int | None, progress: Progress | None
 ) -> tuple[dict[str, Array], dict[int, str]]:
     """Columns of one row a tensor (or chunk row), and what went wrong by row."""
     catalog = ckpt.catalog
@@ -141,11 +151,11 @@ def _computed(
         errors.setdefault(row if by_chunk else int(catalog.tensor[row]), str(error))
 
     reducer: Any = _Full(how) if quantiles else Moments(how)
-    for at, state in scanning.scan(work, reducer, threads=threads, tick=tick, on_error=failed):
+    for at, state in scanning.scan(work, reducer, threads=threads, progress=progress, on_error=failed):
         _enter(columns, at, *(state if quantiles else (state, None)))
     whole = _chunk_numel(ckpt) if by_chunk else catalog.numel
     for at in np.flatnonzero(columns["seen"] < whole).tolist():
-        lost, told = int(whole[at] - columns["seen"][at]), errors.get(at, "they are stored nowhere")
+        lost, told = int(whole[at] - columns["seen"][at]), errors.get(at, "they are not stored")
         errors[at] = f"{lost:,} of {int(whole[at]):,} elements are missing here: {told}"
     return columns, errors
 
@@ -274,9 +284,12 @@ def _path(ckpt: Checkpoint, by: str, quantiles: bool) -> str:
         "shard" if by == "shard" else "tensor",
         quantiles,
         catalog.format,
-        os.path.realpath(ckpt.path),
+        ckpt.place.root,
+        ckpt.place.file,
     ]
-    what += [[name, stat.size, stat.mtime_ns] for name, stat in zip(catalog.files, catalog.file_stats, strict=True)]
+    what += [
+        [name, stat.size, stat.mtime_ns, stat.tag] for name, stat in zip(catalog.files, catalog.file_stats, strict=True)
+    ]
     digest = hashlib.blake2b(json.dumps([what, catalog.keys]).encode("utf-8", "surrogatepass"), digest_size=16)
     places = (
         catalog.row_ptr,
@@ -309,7 +322,7 @@ def _kept(ckpt: Checkpoint, by: str, quantiles: bool) -> dict[str, Array] | None
 
 
 def _keep(ckpt: Checkpoint, by: str, quantiles: bool, columns: dict[str, Array]) -> None:
-    """Failing to (a full or read-only disk) is no error."""
+    """Store the columns. A failure (a full or read-only disk) is not an error."""
     folder = cache_folder()
     with contextlib.suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)

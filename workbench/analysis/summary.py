@@ -1,11 +1,11 @@
-"""One tensor in a few numbers, a histogram, or a small picture; streamed, so that its size does not matter.
+"""Summarize one tensor as a few numbers or a histogram; it is streamed, so its size does not matter.
 
-Blocks are summarised one by one and merged exactly (Chan, Golub, LeVeque 1979)::
+Blocks are summarized one by one and merged exactly (Chan, Golub, LeVeque 1979)::
 
     n = nₐ + n_b      δ = mean_b − meanₐ      mean = meanₐ + δ·n_b/n      M₂ = M₂ₐ + M₂_b + δ²·nₐ·n_b/n
 
-Sums are carried in float64 (integers: exactly). A ``limit`` reads evenly spaced blocks instead of everything, and the
-result says so (``exact`` is false). These are views of single tensors; nothing here promises a whole checkpoint.
+Sums are kept in float64 (integers: exactly). With ``limit``, evenly spaced blocks are read instead of everything, and
+``exact`` is false. This module handles single tensors, not whole checkpoints.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.blocks import Blocks
+from workbench.analysis.blocks import MatrixBlocks
 from workbench.analysis.heatmap import Heat, heatmap
 from workbench.analysis.numbers import BLOCK, Decoder
+from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
 __all__ = ["Heat", "Histogram", "Profile", "Summary", "heatmap", "histogram", "profile", "summarise"]
 
-Array = np.ndarray[Any, Any]
 HUGE = 1e140  #: magnitudes whose squares may leave float64
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the elements of a tensor are like.
+    """Statistics of the elements of a tensor.
 
     Attributes:
         numel: elements of the tensor.
         seen: elements that were read.
         exact: whether all were read.
         kind: what the numbers below describe: ``numbers``; ``magnitudes`` (complex); ``raw bytes`` (packed types,
-            of which nothing is read).
+            which are not read).
         nan, posinf, neginf, zero: counts among those seen (a complex element with an infinite part counts as
             ``posinf``, its magnitude).
-        min, max: of the finite elements; integers for integer types; ``None`` when there is none.
-        mean, std: of the finite elements, population standard deviation; ``None`` when there is none.
+        min, max: of the finite elements; integers for integer types; ``None`` if there are none.
+        mean, std: of the finite elements, population standard deviation; ``None`` if there are none.
     """
 
     numel: int
@@ -58,7 +58,7 @@ class Summary:
 
     @property
     def finite(self) -> int:
-        """Finite elements among those seen."""
+        """Number of finite elements among those seen."""
         return self.seen - self.nan - self.posinf - self.neginf
 
 
@@ -68,7 +68,7 @@ class Histogram:
 
     Attributes:
         counts: ``(bins,) int64``.
-        edges: ``(bins+1,) float64``, finite; the last bin includes its right edge, as numpy's do.
+        edges: ``(bins+1,) float64``, finite; the last bin includes its right edge, as in numpy.
         exact: whether every element was read.
     """
 
@@ -79,20 +79,20 @@ class Histogram:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A summary and the histogram of the same elements; ``None`` where there is no finite number."""
+    """A summary and the histogram of the same elements; ``None`` if there is no finite number."""
 
     summary: Summary
     histogram: Histogram | None
 
 
 def summarise(tensor: LazyTensor, *, limit: int | None = None) -> Summary:
-    """Count, range, mean and standard deviation of a tensor, or of a sample of about ``limit`` elements.
+    """Return count, range, mean and standard deviation of a tensor, or of a sample of about ``limit`` elements.
 
     Raises:
-        HoleError, OpenError: an element that is needed is stored nowhere or cannot be read.
+        HoleError, OpenError: a needed element is not stored or cannot be read.
     """
     decoder = Decoder(tensor.element)
-    return _summarise(tensor, decoder, Blocks(tensor, limit) if decoder.kind != "raw bytes" else None)
+    return _summarise(tensor, decoder, MatrixBlocks(tensor, limit) if decoder.kind != "raw bytes" else None)
 
 
 def histogram(
@@ -103,21 +103,21 @@ def histogram(
     summary: Summary | None = None,
     span: tuple[float, float] | None = None,
 ) -> Histogram | None:
-    """Counts in ``bins`` equal bins between the smallest and the largest finite element.
+    """Return counts in ``bins`` equal bins between the smallest and the largest finite element.
 
-    Two passes, or one when a ``summary`` of the same elements is given.
+    Needs two passes, or one if a ``summary`` of the same elements is given.
 
     Args:
-        span: where the bins begin and end instead, for two tensors side by side; it must hold every finite element.
+        span: another range of the bins, to compare two tensors; it must contain every finite element.
 
     Returns:
-        ``None`` when no finite number was seen (empty tensors, packed types).
+        ``None`` if no finite number was seen (empty tensors, packed types).
     """
     return _profile(tensor, bins, limit, summary, span).histogram
 
 
 def profile(tensor: LazyTensor, bins: int = 64, *, limit: int | None = None) -> Profile:
-    """:func:`summarise` and :func:`histogram` of the same elements; a small sample is read only once."""
+    """Return :func:`summarise` and :func:`histogram` of the same elements; a small sample is read only once."""
     return _profile(tensor, bins, limit, None)
 
 
@@ -127,7 +127,7 @@ def _profile(
     decoder = Decoder(tensor.element)
     if decoder.kind == "raw bytes":
         return Profile(_summarise(tensor, decoder, None), None)
-    blocks = Blocks(tensor, limit)
+    blocks = MatrixBlocks(tensor, limit)
     summary = summary or _summarise(tensor, decoder, blocks)
     if summary.min is None or summary.max is None:
         return Profile(summary, None)
@@ -143,8 +143,8 @@ def _profile(
     return Profile(summary, Histogram(counts, edges, not blocks.sampled))
 
 
-def _summarise(tensor: LazyTensor, decoder: Decoder, blocks: Blocks | None) -> Summary:
-    empty = Summary(tensor.numel, 0, tensor.numel == 0, decoder.kind)
+def _summarise(tensor: LazyTensor, decoder: Decoder, blocks: MatrixBlocks | None) -> Summary:
+    empty = Summary(tensor.numel(), 0, tensor.numel() == 0, decoder.kind)
     if blocks is None:
         return empty
     state: Summary = empty
@@ -157,14 +157,14 @@ def _summarise(tensor: LazyTensor, decoder: Decoder, blocks: Blocks | None) -> S
 
 
 class _Moments:
-    """n, mean and M₂ of the finite elements so far; the total of integers exactly."""
+    """n, mean and M₂ of the finite elements so far; for integers, the exact total."""
 
     def __init__(self) -> None:
         self.n, self.mean, self.m2 = 0, 0.0, 0.0
         self.total: int | None = None
 
     def add(self, state: Summary, values: Array, buffer: Array) -> Summary:
-        """Fold one block; returns the summary with its counts and range brought up to date."""
+        """Fold in one block; return the summary with updated counts and range."""
         seen = state.seen + len(values)
         zero = state.zero + len(values) - int(np.count_nonzero(values))
         with np.errstate(invalid="ignore"):
@@ -206,7 +206,7 @@ class _Moments:
         else:
             delta = mean - self.mean
             self.mean = self.mean + delta * (n / both)
-        # the first block has nothing to differ from, and its own mean squared could drown its M₂
+        # the first block has no earlier mean, and its squared mean could swamp its M₂
         self.m2 = self.m2 + m2 + (delta * delta * (self.n * n / both) if self.n else 0)
         self.n = both
 
@@ -220,7 +220,7 @@ def _float_moments(values: Array, buffer: Array) -> tuple[int, Any, Any, None]:
     work[:] = values
     mean = work.sum() / len(work)
     work -= mean
-    mean += work.sum() / len(work)  # what the first sum rounded away
+    mean += work.sum() / len(work)  # corrects the rounding of the first sum
     return len(work), float(mean), float(np.dot(work, work)), None
 
 
@@ -252,13 +252,13 @@ def _parts(values: Array) -> list[Array]:
 
 def _edges(low: float, high: float, bins: int) -> Array:
     at = np.arange(bins + 1) / bins
-    edges = low * (1 - at) + high * at  # high − low may leave float64, this cannot
+    edges = low * (1 - at) + high * at  # high − low may overflow float64, this cannot
     edges[0], edges[-1] = low, high
     return np.maximum.accumulate(edges)
 
 
 def _count(values: Array, edges: Array) -> Array:
-    """``np.histogram(values, edges)[0]`` for equal bins, some five times faster; bins that no value meets are 0."""
+    """Return ``np.histogram(values, edges)[0]`` for equal bins, about five times faster; empty bins are 0."""
     bins = len(edges) - 1
     if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
         values = values[finite]

@@ -27,10 +27,11 @@ from workbench.analysis.comparison import ratio_of
 from workbench.analysis.diff_pairs import align
 from workbench.analysis.stats import stats
 from workbench.checkpoint import Checkpoint, open
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import NotACheckpointError, UsageError, WorkbenchError
-from workbench.runs import discover, step_of
+from workbench.names.steps import step_of
+from workbench.runs import discover
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,15 +54,15 @@ def timeline(
     by: str = "step",
     values: bool = True,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
 ) -> pd.DataFrame:
-    """The checkpoints of a run in the order of their steps.
+    """Return the checkpoints of a run in the order of their steps.
 
     Args:
         run: a run's folder, one checkpoint, or the run's checkpoints or their paths.
-        by: ``step``: one row a step; ``tensor``: one row a tensor of each step that could be read.
-        values: read norms and changes; else only what metadata tells (``step`` only).
-        threads, tick: as for ``stats``.
+        by: ``step``: one row per step; ``tensor``: one row per tensor of each readable step.
+        values: compute norms and changes; otherwise only metadata is used (``step`` only).
+        threads, progress: as for ``stats``.
 
     Returns:
         by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change nan; what
@@ -77,11 +78,11 @@ def timeline(
         raise UsageError(f"by={by!r}: choose 'step', or 'tensor' with values=True")
     found = _steps(run)
     rows: list[dict[str, Any]] = []
-    before: _Read | None = None
+    before: _ReadStep | None = None
     total = 1 + BOTH * (len(found) - 1)  # in readings of one step
     for number, one in enumerate(found):
         begin, end = max(1 + BOTH * (number - 1), 0), 1 + BOTH * number
-        told = None if tick is None else _part(tick, begin / total, end / total)
+        told = None if progress is None else _part(progress, begin / total, end / total)
         row: dict[str, Any] = dict.fromkeys(STEP_COLUMNS)
         row |= {"step": one.step, "path": one.path, "complete": not one.why, "why": one.why, "format": one.format}
         try:
@@ -97,8 +98,8 @@ def timeline(
             row |= {"complete": False, "why": str(error)}
         if by == "step":
             rows.append(row)
-        if tick is not None:
-            tick(end / total)
+        if progress is not None:
+            progress(end / total)
     frame = pd.DataFrame(rows, columns=list(STEP_COLUMNS if by == "step" else TENSOR_COLUMNS))
     for name in ("step", "tensors", "nbytes", "nan"):
         if name in frame:
@@ -127,7 +128,7 @@ def _steps(run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Check
             found = [one for one in found if one.step is not None]
         if not found:
             raise NotACheckpointError(
-                f"{root!r} holds no checkpoints whose names say their steps; name them, timeline([path, …]), in order"
+                f"{root!r} contains no checkpoints with steps in their names; pass them in order, timeline([path, …])"
             )
         steps = [
             _Step(one.step, one.path, root if one.path == "." else os.path.join(root, one.path), one.format, one.why)
@@ -145,7 +146,7 @@ def _steps(run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Check
 
 
 @dataclass(frozen=True)
-class _Read:
+class _ReadStep:
     """A step that was read: its checkpoint, and by tensor whether an element is NaN or infinite."""
 
     ckpt: Checkpoint
@@ -153,14 +154,16 @@ class _Read:
 
 
 def _tensors(
-    before: _Read | None, ckpt: Checkpoint, row: dict[str, Any], threads: int | None, tick: Tick | None
-) -> tuple[_Read, list[dict[str, Any]]]:
+    before: _ReadStep | None, ckpt: Checkpoint, row: dict[str, Any], threads: int | None, progress: Progress | None
+) -> tuple[_ReadStep, list[dict[str, Any]]]:
     """Fill in a step's norms, change and NaNs; returns the step as read, and the rows of its tensors."""
-    frame = stats(ckpt, threads=threads, tick=tick if tick is None or before is None else _part(tick, 0, 1 / BOTH))
+    frame = stats(
+        ckpt, threads=threads, progress=progress if progress is None or before is None else _part(progress, 0, 1 / BOTH)
+    )
     roles = np.array(ckpt.roles)
     norms = frame["norm"].to_numpy("float64", na_value=math.nan)
     nans = frame["nan"].to_numpy("int64")
-    after = _Read(ckpt, nans + frame["posinf"].to_numpy("int64") + frame["neginf"].to_numpy("int64") > 0)
+    after = _ReadStep(ckpt, nans + frame["posinf"].to_numpy("int64") + frame["neginf"].to_numpy("int64") > 0)
     row["nan"] = int(nans.sum())
     for role in ROLES:
         mine = roles == role
@@ -170,7 +173,9 @@ def _tensors(
         elif len(picked):
             row[f"norm_{role}"] = math.hypot(*picked.tolist())
     changes = (
-        {} if before is None else _changes(before, after, threads, None if tick is None else _part(tick, 1 / BOTH, 1))
+        {}
+        if before is None
+        else _changes(before, after, threads, None if progress is None else _part(progress, 1 / BOTH, 1))
     )
     weights = [squares for u, squares in changes.items() if ckpt.roles[u] == "param"]
     if weights:
@@ -188,7 +193,9 @@ def _tensors(
     return after, rows
 
 
-def _changes(first: _Read, second: _Read, threads: int | None, tick: Tick | None) -> dict[int, tuple[int, int] | None]:
+def _changes(
+    first: _ReadStep, second: _ReadStep, threads: int | None, progress: Progress | None
+) -> dict[int, tuple[int, int] | None]:
     """For tensors that both steps hold whole: exact Σδ² and Σa², by position in the later step; ``None`` where one of
     the two has NaN or infinities: sums of the rest would look like a small change."""
     before, ckpt = first.ckpt, second.ckpt
@@ -200,7 +207,14 @@ def _changes(first: _Read, second: _Read, threads: int | None, tick: Tick | None
     left = np.array([pair.tensor_a for pair in pairs], np.int64)
     right = np.array([pair.tensor_b for pair in pairs], np.int64)
     passed = compare(
-        before.payloads, ckpt.payloads, left, right, threads=threads, tick=tick, on_error=lambda *_: None, norms=True
+        before.payloads,
+        ckpt.payloads,
+        left,
+        right,
+        threads=threads,
+        progress=progress,
+        on_error=lambda *_: None,
+        norms=True,
     )
     return {
         pairs[k].tensor_b: None
@@ -211,5 +225,5 @@ def _changes(first: _Read, second: _Read, threads: int | None, tick: Tick | None
     }
 
 
-def _part(tick: Tick, begin: float, end: float) -> Tick:
-    return lambda share: tick(begin + share * (end - begin))
+def _part(progress: Progress, begin: float, end: float) -> Progress:
+    return lambda share: progress(begin + share * (end - begin))

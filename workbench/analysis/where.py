@@ -1,4 +1,4 @@
-"""Where in a tensor elements changed: counts in at most 64 bands along every axis, from the masks of its pieces.
+"""Count changed elements in up to 64 bands along every axis of a tensor, from the masks of its pieces.
 
 ::
 
@@ -6,27 +6,26 @@
     axis 0 ┌────┬────┬────┐  bands      ragged rows at its ends, whole rows between them
       0    │ 12 │  0 │  0 │  12
       16   │  9 │  0 │  0 │   9         mask (0 or 1 a byte), eight columns at a time in one 64-bit word:
-      …    └────┴────┴────┘             255 rows are added before a byte could overflow
+      …    └────┴────┴────┘             255 rows are added before a byte can overflow
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array, Ints
+
 __all__ = ["BANDS", "add_bands", "band_width"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-BANDS = 64  #: bands along an axis, at most
-WIDE = 256  #: elements that a row should have at least: shorter inner axes are taken together
+BANDS = 64  #: maximum bands along an axis
+WIDE = 256  #: minimum elements of a row; shorter inner axes are flattened together
 
 
 def band_width(size: int) -> int:
-    """Elements of one band of an axis of ``size``."""
+    """Return the elements of one band of an axis of ``size``."""
     return max(-(-size // BANDS), 1)
 
 
@@ -34,7 +33,7 @@ def add_bands(bands: Ints, shape: Ints, mask: Array, offsets: Ints, sizes: Ints,
     """Count the marked elements of a piece.
 
     Args:
-        bands: ``(D, BANDS) int64``, added to.
+        bands: ``(D, BANDS) int64`` to add to.
         shape: ``(D,)`` of the global tensor.
         mask: ``(N,) uint8`` of 0 and 1, contiguous.
         offsets, sizes: ``(D,)`` the box that the piece is part of; ``start``: its first element in the box.
@@ -53,7 +52,7 @@ def add_bands(bands: Ints, shape: Ints, mask: Array, offsets: Ints, sizes: Ints,
 
 
 def _rectangles(start: int, count: int, row: int) -> Iterator[tuple[int, int, int, int]]:
-    """Ragged head, whole rows, ragged tail: position in the piece, first column, rows, columns."""
+    """Yield ragged head, whole rows and ragged tail as position in the piece, first column, rows, columns."""
     at = 0
     first = start % row
     if first:
@@ -68,7 +67,7 @@ def _rectangles(start: int, count: int, row: int) -> Iterator[tuple[int, int, in
 
 
 def _outer(bands: Ints, width: Ints, part: Array, lead: Ints, offsets: Ints, sizes: Ints, inner: int) -> None:
-    """Along the axes outside a row: rows of the same bands are counted together."""
+    """Count along the axes outside a row; rows of the same bands are counted together."""
     if inner == 0:
         return
     places = np.unravel_index(lead, tuple(sizes[:inner].tolist()))
@@ -82,7 +81,7 @@ def _outer(bands: Ints, width: Ints, part: Array, lead: Ints, offsets: Ints, siz
 
 
 def _inner(bands: Ints, width: Ints, part: Array, first: int, offsets: Ints, sizes: Ints, inner: int) -> None:
-    """Along the axes inside a row."""
+    """Count along the axes inside a row."""
     last = len(sizes) - 1
     if len(part) == 1 and inner == last:  # a part of one long axis: its bands are runs
         low = first + int(offsets[last])
@@ -107,7 +106,7 @@ def _inner(bands: Ints, width: Ints, part: Array, first: int, offsets: Ints, siz
 
 
 def _columns(part: Array) -> Array:
-    """``(C,)`` marked elements of each column."""
+    """Return the ``(C,)`` marked elements of each column."""
     rows, length = part.shape
     if length % 8 or rows < 8:
         return part.sum(axis=0, dtype=np.int64)

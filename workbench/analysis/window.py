@@ -1,4 +1,4 @@
-"""A small window on a tensor's values: a slice with at most two axes, and of that no more than a table can show.
+"""A small window on a tensor's values: a slice with up to two axes, limited to what a table can show.
 
 ::
 
@@ -14,27 +14,27 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.slices import parse_slice
 from workbench.errors import UsageError
-from workbench.slices import parse_slice
 from workbench.tensor import LazyTensor
 
 __all__ = ["COLS", "ROWS", "Window", "moved", "window"]
 
-ROWS, COLS = 50, 20  #: most rows and columns of a window
-FIRST = 20  #: rows and columns where no slice is given
+ROWS, COLS = 50, 20  #: maximum rows and columns of a window
+FIRST = 20  #: rows and columns if no slice is given
 _LIMITS = (ROWS, COLS)
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a slice shows.
+    """The part of a tensor that a slice shows.
 
     Attributes:
-        text: the slice, one part an axis.
+        text: the slice, one part per axis.
         shape: of the slice: two axes, one, or none.
-        shown: the part of it that a table shows, not read yet.
+        shown: the part that a table shows, not read yet.
         axes: the stored axes that remain.
-        index: for each of them the positions that are shown.
+        index: the shown positions of each of these axes.
     """
 
     text: str
@@ -45,24 +45,24 @@ class Window:
 
 
 def window(tensor: LazyTensor, text: str = "") -> Window:
-    """The window that a text such as ``2:9, :, -1`` means; without one, the beginning of the last two axes.
+    """Return the window for a text such as ``2:9, :, -1``; without text, the beginning of the last two axes.
 
     Raises:
-        UsageError: no slice, more than two axes remain, or none of its elements.
-        SelectionError: it does not fit the shape.
+        UsageError: not a slice, more than two axes remain, or the slice is empty.
+        SelectionError: the slice does not match the shape.
     """
     if text.strip():
         part = tensor.lazy[parse_slice(text.strip().removeprefix("[").removesuffix("]") if _wrapped(text) else text)]
     else:
         last = tuple(slice(0, FIRST) if size > FIRST else slice(None) for size in tensor.shape[-2:])
-        part = tensor.lazy[(0,) * (tensor.ndim - 2) + last if tensor.numel else ...]
+        part = tensor.lazy[(0,) * (tensor.ndim - 2) + last if tensor.numel() else ...]
     if part.ndim > 2:
         example = ", ".join(["0"] * (part.ndim - 2) + [":", ":"])
         raise UsageError(
-            f"the slice has {part.ndim} axes, {_times(part.shape)}; a table shows two. Give the others an index, as in "
+            f"the slice has {part.ndim} axes, {_times(part.shape)}; a table shows two. Index the others, for example "
             f"{example}"
         )
-    if not part.numel:
+    if not part.numel():
         raise UsageError(f"the slice is empty, {_times(part.shape)}; the tensor is {_times(tensor.shape)}")
     shown = part.lazy[tuple(slice(0, most) for most in _LIMITS[: part.ndim])]
     axes = tuple(at for at, axis in enumerate(part._selection.axes) if not isinstance(axis, int))
@@ -71,7 +71,7 @@ def window(tensor: LazyTensor, text: str = "") -> Window:
 
 
 def moved(tensor: LazyTensor, here: Window, down: int = 0, right: int = 0) -> str:
-    """The slice one window further along its rows or columns; it stops at the tensor's edges."""
+    """Return the slice one window further along rows or columns; it stops at the tensor's edges."""
     parts = here.text.split(", ") if here.text else []
     for axis, index, by in zip(here.axes, here.index, (down, right), strict=False):
         size, step = tensor.shape[axis], index[1] - index[0] if len(index) > 1 else 1
@@ -88,7 +88,7 @@ def moved(tensor: LazyTensor, here: Window, down: int = 0, right: int = 0) -> st
 
 
 def _wrapped(text: str) -> bool:
-    """Whether somebody wrote the brackets of the whole slice, too: ``[2:9, 0]``; a list ``[0, 2]`` is none."""
+    """Return whether the text includes the brackets of the whole slice: ``[2:9, 0]``, but not a list ``[0, 2]``."""
     text = text.strip()
     return text.startswith("[") and text.endswith("]") and text.count("[") == 1 and ":" in text
 

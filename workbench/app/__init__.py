@@ -1,4 +1,4 @@
-"""The dashboard: one Panel ``Viewer`` a tab over one small shared state; no analysis of its own.
+"""The dashboard: one Panel ``Viewer`` per tab over one small shared state; no analysis of its own.
 
 ::
 
@@ -8,5 +8,5 @@
     jail ──► registry (process-wide, counted) ──► Checkpoint ──► jobs (threads) ──► plots ──► panes
 
 ``workbench serve ROOT`` and ``panel serve workbench/app --args ROOT`` serve the same page.
-Nothing is imported here, because ``panel serve`` runs this file as a package of its own.
+Nothing is imported here, because ``panel serve`` runs this file as a separate package.
 """

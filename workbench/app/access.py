@@ -1,15 +1,15 @@
-"""Who may look: nobody but this machine, who has the password, or whom another service vouches for.
+"""Access control: only this machine, users with the password, or users authenticated by another service.
 
 ::
 
-    loopback            no question asked
+    loopback            no sign-in
     --auth basic        one name and password, from a file or WORKBENCH_PASSWORD; never on the command line
     --auth github …     Panel's OAuth; key and secret from PANEL_OAUTH_*; and only --allow-user NAME, or '*'
 
-Who gives several wrong passwords in a row waits, longer each time, whatever is given meanwhile.
+After several wrong passwords in a row, a client must wait, longer each time; attempts in the meantime are ignored.
 
-Panel's own login page (1.9.4) asks a CDN for its logo, and takes a password that happens to be a file's name for that
-file; so the page and the check are ours. The login lasts as long as the server: its key is made at each start.
+Panel's own login page (1.9.4) loads its logo from a CDN, and if the password is the name of a file it reads that file,
+so the page and the check are our own. A login lasts as long as the server, which creates a new key at each start.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from workbench.errors import UsageError
 
 __all__ = ["PASSWORD", "Access", "Lockout", "options_of", "read_password"]
 
-PASSWORD = "WORKBENCH_PASSWORD"  #: environment variable that may hold the password
-SHORTEST = 8  #: characters of a password
-WAIT = 1.0  #: seconds that a wrong password waits for its answer
-WRONG = "Name or password is wrong."
+PASSWORD = "WORKBENCH_PASSWORD"  #: environment variable that can contain the password
+SHORTEST = 8  #: minimum length of a password
+WAIT = 1.0  #: seconds until the answer to a wrong password
+WRONG = "Wrong name or password."
 
 TRIES = 5  #: wrong passwords of one client in a row, after which it is locked out
-CROWD = 50  #: the same of all clients together that one proxy speaks for
-LOCKED = 60.0  #: seconds of the first lock-out; each further wrong password doubles them
-LONGEST = 3600.0  #: seconds of the longest lock-out; a client that was silent as long after one starts anew
-CLIENTS = 4096  #: clients that are remembered; the one that was silent longest is forgotten first
+CROWD = 50  #: the same for all clients of one proxy together
+LOCKED = 60.0  #: seconds of the first lock-out; each further wrong password doubles it
+LONGEST = 3600.0  #: seconds of the longest lock-out; a client that stays silent this long afterwards starts afresh
+CLIENTS = 4096  #: clients that are remembered; the least recently active is forgotten first
 
 
 @dataclass(frozen=True)
 class Access:
-    """How people sign in.
+    """How users sign in.
 
     Attributes:
         auth: ``basic``, or the name of one of Panel's OAuth providers.
         user, password: for ``basic``.
-        users: with OAuth, the names that may look; ``*`` for all whom the provider knows.
+        users: with OAuth, the users who have access; ``*`` for every user of the provider.
     """
 
     auth: str
@@ -62,26 +62,26 @@ class Access:
     def of(
         cls, auth: str, user: str = "workbench", password_file: str | None = None, users: Sequence[str] = ()
     ) -> Access:
-        """What was asked for on the command line.
+        """Build from the command-line options.
 
         Raises:
-            UsageError: no or a short password, an unknown provider, no users named for one, or no key.
+            UsageError: missing or short password, unknown provider, no users named for it, or no key.
         """
         if auth == "basic":
             if users:
-                raise UsageError("--allow-user is about OAuth; --auth basic has one name, given with --user")
+                raise UsageError("--allow-user is for OAuth; --auth basic has one user, given by --user")
             return cls(auth, user, read_password(password_file))
         if password_file is not None:
-            raise UsageError(f"--password-file is about --auth basic, not {auth!r}")
+            raise UsageError(f"--password-file is for --auth basic, not {auth!r}")
         from panel.auth import AUTH_PROVIDERS
 
         if auth not in AUTH_PROVIDERS or auth in ("password", "pam"):
             known = ", ".join(sorted(set(AUTH_PROVIDERS) - {"password", "pam"}))
-            raise UsageError(f"--auth {auth!r} is none of basic, {known}")
+            raise UsageError(f"--auth {auth!r} is unknown; choose one of basic, {known}")
         if not users:
             raise UsageError(
-                f"anyone with an account at {auth!r} could sign in; name who may with --allow-user NAME, or '*' where "
-                "the provider lets in nobody else"
+                f"anyone with an account at {auth!r} could sign in; name the users with --allow-user NAME, or use "
+                "'*' if the provider itself restricts sign-in"
             )
         for name in ("PANEL_OAUTH_KEY", "PANEL_OAUTH_SECRET"):
             if not os.environ.get(name):
@@ -89,21 +89,21 @@ class Access:
         return cls(auth, users=tuple(users))
 
     def lets_in(self, user: str | None) -> bool:
-        """Whether who signed in may look."""
+        """Return whether the signed-in user has access."""
         allowed = (self.user,) if self.auth == "basic" else self.users
         return bool(user) and ("*" in allowed or user in allowed)
 
 
 def read_password(path: str | None) -> str:
-    """The first line of a file that only its owner can read, or of :data:`PASSWORD`.
+    """Return the first line of a file that only its owner can read, or the value of :data:`PASSWORD`.
 
     Raises:
-        UsageError: neither, a file that others can read, or a password that is too short or no UTF-8.
+        UsageError: neither is given, others can read the file, or the password is too short or not UTF-8.
     """
     if path is None:
         found = os.environ.get(PASSWORD, "")
         if not found:
-            raise UsageError(f"--auth basic needs a password: --password-file FILE, or the variable {PASSWORD}")
+            raise UsageError(f"--auth basic needs a password: use --password-file FILE, or set {PASSWORD}")
     else:
         try:
             with open(path, encoding="utf-8") as handle:
@@ -114,18 +114,18 @@ def read_password(path: str | None) -> str:
             raise UsageError(f"password file {path!r} cannot be read: {error}") from None
     try:
         found.encode()
-    except UnicodeEncodeError:  # the system hands on any bytes, and no browser could send these
+    except UnicodeEncodeError:  # the system passes on any bytes, but no browser could send these
         raise UsageError(f"the password in {PASSWORD} is not UTF-8; choose another, or save it as UTF-8") from None
     if len(found) < SHORTEST:
-        raise UsageError(f"the password has {len(found)} characters; take {SHORTEST} or more")
+        raise UsageError(f"the password has {len(found)} characters; use {SHORTEST} or more")
     return found
 
 
 class Lockout:
-    """Wrong passwords of each client, and how long it has to wait for them.
+    """Wrong passwords of each client, and how long it must wait.
 
     Args:
-        clock: seconds that only grow.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,11 +136,11 @@ class Lockout:
         return len(self._clients)
 
     def wait(self, client: str) -> float:
-        """Seconds until a password of this client is looked at again; 0 when it is looked at now."""
+        """Return the seconds until this client may try again; 0 if it may try now."""
         return max(0.0, self._clients.get(client, (0, 0.0))[1] - self._clock())
 
     def wrong(self, client: str, tries: int = TRIES) -> None:
-        """Count a wrong password; with the ``tries``-th in a row the client is locked out."""
+        """Count a wrong password; the ``tries``-th in a row locks the client out."""
         now = self._clock()
         count, until = self._clients.pop(client, (0, now))
         count = 1 if now - until > LONGEST else count + 1
@@ -150,31 +150,31 @@ class Lockout:
             self._clients.popitem(last=False)
 
     def right(self, client: str) -> None:
-        """Forget the wrong passwords of a client that gave the right one."""
+        """Forget the wrong passwords of a client after a right one."""
         self._clients.pop(client, None)
 
 
 def is_local(url: str) -> bool:
-    """Whether a browser that is sent there stays on this server.
+    """Return whether a redirect to this path stays on this server.
 
-    Paths of this server have none of the characters that browsers drop or take for a slash: tabs, backslashes.
+    Paths of this server contain none of the characters that browsers drop or treat as a slash: tabs, backslashes.
     """
     return re.fullmatch(r"/(?!/)[A-Za-z0-9._~/-]*(\?[^\x00-\x20\x7f]*)?", url) is not None
 
 
 def in_words(seconds: float) -> str:
-    """``1 minute``, ``45 seconds``: rounded up, so that the wait is over then."""
+    """Return ``1 minute`` or ``45 seconds``, rounded up: the wait is over by then."""
     whole = math.ceil(seconds)
     number, unit = (whole, "second") if whole <= 90 else (math.ceil(whole / 60), "minute")
     return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def options_of(access: Access) -> dict[str, Any]:
-    """What :func:`panel.serve` is told; cookies are signed with a key of this start."""
+    """Return the options for :func:`panel.serve`; cookies are signed with a key created at this start."""
     login = str(files("workbench.app") / "templates" / "login.html")
     refused = str(files("workbench.app") / "templates" / "refused.html")
     secret = os.environ.get("PANEL_COOKIE_SECRET") or secrets.token_urlsafe(32)
-    # Signed sessions: a websocket opens only for a page that this server handed out after the login.
+    # Signed sessions: a websocket opens only for a page that this server served after the login.
     shared = {"cookie_secret": secret, "sign_sessions": True, "secret_key": secrets.token_urlsafe(32).encode()}
     import panel as pn
 
@@ -197,7 +197,7 @@ def _basic(access: Access, login: str, refused: str) -> Any:
     class Login(_staying(BasicLoginHandler)):  # type: ignore[misc]
         def get(self) -> None:
             self.set_cookie("next_url", self.get_argument("next", "") or "/")
-            # Any other words would be a stranger's, who made the link.
+            # The text in the link is never shown: anyone can write a link.
             self._show(WRONG if self.get_argument("error", "") else "")
 
         async def post(self) -> None:
@@ -216,7 +216,7 @@ def _basic(access: Access, login: str, refused: str) -> Any:
                 self.set_current_user(access.user)
                 self.redirect(wanted)
                 return
-            lockout.wrong(client)  # before the pause: attempts side by side are counted, too
+            lockout.wrong(client)  # before the pause: concurrent attempts are counted, too
             if proxy:
                 lockout.wrong(proxy, CROWD)
             await asyncio.sleep(WAIT)
@@ -232,10 +232,10 @@ def _basic(access: Access, login: str, refused: str) -> Any:
             self.write(self._login_template.render(login_endpoint=self._login_endpoint, errormessage=error))
 
         def _wanted(self) -> str:
-            """The page that was asked for before the login; by default the first one, under the prefix.
+            """Return the page requested before the login; by default the first one, under the prefix.
 
             Raises:
-                HTTPError: 400, it is on another host.
+                HTTPError: 400, if it is on another host.
             """
             asked: str | None = self.get_cookie("next_url")
             if asked and not is_local(asked):
@@ -264,7 +264,7 @@ def _oauth(access: Access, login: str, refused: str) -> Any:
 
 
 def _staying(handler: Any) -> Any:
-    """A sign-in of Panel's that leads nowhere but to pages of this server.
+    """Restrict a sign-in handler of Panel to redirects within this server.
 
     Panel (1.9.4, ``auth.py``, ``_validate_next_url``) lets ``///host`` and tabs pass; browsers read both as ``//host``.
     """
@@ -281,10 +281,10 @@ def _staying(handler: Any) -> Any:
 
 
 def _client(request: Any) -> tuple[str, str]:
-    """Who asks, and the proxy that speaks for them, or ``""``.
+    """Return the client and the proxy that forwards its requests, or ``""``.
 
-    A proxy on this machine adds the address that it saw at the end of ``X-Forwarded-For``. Others on this machine can
-    write any address there, so that what comes through loopback is counted together, too.
+    A proxy on this machine appends the address that it saw to ``X-Forwarded-For``. Other programs on this machine can
+    write any address there, so requests through loopback are also counted together.
     """
     peer = str(request.remote_ip)
     forwarded = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()[:64]

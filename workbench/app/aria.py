@@ -1,17 +1,16 @@
-"""Mends of third-party widgets, made in the browser: what screen readers need, and the page numbers of tables.
+"""Fixes for third-party widgets, applied in the browser: what screen readers need, and the page numbers of tables.
 
 ::
 
-    Tabulator 6   grid ► (div tabindex ► rowgroup ► rows), footer ► buttons      a grid may hold rows and rowgroups only
+    Tabulator 6   grid ► (div tabindex ► rowgroup ► rows), footer ► buttons      a grid may only contain rows and groups
                   grid ► (rowgroup     ► none     ► rows), rowgroup ► row ► gridcell ► buttons
-    Material UI   the page's progress bar and the list as a drawer have no name, the handle of the list and icons with
-                  a name have no role
-
-    Panel 1.9.4   a table that is shown with page 4 has the rows of page 4, and the button of page 1 pressed
+    Material UI   the page's progress bar and the checkpoint drawer have no name; the drawer's handle and named icons
+                  have no role
+    Panel 1.9.4   a table first shown at page 4 has the rows of page 4, but the button of page 1 is pressed
                   a table whose number of pages changes before it is drawn throws an error; drawn, it has that number
 
-Widgets are made anew at any time and live in shadow roots, which no single observer sees: a look every second, which
-takes about a millisecond.
+Widgets are re-created at any time and live in shadow roots, which no single observer sees. The page is therefore
+checked every second, which takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Aria"]
 
 
 class Aria(pn.custom.JSComponent):
-    """Invisible; mends the page that it is on while it is there."""
+    """Invisible; fixes the page that contains it."""
 
     _esm = """
     const ROLES = [
@@ -66,7 +65,7 @@ class Aria(pn.custom.JSComponent):
       }
     }
 
-    // Tabulator draws the buttons when it has parsed a page from afar, which Panel does in its place
+    // Tabulator draws the buttons after parsing a remote page, which Panel does instead
     function number() {
       for (const {tabulator} of views(window.Bokeh?.index?.roots ?? [])) {
         const pressed = tabulator?.element?.querySelector(".tabulator-page.active");
@@ -74,7 +73,7 @@ class Aria(pn.custom.JSComponent):
       }
     }
 
-    // Material UI draws a tab some time after its views are made; until then a table's view has no table
+    // Material UI draws a tab some time after its views are created; until then a table's view has no table
     function guard() {
       const view = window.Bokeh?.Models.get("panel.models.tabulator.DataTabulator")?.prototype.default_view.prototype;
       for (const name of view ? ["setMaxPage", "setPage"] : []) {
@@ -87,7 +86,7 @@ class Aria(pn.custom.JSComponent):
 
     export function render({model}) {
       mend();
-      const timer = setInterval(() => { mend(); number(); }, 1000);  // views are not whole while the page is built
+      const timer = setInterval(() => { mend(); number(); }, 1000);  // views are incomplete while the page is built
       model.on("remove", () => clearInterval(timer));
     }
     """

@@ -1,8 +1,8 @@
-"""``ckpt.view()``: the tabs for one checkpoint in a notebook's cell, without a ROOT to pick from.
+"""``ckpt.view()``: the tabs for one checkpoint in a notebook cell, without a ROOT to choose from.
 
 ::
 
-    ckpt.view()   Overview │ Tensors │ Layout │ Integrity       the tabs of the served page, each made when looked at
+    ckpt.view()   Overview │ Tensors │ Layout │ Integrity       the tabs of the served page, created when first shown
                   ─────────┴─────────┴────────┴──────────
 """
 
@@ -21,7 +21,7 @@ import panel_material_ui as pmui
 from workbench.app.jail import Jail
 from workbench.app.jobs import Schedule
 from workbench.app.page import MAKERS
-from workbench.app.registry import Entry, Lease, Registry
+from workbench.app.registry import Lease, OpenCheckpoint, Registry
 from workbench.app.state import TABS, WorkbenchState
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
@@ -29,15 +29,15 @@ from workbench.notebook import enabled
 
 __all__ = ["Cell", "view"]
 
-#: Those that need one checkpoint and nothing else.
+#: Tabs that need nothing but one checkpoint.
 ALONE = tuple(name for name in TABS if name in ("overview", "tensors", "layout", "integrity") and name in MAKERS)
 
 
 def view(ckpt: Checkpoint, tab: str = "overview") -> Cell:
-    """A checkpoint's tabs as a Panel object, which a notebook shows.
+    """Return a checkpoint's tabs as a Panel object, which a notebook displays.
 
     Raises:
-        UsageError: no such tab.
+        UsageError: there is no such tab.
     """
     if tab not in ALONE:
         raise UsageError(f"there is no tab {tab!r} for one checkpoint; choose one of {', '.join(ALONE)}")
@@ -46,11 +46,11 @@ def view(ckpt: Checkpoint, tab: str = "overview") -> Cell:
 
 
 class Cell(pn.viewable.Viewer):
-    """The tabs of one open checkpoint; whoever opened it closes it.
+    """The tabs of one open checkpoint, which the caller must close.
 
     Attributes:
-        state: what is looked at; ``state.tensor = "…"`` selects a tensor.
-        made: the tabs that were looked at, by name.
+        state: what is shown; ``state.tensor = "…"`` selects a tensor.
+        made: the tabs shown so far, by name.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Cell(pn.viewable.Viewer):
         super().__init__(**params)
         self._schedule = schedule or _on_this_loop()
         folder, name = os.path.split(os.path.realpath(ckpt.path))
-        held = _Held(ckpt)
+        held = _FixedCheckpoint(ckpt)
         self.state = WorkbenchState(Jail(folder if os.path.isdir(folder) else "."), held, self._schedule)
         self.state.lease = held.acquire(Path(ckpt.path))
         self.state.param.update(path=name, ckpt=ckpt, status="open", tab=tab)
@@ -94,8 +94,8 @@ class Cell(pn.viewable.Viewer):
             self._frames[name][:] = [self.made[name]]
 
 
-class _Held(Registry):
-    """Knows one checkpoint, which it neither opens nor closes; other paths (a step of the run) are opened as ever."""
+class _FixedCheckpoint(Registry):
+    """A registry with one checkpoint that it neither opens nor closes; other paths (steps of the run) open as usual."""
 
     def __init__(self, ckpt: Checkpoint) -> None:
         super().__init__()
@@ -104,16 +104,16 @@ class _Held(Registry):
 
     def acquire(self, path: Path) -> Lease:
         if os.path.realpath(path) == self._path:
-            return Lease(self, Entry(path), self._ckpt)
+            return Lease(self, OpenCheckpoint(path), self._ckpt)
         return super().acquire(path)
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: OpenCheckpoint) -> None:
         if os.path.realpath(entry.path) != self._path:
             super()._release(entry)
 
 
 def _on_this_loop() -> Schedule | None:
-    """Hands callbacks to the loop that runs this cell; where none runs, whoever calls does the work."""
+    """Schedule callbacks on the event loop that runs this cell; without one, run them in the calling thread."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

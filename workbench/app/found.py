@@ -1,4 +1,4 @@
-"""The checkpoints under ROOT, for the picker; the one place where the dashboard looks for them."""
+"""The checkpoints under ROOT, for the picker; the only place where the dashboard searches for them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["checkpoints"]
 
 
 def checkpoints(jail: Jail) -> tuple[list[str], pd.DataFrame]:
-    """Paths relative to ROOT, and a row of words each: ``path``, ``about``, ``state``.
+    """Return paths relative to ROOT, and a row of texts for each: ``path``, ``about``, ``state``.
 
     Raises:
-        OpenError: ROOT cannot be listed (any more).
+        OpenError: ROOT cannot be listed.
     """
     import pandas as pd
 

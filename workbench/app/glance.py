@@ -1,4 +1,4 @@
-"""What the Overview says of a checkpoint, in plain data: worked out once, while it opens, for all sessions."""
+"""What the Overview shows of a checkpoint, as plain data: computed once, on opening, for all sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.views import facts as shared
 
 __all__ = ["Glance", "bytes_by_module", "facts", "glance", "module_of"]
 
-DEPTH = 3  #: components of a module's name, unless a layer's number comes earlier
+DEPTH = 3  #: components of a module name, unless a layer number comes earlier
 Bytes = list[tuple[str, int]]
 
 
@@ -28,7 +28,7 @@ class Glance:
 
 
 def glance(ckpt: Checkpoint) -> Glance:
-    """From the catalog's columns; no file is read but the one that holds the step."""
+    """Summarise the catalog's columns; no file is read except the one with the step."""
     return Glance(
         facts(ckpt),
         shared.oddities(ckpt),
@@ -39,7 +39,7 @@ def glance(ckpt: Checkpoint) -> Glance:
 
 
 def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
-    """What the checkpoint is, as pairs of label and HTML; the words are those of its text repr."""
+    """Return what the checkpoint is, as pairs of label and HTML, in the words of its text repr."""
     told = [(name, html(value)) for name, value in shared.heading(ckpt) if name not in ("files", "objects")]
     used = np.flatnonzero(np.bincount(ckpt.catalog.file, minlength=len(ckpt.catalog.files))).tolist()
     sizes = [max(ckpt.catalog.file_stats[file].size, 0) for file in used]
@@ -52,7 +52,7 @@ def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
 
 
 def bytes_by_module(ckpt: Checkpoint) -> Bytes:
-    """Bytes summed by module, optimizer state with its parameter; largest first."""
+    """Return the bytes by module, optimizer state counted with its parameter, largest first."""
     total: dict[str, int] = {}
     sizes = ckpt.catalog.tensor_nbytes.tolist()
     for fqn, key, n in zip(ckpt.fqns, ckpt.catalog.keys, sizes, strict=True):
@@ -62,7 +62,7 @@ def bytes_by_module(ckpt: Checkpoint) -> Bytes:
 
 
 def module_of(name: str) -> str:
-    """The module that a chart by module counts a tensor to: up to the first number, else some components."""
+    """Return the module that a chart counts a tensor under: up to the first number, or the first few components."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
         if part.isdigit():

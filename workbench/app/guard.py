@@ -1,13 +1,13 @@
-"""What every request meets first, and every response carries: known hosts only, and headers that keep other sites out.
+"""Checks on every request, and headers on every response: known hosts only, and other sites are kept out.
 
 ::
 
     browser ──► Guard ── Host known? Origin ours? ──► Bokeh's application (pages, files, websocket, sign-in)
-            ◄── 403 in words                    ◄──── response + headers + SameSite cookies
+            ◄── 403 with a reason                    ◄──── response + headers + SameSite cookies
 
-**DNS rebinding.** A site can point its own name at 127.0.0.1. Its pages then have the same origin as this server, so
-that no check of ``Origin`` against ``Host`` finds anything (Tornado 6.6 makes exactly that one for websockets). What
-such a page cannot change is the name itself, which the browser sends as ``Host``: it must be one that is known here.
+****DNS rebinding.** A site can point its own name at 127.0.0.1. Its pages then have the same origin as this server, and
+a check of ``Origin`` against ``Host`` finds nothing (Tornado 6.6 makes exactly that check for websockets). Such a
+page cannot change the name itself, which the browser sends as ``Host``: it must be one of the known names.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _log = logging.getLogger(__name__)
 
 
 class Guard(HTTPServerConnectionDelegate):
-    """Stands between Tornado's HTTP server and Bokeh's application.
+    """Sits between Tornado's HTTP server and Bokeh's application.
 
     Args:
-        application: the application; its ``websocket_origins`` are the origins that may talk to it from elsewhere.
-        hosts: names that the server is known by, without a port; ``*`` stands for any label, or for any name. The
-            address that a connection came in on is always known.
+        application: the application; its ``websocket_origins`` are the other origins that may connect to it.
+        hosts: names of the server, without a port; ``*`` stands for any label, or for any name. The local address of
+        a connection is always accepted.
     """
 
     def __init__(self, application: Any, hosts: Collection[str]) -> None:
@@ -78,23 +78,23 @@ class Guard(HTTPServerConnectionDelegate):
         self._application.on_close(server_conn)
 
     def refusal(self, start_line: RequestStartLine, headers: HTTPHeaders, local: str) -> str | None:
-        """Why a request is not answered; ``None`` when it is.
+        """Return why a request is refused; ``None`` if it is not.
 
         Args:
-            local: the address of this machine that the connection came in on.
+            local: the local address of the connection.
         """
         host = headers.get("Host", "").lower()
         if host and not self._known(host, local):
             return (
-                f"This server is not known as {host!r}. If it is yours, start it with "
-                f"--allow-websocket-origin and this name, as in: --allow-websocket-origin wb.example.org"
+                f"This server is not configured for the name {host!r}. If it is yours, start it with this name, for "
+                f"example: --allow-websocket-origin wb.example.org"
             )
         if start_line.method not in _SAFE and not self._from_here(headers, host):
             return f"A page of another site, {headers.get('Origin')!r}, sent this form."
         return None
 
     def pass_on(self, server_conn: object, request_conn: Any, *, secure: bool) -> HTTPMessageDelegate:
-        """Hand a request to the application, whose response is completed on the way back."""
+        """Pass a request to the application and complete its response on the way back."""
         delegate: HTTPMessageDelegate = self._application.start_request(server_conn, _Response(request_conn, secure))
         return delegate
 
@@ -108,7 +108,7 @@ class Guard(HTTPServerConnectionDelegate):
         return not name.startswith("[") and any(match_host(name, known) for known in self._hosts if "*" in known)
 
     def _from_here(self, headers: HTTPHeaders, host: str) -> bool:
-        """Whether a form was sent by one of our own pages, or by no page at all (``curl`` sends no ``Origin``)."""
+        """Return whether a form came from one of our pages, or from no page at all (``curl`` sends no ``Origin``)."""
         if headers.get("Sec-Fetch-Site") in ("same-origin", "none") or "Origin" not in headers:
             return True
         origin = urlsplit(headers["Origin"]).netloc.lower()
@@ -152,7 +152,7 @@ class _Request(HTTPMessageDelegate):
 
 
 class _Response:
-    """A connection of Tornado's that completes the headers of its response."""
+    """A Tornado connection that completes the headers of its response."""
 
     def __init__(self, connection: Any, secure: bool) -> None:
         self._connection, self._secure = connection, secure
@@ -167,7 +167,7 @@ class _Response:
 
 def _complete(headers: HTTPHeaders, *, secure: bool) -> None:
     for name in [name for name in headers if name.lower().startswith("access-control-")]:
-        del headers[name]  # Bokeh lets pages of any site read /autoload.js, which holds a session's token
+        del headers[name]  # Bokeh lets pages of any site read /autoload.js, which contains a session token
     for name, value in HEADERS.items():
         headers[name] = value
     cookies = headers.get_list("Set-Cookie")
@@ -178,9 +178,9 @@ def _complete(headers: HTTPHeaders, *, secure: bool) -> None:
 
 
 def _guarded(cookie: str, *, secure: bool) -> str:
-    """A ``Set-Cookie`` that no script reads, and that no other site's requests carry.
+    """Return a ``Set-Cookie`` header that scripts cannot read and requests from other sites do not carry.
 
-    ``Lax``, not ``Strict``: a link in a chat leads to a page and not to the sign-in, and OAuth providers lead back.
+    ``Lax``, not ``Strict``: links from a chat must open the page, not the sign-in, and OAuth providers redirect back.
     """
     given = {part.strip().partition("=")[0].lower() for part in cookie.split(";")[1:]}
     wanted: Iterable[str] = ["HttpOnly", "SameSite=Lax", *(["Secure"] if secure else [])]
@@ -190,5 +190,5 @@ def _guarded(cookie: str, *, secure: bool) -> str:
 def _local(connection: Any) -> str:
     try:
         return str(connection.stream.socket.getsockname()[0])
-    except (AttributeError, OSError, IndexError):  # closed meanwhile
+    except (AttributeError, OSError, IndexError):  # closed in the meantime
         return ""

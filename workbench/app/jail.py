@@ -1,8 +1,8 @@
 """ROOT, the folder that the dashboard may not leave.
 
-Whatever names a checkpoint from outside (the picker, ``?ckpt=`` of the URL, a bookmark) is a path *relative to ROOT*
-and goes through :meth:`Jail.resolve`. Both sides are made real first, and compared by components, because a check by
-string prefix takes ``/ckpts-private`` for a part of ``/ckpts`` (Panel 1.9.4's ``FileSelector`` does).
+Every checkpoint named from outside (the picker, ``?ckpt=`` in the URL, a bookmark) is a path *relative to ROOT* and
+goes through :meth:`Jail.resolve`. Both paths are resolved first and compared by components: comparing string
+prefixes would consider ``/ckpts-private`` a part of ``/ckpts`` (Panel 1.9.4's ``FileSelector`` does).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _roots: set[str] = set()  # of this process
 
 
 class Jail:
-    """A folder; paths inside it are told from those that only look so.
+    """A folder; distinguishes paths inside it from those that only look so.
 
     Attributes:
         root: its real path.
@@ -31,35 +31,35 @@ class Jail:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         given = os.fspath(root)
         if "\0" in given:
-            raise UsageError("ROOT holds a NUL byte")
+            raise UsageError("ROOT contains a NUL byte")
         self.root = Path(os.path.realpath(os.path.expanduser(given)))
         if not self.root.is_dir():
-            raise UsageError(f"ROOT {given!r} is not a folder; give the folder that holds the checkpoints")
+            raise UsageError(f"ROOT {given!r} is not a folder; give the folder that contains the checkpoints")
         self.name = self.root.name or str(self.root)
         if self.root.name:
             _roots.add(str(self.root))
 
     def resolve(self, relative: str) -> Path:
-        """The real path of a file or folder inside ROOT; ``.`` is ROOT itself.
+        """Return the real path of a file or folder inside ROOT; ``.`` is ROOT itself.
 
         Raises:
-            UnsafeError: absolute, with ``..`` or a NUL byte, or a symbolic link on the way leaves ROOT.
-            MissingFileError: nothing lies there, or no file can have that name.
+            UnsafeError: the path is absolute, contains ``..`` or a NUL byte, or follows a symbolic link out of ROOT.
+            MissingFileError: nothing exists there, or no file can have that name.
         """
         if not relative or "\0" in relative:
-            raise UnsafeError(f"{relative!r} names no checkpoint; pick one from the list")
+            raise UnsafeError(f"{relative!r} does not name a checkpoint; pick one from the list")
         if os.path.isabs(relative):
             raise UnsafeError(
                 f"{relative!r} is an absolute path; name the checkpoint relative to ROOT, as the list does"
             )
         if ".." in Path(relative).parts:
             raise UnsafeError(
-                f"{relative!r} climbs out with '..'; name the checkpoint relative to ROOT, as the list does"
+                f"{relative!r} leaves ROOT through '..'; name the checkpoint relative to ROOT, as the list does"
             )
         try:
             real = Path(os.path.realpath(self.root / relative))
         except (OSError, UnicodeEncodeError):  # a lone surrogate
-            raise MissingFileError(f"{relative!r} is no name that a file can have; pick one from the list") from None
+            raise MissingFileError(f"{relative!r} is not a valid file name; pick one from the list") from None
         if not real.is_relative_to(self.root):
             raise UnsafeError(
                 f"{relative!r} is a link that leaves ROOT; refused. Serve the folder it points to instead"
@@ -71,15 +71,15 @@ class Jail:
         return real
 
     def show(self, path: str | os.PathLike[str]) -> str:
-        """A real path inside ROOT as the page shows it: relative, with forward slashes."""
+        """Return a real path inside ROOT as the page shows it: relative, with forward slashes."""
         return Path(path).relative_to(self.root).as_posix()
 
 
 def relative_words(text: str, spelled: Callable[[str], str] = str) -> str:
-    """A message as the page shows it: paths in it are relative to ROOT, so that nobody learns where ROOT lies.
+    """Make the paths in a message relative to ROOT, whose location must not appear on the page.
 
     Args:
-        spelled: how the text spells a path: ``html.escape`` for a page.
+        spelled: how the text encodes a path: ``html.escape`` for a page.
     """
     for root in map(spelled, sorted(_roots, key=len, reverse=True)):
         if root in text:
@@ -88,7 +88,7 @@ def relative_words(text: str, spelled: Callable[[str], str] = str) -> str:
 
 
 def relative_values(value: Any) -> Any:
-    """Plain values (dicts, lists, tuples, texts) with the paths in them relative to ROOT (:func:`relative_words`)."""
+    """Make the paths in plain values (dicts, lists, tuples, strings) relative to ROOT (:func:`relative_words`)."""
     if isinstance(value, str):
         return relative_words(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""The layout of an open checkpoint with what its pictures are made from: found once, shared by every session.
+"""The layout of an open checkpoint and the data of its pictures: computed once, shared by every session.
 
-It is kept with the checkpoint and goes with it.
+It lives as long as the checkpoint.
 """
 
 from __future__ import annotations
@@ -9,42 +9,42 @@ import threading
 from dataclasses import dataclass
 
 from workbench.analysis.layout import Layout, layout
-from workbench.app.jobs import Tick
+from workbench.app.jobs import Progress
 from workbench.checkpoint import Checkpoint
 from workbench.views.layout_bytes import Bytes
 
-__all__ = ["Found", "found", "found_of"]
+__all__ = ["ReadyLayout", "found", "found_of"]
 
 PLACE = "_app_layout"
-PATIENCE = 0.1  #: seconds between two looks at whether anyone still wants it
+PATIENCE = 0.1  #: seconds between two checks whether the result is still wanted
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A layout and its bytes in order; not to be changed."""
+class ReadyLayout:
+    """A layout and its chunks in byte order; must not be modified."""
 
     layout: Layout
     bytes: Bytes
 
 
-def found(ckpt: Checkpoint, tick: Tick) -> Found:
-    """Find the layout, or take the one that another session found; call it in a job."""
+def found(ckpt: Checkpoint, progress: Progress) -> ReadyLayout:
+    """Compute the layout, or reuse the one from another session; call it in a job."""
     while not _lock.acquire(timeout=PATIENCE):
-        tick(0.0)
+        progress(0.0)
     try:
-        there: Found | None = ckpt.__dict__.get(PLACE)
+        there: ReadyLayout | None = ckpt.__dict__.get(PLACE)
         if there is None:
-            tick(0.1)
-            there = ckpt.__dict__[PLACE] = found_of(layout(ckpt, tick=lambda share: tick(0.9 * share)))
-        tick(1.0)
+            progress(0.1)
+            there = ckpt.__dict__[PLACE] = found_of(layout(ckpt, progress=lambda share: progress(0.9 * share)))
+        progress(1.0)
         return there
     finally:
         _lock.release()
 
 
-def found_of(one: Layout) -> Found:
-    """A layout made ready to be shown."""
-    made = Found(one, Bytes(one))
-    _ = one.summary, one.ranks  # made here, not on the page's thread
+def found_of(one: Layout) -> ReadyLayout:
+    """Prepare a layout for display."""
+    made = ReadyLayout(one, Bytes(one))
+    _ = one.summary, one.ranks  # computed here, not on the page's thread
     return made

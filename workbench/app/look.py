@@ -1,7 +1,7 @@
 """Everything the Tensors tab shows of one tensor, in one cancellable pass through a job.
 
-The analysis knows nothing of jobs; it reads block by block. A thin cover over the tensor counts those reads, which
-gives progress, and is where a cancelled job stops.
+The analysis is unaware of jobs; it reads block by block. A thin wrapper around the tensor counts these reads, reports
+progress, and stops a cancelled job.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from workbench.analysis.heatmap import Heat, heatmap
 from workbench.analysis.summary import Profile, profile
-from workbench.app.jobs import Tick
+from workbench.app.jobs import Progress
 from workbench.tensor import LazyTensor
 
 __all__ = ["Look", "look"]
 
-ROWS, COLS = 96, 128  #: most cells of the heat map
-PASSES = 3  #: times that the elements are read: range and moments, histogram, heat map
+ROWS, COLS = 96, 128  #: maximum number of cells of the heat map
+PASSES = 3  #: passes over the elements: range and moments, histogram, heat map
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class Look:
     heat: Heat
 
 
-def look(tensor: LazyTensor, tick: Tick) -> Look:
-    """Read a tensor and say what it looks like.
+def look(tensor: LazyTensor, progress: Progress) -> Look:
+    """Read a tensor and summarise it.
 
     Args:
-        tick: called with the fraction done before and after each read; what it raises passes through.
+        progress: called with the fraction done before and after each read; raise to cancel.
 
     Raises:
         HoleError, OpenError: an element is stored nowhere or cannot be read.
     """
-    watched = cast(LazyTensor, _Watched(tensor, _Meter(tick, PASSES * max(tensor.numel, 1))))
+    watched = cast(LazyTensor, _Watched(tensor, _Meter(progress, PASSES * max(tensor.numel(), 1))))
     return Look(tensor.key, tensor.shape, profile(watched), heatmap(watched, ROWS, COLS))
 
 
 class _Meter:
-    def __init__(self, tick: Tick, total: int) -> None:
-        self._tick, self._total, self._done = tick, total, 0
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._tick, self._total, self._done = progress, total, 0
 
     def add(self, elements: int) -> None:
         self._done += elements
@@ -75,7 +75,7 @@ class _Watched:
     def numpy(self) -> Any:
         self._meter.add(0)
         found = self._tensor.numpy()
-        self._meter.add(self._tensor.numel)
+        self._meter.add(self._tensor.numel())
         return found
 
 

@@ -1,4 +1,4 @@
-"""``panel serve workbench/app --args ROOT`` runs this once a session; ROOT is the current folder when not given."""
+"""``panel serve workbench/app --args ROOT`` runs this once per session; ROOT defaults to the current folder."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The other checkpoints of ROOT, to choose one from: listed once, in a job; steps of the same run come first.
+"""The other checkpoints under ROOT, as choices: listed once, in a job; steps of the same run come first.
 
 ::
 
     page shows   run/step-200         none
-                                      run/step-100   dcp · step 100 · …     ┐ of the same run
+                                      run/step-100   dcp · step 100 · …     ┐ same run
                                       run/step-300   dcp · step 300 · …     ┘
                                       base           hf · 1.2 GiB · …
 """
@@ -23,34 +23,34 @@ __all__ = ["Others"]
 
 
 class Others:
-    """What a tab offers beside the checkpoint that the page shows.
+    """The checkpoints that a tab offers in addition to the one on the page.
 
     Attributes:
-        job: lists ROOT; what it found stays when it is reset.
+        job: lists ROOT; the list stays when the job is reset.
 
     Args:
         schedule: runs a callback on the page's thread.
-        listed: told on that thread when ROOT is listed: why it failed, or nothing.
+        listed: called on that thread once ROOT is listed, with the reason of a failure or an empty text.
     """
 
     def __init__(self, schedule: Schedule | None, listed: Callable[[str], None]) -> None:
         self.job = Job(schedule)
         self._told = listed
-        self._about: dict[str, str] = {}  # of each path, in the order of the list
+        self._about: dict[str, str] = {}  # path → description, in the order of the list
         self.job.param.watch(self._listed, "status")
 
     def start(self, jail: Jail) -> None:
-        """List ROOT, unless that was begun."""
+        """List ROOT, unless that has already begun."""
         if self.job.status == "idle":
-            self.job.start(lambda tick: checkpoints(jail))
+            self.job.start(lambda progress: checkpoints(jail))
 
     def options(self, first: str, chosen: str, none_label: str) -> dict[str, str]:
-        """Label → path, as a widget takes it.
+        """Return label → path, in the form that a widget expects.
 
         Args:
             first: the path that the page shows; it is not offered.
-            chosen: what a link names is offered, too, on top where the list lacks it; ``""`` for nothing.
-            none_label: of the choice of nothing, ``""``.
+            chosen: the path named by a link; if the list lacks it, it is offered on top; ``""`` for none.
+            none_label: label of the empty choice, ``""``.
         """
         run = os.path.dirname(first)
         paths = sorted((path for path in self._about if path != first), key=lambda p: os.path.dirname(p) != run)

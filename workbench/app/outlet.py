@@ -1,12 +1,11 @@
-"""Where the dashboard may write: a folder inside ROOT, and only when whoever started it said so.
+"""Where the dashboard may write: a folder inside ROOT, and only if the server was started with that option.
 
 ::
 
     ROOT ┌ run/step-4/…               a checkpoint: nothing is ever written into it
          └ exports/  ◄── --allow-export exports
-             └ llama-dcp/             a target: relative, no '..', no link, no hidden name; its folder is there
-
-The same rules hold for a dry run where nothing may be written, so that the command it shows would be accepted.
+             └ llama-dcp/             a target: relative, no '..', no link, no hidden name; its folder exists
+             The same rules apply to a dry run on a server that may not write: the command that it shows must be valid.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Outlet:
         open: whether anything may be written there.
 
     Raises:
-        UsageError: no folder, or one outside ROOT.
+        UsageError: not a folder, or one outside ROOT.
     """
 
     def __init__(self, jail: Jail, folder: str | os.PathLike[str] | None = None) -> None:
@@ -44,35 +43,35 @@ class Outlet:
             self.folder = Path(os.path.realpath(jail.root / os.path.expanduser(os.fspath(folder))))
             if not self.folder.is_dir() or not self.folder.is_relative_to(jail.root):
                 raise UsageError(
-                    f"exports may go to a folder inside ROOT, and {os.fspath(folder)!r} is none; make it first, or "
-                    "leave it out to allow any place under ROOT"
+                    f"exports must go to an existing folder inside ROOT, but {os.fspath(folder)!r} is not one; create "
+                    "it first, or omit it to allow any place under ROOT"
                 )
 
     def resolve(self, relative: str, *, overwrite: bool = False) -> Path:
-        """The real path of a target, which need not be there yet.
+        """Return the real path of a target, which need not exist yet.
 
         Raises:
-            UnsafeError: absolute, with ``..``, a NUL byte or a hidden name, a symbolic link on the way leaves the
+            UnsafeError: the path is absolute, contains ``..``, a NUL byte or a hidden name, a symbolic link leaves the
                 folder, or the target is a link itself.
-            WriteError: its folder is not there, is part of a checkpoint, the target is something else than one, or no
-                file can have that name.
+            WriteError: its folder does not exist or is part of a checkpoint, the target is not a checkpoint, or the
+            name is not a valid file name.
         """
         parts = Path(relative).parts
         if not parts or "\0" in relative:
-            raise UnsafeError(f"{relative!r} names no target; write a name, as in exports/model")
+            raise UnsafeError(f"{relative!r} does not name a target; enter a name, for example exports/model")
         if os.path.isabs(relative) or ".." in parts:
-            raise UnsafeError(f"target {relative!r} is absolute or climbs out with '..'; name it relative to {self}")
+            raise UnsafeError(f"target {relative!r} is absolute or contains '..'; name it relative to {self}")
         if any(part.startswith((".", "~")) for part in parts):
             raise UnsafeError(f"target {relative!r} has a hidden name; the list would not show it. Choose another")
         try:
-            os.fsencode(relative)  # is_symlink() takes what has no bytes for a name that is free
+            os.fsencode(relative)  # is_symlink() considers a name that cannot be encoded to be free
             return self._inside(relative, parts, overwrite)
         except (OSError, UnicodeEncodeError) as error:  # too long, a lone surrogate
-            reason = (isinstance(error, OSError) and error.strerror) or "it is no text that a file's name can be"
+            reason = (isinstance(error, OSError) and error.strerror) or "it is not a valid file name"
             raise WriteError(f"target {relative!r} cannot be looked up: {reason}; choose another name") from None
 
     def shown(self, target: Path) -> str:
-        """A target as the page names it: relative to ROOT."""
+        """Return a target as the page shows it: relative to ROOT."""
         return self.jail.show(target)
 
     def __str__(self) -> str:
@@ -83,32 +82,32 @@ class Outlet:
         if not folder.is_relative_to(self.folder):
             raise UnsafeError(f"the folder of target {relative!r} is a link that leaves {self}; refused")
         if not folder.is_dir():
-            raise WriteError(f"the folder of target {relative!r} does not exist; make it, or write the name alone")
+            raise WriteError(f"the folder of target {relative!r} does not exist; create it, or enter only a name")
         target = folder / parts[-1]
         if target.is_symlink():
             raise UnsafeError(f"target {relative!r} is a symbolic link; nothing is written through links")
         self._not_inside(folder, relative)
         if overwrite and target.is_file() and not _is_checkpoint(target):
-            raise WriteError(f"target {relative!r} is a file that is no checkpoint, so that it is not overwritten")
+            raise WriteError(f"target {relative!r} is a file, not a checkpoint; it is not overwritten")
         return target
 
     def _not_inside(self, folder: Path, relative: str) -> None:
         while folder.is_relative_to(self.jail.root):
             if _is_checkpoint(folder):
                 name = "ROOT" if folder == self.jail.root else repr(self.shown(folder))
-                raise WriteError(f"target {relative!r} would lie inside the checkpoint {name}; choose another place")
+                raise WriteError(f"target {relative!r} would be inside the checkpoint {name}; choose another place")
             folder = folder.parent
 
 
 def command(words: Sequence[str]) -> str:
-    """A line for a shell (bash, zsh) that means exactly these words, and shows no control character."""
+    """Quote arguments as a line for a shell (bash, zsh), without control characters."""
     return " ".join(map(_quoted, words))
 
 
 def _is_checkpoint(path: Path) -> bool:
     try:
         return formats.detect(Place(str(path))) is not None
-    except OpenError:  # a damaged one is one all the same
+    except OpenError:  # a damaged checkpoint is still a checkpoint
         return True
 
 

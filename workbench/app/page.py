@@ -1,7 +1,7 @@
-"""The page: picker, tabs, URL; one :class:`Workbench` a session.
+"""The page: picker, tabs, URL; one :class:`Workbench` per session.
 
-``create_app`` may run twice for one page (Bokeh makes a new session when the first one expired between the HTML and
-the websocket), so it keeps nothing beyond its session, and whatever a session holds goes with it.
+``create_app`` may run twice for one page (Bokeh creates a new session if the first one expired between the HTML and the
+websocket), so it keeps nothing beyond its session, and everything that a session holds is released with it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from workbench.app.words import html
 __all__ = ["Workbench", "create_app"]
 
 LOCAL_RESOURCES = "static/extensions/panel/"
-BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm`` the list is a drawer
-LOOK = 3000  #: milliseconds between two looks at whether the files that are shown were deleted or rewritten
-#: A tab's title and the class that makes it, imported when it is first looked at.
+BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm``, the list is a drawer
+LOOK = 3000  #: milliseconds between two checks whether the files shown were deleted or rewritten
+#: A tab's title and its class, imported when the tab is first shown.
 MAKERS = {
     "overview": ("Overview", "workbench.app.tabs.overview", "Overview"),
     "tensors": ("Tensors", "workbench.app.tabs.tensors", "Tensors"),
@@ -48,7 +48,7 @@ SHOWN = tuple(name for name in TABS if name in MAKERS)
 
 
 class Workbench(pn.viewable.Viewer):
-    """Everything of one session but the frame around it; renders in a notebook cell, too."""
+    """Everything of one session except the frame around it; renders in a notebook cell, too."""
 
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
@@ -75,15 +75,15 @@ class Workbench(pn.viewable.Viewer):
         return self._body
 
     def close(self) -> None:
-        """Stop the jobs and give the checkpoint back."""
-        with ExitStack() as all_of_them:  # one that fails keeps the others from nothing
+        """Stop the jobs and release the checkpoint."""
+        with ExitStack() as all_of_them:  # the others are closed even if one fails
             all_of_them.callback(self.state.close)
             for tab in self.made.values():
                 all_of_them.callback(tab.close)
             self.picker.job.reset()
 
     def _make(self, *_: Any) -> None:
-        """A tab costs nothing before it is looked at."""
+        """Create a tab; it costs nothing before it is first shown."""
         name = self.state.tab
         if name not in self.made and self.state.status == "open":
             module, kind = MAKERS[name][1:]
@@ -101,28 +101,28 @@ class Workbench(pn.viewable.Viewer):
         elif state.status == "opening":
             self._words.object = f'<p>Opening <span class="name">{html(state.path)}</span> …</p>'
         else:
-            title = f'<h2>This did not open: <span class="name">{html(state.path)}</span></h2>'
-            self._words.object = f"{title}{style.message(state.error, 'error')}<p>Pick another one from the list.</p>"
+            title = f'<h2>Cannot open <span class="name">{html(state.path)}</span></h2>'
+            self._words.object = f"{title}{style.message(state.error, 'error')}<p>Pick another from the list.</p>"
             self._body[:] = [self._words, self._left()]
             return
         self._body[:] = [self._words]
 
     def _left(self) -> pn.Column:
-        """What does not open can still be checked for what is left of it."""
+        """Offer a check of what is left of a checkpoint that cannot be opened."""
         from workbench.app.tabs.integrity import Integrity
 
         if "left" in self.made:
             self.made["left"].close()
         self.made["left"] = Integrity(self.state, self._schedule, always=True)
-        words = style.pane("<h3>What is left of it?</h3><p>A verification names each file that is lost or damaged.</p>")
+        words = style.pane("<h3>What is left of it?</h3><p>A verification lists each file that is lost or damaged.</p>")
         return pn.Column(words, self.made["left"], sizing_mode="stretch_width")
 
 
 class AfterLoad:
-    """Runs callbacks on the page's thread, but none before the page has loaded.
+    """Run callbacks on the page's thread, but only after the page has loaded.
 
-    Between handing the document over and its first paint Panel (1.9.4, ``io/document.py``, ``hold``) takes the browser
-    to be not connected and drops changes for good, so that what a quick job publishes then would never be seen.
+    Between serving the document and its first paint, Panel (1.9.4, ``io/document.py``, ``hold``) considers the browser
+    not connected and drops changes for good: results that a quick job publishes then would never appear.
     """
 
     def __init__(self, document: Any) -> None:
@@ -139,7 +139,7 @@ class AfterLoad:
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         def run() -> None:
-            if not self._over():  # what is drawn into a closed page would never be freed
+            if not self._over():  # anything drawn into a closed page would never be freed
                 callback()
 
         try:
@@ -159,8 +159,8 @@ class AfterLoad:
             self._hand_over(callback)
 
 
-class Window(pn.custom.JSComponent):
-    """What the browser's window is like: too narrow for list and content side by side; of a person who prefers dark."""
+class BrowserWindow(pn.custom.JSComponent):
+    """The browser window: too narrow for list and content side by side; dark mode preferred."""
 
     narrow = param.Boolean(default=False)
     dark = param.Boolean(default=False)
@@ -170,37 +170,37 @@ class Window(pn.custom.JSComponent):
       const queries = {narrow: "(max-width: 999px)", dark: "(prefers-color-scheme: dark)"};
       for (const [name, words] of Object.entries(queries)) {
         const query = window.matchMedia(words);
-        const tell = () => { model[name] = query.matches };
-        query.addEventListener("change", tell);
-        model.on("remove", () => query.removeEventListener("change", tell));
-        tell();
+        const update = () => { model[name] = query.matches };
+        query.addEventListener("change", update);
+        model.on("remove", () => query.removeEventListener("change", update));
+        update();
       }
     }
     """
 
 
 class History(pn.custom.JSComponent):
-    """The browser's Back and Forward, which Panel (1.9.4, ``models/location.ts``) does not hear of.
+    """The browser's Back and Forward buttons, which Panel (1.9.4, ``models/location.ts``) does not observe.
 
-    Another checkpoint, tab or tensor is a step that Back takes back; whatever else changes the address, a filter or a
-    slice, replaces it. ``follow`` is called with the query of the address that a step led to.
+    A change of checkpoint, tab or tensor is a step that Back undoes; any other change of the address, such as a filter
+    or a slice, replaces the current one. ``follow`` is called with the query of the address that a step led to.
     """
 
     _esm = """
     const STEPS = ["ckpt", "tab", "tensor"];
 
     export function render({model}) {
-      const told = () => model.send_msg(window.location.search);
+      const moved = () => model.send_msg(window.location.search);
       const {history, location} = window;
       history.pushState = function (data, title, url) {
         const [from, to] = [location.href, url ?? ""].map((one) => new URL(one, location.href).searchParams);
         const step = STEPS.some((name) => from.get(name) !== to.get(name));
         History.prototype[step ? "pushState" : "replaceState"].call(history, data, title, url);
       };
-      window.addEventListener("popstate", told);
+      window.addEventListener("popstate", moved);
       model.on("remove", () => {
         delete history.pushState;
-        window.removeEventListener("popstate", told);
+        window.removeEventListener("popstate", moved);
       });
     }
     """
@@ -211,9 +211,9 @@ class History(pn.custom.JSComponent):
 
 
 EMPTY = """
-<h2>Nothing is open yet</h2>
-<p>Pick a checkpoint from the list on the left; on a narrow window, the button at the top left shows it.</p>
-<p class="muted">Opening reads metadata only, whatever the size. Nothing stored in a checkpoint is executed, and
+<h2>No checkpoint is open</h2>
+<p>Pick a checkpoint from the list on the left; in a narrow window, the button at the top left shows the list.</p>
+<p class="muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
 nothing is written.</p>
 """
 
@@ -225,23 +225,23 @@ def create_app(
     exports: str | os.PathLike[str] | None = None,
     access: Access | None = None,
 ) -> pmui.Page | pn.pane.HTML:
-    """The served page of a ROOT folder, for one session.
+    """Create the served page of a ROOT folder, for one session.
 
     Args:
-        registry: who opens checkpoints; by default the process's.
-        exports: the folder inside ROOT that exports may be written to; ``None`` for nowhere.
-        access: who may look; a session of anybody else gets a sentence. ``None`` for all.
+        registry: opens checkpoints; by default that of the process.
+        exports: the folder inside ROOT that exports may be written to; ``None`` to forbid writing.
+        access: who has access; other users get a message. ``None`` for everyone.
 
     Raises:
-        UsageError: ROOT is not a folder, or ``exports`` is none inside it.
+        UsageError: ROOT is not a folder, or ``exports`` is not a folder inside it.
     """
     pn.extension("tabulator", notifications=False)
     document = pn.state.curdoc
     if document is not None:
-        # Bokeh fills this in with the HTML only; a document made later would fetch its style sheets from a CDN.
+        # Bokeh sets this only with the HTML; a document created later would fetch its style sheets from a CDN.
         document._template_variables.setdefault("dist_url", LOCAL_RESOURCES)
     if access is not None and not access.lets_in(pn.state.user):
-        return style.pane(style.message(f"{pn.state.user or 'nobody'} may not look at this.", "error"))
+        return style.pane(style.message(f"{pn.state.user or 'nobody'} has no access to this page.", "error"))
     schedule = AfterLoad(document) if document is not None and document.session_context else None
     jail = Jail(root)
     state = WorkbenchState(jail, registry, schedule, Outlet(jail, exports))
@@ -249,7 +249,7 @@ def create_app(
     if pn.state.location is not None:
         _keep_local()
         _follow_url(state)
-    window = Window(width=0, height=0, margin=0)
+    window = BrowserWindow(width=0, height=0, margin=0)
     history = History(lambda query: state.restore(parse_query(query)), width=0, height=0, margin=0)
     page = pmui.Page(
         title=f"Checkpoint workbench: {state.jail.name}",
@@ -268,7 +268,7 @@ def create_app(
         page.sidebar_open = not (window.narrow and state.path)
 
     def paint(*_: Any) -> None:
-        page.dark_theme = window.dark  # the button at the top right can still choose otherwise
+        page.dark_theme = window.dark  # the button at the top right can override this
 
     window.param.watch(lambda _: schedule(fold) if schedule else fold(), "narrow")
     window.param.watch(lambda _: schedule(paint) if schedule else paint(), "dark")
@@ -277,13 +277,13 @@ def create_app(
 
 
 def _end(workbench: Workbench, page: pmui.Page) -> None:
-    """The session is over: stop its jobs, give its checkpoints back, and let its memory go.
+    """End the session: stop its jobs, release its checkpoints and its memory.
 
-    A page (panel-material-ui 0.16.6, ``template/base.py``) follows ``busy`` of Panel's process-wide state, which holds
-    it and all that is on it from then on. Giving it a value of its own (param 2.4) does not undo that.
+    A page (panel-material-ui 0.16.6, ``template/base.py``) watches ``busy`` of Panel's process-wide state, which keeps
+    the page and everything on it alive. Assigning another value (param 2.4) does not undo that.
 
-    HoloViews (1.23) keeps plots that can be tapped in a table of its own until they are cleaned up. Panel (1.9.4,
-    ``custom.py``) looks for them in the page's models, which Bokeh has emptied by then.
+    HoloViews (1.23) keeps plots with tap streams in a registry until they are cleaned up. Panel (1.9.4, ``custom.py``)
+    searches for them in the page's models, which Bokeh has emptied by then.
     """
     try:
         workbench.close()
@@ -295,10 +295,10 @@ def _end(workbench: Workbench, page: pmui.Page) -> None:
 
 
 def _leave(document: Any) -> None:
-    """The page was closed: its session ends at the server's next look, and its jobs with it.
+    """End the session of a closed page, and its jobs, at the server's next check.
 
-    Bokeh would keep both for a quarter of a minute, in case the browser comes back. One that does (its network was
-    gone for a moment) gets a new session from the address of the page.
+    Bokeh would keep both for 15 seconds in case the browser reconnects. A browser that does (after a short network
+    failure) gets a new session from the address of the page.
     """
     context = document.session_context
     if context is not None and context.session is not None:
@@ -306,10 +306,10 @@ def _leave(document: Any) -> None:
 
 
 def _keep_local() -> None:
-    """Style sheets stay relative to the page, which lies at the server's root, wherever a prefix puts that.
+    """Keep style sheets relative to the page, which is at the server's root, whatever the prefix.
 
-    Panel (1.9.4, ``io/location.py``, ``_sync_pathname``) makes them absolute when the browser has told its path, and
-    they are not found under a prefix then.
+    Panel (1.9.4, ``io/location.py``, ``_sync_pathname``) makes them absolute once the browser has sent its path; under
+    a prefix, they are then not found.
     """
     document, location = pn.state.curdoc, pn.state.location
 
@@ -322,7 +322,7 @@ def _keep_local() -> None:
 
 
 def _follow_url(state: WorkbenchState) -> None:
-    """Both ways: a link restores what it names, and what is shown can be copied as a link."""
+    """Synchronise URL and state: a link restores what it names, and the current view can be copied as a link."""
     location = pn.state.location
     state.restore(parse_query(location.search or ""))
 

@@ -1,4 +1,4 @@
-"""The list of checkpoints under ROOT, in the sidebar: what each is, and whether it is complete."""
+"""The list of checkpoints under ROOT in the sidebar: what each is, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ small { opacity: .85; } .bad { font-style: italic; }
 
 
 class Picker(pn.viewable.Viewer):
-    """Lists what lies under ROOT, in a job; a click shows it."""
+    """Lists the checkpoints under ROOT, in a job; a click opens one."""
 
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
@@ -61,15 +61,15 @@ class Picker(pn.viewable.Viewer):
         return pn.Column(self._words, self._narrow, self.table, self._refresh, sizing_mode="stretch_width")
 
     def refresh(self) -> None:
-        """Look again; checkpoints come and go while a run writes them."""
+        """List again; checkpoints come and go while a run writes them."""
         jail = self._state.jail
-        self.job.start(lambda tick: checkpoints(jail))
+        self.job.start(lambda progress: checkpoints(jail))
 
     def _fill(self, *_: Any) -> None:
         if self.job.status == "failed":
             self._words.object = style.message(self.job.error, "error")
         elif self.job.status == "running":
-            self._words.object = '<p class="muted">Looking for checkpoints …</p>'
+            self._words.object = '<p class="muted">Searching for checkpoints …</p>'
         elif self.job.result is not None:
             self._paths, frame = self.job.result
             wanted = self._narrow.value_input.casefold()
@@ -77,7 +77,7 @@ class Picker(pn.viewable.Viewer):
                 frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]
             self.table.param.update(value=frame, selection=[])
             self._words.object = f'<p class="muted">{_number(len(self._paths))} under ROOT</p>'
-            self._later(self._mark)  # a selection sent along with its rows gets lost on the way
+            self._later(self._mark)  # a selection sent together with its rows is lost
 
     def _clicked(self, event: Any) -> None:
         if event.row is not None:

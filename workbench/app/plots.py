@@ -1,8 +1,8 @@
-"""Pictures: data → HoloViews element; no state, no Panel, no reading.
+"""Pictures: data → HoloViews element; no state, no Panel, no file access.
 
-Colours are one small set: Okabe–Ito for classes, cividis for magnitudes, RdBu for signed values. What is exactly zero
-and what is no number are never a shade of the scale: they have a colour of their own, in every picture the same. Text
-takes the colour of the page's theme, light or dark.
+There is one small set of colours: Okabe–Ito for classes, cividis for magnitudes, RdBu for signed values. Exact zeros
+and non-numbers are never a shade of the scale: each has its own colour, the same in every picture. Text has the colour
+of the page's theme, light or dark.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["ODD", "ZERO", "bytes_bars", "heat_map", "histogram", "steps_line", "
 
 ZERO = "#F0E442"  #: exactly zero
 ODD = "#CC79A7"  #: NaN and infinities
-CLIP = 99.9  #: percentile of the cells' magnitudes at which a signed scale ends
-NAME = 44  #: characters of a bar's name; longer ones are cut in the middle, whole in the tooltip
+CLIP = 99.9  #: percentile of the cells' magnitudes at which a signed colour scale is clipped
+NAME = 44  #: characters of a bar's name; longer names are cut in the middle
 
 hv.Store.set_current_backend("bokeh")
 _FRAME: dict[str, Any] = {"responsive": True, "toolbar": "above", "show_grid": False, "show_frame": False}
 
 
 def bytes_bars(rows: Sequence[tuple[str, int]], what: str) -> hv.Overlay:
-    """Horizontal bars, longest on top.
+    """Draw horizontal bars, longest on top.
 
     Args:
         rows: name and bytes, in the order to show; names are shown as given.
-        what: of what the bars are, for the tooltip.
+        what: what the bars represent, for the tooltip.
     """
     names = _distinct([_middle(name) for name, _ in rows])
     unit, divisor = _unit(max((value for _, value in rows), default=0))
@@ -63,7 +63,7 @@ def bytes_bars(rows: Sequence[tuple[str, int]], what: str) -> hv.Overlay:
 
 
 def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
-    """Counts on a log scale; elements that are exactly zero are a bar of their own, not part of their bin."""
+    """Draw counts on a log scale; exact zeros have a bar of their own and are not part of their bin."""
     counts, edges = found.counts.copy(), found.edges
     zero = summary.zero if edges[0] <= 0 <= edges[-1] else 0
     if zero:
@@ -100,7 +100,7 @@ def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
 
 
 def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
-    """The cells of a tensor, row 0 on top; axes count elements, circles are the worst elements."""
+    """Draw the cells of a tensor, row 0 on top; axes count elements, circles mark the most extreme elements."""
     values = heat.values.astype(np.float64)
     rows, cols = heat.shape
     odd = ~np.isfinite(values)
@@ -109,7 +109,7 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
     scale = scale or 1.0
     shown = np.where(odd | (values == 0), np.nan, values)
     limits = (-scale, scale) if signed else (0.0, scale)
-    largest = hv.Dimension("largest", range=limits)  # said, so that nobody looks for it in cells without a number
+    largest = hv.Dimension("largest", range=limits)  # set explicitly: cells may have no number
     image = hv.Image(shown[::-1], bounds=(0, 0, cols, rows), kdims=["column", "row"], vdims=[largest]).opts(
         cmap="RdBu_r" if signed else "cividis",
         clim=limits,
@@ -117,7 +117,7 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
         colorbar=True,
         colorbar_opts={"width": 10, "title": "largest"},
         tools=["hover"],
-        hover_tooltips=[("row", "$y{0,0}"), ("column", "$x{0,0}"), ("largest of the cell", "@image{0.0000e+0}")],
+        hover_tooltips=[("row", "$y{0,0}"), ("column", "$x{0,0}"), ("largest in cell", "@image{0.0000e+0}")],
     )
     layers: list[Any] = [image]
     if odd.any():
@@ -125,7 +125,7 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
         where = [(edges[1][c], edges[0][r], edges[1][c + 1], edges[0][r + 1]) for r, c in np.argwhere(odd)]
         layers.append(hv.Rectangles(where, kdims=["column", "row", "c1", "r1"]).opts(color=ODD, line_color=ODD))
     points = worst_points(heat, shape)
-    for width, color in ((3.0, "#FFFFFF"), (1.2, "#000000")):  # a halo, so that the ring shows on any colour
+    for width, color in ((3.0, "#FFFFFF"), (1.2, "#000000")):  # a halo, visible on any colour
         ring = hv.Points(points, kdims=["column", "row"])
         layers.append(ring.opts(size=13, fill_alpha=0, line_color=color, line_width=width, marker="circle"))
     return hv.Overlay(layers).opts(
@@ -145,11 +145,11 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
 
 
 def steps_line(steps: Sequence[tuple[int, int, bool]], here: int) -> hv.Overlay:
-    """A run along its steps: a dot each, hollow where it is incomplete, ringed where one looks.
+    """Draw a run along its steps: one dot per step, hollow if incomplete, with a ring around the current one.
 
     Args:
         steps: step, bytes, whether it is complete; in order.
-        here: index of the one that is looked at, -1 for none.
+        here: index of the current step, -1 for none.
     """
     dims: list[Any] = ["step", "bytes"]
     unit, divisor = _unit(max((nbytes for _, nbytes, _ in steps), default=0))
@@ -185,14 +185,14 @@ def steps_line(steps: Sequence[tuple[int, int, bool]], here: int) -> hv.Overlay:
 
 
 def worst_points(heat: Heat, shape: tuple[int, ...]) -> list[tuple[float, float]]:
-    """``(column, row)`` centres, in the matrix, of the listed worst elements of a tensor of this shape."""
+    """Return the centres ``(column, row)``, in the matrix, of the most extreme elements of a tensor of this shape."""
     cols = heat.shape[1]
     flat = [int(np.ravel_multi_index(index, shape)) if index else 0 for index, _ in heat.worst]
     return [(at % cols + 0.5, at // cols + 0.5) for at in flat]
 
 
 def _saved_as(name: str) -> Callable[[Any, Any], None]:
-    """A hook that names the file of the save tool, which asks for a name otherwise."""
+    """Return a hook that sets the file name of the save tool, which would otherwise ask for one."""
 
     def hook(plot: Any, _: Any) -> None:
         for tool in plot.state.tools:
@@ -203,7 +203,7 @@ def _saved_as(name: str) -> Callable[[Any, Any], None]:
 
 
 def _unit(largest: int) -> tuple[str, int]:
-    """Unit of a byte axis, in powers of two, and its bytes."""
+    """Return the binary unit of a byte axis, and its number of bytes."""
     power = 0
     while power < 4 and largest >= 1024 << (10 * power):
         power += 1
@@ -217,7 +217,7 @@ def _middle(name: str) -> str:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Shortened names made different again: two bars of one name would lie on each other."""
+    """Make shortened names distinct again: bars of the same name would overlap."""
     seen: dict[str, int] = {}
     out = []
     for name in names:

@@ -1,12 +1,12 @@
-"""Open checkpoints of this process: opened once, shared by every session, closed with the last one.
+"""Open checkpoints of this process: opened once, shared by every session, closed with the last holder.
 
 ::
 
     session 1 ── acquire(path) ──► Lease ─┐
     session 2 ── acquire(path) ──► Lease ─┴─► Entry(checkpoint, 2 holders) ── release ×2 ──► checkpoint.close()
 
-A checkpoint is read-only and safe to share. What is costly to derive from it and the same for every session (the
-rows of the table, the Overview's sums) is derived once, too, and must not be changed by whoever gets it.
+A checkpoint is read-only and safe to share. Data that is costly to derive from it and the same for every session (the
+rows of the table, the sums of the Overview) is derived once, too; callers must not modify it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.app.glance import Glance
-    from workbench.app.rows import Ranks
+    from workbench.app.rows import RowOrder
 
 __all__ = ["Lease", "Registry", "shared"]
 
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-class Entry:
-    """One open checkpoint and how many hold it."""
+class OpenCheckpoint:
+    """One open checkpoint and the number of its holders."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.holders = path, 0
@@ -44,22 +44,23 @@ class Entry:
 
 
 class Lease:
-    """A session's hold on an open checkpoint; releasing it twice does nothing."""
+    """A session's hold on an open checkpoint; releasing it again does nothing."""
 
-    def __init__(self, registry: Registry, entry: Entry, checkpoint: Checkpoint) -> None:
+    def __init__(self, registry: Registry, entry: OpenCheckpoint, checkpoint: Checkpoint) -> None:
         self._registry = registry
-        self._entry: Entry | None = entry
+        self._entry: OpenCheckpoint | None = entry
         self.checkpoint = checkpoint
 
     def release(self) -> None:
-        """Give the checkpoint back; the last one to do so closes it."""
+        """Release the checkpoint; the last release closes it."""
         entry, self._entry = self._entry, None
         if entry is not None:
             self._registry._release(entry)
 
     def changed(self) -> str:
-        """What became of the files since they were opened, in words; empty while they are the same. Takes a ``stat`` of
-        each metadata file: call it in a job.
+        """Return what happened to the files since they were opened; empty if they are unchanged.
+
+        Calls ``stat`` on each metadata file: call it in a job.
         """
         entry = self._entry
         if entry is None:
@@ -67,71 +68,71 @@ class Lease:
         try:
             same = _stamp(self.checkpoint) == entry.stamp
         except (OpenError, OSError):
-            return "This checkpoint was deleted or moved after it was opened. What is shown was read before."
+            return "This checkpoint was deleted or moved after it was opened. This page shows its earlier contents."
         if same:
             return ""
         return (
-            "This checkpoint was rewritten after it was opened. What is shown was read before; select it in the list "
-            "again to open the new one."
+            "This checkpoint was rewritten after it was opened. This page shows its earlier contents; select it in the "
+            "list again to open the new one."
         )
 
     @property
     def rows(self) -> pd.DataFrame:
-        """One row a tensor, as the table shows it; shared by sessions, never to be changed."""
+        """One row per tensor, as in the table; shared by sessions, must not be modified."""
         return self._shared[0]
 
     @property
-    def ranks(self) -> Ranks:
-        """The order of the rows by each column; shared."""
+    def ranks(self) -> RowOrder:
+        """The order of the rows by each column; shared by sessions."""
         return self._shared[1]
 
     @property
     def glance(self) -> Glance:
-        """What the Overview tells; shared."""
+        """The contents of the Overview; shared by sessions."""
         return self._shared[2]
 
     @cached_property
-    def _shared(self) -> tuple[pd.DataFrame, Ranks, Glance]:
+    def _shared(self) -> tuple[pd.DataFrame, RowOrder, Glance]:
         from workbench.app.glance import glance
-        from workbench.app.rows import Ranks, tensor_rows
+        from workbench.app.rows import RowOrder, tensor_rows
 
         with _rows_lock:
             found = self.checkpoint.__dict__.get("_app_rows")
             if found is None:
                 rows = tensor_rows(self.checkpoint)
-                found = self.checkpoint.__dict__["_app_rows"] = rows, Ranks(rows), glance(self.checkpoint)
+                found = self.checkpoint.__dict__["_app_rows"] = rows, RowOrder(rows), glance(self.checkpoint)
             return found
 
 
 class Registry:
-    """Open checkpoints by real path, counted.
+    """Open checkpoints by real path, with reference counts.
 
     Args:
-        opener: what opens a path; replaced in tests that count openings.
+        opener: opens a path; replaced in tests that count openings.
     """
 
     def __init__(self, opener: Callable[[Path], Checkpoint] | None = None) -> None:
         self._opener = opener or wb.open
         self._lock = threading.Lock()
-        self._entries: dict[Path, Entry] = {}
+        self._entries: dict[Path, OpenCheckpoint] = {}
 
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
 
     def acquire(self, path: Path) -> Lease:
-        """Open a checkpoint, or share the one that is open unless its files changed since.
+        """Open a checkpoint, or share an open one whose files have not changed since.
 
         Raises:
-            OpenError: as :func:`workbench.open`; nothing is kept then.
+            OpenError: as in :func:`workbench.open`; nothing is kept.
         """
         path = Path(os.path.realpath(path))
         while True:
             with self._lock:
-                entry = self._entries.setdefault(path, Entry(path))
+                entry = self._entries.setdefault(path, OpenCheckpoint(path))
                 entry.holders += 1
             try:
-                with entry.lock:  # opening takes seconds at a million chunks; other paths need not wait for it
+                with entry.lock:  # opening takes seconds at a million chunks; other paths do not wait for it
                     if entry.checkpoint is None:
                         entry.checkpoint = self._opener(path)
                         entry.stamp = _stamp(entry.checkpoint)
@@ -141,12 +142,12 @@ class Registry:
             except BaseException:
                 self._release(entry)
                 raise
-            with self._lock:  # saved over: those who hold the old one keep it, newcomers get a new one
+            with self._lock:  # overwritten: current holders keep the old one, new ones get the new one
                 if self._entries.get(path) is entry:
                     del self._entries[path]
             self._release(entry)
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: OpenCheckpoint) -> None:
         with self._lock:
             entry.holders -= 1
             if entry.holders:
@@ -163,8 +164,8 @@ _rows_lock = threading.Lock()
 
 
 def _stamp(checkpoint: Checkpoint) -> Stamp:
-    """Size and modification time of the metadata files, which every save rewrites."""
-    place = checkpoint._place
+    """Return size and modification time of the metadata files, which every save rewrites."""
+    place = checkpoint.place
     found = []
     for name in checkpoint.catalog.metadata_files[:64]:
         info = place.stat(name)

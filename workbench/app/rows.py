@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint as the table shows them, the choice of rows by pattern and role, and their order.
+"""The tensors of a checkpoint as rows of the table, filtered by pattern and role, and sorted.
 
-The frame is made once a checkpoint and shared by all sessions; row ``i`` is the catalog's tensor ``i``. A session holds
-positions only: which rows its filters leave, in the order of its sorting. So a row leads back to its key whatever had
-to be done to the name to show it.
+The frame is built once per checkpoint and shared by all sessions; row ``i`` is the catalog's tensor ``i``. A session
+stores only positions: the rows that pass its filters, in its sort order. A row therefore leads back to its key, however
+the name had to be changed for display.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.app.search import LIMIT, Search
 from workbench.app.words import safe
 from workbench.checkpoint import Checkpoint
 from workbench.core.dtypes import ALL
@@ -22,14 +21,14 @@ from workbench.views import units
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["EVERY_ROLE", "Ranks", "choose_rows", "shape_text", "tensor_rows", "with_role"]
+__all__ = ["EVERY_ROLE", "RowOrder", "shape_text", "tensor_rows", "with_role"]
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 EVERY_ROLE = ""  #: the role filter's value that keeps every row
 
 
 def tensor_rows(checkpoint: Checkpoint) -> pd.DataFrame:
-    """One row a tensor: name shape nbytes dtype role numel chunks files; ``name`` and ``shape`` as text."""
+    """Return one row per tensor: name shape nbytes dtype role numel chunks files; ``name`` and ``shape`` are text."""
     import pandas as pd
 
     catalog = checkpoint.catalog
@@ -50,22 +49,8 @@ def tensor_rows(checkpoint: Checkpoint) -> pd.DataFrame:
     )
 
 
-def choose_rows(checkpoint: Checkpoint, pattern: str, role: str = EVERY_ROLE, seconds: float = LIMIT) -> Positions:
-    """Positions of the tensors whose key matches a regular expression somewhere and whose role is ``role``.
-
-    Raises:
-        UsageError: no valid regular expression; the message says where. Or one that takes longer than ``seconds``.
-    """
-    if not pattern:
-        return with_role(checkpoint, np.arange(len(checkpoint)), role)
-    search = Search(checkpoint.catalog.keys, pattern)
-    if not search.run(seconds):
-        raise search.too_long()
-    return with_role(checkpoint, search.positions(), role)
-
-
 def with_role(checkpoint: Checkpoint, positions: Positions, role: str) -> Positions:
-    """Those of a role."""
+    """Keep the positions of a role."""
     if role == EVERY_ROLE:
         return positions
     roles = checkpoint.roles
@@ -73,14 +58,14 @@ def with_role(checkpoint: Checkpoint, positions: Positions, role: str) -> Positi
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """``4096 × 1024``; ``scalar`` for no axis."""
+    """Return ``4096 × 1024``, or ``scalar`` if there are no axes."""
     return " × ".join(map(str, shape)) or "scalar"
 
 
-class Ranks:
-    """The order of a frame's rows by each column, worked out when it is first asked for and kept for all sessions.
+class RowOrder:
+    """The order of a frame's rows by each column, computed on first use and kept for all sessions.
 
-    Text is ordered without regard to case, as tables in a browser do it; shapes by their elements.
+    Text is ordered ignoring case, as in browser tables; shapes are ordered by number of elements.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
@@ -88,7 +73,7 @@ class Ranks:
         self._kept: dict[str, np.ndarray[Any, Any]] = {}
 
     def order(self, positions: Positions, sorters: Sequence[tuple[str, bool]]) -> Positions:
-        """Positions sorted by columns, the first one first: ``(column, ascending)``; equal ones stay as they were."""
+        """Sort positions stably by columns ``(column, ascending)``, the most significant first."""
         keys = []
         for column, ascending in sorters:
             if column in self._frame:

@@ -1,4 +1,4 @@
-"""Buttons that hand the data of a tab to the browser as a file, made when it is asked for.
+"""Buttons that download the data of a tab as a file, created on demand.
 
 Paths in the files are relative to ROOT, as on the page.
 """
@@ -19,7 +19,7 @@ __all__ = ["csv_button", "json_button", "text_button"]
 
 
 def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.FileDownload:
-    """A table as CSV; ``frame`` makes a pandas frame. Cells that a spreadsheet would run begin with a quote."""
+    """Return a button for a CSV of ``frame()``. Cells that a spreadsheet would execute begin with a quote."""
 
     def made() -> io.BytesIO:
         table = frame().copy()
@@ -31,7 +31,7 @@ def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.
 
 
 def json_button(name: str, document: Callable[[], Any], label: str = "JSON") -> pmui.FileDownload:
-    """A document as JSON, all ASCII."""
+    """Return a button for a JSON document in ASCII."""
     return _button(
         f"{name}.json",
         lambda: io.BytesIO(json.dumps(relative_values(document()), indent=1, allow_nan=False).encode()),
@@ -40,7 +40,7 @@ def json_button(name: str, document: Callable[[], Any], label: str = "JSON") -> 
 
 
 def text_button(name: str, text: Callable[[], str], label: str) -> pmui.FileDownload:
-    """A text file, an HTML page for one."""
+    """Return a button for a text file, such as an HTML page."""
 
     def made() -> io.BytesIO:
         words = relative_words(relative_words(text()), html.escape)
@@ -58,5 +58,5 @@ def _button(filename: str, callback: Callable[[], io.BytesIO], label: str) -> pm
     button = pmui.FileDownload(callback=callback, filename=safe, label=f"Download {label}", size="small", margin=(5, 5))
     button.param.update(
         color="primary", variant="outlined"
-    )  # Panel 1.9.4 warns of its own aliases when they come above
+    )  # Panel 1.9.4 warns about its own aliases if they are passed above
     return button

@@ -1,15 +1,15 @@
-"""A regular expression over all names, that ends when its time is up, whoever wrote it.
+"""A regular expression search over all names, with a time limit on any pattern.
 
 ::
 
     pattern ──► Search ──► run(0.1)   on the page's thread: enough for nearly all
-                     └───► run(5.0)   in a job, where the first was not; it goes on where that one stopped
+                     └───► run(5.0)   in a job, if the first was not enough; resumes where it stopped
                               └────► UsageError: it takes too long
 
-Python's own ``re`` cannot be stopped: ``(a+)+$`` on one name of 60 letters runs for years, and holds the interpreter's
-lock meanwhile, so that the server is dead to everyone. Here ``re`` only says whether a pattern is one, in its words;
-``regex`` (2026.11) matches, within a time limit and without the lock. What ``regex`` does without a limit is to
-compile, and there it writes out repeats: ``a{4000000000}`` takes 16 GB. So these are multiplied first.
+Python's own ``re`` cannot be interrupted: ``(a+)+$`` on one name of 60 letters runs for years and holds the GIL
+meanwhile, which blocks the server for everyone. Here, ``re`` only validates a pattern and supplies the error message;
+``regex`` (2026.11) matches, within a time limit and without the GIL. Compiling in ``regex`` has no limit, and expands
+repeats: ``a{4000000000}`` takes 16 GB. Repeat counts are therefore multiplied and checked first.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from workbench.views.names import safe, shorten
 
 __all__ = ["LIMIT", "Search"]
 
-LIMIT = 5.0  #: seconds that a search may take altogether
-REPEATS = 20_000  #: what the counts in a pattern's braces may multiply to
-BLOCK = 64  #: names between two looks at the clock
+LIMIT = 5.0  #: seconds that a search may take in total
+REPEATS = 20_000  #: maximum product of the counts in a pattern's braces
+BLOCK = 64  #: names between two checks of the clock
 _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
 class Search:
-    """The names that a pattern matches somewhere; stopped and taken up again.
+    """A search for names that contain a match of a pattern; can be suspended and resumed.
 
     Attributes:
         hits: positions found so far.
-        at: names that were looked at.
+        at: number of names searched.
 
     Raises:
-        UsageError: no valid regular expression, with the character; or one whose repeats multiply beyond reason.
+        UsageError: the expression is invalid (the message gives the position), or its repeats multiply beyond a limit.
     """
 
     def __init__(self, names: Sequence[str], pattern: str) -> None:
@@ -54,7 +54,7 @@ class Search:
         return len(self._names)
 
     def run(self, seconds: float) -> bool:
-        """Search on for so long; whether all names were looked at."""
+        """Continue for the given time; return whether all names were searched."""
         names, search, hits = self._names, self._search, self.hits
         until = time.monotonic() + seconds
         while self.at < len(names):
@@ -72,16 +72,16 @@ class Search:
         return True
 
     def positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """What was found."""
+        """Return the positions found."""
         return np.array(self.hits, np.int64)
 
     def too_long(self) -> UsageError:
-        """The sentence for a search that did not end."""
+        """Return the message for a search that did not finish."""
         name = shorten(safe(self._names[self.at]), 60) if self.at < len(self._names) else ""
         return UsageError(
-            f"the pattern takes too long: {LIMIT:g} s went by and it is at name {self.at + 1:,} of "
-            f"{len(self._names):,}, {name!r}. Repeats inside repeats, as in (a+)+, are what makes it slow; say it "
-            "without them. Every row is shown"
+            f"the pattern takes too long: after {LIMIT:g} s it is at name {self.at + 1:,} of "
+            f"{len(self._names):,}, {name!r}. Nested repeats such as (a+)+ make it slow; write it without them. "
+            "Every row is shown"
         )
 
 
@@ -89,7 +89,7 @@ def _compiled(pattern: str) -> Any:
     counts = [max(int(high or 0), int(low or 0), 1) for low, high in _COUNT.findall(pattern)]
     if math.prod(counts) > REPEATS:
         raise UsageError(
-            f"the counts in the pattern's braces multiply to more than {REPEATS:,}; names are not that long. "
+            f"the counts in the pattern's braces multiply to more than {REPEATS:,}, longer than any name. "
             "Every row is shown"
         )
     try:

@@ -1,8 +1,8 @@
-"""``workbench serve``: the dashboard, on this machine's loopback address unless told otherwise.
+"""``workbench serve``: the dashboard, by default on this machine's loopback address.
 
 ::
 
-    browser ──► 127.0.0.1:5006/            nobody else reaches it
+    browser ──► 127.0.0.1:5006/            reachable only from this machine
     browser ──► proxy/wb/ ──► 127.0.0.1    --prefix wb --allow-websocket-origin proxy
     browser ──► 0.0.0.0:5006/              --auth basic | github …, or --insecure
 """
@@ -23,26 +23,26 @@ from workbench.errors import UsageError
 
 __all__ = ["Serving", "serve", "start"]
 
-CHECK = 500  #: milliseconds between two looks for sessions whose page was closed
+CHECK = 500  #: milliseconds between two checks for sessions whose page was closed
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What a server is started with, beside its ROOT.
+    """The options of a server, besides its ROOT.
 
     Attributes:
         port: TCP port, 0 for any free one.
-        address: where to listen; a name or an IPv4 address.
-        exports: the folder inside ROOT that exports may be written to; ``None`` for nowhere.
-        auth: ``basic``, an OAuth provider of Panel, or ``None`` for no question.
-        user: the name to sign in with, with ``basic``.
-        password_file: its first line is the password; without it ``WORKBENCH_PASSWORD`` is.
-        users: with OAuth, who may look.
-        insecure: allow an address beyond loopback without a question.
-        prefix: the path under which a reverse proxy shows it: ``wb`` for ``https://host/wb/``.
-        origins: ``HOST[:PORT]`` as in the browser's address bar: by these names the server is known beside its address
-            and loopback, and pages from there may talk to it.
-        certificate, key: PEM files; then it speaks TLS itself.
+        address: the address to listen on; a name or an IPv4 address.
+        exports: the folder inside ROOT that exports may be written to; ``None`` to forbid writing.
+        auth: ``basic``, an OAuth provider of Panel, or ``None`` for no sign-in.
+        user: the user name for ``basic``.
+        password_file: a file whose first line is the password; by default ``WORKBENCH_PASSWORD`` is used.
+        users: with OAuth, the users who have access.
+        insecure: allow an address beyond loopback without a sign-in.
+        prefix: the path under which a reverse proxy serves it: ``wb`` for ``https://host/wb/``.
+        origins: ``HOST[:PORT]`` as in the browser's address bar: further names of the server, besides its address and
+            loopback; pages from there may connect to it.
+        certificate, key: PEM files; with them, the server uses TLS.
     """
 
     port: int = 5006
@@ -60,16 +60,16 @@ class Serving:
 
 
 def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -> None:
-    """Serve ROOT until interrupted; the URL is printed when it is ready. ``/liveness`` answers while it lives.
+    """Serve ROOT until interrupted. Prints the URL when ready; ``/liveness`` answers while the server runs.
 
     Args:
-        root: the folder whose checkpoints may be looked at; nothing outside it can be reached.
-        show: open a browser, where there is one.
-        options: those of :class:`Serving`; others are handed to :func:`panel.serve`.
+        root: the folder whose checkpoints are served; nothing outside it can be reached.
+        show: open a browser, if available.
+        options: those of :class:`Serving`; others are passed to :func:`panel.serve`.
 
     Raises:
-        UsageError: no such folder, the port is taken, options that do not fit each other, or an address that others
-            can reach without ``auth`` and without ``insecure=True``.
+        UsageError: the folder does not exist, the port is taken, the options conflict, or others can reach the address
+            and neither ``auth`` nor ``insecure=True`` is given.
     """
     server = start(root, show=show, **{"port": 5006, **options})
     try:
@@ -82,7 +82,7 @@ def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -
 
 
 def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **options: Any) -> Any:
-    """The server, listening but for its event loop; :func:`serve` and the tests run it. Raises as :func:`serve`."""
+    """Return the listening server; the caller runs its event loop. Raises as :func:`serve`."""
     ours = {name: options.pop(name) for name in Serving.__dataclass_fields__ if name in options}
     how = Serving(port=port, **ours)
     jail = Jail(root)
@@ -92,12 +92,12 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     _check_origins(how)
     if not how.insecure and how.auth is None and not _loopback(how.address):
         raise UsageError(
-            f"address {how.address!r} can be reached by others, and there is no password; forward the port instead "
-            "(ssh -L 5006:127.0.0.1:5006 HOST), ask for one (--auth basic), or say --insecure (insecure=True)"
+            f"address {how.address!r} can be reached by others without a password; forward the port instead "
+            "(ssh -L 5006:127.0.0.1:5006 HOST), require one (--auth basic), or allow it with --insecure (insecure=True)"
         )
     if (how.certificate is None) != (how.key is None):
         raise UsageError("TLS needs both --certificate and --key")
-    os.environ.pop("BOKEH_RESOURCES", None)  # "cdn" would leave the page blank without a network
+    os.environ.pop("BOKEH_RESOURCES", None)  # with "cdn", the page would be blank without a network
     import panel as pn
 
     from workbench.app.access import Access, options_of
@@ -109,7 +109,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
         options |= options_of(access)
     if how.certificate is not None:
         options |= {"ssl_certfile": how.certificate, "ssl_keyfile": how.key}
-    pn.config.nthreads = None  # widgets of one session are not made for two threads; what takes long is a job
+    pn.config.nthreads = None  # the widgets of a session are not thread-safe; long work runs as a job
     how = replace(how, port=_free_port(how.address, how.port))
     folder = outlet.folder if outlet.open else None
     server = pn.serve(
@@ -125,12 +125,12 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
         title="Checkpoint workbench",
         **{"check_unused_sessions_milliseconds": CHECK, **options},
     )
-    http = server._http  # nothing has been answered yet: the event loop does not run
+    http = server._http  # no request has been served yet: the event loop is not running
     http.request_callback = Guard(http.request_callback, [*_names(how), *map(_bare, how.origins)])
     scheme = "http" if how.certificate is None else "https"
     print(f"Serving {str(root)!r} at {scheme}://{how.address}:{server.port}{prefix}/ (Ctrl-C stops it)", flush=True)
     if how.auth is not None and how.certificate is None and not _loopback(how.address):
-        print("note: the password crosses the network readably; give --certificate and --key, or put a proxy before it")
+        print("note: the password is sent unencrypted; use --certificate and --key, or put a TLS proxy in front")
     if outlet.open:
         print(f"Exports may be written to {outlet}", flush=True)
     if show:
@@ -139,23 +139,23 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
 
 
 def _prefix(text: str) -> str:
-    """``/wb`` of ``wb``, ``/wb`` or ``/wb/``; empty for none."""
+    """Return ``/wb`` for ``wb``, ``/wb`` or ``/wb/``; empty for none."""
     bare = text.strip("/")
     if (bare and not re.fullmatch(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*", bare)) or ".." in bare.split("/"):
-        raise UsageError(f"prefix {text!r} is no path of letters, digits, '-', '_', '.', '~' and '/'")
+        raise UsageError(f"prefix {text!r} is not a path of letters, digits, '-', '_', '.', '~' and '/'")
     return f"/{bare}" if bare else ""
 
 
 def _check_origins(how: Serving) -> None:
     for origin in how.origins:
         if not re.fullmatch(r"[A-Za-z0-9.*_-]+(:(\d{1,5}|\*))?", origin):
-            raise UsageError(f"origin {origin!r} is no HOST or HOST:PORT, as in wb.example.org or 10.0.0.5:5006")
+            raise UsageError(f"origin {origin!r} is not HOST or HOST:PORT, for example wb.example.org or 10.0.0.5:5006")
         if origin.startswith("*") and how.auth is None and not how.insecure:
             raise UsageError("origin '*' lets any page in the browser read the checkpoints; name the hosts")
 
 
 def _names(how: Serving) -> list[str]:
-    """What the server is called when nobody says more: loopback, and where it listens."""
+    """Return the default names of the server: loopback, and the address that it listens on."""
     names = ["localhost", "127.0.0.1", how.address or "0.0.0.0"]
     if how.address in ("0.0.0.0", ""):
         names += [socket.gethostname(), socket.getfqdn()]
@@ -167,21 +167,22 @@ def _bare(origin: str) -> str:
 
 
 def _refuse_ipv6(address: str) -> None:
-    """Bokeh 3.9 knows no IPv6 address among its origins, and Panel 1.9.4 fails on every page that one asks for."""
+    """Refuse IPv6: Bokeh 3.9 does not accept such origins, and Panel 1.9.4 fails on every page requested from one."""
     try:
         version = ipaddress.ip_address(address.strip("[]")).version
     except ValueError:
         return
     if version == 6:
         raise UsageError(
-            f"address {address!r} is IPv6, which the server cannot show pages at; take localhost or 127.0.0.1 for this "
+            f"address {address!r} is IPv6, at which pages cannot be served; use localhost or 127.0.0.1 for this "
             "machine alone, or 0.0.0.0 for all of its IPv4 addresses"
         )
 
 
 def _free_port(address: str, port: int) -> int:
-    """The port, chosen for 0: the list of origins needs its number before the server listens. Raises in words where
-    listening would fail: Bokeh's own failure leaves a socket open and names no remedy.
+    """Return the port, or a free one for 0: the list of origins needs its number before the server listens.
+
+    Raises a readable error if listening would fail: Bokeh's own failure leaves a socket open and names no remedy.
     """
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
@@ -191,7 +192,7 @@ def _free_port(address: str, port: int) -> int:
             return int(probe.getsockname()[1])
     except OSError as error:
         raise UsageError(
-            f"port {port} at {address!r} cannot be listened on: {error.strerror}; choose another with --port"
+            f"cannot listen on port {port} at {address!r}: {error.strerror}; choose another with --port"
         ) from None
 
 

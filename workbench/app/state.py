@@ -1,12 +1,12 @@
-"""What a session looks at; no Panel in here, so that it is tested without a browser.
+"""What a session shows. It does not use Panel and can be tested without a browser.
 
 ::
 
     show(path="run/step-4", tensor="wq")  ──►  status: empty → opening → open | failed
                                                ckpt, lease: held until another path or close()
-    borrow("other")                       ──►  a second checkpoint, held until another one takes its place or close()
+    borrow("other")                       ──►  a second checkpoint, held until another one replaces it or close()
 
-Views set what is chosen (:data:`URL`) and call :meth:`WorkbenchState.show`; they never see each other.
+Views set the selection (:data:`URL`) and call :meth:`WorkbenchState.show`; they do not know each other.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from workbench.errors import UsageError
 __all__ = ["TABS", "URL", "WorkbenchState", "parse_query", "query_of"]
 
 TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor", "export")
-#: What a link restores: the state's name → the URL's.
+#: What a link restores: name in the state → name in the URL.
 URL = {
     "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",
     "view": "view", "rank": "rank", "depth": "depth", "target": "to", "mesh": "mesh", "place": "slice",
     "given": "given", "axes": "axes", "by": "by", "fit": "fit", "cast": "dtype", "rename": "rename", "into": "into",
 }  # fmt: skip
-#: What goes with a checkpoint.
+#: The part of the selection that belongs to a checkpoint.
 SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo", "given"))
-LONGEST = 4096  #: characters of one value taken from a URL
-FIELDS = 64  #: of a URL that are looked at
+LONGEST = 4096  #: maximum number of characters of one value in a URL
+FIELDS = 64  #: maximum number of fields read from a URL
 
 
 class WorkbenchState(param.Parameterized):
-    """One session: which checkpoint of ROOT, and what of it.
+    """One session: the checkpoint of ROOT that it shows, and the selection in it.
 
     Args:
         jail: ROOT.
-        registry: who opens and shares checkpoints.
-        schedule: runs a callback on the page's thread; at once where there is no page.
-        outlet: where exports may go; by default nowhere.
+        registry: opens and shares checkpoints.
+        schedule: runs a callback on the page's thread; immediately if there is no page.
+        outlet: where exports may go; by default, nowhere.
     """
 
-    path = param.String(default="", doc="Relative to ROOT; empty when nothing is chosen.")
-    tensor = param.String(default="", doc="Key of the selected tensor; empty when none is.")
+    path = param.String(default="", doc="Relative to ROOT; empty if nothing is selected.")
+    tensor = param.String(default="", doc="Key of the selected tensor; empty for none.")
     tab = param.Selector(default="overview", objects=list(TABS))
     pattern = param.String(default="", doc="Regular expression on keys.")
     role = param.String(default="", doc="Only this role; empty for all.")
-    other = param.String(default="", doc="A second checkpoint, relative to ROOT: what Diff and Doctor compare with.")
+    other = param.String(default="", doc="A second checkpoint, relative to ROOT, that Diff and Doctor compare with.")
     echo = param.String(default="", doc="The echo of the first one, relative to ROOT, for Doctor.")
-    view = param.String(default="", doc="Which picture of the Layout tab; empty for its first.")
-    rank = param.String(default="", doc="The rank that is looked at; empty for none.")
+    view = param.String(default="", doc="Picture of the Layout tab; empty for the first.")
+    rank = param.String(default="", doc="The selected rank; empty for none.")
     axes = param.String(default="", doc="Axes of the tensor that go down and across the shard map: 0,1.")
-    by = param.String(default="", doc="What colours the shard map: rank or file.")
-    fit = param.String(default="", doc="What Layout's budget is asked: gpus=8,gb=80,tp=2.")
-    depth = param.String(default="", doc="What Integrity checks; empty for its quickest.")
-    target = param.String(default="", doc="Format that Export writes; empty for its first.")
-    cast = param.String(default="", doc="Element type that Export casts to; empty for as stored.")
+    by = param.String(default="", doc="What the colours of the shard map mean: rank or file.")
+    fit = param.String(default="", doc="Request to Layout's memory planner: gpus=8,gb=80,tp=2.")
+    depth = param.String(default="", doc="What Integrity checks; empty for the quickest check.")
+    target = param.String(default="", doc="Format that Export writes; empty for the first.")
+    cast = param.String(default="", doc="Dtype that Export casts to; empty for as stored.")
     rename = param.String(default="", doc="How Export names tensors: hf, fqn; empty for as stored.")
     into = param.String(default="", doc="Where Export writes, relative to the folder for exports.")
-    mesh = param.String(default="", doc="Mesh that Export cuts for, as on the command line: tp=2,pp=2.")
-    place = param.String(default="", doc="The slice of the tensor that is shown: 2:9, :, -1.")
-    given = param.String(default="", doc="Facts for Doctor that no file states: betas=0.9:0.95,lr=3e-4,wd=0.1.")
+    mesh = param.String(default="", doc="Mesh that Export shards for, as on the command line: tp=2,pp=2.")
+    place = param.String(default="", doc="The slice of the tensor on display: 2:9, :, -1.")
+    given = param.String(default="", doc="Facts for Doctor that no file stores: betas=0.9:0.95,lr=3e-4,wd=0.1.")
     status = param.Selector(default="empty", objects=["empty", "opening", "open", "failed"])
-    error = param.String(default="", doc="Why the checkpoint did not open, in words.")
-    notice = param.String(default="", doc="What of a link could not be restored.")
+    error = param.String(default="", doc="Why the checkpoint cannot be opened, as a sentence.")
+    notice = param.String(default="", doc="The part of a link that could not be restored.")
     ckpt = param.ClassSelector(class_=Checkpoint, default=None, doc="The open checkpoint.")
 
     def __init__(
@@ -95,11 +95,11 @@ class WorkbenchState(param.Parameterized):
         self._opening.param.watch(self._opened, "status")
         self._looking = Job(schedule)
         self._looking.param.watch(self._looked, "status")
-        self._changed = False  # the files are no longer those that were opened
+        self._changed = False  # the files have changed since they were opened
         self._closed = False
 
     def show(self, path: str, **selection: str) -> None:
-        """Turn to another checkpoint; what is chosen there (:data:`URL`) may be given along with it."""
+        """Show another checkpoint, optionally with a selection in it (:data:`URL`)."""
         if self._closed:
             return
         if path == self.path and self.status in ("open", "opening") and not self._changed:
@@ -110,18 +110,19 @@ class WorkbenchState(param.Parameterized):
         self.param.update(path=path, status="opening" if path else "empty", **{**fresh, **selection})
         if path:
             turn = self._turn
-            self._opening.start(lambda tick: self._open(path, turn))
+            self._opening.start(lambda progress: self._open(path, turn))
 
     def look(self) -> None:
-        """Look, in a job, whether the files of the checkpoint are still those that were opened; ``notice`` says so when
-        they are not, and showing it again opens it anew.
+        """Check in a job whether the files have changed since they were opened.
+
+        If so, ``notice`` says so, and showing the checkpoint again reopens it.
         """
         lease = self.lease
         if self.status == "open" and lease is not None and not self._changed and self._looking.status != "running":
-            self._looking.start(lambda tick: (lease, lease.changed()))
+            self._looking.start(lambda progress: (lease, lease.changed()))
 
     def restore(self, query: Mapping[str, str]) -> None:
-        """Become what a link says: a mapping of the state's own names, as :func:`parse_query` gives it."""
+        """Restore a link: a mapping of the state's own names, as :func:`parse_query` returns it."""
         if not any(query.values()) and not self.path:
             return
         tab = query.get("tab") or self.tab
@@ -129,16 +130,17 @@ class WorkbenchState(param.Parameterized):
         self.show(query.get("path", ""), tab=tab if tab in TABS else TABS[0], **words)
 
     def borrow(self, which: str) -> Checkpoint:
-        """The checkpoint that ``other`` or ``echo`` names, opened; call it in a job. It stays open until another one is
-        borrowed in its place, or the session is over.
+        """Open the checkpoint named by ``other`` or ``echo``; call it in a job.
+
+        It stays open until another one is borrowed in its place, or until the session ends.
 
         Raises:
-            UsageError: none is chosen.
+            UsageError: none is selected.
             OpenError: it leaves ROOT or cannot be opened.
         """
         path = str(getattr(self, which))
         if not path:
-            raise UsageError(f"no checkpoint is chosen as {which!r}")
+            raise UsageError(f"no checkpoint is selected as {which!r}")
         with self._lock:
             held = self._borrowed.get(which)
         if held is not None and held[0] == path:
@@ -156,7 +158,7 @@ class WorkbenchState(param.Parameterized):
         return lease.checkpoint
 
     def hold(self, path: str) -> Lease:
-        """A checkpoint for work of its own, which releases it; call it in a job.
+        """Open a checkpoint for separate work, which must release it; call it in a job.
 
         Raises:
             OpenError: it leaves ROOT or cannot be opened.
@@ -164,11 +166,11 @@ class WorkbenchState(param.Parameterized):
         return self._registry.acquire(self.jail.resolve(path))
 
     def wait(self, timeout: float = 60) -> bool:
-        """Block until what was asked for is open or has failed; for scripts and tests."""
+        """Block until the requested checkpoint is open or has failed; for scripts and tests."""
         return self._opening.wait(timeout)
 
     def close(self) -> None:
-        """Give the checkpoint back; the session is over."""
+        """Release the checkpoint; the session is over."""
         with self._lock:
             self._closed = True
             borrowed, self._borrowed = self._borrowed, {}
@@ -187,7 +189,7 @@ class WorkbenchState(param.Parameterized):
             lease.release()
 
     def _open(self, path: str, turn: object) -> Checkpoint:
-        """In a worker. The lease is the state's at once, because the page may be gone before it hears of it."""
+        """Run in a worker. The state owns the lease immediately: the page may be gone before it is notified."""
         lease = self._registry.acquire(self.jail.resolve(path))
         with self._lock:
             wanted = turn is self._turn
@@ -196,7 +198,7 @@ class WorkbenchState(param.Parameterized):
         if not wanted:
             lease.release()
             raise Cancelled
-        _ = lease.rows  # made here, not on the page's thread
+        _ = lease.rows  # computed here, not on the page's thread
         return lease.checkpoint
 
     def _opened(self, event: param.parameterized.Event) -> None:
@@ -218,7 +220,7 @@ class WorkbenchState(param.Parameterized):
 
 
 def query_of(state: WorkbenchState) -> str:
-    """The part of the URL that reproduces what is shown: ``?ckpt=run/step-4&tensor=wq&tab=tensors``."""
+    """Return the query that reproduces the current view: ``?ckpt=run/step-4&tensor=wq&tab=tensors``."""
     values = {url: getattr(state, name) for name, url in URL.items()}
     if not values["ckpt"]:
         return ""
@@ -227,12 +229,12 @@ def query_of(state: WorkbenchState) -> str:
 
 
 def parse_query(search: str) -> dict[str, str]:
-    """The state's values in a URL's query; what is not ours, repeated, overlong or no text is left out."""
+    """Return the state's values in a URL's query; unknown, repeated, overlong and non-text fields are left out."""
     found: dict[str, str] = {}
     for field in search.removeprefix("?").split("&", FIELDS)[:FIELDS]:
         try:
             pairs = parse_qsl(field, errors="surrogatepass")
-        except UnicodeDecodeError:  # %ff: only this field is lost
+        except UnicodeDecodeError:  # %ff: only this field is dropped
             continue
         for url, value in pairs:
             found.setdefault(url, value)
@@ -241,7 +243,7 @@ def parse_query(search: str) -> dict[str, str]:
 
 
 def _usable(name: str, value: str) -> bool:
-    """Whether the system could be handed it, as a path or a word of a command; a tensor's key may be anything."""
+    """Return whether the value can be a path or a command-line argument; a tensor's key may be anything."""
     if name == "tensor":
         return True
     try:

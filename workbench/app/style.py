@@ -1,6 +1,6 @@
-"""The few pieces of HTML that the page draws itself, and how tables write their cells; colours follow the theme.
+"""The few pieces of HTML that the page draws itself, and the formats of table cells; colours follow the theme.
 
-Text that may hold names from a checkpoint goes into plain HTML panes, escaped. It never goes through Markdown (as in
+Text that may contain names from a checkpoint goes into plain HTML panes, escaped. It never goes through Markdown (as in
 Material's ``Typography`` and ``Alert``): escaped text can still be a Markdown link there, ``[x](javascript:…)``.
 """
 
@@ -34,7 +34,7 @@ td, th { text-align: left; padding: 1px 16px 1px 0; font-weight: 400; white-spac
 td.n, th.n { text-align: right; }
 """
 
-WIDEST_NAME = 240  #: pixels that a column without a width of its own keeps at least
+WIDEST_NAME = 240  #: minimum width in pixels of a column without a fixed width
 
 TABLE = """
 .tabulator { font-size: 13px !important; }
@@ -44,9 +44,9 @@ TABLE = """
 .tabulator .tabulator-footer .tabulator-footer-contents { padding: 2px 8px !important; }
 """
 
-# `<%-` escapes, in the cell and in its tooltip; Tabulator's own tooltips do not.
+# `<%-` escapes, in the cell and in its tooltip; Tabulator's own tooltips do not escape.
 _TEXT = '<span title="<%- value %>"><%- value %></span>'
-# What is missing comes as null, or as NaN from a column of numbers; NaN as a value is written in words elsewhere.
+# A missing value arrives as null, or as NaN in a numeric column; NaN as a value is written as text elsewhere.
 _COUNT = (
     "<%= value == null || Number.isNaN(value) ? '–' "
     ": Number(value).toLocaleString('en-US').replaceAll(',', '\u2009') %>"
@@ -60,14 +60,14 @@ _TEMPLATES = {"text": _TEXT, "count": _COUNT, "bytes": _BYTES}
 
 
 def pane(text: str, **params: Any) -> pn.pane.HTML:
-    """A pane of HTML in the page's own style; whatever is not ours in it must be escaped."""
+    """Return an HTML pane in the page's style; foreign text in it must be escaped."""
     defaults = {"sizing_mode": "stretch_width", "margin": (0, 10)}
     return pn.pane.HTML(text, stylesheets=[HTML], **{**defaults, **params})
 
 
 def message(text: str, kind: str = "info") -> str:
-    """HTML of a sentence that stands out, escaped; ``kind`` is info, warning or error."""
-    words = THIN.join(map(html, text.split(THIN)))  # the one space that numbers are written with; it harms nobody
+    """Return the HTML of a highlighted sentence, escaped; ``kind`` is info, warning or error."""
+    words = THIN.join(map(html, text.split(THIN)))  # the space used in numbers, which is harmless
     role = "alert" if kind == "error" else "note"
     return f'<div class="said {kind}" role="{role}">{words}</div>'
 
@@ -78,12 +78,12 @@ def table(
     of: type[pn.widgets.Tabulator] = pn.widgets.Tabulator,
     **params: Any,
 ) -> pn.widgets.Tabulator:
-    """A read-only table that sends one page at a time.
+    """Return a read-only table that sends one page at a time.
 
     Args:
         columns: name → title, kind (``text``, ``count``, ``bytes``, or an HTML template), width in pixels or ``None``.
-            Where the window is too narrow for all, the last ones are left out, never squeezed.
-        of: the class; :class:`workbench.app.paged.Paged` for what may have many thousands of rows.
+                If the window is too narrow, the last columns are hidden, never squeezed.
+            of: the class; :class:`workbench.app.paged.Paged` for tables of many thousands of rows.
     """
     layout = [
         {"field": name, "responsive": at, "minWidth": width or WIDEST_NAME}
@@ -112,7 +112,7 @@ def table(
 
 
 def two_columns(*children: Any, least: int = 440) -> pn.Column:
-    """Children side by side where each gets ``least`` pixels, else one below the other."""
+    """Arrange children side by side if each gets ``least`` pixels, otherwise one below the other."""
     sheet = (
         ":host { display: grid !important; gap: 4px 24px; align-items: start; "
         f"grid-template-columns: repeat(auto-fit, minmax(min(100%, {least}px), 1fr)); }}"

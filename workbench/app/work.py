@@ -1,4 +1,4 @@
-"""A button that starts long work, its progress, its cancel, and its error in words; a tab puts what came of it below.
+"""A button that starts long work, with progress, cancel and error message; a tab shows the result below.
 
 ::
 
@@ -17,27 +17,27 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.jobs import Job, Schedule, Tick
+from workbench.app.jobs import Job, Progress, Schedule
 from workbench.app.words import html
 
-__all__ = ["Work"]
+__all__ = ["JobButton"]
 
 
-class Work(pn.viewable.Viewer):
+class JobButton(pn.viewable.Viewer):
     """A job with its controls.
 
     Args:
-        label: of the button; ``verb`` is what the progress says: ``reading, 34%``.
-        work: run in a thread with ``tick``; ``None`` to refuse, which ``ready`` explains.
+        label: of the button; ``verb`` is the word before the progress: ``reading, 34%``.
+        work: runs in a thread with ``progress``; ``None`` to refuse, which ``ready`` explains.
         done: called on the page's thread with the result.
-        ready: says why the work cannot start, or ``""``.
-        long: it may read every byte, and waits for others of its kind only.
+        ready: returns why the work cannot start, or ``""``.
+        long: the work may read every byte and waits only for other long jobs.
     """
 
     def __init__(
         self,
         label: str,
-        work: Callable[[Tick], Any],
+        work: Callable[[Progress], Any],
         done: Callable[[Any], None],
         *,
         verb: str = "reading",
@@ -64,22 +64,22 @@ class Work(pn.viewable.Viewer):
         return self._body
 
     def start(self) -> None:
-        """Begin, unless ``ready`` says why not; what runs is superseded."""
+        """Start, unless ``ready`` gives a reason not to; running work is superseded."""
         if why := self._ready():
             self.say(why, "warning")
         else:
             self.job.start(self._work)
 
     def cancel(self) -> None:
-        """Stop it at its next step; its result is dropped."""
+        """Stop the work at its next step and drop its result."""
         self.job.cancel()
 
     def reset(self) -> None:
-        """Back to the button alone."""
+        """Return to the bare button."""
         self.job.reset()
 
     def say(self, text: str, kind: str = "info") -> None:
-        """A sentence beneath the button."""
+        """Show a sentence below the button."""
         self._said.object = style.message(text, kind)
         self._body[:] = [self.button, self._said]
 
@@ -93,7 +93,7 @@ class Work(pn.viewable.Viewer):
         elif job.status == "failed":
             self.say(job.error, "error")
         elif job.status == "cancelled":
-            self.say("Cancelled; nothing of it is kept.")
+            self.say("Cancelled; the partial result was discarded.")
         else:
             self._body[:] = [self.button]
             if job.status == "done" and any(event.name == "status" for event in events):

@@ -10,22 +10,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core import catalog as cat
+from workbench.core import codecs
 from workbench.core.dtypes import nbytes_of
 from workbench.core.objects import OBJECT_LIMIT
 from workbench.core.payload import PART_LIMIT, ZIP_OVERHEAD, Payloads
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.storage import SourcePool
+from workbench.core.ziparchive import read_directory
 from workbench.errors import WorkbenchError
 
-__all__ = ["PLAIN", "ArchiveRange", "ItemArchives", "file_archives", "looks_like_one"]
+__all__ = ["ArchiveRange", "ItemArchives", "fetch_headers", "file_archives", "looks_like_one"]
 
-PLAIN = (cat.TORCH_ZIP, cat.TORCH_PART)  #: codecs of items that are an archive …
-ZSTD = (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART)  #: … and of those that are one inside a zstd stream
+NOT_ONE = (".distcp", ".safetensors", ".json")  #: ends of names of files that are not one archive
+FILES = 512  #: files of a folder whose headers are fetched before they are read
 
 
 class ArchiveRange(NamedTuple):
@@ -50,7 +53,7 @@ class ItemArchives:
     def __init__(self, payloads: Payloads) -> None:
         catalog, table = payloads.catalog, payloads.catalog.objects
         self._payloads = payloads
-        rows = np.flatnonzero(np.isin(catalog.codec, PLAIN + ZSTD))
+        rows = np.flatnonzero(codecs.ZIP[catalog.codec])
         objects = np.array([row for row in range(len(table.keys)) if self._is_archive(row)], np.int64)
         file, start, stop = (
             np.concatenate([getattr(catalog, name)[rows], getattr(table, name)[objects]]).astype(np.int64)
@@ -70,10 +73,10 @@ class ItemArchives:
 
     def _of_row(self, row: int) -> ArchiveRange:
         catalog, limit = self._payloads.catalog, None
-        tensor, codec = int(catalog.tensor[row]), int(catalog.codec[row])
-        if codec in ZSTD:
+        tensor, codec = int(catalog.tensor[row]), codecs.TABLE[catalog.codec[row]]
+        if codec.compressed:
             nbytes = nbytes_of(catalog.dtype_of(tensor), int(np.prod(catalog.sizes[row])))
-            limit = PART_LIMIT if codec == cat.ZSTD_TORCH_PART else nbytes + ZIP_OVERHEAD
+            limit = nbytes + ZIP_OVERHEAD if codec.part else PART_LIMIT
         place = int(catalog.file[row]), int(catalog.start[row]), int(catalog.stop[row])
         return ArchiveRange(
             self._payloads.pool, place[0], catalog.files[place[0]], place[1], place[2], catalog.keys[tensor], limit
@@ -81,14 +84,14 @@ class ItemArchives:
 
     def _of_object(self, row: int) -> ArchiveRange:
         catalog, table = self._payloads.catalog, self._payloads.catalog.objects
-        limit = OBJECT_LIMIT if table.codec[row] in ZSTD else None
+        limit = OBJECT_LIMIT if codecs.COMPRESSED[table.codec[row]] else None
         place = int(table.file[row]), int(table.start[row]), int(table.stop[row])
         return ArchiveRange(
             self._payloads.pool, place[0], catalog.files[place[0]], place[1], place[2], table.keys[row], limit
         )
 
     def _is_archive(self, row: int) -> bool:
-        return self._payloads.catalog.objects.codec[row] in PLAIN + ZSTD or looks_like_one(self._of_object(row))
+        return codecs.ZIP[self._payloads.catalog.objects.codec[row]] or looks_like_one(self._of_object(row))
 
 
 def file_archives(payloads: Payloads, place: Place | None, others: Iterable[str]) -> Iterator[ArchiveRange]:
@@ -101,7 +104,7 @@ def file_archives(payloads: Payloads, place: Place | None, others: Iterable[str]
         place, others: names of files of the place to look at as well; those that the catalog reads are skipped.
     """
     catalog = payloads.catalog
-    items = np.isin(catalog.codec, PLAIN + ZSTD)
+    items = codecs.ZIP[catalog.codec]
     holds_items = {*catalog.file[items].tolist(), *catalog.objects.file.tolist()}
     holds_raw = set(catalog.file[~items].tolist())
     for file in sorted(holds_raw - holds_items):
@@ -119,8 +122,30 @@ def file_archives(payloads: Payloads, place: Place | None, others: Iterable[str]
             yield archive
 
 
+def fetch_headers(place: Place) -> None:
+    """Fetch what readers look at in a store's archives, for all files of a folder at once: pickles, local headers.
+
+    Otherwise each rank's file would cost a reader one more round trip. Errors are left to the reads themselves.
+    """
+    if place.at_once == 1:
+        return
+
+    def fetch(name: str) -> None:
+        with suppress(WorkbenchError):
+            window = place.window(name)
+            if bytes(window[:4]) == b"PK\3\4":
+                archive = read_directory(window, what=repr(name))
+                if (record := archive.find("data.pkl")) is not None:
+                    archive.read(record)
+                archive.fetch_headers()
+
+    names = [name for name in place.files if not name.endswith(NOT_ONE)][:FILES]
+    with ThreadPoolExecutor(place.at_once, thread_name_prefix="workbench-headers") as pool:
+        list(pool.map(fetch, names))
+
+
 def looks_like_one(archive: ArchiveRange) -> bool:
-    """Whether it begins or ends like a zip archive; what cannot be read is left to be told later."""
+    """Whether it begins or ends like a zip archive; unreadable files are left to be reported later."""
     if archive.stop - archive.start < 22:
         return False
     try:

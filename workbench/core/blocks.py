@@ -1,29 +1,28 @@
-"""Digests of blocks of files, read plainly: every byte of a file, whatever it means.
+"""Digests of blocks of files: every byte of a file, independent of its meaning.
 
-Reads are ``pread`` into a small buffer that is used again, not a map: a file that is shortened meanwhile, or a sector
-that the disk cannot give back, is then an answer about that block instead of the end of the process.
+Blocks are read with ``pread`` into a small reusable buffer, not through a map: a file truncated meanwhile, or a sector
+that the disk cannot read, then gives an error for that block instead of killing the process.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from workbench.core.place import Place
-from workbench.core.scan import Tick, cores, in_order
-from workbench.core.source import cannot_open
-from workbench.errors import WorkbenchError
+from workbench.core.arrays import Array, Ints
+from workbench.core.executors import ordered
+from workbench.core.place import Place, stat_or_absent
+from workbench.core.scan import Progress, cores
+from workbench.core.source import Source
+from workbench.errors import OpenError, WorkbenchError
 
-__all__ = ["DIGEST", "Blocks", "file_digests"]
+__all__ = ["DIGEST", "FileBlocks", "file_digests"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 DIGEST = 16  #: bytes of a digest
 WINDOW = 1 << 20  #: bytes read at a time: they are still in a core's cache when they are hashed
@@ -31,7 +30,7 @@ TASK = 32 << 20  #: bytes that a thread takes at a time
 TASK_BLOCKS = 8192  #: … and blocks
 
 
-class Blocks(NamedTuple):
+class FileBlocks(NamedTuple):
     """Blocks of one file: ``(N,)`` bytes where each begins and ends, in ascending order."""
 
     file: str
@@ -40,35 +39,36 @@ class Blocks(NamedTuple):
 
 
 def file_digests(
-    place: Place, files: Sequence[Blocks], *, threads: int | None = None, tick: Tick | None = None
+    place: Place, files: Sequence[FileBlocks], *, threads: int | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[int, Array, dict[int, str]]]:
-    """The xxh3_128 digest of every block, file by file.
+    """Yield the xxh3_128 digest of every block, file by file.
 
     Yields:
         the position in ``files``; ``(N, 16) uint8`` digests; and the blocks that could not be read, with the reason
         (their digests are zeros).
     """
     total, done = max(sum(int((one.stops - one.starts).sum()) for one in files), 1), 0
-    last = {number: at for at, (number, *_) in enumerate(_tasks(files))}
     digests: list[Array] = []
     failed: dict[int, str] = {}
-    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-blocks") as pool:
-        try:
-            run = _Run(place, files)
-            for at, (number, first, nbytes, found, errors) in enumerate(in_order(pool, run, _tasks(files))):
-                digests.append(found)
-                failed |= {first + k: why for k, why in errors.items()}
-                done += nbytes
-                if tick is not None:
-                    tick(done / total)
-                if last[number] == at:
-                    yield number, np.concatenate(digests), failed
-                    digests, failed = [], {}
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    run = _HashBlocks(place, files)
+    results = ordered(
+        run, _tasks(files), total, threads=threads or max(cores(), place.at_once),
+        at_once=threads or place.at_once, name="workbench-blocks",
+    )  # fmt: skip
+    with closing(results):
+        for task, (found, errors) in results:
+            number, first, stop = task
+            digests.append(found)
+            failed |= {first + k: why for k, why in errors.items()}
+            done += run.nbytes(task)
+            if progress is not None:
+                progress(done / total)
+            if stop == len(files[number].starts):
+                yield number, np.concatenate(digests), failed
+                digests, failed = [], {}
 
 
-def _tasks(files: Sequence[Blocks]) -> Iterator[tuple[int, int, int]]:
+def _tasks(files: Sequence[FileBlocks]) -> Iterator[tuple[int, int, int]]:
     """``(file, first block, stop)``: about :data:`TASK` bytes of one file."""
     for number, one in enumerate(files):
         first, ends = 0, np.cumsum(one.stops - one.starts)
@@ -80,68 +80,85 @@ def _tasks(files: Sequence[Blocks]) -> Iterator[tuple[int, int, int]]:
             first = max(stop, first + 1)
 
 
-class _Run:
-    """What a thread does with a task."""
+_Task = tuple[int, int, int]
+_Found = tuple[Array, dict[int, str]]
 
-    def __init__(self, place: Place, files: Sequence[Blocks]) -> None:
+
+class _HashBlocks:
+    """The work of a thread on one task."""
+
+    def __init__(self, place: Place, files: Sequence[FileBlocks]) -> None:
         self._place, self._files = place, files
         self._own = threading.local()
 
-    def __call__(self, task: tuple[int, int, int]) -> tuple[int, int, int, Array, dict[int, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _HashBlocks, (self._place, self._files)
+
+    def __call__(self, task: _Task) -> _Found:
         number, first, stop = task
         one = self._files[number]
         starts, stops = one.starts[first:stop].tolist(), one.stops[first:stop].tolist()
         out = np.zeros((len(starts), DIGEST), np.uint8)
-        nbytes = sum(stops) - sum(starts)
         if not hasattr(self._own, "buffer"):
-            self._own.buffer = memoryview(bytearray(WINDOW))
+            self._own.buffer = np.empty(WINDOW, np.uint8)
         try:
-            fd = os.open(self._place.resolve(one.file), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except (WorkbenchError, OSError) as error:
-            why = str(cannot_open("the file", error) if isinstance(error, OSError) else error)
-            return number, first, nbytes, out, dict.fromkeys(range(len(starts)), why)
-        try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            errors = _hash(fd, starts, stops, self._own.buffer, out)
-        finally:
-            os.close(fd)
-        return number, first, nbytes, out, errors
+            source = self._place.source(one.file)
+        except WorkbenchError as error:
+            return out, dict.fromkeys(range(len(starts)), str(error))
+        source.advise("sequential")
+        return out, _hash(source, starts, stops, self._own.buffer, out)
+
+    def nbytes(self, task: _Task) -> int:
+        one, blocks = self._files[task[0]], slice(*task[1:])
+        return int((one.stops[blocks] - one.starts[blocks]).sum())
+
+    def part(self, tasks: list[_Task]) -> tuple[_HashBlocks, list[_Task]]:
+        parts = [self._part(task) for task in tasks]
+        known = {one.file: stat_or_absent(self._place, one.file) for one in parts}
+        place = self._place.pinned({name: stat for name, stat in known.items() if stat.size >= 0})
+        return _HashBlocks(place, parts), [(at, 0, len(one.starts)) for at, one in enumerate(parts)]
+
+    def key(self, task: _Task) -> bytes:
+        one = self._part(task)
+        return f"blocks {one.file!r}".encode("utf-8", "surrogatepass") + one.starts.tobytes() + one.stops.tobytes()
+
+    def close(self) -> None:
+        pass
+
+    def _part(self, task: _Task) -> FileBlocks:
+        one, blocks = self._files[task[0]], slice(*task[1:])
+        return FileBlocks(one.file, one.starts[blocks], one.stops[blocks])
 
 
-def _hash(fd: int, starts: list[int], stops: list[int], buffer: memoryview, out: Array) -> dict[int, str]:
-    """Fill in the digests of blocks; small ones that lie together are read together."""
+def _hash(source: Source, starts: list[int], stops: list[int], buffer: Array, out: Array) -> dict[int, str]:
+    """Fill in the digests of blocks; adjacent small ones are read together."""
     errors: dict[int, str] = {}
     low = high = 0  # what the buffer holds
     for k, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         try:
             if stop - start > len(buffer):
-                digest = _long(fd, start, stop, buffer)
+                digest = _long(source, start, stop, buffer)
                 low = high = 0
             else:
                 if not low <= start <= stop <= high:
                     try:
-                        low, high = start, start + os.preadv(fd, [buffer], start)
-                    except OSError:  # perhaps only the blocks behind this one are unreadable
-                        low = high = 0
-                        low, high = start, start + os.preadv(fd, [buffer[: stop - start]], start)
-                if high < stop:
-                    raise EOFError(f"the file ends at byte {high:,}")
+                        low, high = start, max(min(start + len(buffer), source.size), stop)
+                        source.read_into(buffer[: high - low], low)
+                    except OpenError:  # perhaps only the blocks behind this one are unreadable
+                        low, high = start, stop
+                        source.read_into(buffer[: high - low], low)
                 digest = xxhash.xxh3_128_digest(buffer[start - low : stop - low])
             out[k] = np.frombuffer(digest, np.uint8)
-        except OSError as error:
-            errors[k] = error.strerror or str(error)
-        except EOFError as error:
+        except OpenError as error:
+            low = high = 0
             errors[k] = str(error)
     return errors
 
 
-def _long(fd: int, start: int, stop: int, buffer: memoryview) -> bytes:
+def _long(source: Source, start: int, stop: int, buffer: Array) -> bytes:
     hasher = xxhash.xxh3_128()
-    while start < stop:
-        count = os.preadv(fd, [buffer[: stop - start]], start)
-        if count == 0:
-            raise EOFError(f"the file ends at byte {start:,}")
-        hasher.update(buffer[:count])
-        start += count
+    for at in range(start, stop, len(buffer)):
+        part = buffer[: min(len(buffer), stop - at)]
+        source.read_into(part, at)
+        hasher.update(part)
     return hasher.digest()

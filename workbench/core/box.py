@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Ints
+
 __all__ = [
     "Tangled", "distinct", "flat_ranges", "group_join", "intersect", "missing", "overlapping", "owned", "volume",
 ]  # fmt: skip
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 JOIN = 4_000_000  #: pairs that are looked at in one go where not all are wanted
 REGION = 400  #: boxes that are tested in the time that a region takes besides
 REGIONS = 20  #: regions looked at for each box: a millisecond a box, where a grid with holes takes two of them
@@ -31,7 +32,7 @@ MOST = 50_000  #: regions looked at of one box: two seconds
 
 
 def volume(sizes: Ints) -> Ints:
-    """Elements in each box: ``(N,)`` for sizes of shape ``(N, D)``."""
+    """Return the number of elements in each box: ``(N,)`` for sizes of shape ``(N, D)``."""
     found = np.ones(sizes.shape[:-1], np.int64)
     for axis in range(sizes.shape[-1]):  # one pass a column is several times np.prod over short rows
         found *= sizes[..., axis]
@@ -39,7 +40,7 @@ def volume(sizes: Ints) -> Ints:
 
 
 def intersect(offsets_a: Ints, sizes_a: Ints, offsets_b: Ints, sizes_b: Ints) -> tuple[Ints, Ints]:
-    """Common part of boxes, pairwise with broadcasting; a size of 0 somewhere means there is none."""
+    """Return the intersection of boxes, pairwise with broadcasting; a size of 0 on an axis means it is empty."""
     low = np.maximum(offsets_a, offsets_b)
     high = np.minimum(offsets_a + sizes_a, offsets_b + sizes_b)
     return low, np.maximum(high - low, 0)
@@ -48,11 +49,12 @@ def intersect(offsets_a: Ints, sizes_a: Ints, offsets_b: Ints, sizes_b: Ints) ->
 def group_join(
     group_a: Ints, offsets_a: Ints, sizes_a: Ints, group_b: Ints, offsets_b: Ints, sizes_b: Ints
 ) -> tuple[Ints, Ints]:
-    """All pairs ``(i, j)`` of the same group whose boxes share at least one element.
+    """Return all pairs ``(i, j)`` of the same group whose boxes share one element or more.
 
-    An interval join on one axis (the one on which the fewest pairs should meet, chosen per group), then a filter
-    on the others: O((N + M + pairs) log M), where the usual nested loop is O(N·M). Chunks of a tensor almost always
-    form a grid, on which the axis chosen leaves few pairs to filter.
+    This is an interval join on one axis (the one on which the fewest pairs should meet, chosen per group), followed by
+    a
+    filter on the others: O((N + M + pairs) log M), while a nested loop is O(N·M). Chunks of a tensor almost always form
+    a grid, for which the chosen axis leaves few pairs to filter.
 
     Returns:
         two index arrays into ``a`` and ``b``; ordered by ``i``, then by position along the axis.
@@ -77,11 +79,11 @@ def group_join(
 
 
 def overlapping(group: Ints, offsets: Ints, sizes: Ints, *, limit: int | None = None) -> tuple[Ints, Ints]:
-    """Pairs ``i < j`` of boxes of the same group that share elements.
+    """Return the pairs ``i < j`` of boxes of the same group that share elements.
 
     Args:
-        limit: of each group at most so many, of its first boxes. A group of N boxes may have N²/2; with a limit no
-            more than some millions are ever held.
+        limit: maximum number of pairs per group, among its first boxes. A group of N boxes may have N²/2 pairs; with a
+            limit only a few million are ever held.
     """
     rows = np.flatnonzero(volume(sizes) > 0)
     rows = rows[_doubtful(group[rows], offsets[rows], sizes[rows])]
@@ -108,11 +110,13 @@ def overlapping(group: Ints, offsets: Ints, sizes: Ints, *, limit: int | None = 
 
 
 def missing(offset: Ints, size: Ints, offsets: Ints, sizes: Ints, *, limit: int = 8) -> list[tuple[Ints, Ints]]:
-    """Parts of one box that no box of a set covers, as at most ``limit`` disjoint boxes; empty if all is covered.
+    """Return the parts of one box that no box of a set covers, as up to ``limit`` disjoint boxes.
+
+    The result is empty if everything is covered.
 
     Args:
-        offset, size: the wanted box, ``(D,)`` each.
-        offsets, sizes: the boxes that are there, ``(N, D)`` each; they may overlap.
+        offset, size: the requested box, ``(D,)`` each.
+        offsets, sizes: the existing boxes, ``(N, D)`` each; they may overlap.
 
     Raises:
         Tangled: see :func:`owned`.
@@ -122,11 +126,11 @@ def missing(offset: Ints, size: Ints, offsets: Ints, sizes: Ints, *, limit: int 
 
 
 def owned(offset: Ints, size: Ints, offsets: Ints, sizes: Ints) -> list[tuple[int, Ints, Ints]]:
-    """One box cut into disjoint boxes, each with the first box of a set that covers it, or −1 where none does.
+    """Split one box into disjoint boxes, each with the first box of a set that covers it, or −1 if none does.
 
-    The box is halved at the middle one of the edges inside, until one box covers what is left, or none: O(N^(D/2))
-    parts at worst and O(N) for a grid, where cutting every axis at every edge makes N^D. Halves that belong to one
-    owner are joined again.
+    The box is halved at the median of the edges inside it until one box, or none, covers the rest: O(N^(D/2)) parts at
+    worst and O(N) for a grid, while splitting every axis at every edge makes N^D. Halves with the same owner are joined
+    again.
 
     Args:
         offset, size: the box, ``(D,)`` each.
@@ -136,7 +140,7 @@ def owned(offset: Ints, size: Ints, offsets: Ints, sizes: Ints) -> list[tuple[in
         owner, offsets and sizes of each part.
 
     Raises:
-        Tangled: the boxes overlap in more ways than are looked at (:data:`REGIONS`, :data:`MOST`).
+        Tangled: the boxes overlap in too many ways to examine (:data:`REGIONS`, :data:`MOST`).
     """
     if volume(size) <= 0:
         return []
@@ -149,11 +153,11 @@ def owned(offset: Ints, size: Ints, offsets: Ints, sizes: Ints) -> list[tuple[in
 
 
 class Tangled(Exception):
-    """Boxes overlap in more ways than are looked at. Those of a real save do not overlap at all."""
+    """Boxes overlap in too many ways to examine. Those of a real save do not overlap at all."""
 
 
 def flat_ranges(shapes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Boxes that make up ranges ``[start, stop)`` of row-major tensors: at most ``2·D − 1`` a range.
+    """Return the boxes that make up ranges ``[start, stop)`` of row-major tensors: up to ``2·D − 1`` per range.
 
     Flat buffers (ZeRO, FSDP1, Megatron's distributed optimizer, Paddle's sharding stage) store such ranges::
 
@@ -193,7 +197,7 @@ def flat_ranges(shapes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints, In
 
 
 def distinct(values: Ints) -> Ints:
-    """Sorted distinct values; ``np.unique`` would import ``numpy.ma`` for 20 ms at the first slice of a session."""
+    """Return sorted distinct values; ``np.unique`` would import ``numpy.ma``, 20 ms at the first slice of a session."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
@@ -233,7 +237,7 @@ def _cut_axes(*offsets: Ints) -> list[int]:
 
 
 def _best_axis(ga: Ints, low_a: Ints, size_a: Ints, gb: Ints, low_b: Ints, size_b: Ints, groups: int) -> Ints:
-    """For each group, the axis on which the fewest pairs meet, if boxes lay anywhere: (size a + size b) / span."""
+    """Return for each group the axis on which the fewest pairs meet if boxes are random: (size a + size b) / span."""
     axes = _cut_axes(low_a, low_b)
     if len(axes) < 2:
         return np.full(groups, axes[0] if axes else 0)
@@ -303,7 +307,7 @@ def _first_pairs(rows: Ints, group: Ints, offsets: Ints, sizes: Ints, limit: int
 
 
 def _capped(rows: Ints, group: Ints, offsets: Ints, sizes: Ints, limit: int) -> tuple[Ints, Ints]:
-    """At most ``limit`` pairs of each group; the rows lie group by group."""
+    """Return up to ``limit`` pairs of each group; the rows are ordered by group."""
     i, j = _pairs(rows, rows, group, offsets, sizes)
     mine = group[i]
     starts = np.flatnonzero(np.diff(mine, prepend=mine[:1] - 1)) if len(mine) else np.empty(0, np.int64)
@@ -312,11 +316,11 @@ def _capped(rows: Ints, group: Ints, offsets: Ints, sizes: Ints, limit: int) -> 
 
 
 def _doubtful(group: Ints, offsets: Ints, sizes: Ints) -> Any:
-    """Which boxes (none empty) are in a group that is not told to be disjoint by looking at neighbours.
+    """Return which boxes (none empty) are in a group that comparing neighbours does not prove disjoint.
 
-    Boxes ordered by offsets are disjoint if each begins, on the first axis where its interval is another than its
-    neighbour's, where that ends: slabs that are disjoint and are cut, each for itself, in the same way. All grids
-    are, and most that is not a grid.
+    Boxes ordered by offsets are disjoint if each begins where its neighbour ends, on the first axis on which their
+    intervals differ: disjoint slabs, each of them split in the same way. This covers all grids and most other
+    shardings.
     """
     if len(group) < 2:
         return np.zeros(len(group), bool)
@@ -357,7 +361,7 @@ _Part = tuple[int, tuple[int, ...], tuple[int, ...]]  # owner, lows, highs
 
 
 class _Halving:
-    """The recursion of :func:`owned`; a region's boxes are clipped to it, and lie in the order of their ranks."""
+    """The recursion of :func:`owned`; a region's boxes are clipped to it and ordered by rank."""
 
     def __init__(self, disjoint: bool, left: int) -> None:
         self.disjoint = disjoint
@@ -391,7 +395,7 @@ class _Halving:
 
 
 def _joined(first: list[_Part], second: list[_Part], axis: int, at: int) -> list[_Part]:
-    """Parts of two halves, those of one owner that lie on both sides of the cut as one."""
+    """Join the parts of two halves; parts of one owner on both sides of the cut become one."""
 
     def across(part: _Part) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         owner, low, high = part

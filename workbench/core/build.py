@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from workbench.core import catalog as cat
+from workbench.core import codecs
+from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import DType
 from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError
 
 __all__ = ["CatalogBuilder", "merge", "row_major"]
-
-Array = np.ndarray[Any, Any]
 
 
 class CatalogBuilder:
@@ -45,17 +45,17 @@ class CatalogBuilder:
 
     @property
     def views(self) -> CatalogBuilder:
-        """A builder for tensors that show bytes which other tensors hold (see ``Catalog.views``)."""
+        """A builder for tensors that are views of other tensors' bytes (see ``Catalog.views``)."""
         if self._views is None:
             self._views = CatalogBuilder(self.format, self.place, files=self._files)
         return self._views
 
     def file(self, name: str, *, metadata: bool = False, end: int | None = None) -> int:
-        """Id of a file (registered on first use).
+        """Return the id of a file (registered on first use).
 
         Args:
-            metadata: the catalog is made from it.
-            end: the byte at which it ends by what it says; what follows is of nothing (``meta["ends"]``).
+            metadata: whether the catalog is made from it.
+            end: the byte at which it ends by its own metadata; later bytes are unused (``meta["ends"]``).
         """
         if metadata:
             self._metadata[name] = None
@@ -92,12 +92,12 @@ class CatalogBuilder:
         start: int,
         stop: int,
         *,
-        codec: int = cat.RAW,
+        codec: int = codecs.RAW,
         rank: int = -1,
         inner: int = 0,
         strides: Sequence[int] | None = None,
     ) -> None:
-        """One stored box of a declared tensor; ``start``/``stop``/``inner`` in bytes, ``strides`` in elements."""
+        """Add one stored box of a declared tensor; ``start``/``stop``/``inner`` in bytes, ``strides`` in elements."""
         if strides is not None and tuple(strides) == cat.row_major(sizes):
             strides = None
         row = (self._position[key], tuple(offsets), tuple(sizes), self.file(file), start, stop, codec, rank)
@@ -112,13 +112,14 @@ class CatalogBuilder:
         start: Array | int,
         stop: Array | int,
         *,
-        codec: Array | int = cat.RAW,
+        codec: Array | int = codecs.RAW,
         rank: Array | int = -1,
         inner: Array | int = 0,
         strides: Array | None = None,
     ) -> None:
-        """Many chunks at once: ``tensor`` ``(N,)`` as :meth:`tensor` returned them, ``offsets``/``sizes``/``strides``
-        ``(N, D)`` padded with 0, 1 and 0; ``file`` ids as :meth:`file` returned them. Scalars count for all rows.
+        """Add many chunks at once: ``tensor`` ``(N,)`` as :meth:`tensor` returned them,
+        ``offsets``/``sizes``/``strides`` ``(N, D)`` padded with 0, 1 and 0; ``file`` ids as :meth:`file` returned them.
+        Scalars count for all rows.
         """
         count = len(tensor)
         columns = {"tensor": tensor, "file": file, "start": start, "stop": stop, "codec": codec, "rank": rank}
@@ -129,12 +130,12 @@ class CatalogBuilder:
             block["strides"] = np.asarray(strides, np.int64)
         self._blocks.append(block)
 
-    def object(self, key: str, file: str, start: int, stop: int, codec: int = cat.RAW) -> None:
-        """One stored non-tensor item."""
+    def object(self, key: str, file: str, start: int, stop: int, codec: int = codecs.RAW) -> None:
+        """Add one stored non-tensor item."""
         self._objects.append((key, self.file(file), start, stop, codec))
 
     def build(self, meta: Mapping[str, Any] | None = None, *, named: bool = False) -> Catalog:
-        """The catalog. ``named`` says that the reader supplied fqn and role for every tensor."""
+        """Return the catalog. ``named``: the reader supplied fqn and role for every tensor."""
         declared = list(self._tensors.values())
         dims = max([1, *(len(shape) for _, shape, _, _ in declared)])
         rows = self._columns(dims)
@@ -193,7 +194,7 @@ class CatalogBuilder:
 
 
 def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[str, Any]) -> Catalog:
-    """One catalog of several, for checkpoints made of parts (model, optimizer …).
+    """Merge several catalogs into one, for checkpoints made of parts (model, optimizer …).
 
     Args:
         parts: ``(key prefix, folder, catalog)``; the prefix is put before every key, the folder before every file.
@@ -249,7 +250,7 @@ def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[
 def _merge_views(format: str, parts: Sequence[tuple[str, str, Catalog]]) -> Catalog | None:
     if all(part.views is None for *_, part in parts):
         return None
-    # a part without views still brings its files, so that file ids stay those of the whole
+    # a part without views still brings its files so that file ids stay those of the whole
     empty = np.empty(0, np.int64)
     return merge(format, [(p, f, part.views or part.take(empty)) for p, f, part in parts], {})
 

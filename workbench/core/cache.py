@@ -1,7 +1,7 @@
-"""Catalogs kept between runs, so that reopening a million chunks takes a tenth of a second.
+"""Cache catalogs between runs so that reopening a million chunks takes a tenth of a second.
 
-One file a checkpoint, in the user's cache folder, never in the checkpoint. It is used only when it provably describes
-the files as they are now; anything else (another version, path or owner, a changed metadata file, a flipped bit) is
+There is one file per checkpoint, in the user's cache folder, never in the checkpoint. It is used only if it provably
+describes the current files; otherwise (another version, path or owner, a changed metadata file, a flipped bit) it is
 silently rebuilt::
 
     8 bytes    magic and layout version
@@ -32,7 +32,7 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["MIN_CHUNKS", "cache_folder", "load", "save"]
 
-MAGIC = b"CKWB\0\0\0\2"
+MAGIC = b"CKWB\0\0\0\3"
 MIN_CHUNKS = 20_000  #: smaller catalogs are rebuilt faster than a cache file is worth
 ALIGN = 64
 _COLUMNS = ("dtype", "ndim", "shape", "row_ptr", *cat.CHUNK_COLUMNS)
@@ -40,13 +40,13 @@ _TEXTS = ("keys", "files", "metadata_files", "fqns", "roles")
 
 
 def cache_folder() -> str:
-    """``$WORKBENCH_CACHE``, else ``ckpt-workbench`` in the user's cache folder (XDG)."""
+    """Return ``$WORKBENCH_CACHE``, or ``ckpt-workbench`` in the user's cache folder (XDG)."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.environ.get("WORKBENCH_CACHE") or os.path.join(base, "ckpt-workbench")
 
 
 def load(place: Place, format: str) -> Catalog | None:
-    """The cached catalog, or ``None`` when there is none that holds for the files as they are."""
+    """Return the cached catalog, or ``None`` if there is none that is valid for the current files."""
     try:
         with open(_path(place, format), "rb") as handle:
             info = os.fstat(handle.fileno())
@@ -57,11 +57,11 @@ def load(place: Place, format: str) -> Catalog | None:
                 return None
         return _decode(data, place, format)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, WorkbenchError):
-        return None  # damaged or foreign: what a cache cannot prove, the checkpoint itself will tell
+        return None  # damaged or foreign: read the checkpoint itself instead
 
 
 def save(place: Place, catalog: Catalog) -> None:
-    """Keep a catalog; failing to (a full or read-only disk) is no error."""
+    """Cache a catalog; a failure to do so (a full or read-only disk) is not an error."""
     folder = cache_folder()
     with contextlib.suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -186,6 +186,6 @@ def _names(place: Place) -> str:
     return hashlib.blake2b(names.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _stat(place: Place, name: str) -> list[int]:
+def _stat(place: Place, name: str) -> list[int | str]:
     stat: FileStat = stat_or_absent(place, name)
-    return [stat.size, stat.mtime_ns]
+    return [stat.size, stat.mtime_ns, stat.tag]

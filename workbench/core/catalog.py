@@ -1,7 +1,7 @@
-"""The catalog: what is stored where, as columns.
+"""The catalog: columns that record what is stored where.
 
-One row a *chunk*: an n-d box of one global tensor and the byte range that holds it. Rows are ordered by tensor, so
-``row_ptr[t]:row_ptr[t+1]`` (CSR) are the chunks of tensor ``t``. Distinct names are kept once; there is no Python
+Each row is a *chunk*: an n-d box of one global tensor and the byte range that contains it. Rows are ordered by tensor,
+so ``row_ptr[t]:row_ptr[t+1]`` (CSR) are the chunks of tensor ``t``. Distinct names are kept once; there is no Python
 object per chunk, so a million chunks take ~70 MB and a question about all of them takes milliseconds::
 
     keys      dtypes  shapes            tensor offsets  sizes    file start    stop
@@ -9,26 +9,14 @@ object per chunk, so a million chunks take ~70 MB and a question about all of th
     wk        bf16    (2, 4)            0      (4, 0)   (4, 4)   1    128      160
                                         1      (0, 0)   (2, 4)   0    160      176
 
-A *stored item* is the byte range ``[start, stop)`` of a file, encoded by a codec; decoding it gives a payload. A chunk
-is a view of its payload: ``inner`` bytes from its beginning, with ``strides`` counted in elements. Both columns are
-``None`` while every chunk is its whole payload in row-major order.
-
-Codecs:
-    ``raw``               the payload itself, little endian
-    ``raw_be``            the payload, big endian
-    ``torch_zip``         a ``torch.save`` archive of one tensor, whose own strides count (DCP items)
-    ``zstd+torch_zip``    the same inside one zstd stream (DCP's ``ZStandard`` extension)
-    ``opaque``            a transform we do not know; listed, never read
-    ``torch_part``        a part of the tensor in a ``torch.save`` archive, addressed by ``inner`` and ``strides`` in
-                          its row-major order (a layer of a stack, a parameter in a flat buffer)
-    ``zstd+torch_part``   the same inside one zstd stream
-    ``latin1_text``       the payload as text, one character a byte, in UTF-8 (pickles of protocol 2)
-    ``raw_conj``, ``raw_neg``, ``raw_conj_neg``
-                          the payload of a conjugate view, a negative one, or both: signs are turned when it is read
+A *stored item* is the byte range ``[start, stop)`` of a file, encoded by a codec of :mod:`workbench.core.codecs`;
+decoding it gives a payload. A chunk is a view of its payload: ``inner`` bytes from its beginning, with ``strides``
+counted in elements. Both columns are ``None`` while every chunk is its whole payload in row-major order.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,21 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import box
-from workbench.core.dtypes import ALL, DType
+from workbench.core import box, codecs
+from workbench.core.arrays import Array
+from workbench.core.dtypes import ALL, DType, nbytes_of_codes
 from workbench.core.place import FileStat
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, OpenError, TruncatedError
 
-__all__ = ["CODECS", "Catalog", "ObjectTable", "inflates"]
+__all__ = ["Catalog", "ObjectTable", "inflates"]
 
-Array = np.ndarray[Any, Any]
-CODECS: tuple[str, ...] = (
-    "raw", "raw_be", "torch_zip", "zstd+torch_zip", "opaque", "torch_part", "zstd+torch_part", "latin1_text",
-    "raw_conj", "raw_neg", "raw_conj_neg",
-)  # fmt: skip
-RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *LAZY = range(len(CODECS))
-RAW_CONJ, RAW_NEG, RAW_CONJ_NEG = LAZY
-MAX_ELEMENTS = 1 << 55  #: elements of a tensor beyond which a shape is nonsense
+MAX_ELEMENTS = 1 << 55  #: number of elements beyond which a shape is impossible
 INFLATED = 64  #: times the stored bytes beyond which a chunk's elements are not read …
 INFLATED_LEAST = 64 << 20  #: … if they are more bytes than this
 INFLATED_FILE = 256  #: times a file's bytes beyond which the elements of all its chunks are not read …
@@ -83,19 +65,19 @@ class Catalog:
         offsets, sizes: ``(N, D) int64`` elements; the box of each chunk in its global tensor.
         file: ``(N,) int32`` index into ``files``.
         start, stop: ``(N,) int64`` bytes of the stored item in its file.
-        codec: ``(N,) uint8`` index into :data:`CODECS`.
-        rank: ``(N,) int32`` that wrote the chunk, ``-1`` where not known.
+        codec: ``(N,) uint8`` codes of :mod:`workbench.core.codecs`.
+        rank: ``(N,) int32`` rank that wrote the chunk, ``-1`` if unknown.
         replica: ``(N,) int16``, 0 for the first copy of a box.
         inner: ``(N,) int64`` bytes into the decoded payload, or ``None`` for all 0.
         strides: ``(N, D) int64`` elements, or ``None`` for all row-major.
         files: names relative to the checkpoint's folder.
         file_stats: size and modification time of each file when the catalog was made.
-        metadata_files: those whose content the catalog was made from (they key its cache).
-        fqns, roles: by key, where the reader knows better than :mod:`workbench.naming`; else ``None``.
+        metadata_files: files from which the catalog was made (they key its cache).
+        fqns, roles: by key, if the reader knows them better than :mod:`workbench.names.roles`; otherwise ``None``.
         objects: the non-tensor items.
         meta: plain JSON facts of the reader: ``step``, ``world_size``, ``notes``, ``expected`` …
-        views: tensors that show bytes which tensors above hold (q of a fused qkv, a stack of layers): found by key,
-            but not listed, summed or scanned. Same files, same file ids.
+        views: tensors that are views of the bytes of the listed ones (q of a fused qkv, a stack of layers): found by
+            key, but not listed, summed or scanned. They use the same files and file ids.
     """
 
     format: str
@@ -123,6 +105,18 @@ class Catalog:
     meta: Mapping[str, Any] = field(default_factory=dict)
     views: Catalog | None = None
 
+    def digest(self) -> str:
+        """Return 32 hex digits of all that decides what is read: names, columns, the files and their identity."""
+        found = hashlib.blake2b(digest_size=16)
+        stats = [(stat.size, stat.mtime_ns, stat.tag) for stat in self.file_stats]
+        texts = (self.format, self.keys, self.files, stats, self.objects.keys)
+        found.update(repr(texts).encode("utf-8", "surrogatepass"))
+        for name in ("dtype", "ndim", "shape", "row_ptr", *CHUNK_COLUMNS):
+            column = getattr(self, name)
+            found.update(f"{name}{None if column is None else column.shape}".encode())
+            found.update(b"" if column is None else np.ascontiguousarray(column))
+        return found.hexdigest()
+
     # ---- sizes ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -135,7 +129,7 @@ class Catalog:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns take (names not counted)."""
+        """Memory used by the columns in bytes (excluding names)."""
         columns = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         return sum(column.nbytes for column in columns)
 
@@ -157,22 +151,22 @@ class Catalog:
     @cached_property
     def tensor_nbytes(self) -> Array:
         """``(T,) int64`` bytes of each global tensor, stored once."""
-        return (self.numel * _BITS[self.dtype] + 7) // 8
+        return nbytes_of_codes(self.dtype, self.numel)
 
     @cached_property
     def chunk_nbytes(self) -> Array:
         """``(N,) int64`` bytes of each chunk's elements (not of its stored item)."""
-        return (box.volume(self.sizes) * _BITS[self.dtype[self.tensor]] + 7) // 8
+        return nbytes_of_codes(self.dtype[self.tensor], box.volume(self.sizes))
 
     @cached_property
     def inflated(self) -> Array:
-        """``(N,) bool`` chunks whose elements are far more bytes than are stored: listed, never read.
+        """``(N,) bool`` chunks whose elements take far more bytes than are stored: listed, never read.
 
-        Strides of 0, and tensors that share bytes, let a small file mean terabytes. Read as what they mean they would
-        fill memory, or take days.
+        Strides of 0, and tensors that share bytes, let a small file describe terabytes. Reading them would fill memory
+        or take days.
         """
         nbytes, stored = self.chunk_nbytes, self.stop - self.start
-        located = ~np.isin(self.codec, (ZSTD_TORCH_ZIP, ZSTD_TORCH_PART))  # known once it is decompressed
+        located = ~codecs.COMPRESSED[self.codec]  # known once it is decompressed
         found = located & (nbytes > INFLATED * stored) & (nbytes > INFLATED_LEAST)
         known = np.array([stat.size for stat in self.file_stats], np.int64)
         for doubtful in (nbytes > stored, np.ones(len(found), bool)):  # what is expanded goes first
@@ -185,9 +179,9 @@ class Catalog:
         return np.asarray(found)
 
     def not_checked(self, row: int) -> str:
-        """Why an :attr:`inflated` chunk is not read."""
+        """Return why an :attr:`inflated` chunk is not read."""
         nbytes, stored = int(self.chunk_nbytes[row]), int(self.stop[row] - self.start[row])
-        name = f"tensor {self.keys[self.tensor[row]]!r} is not read: "
+        name = f"tensor {self.keys[self.tensor[row]]!r} was not read: "
         if inflates(nbytes, stored):
             return f"{name}its logical size of {nbytes:,} bytes is stored in {stored:,}; {_EXPANDED}"
         file = int(self.file[row])
@@ -200,26 +194,26 @@ class Catalog:
     # ---- one tensor ----------------------------------------------------------------------------------------------
 
     def dtype_of(self, tensor: int) -> DType:
-        """Element type of a tensor."""
+        """Return the element type of a tensor."""
         return ALL[self.dtype[tensor]]
 
     def shape_of(self, tensor: int) -> tuple[int, ...]:
-        """Global shape of a tensor, elements."""
+        """Return the global shape of a tensor."""
         return tuple(self.shape[tensor, : self.ndim[tensor]].tolist())
 
     def rows_of(self, tensor: int) -> slice:
-        """Chunk rows of a tensor."""
+        """Return the chunk rows of a tensor."""
         return slice(int(self.row_ptr[tensor]), int(self.row_ptr[tensor + 1]))
 
     # ---- narrower views ------------------------------------------------------------------------------------------
 
     def match(self, pattern: str) -> Array:
-        """Tensors whose key matches a regular expression somewhere, as sorted indices."""
+        """Return the tensors whose key contains a match of a regular expression, as sorted indices."""
         search = re.compile(pattern).search
         return np.flatnonzero(np.fromiter((search(key) is not None for key in self.keys), bool, len(self.keys)))
 
     def take(self, tensors: Array) -> Catalog:
-        """The catalog of some tensors only, in the order given; files and objects stay."""
+        """Return a catalog of only these tensors, in the given order, with the same files and objects."""
         tensors = np.asarray(tensors, np.int64)
         counts = np.diff(self.row_ptr)[tensors]
         ends = np.cumsum(counts)
@@ -236,7 +230,7 @@ class Catalog:
         )
 
     def widened(self, dims: int) -> Catalog:
-        """The same in columns padded to ``dims`` axes, where they have fewer."""
+        """Return the same catalog with columns padded to ``dims`` axes, if they have fewer."""
         more = dims - self.shape.shape[1]
         if more <= 0:
             return self
@@ -250,22 +244,22 @@ class Catalog:
     # ---- trust ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise unless the columns are consistent in themselves: what every reader promises and a cache must prove.
+        """Raise unless the columns are consistent, as every reader guarantees and every cache must prove.
 
         Raises:
-            CorruptError: a shape, box, range or index that cannot be; the message names the first tensor.
+            CorruptError: a shape, box, range or index is impossible; the message names the first such tensor.
         """
         tensors = len(self.shape)
         if len(self.index) != tensors:
             twice = next(key for position, key in enumerate(self.keys) if self.index[key] != position)
-            raise CorruptError(f"tensor {twice!r} is named twice; which one is meant cannot be known")
+            raise CorruptError(f"tensor {twice!r} occurs twice; it is unknown which one is valid")
         counts = np.diff(self.row_ptr)
         if len(self.row_ptr) != tensors + 1 or self.row_ptr[0] != 0 or self.row_ptr[-1] != self.chunks:
-            raise CorruptError("the catalog's row index does not add up")
+            raise CorruptError("the catalog's row index is inconsistent")
         self._first_bad(_any(self.shape < 0), "has a negative size in its shape {shape}")
         self._first_bad(self.dtype >= len(ALL), "has an element type that is not in the table")
         logs = np.log2(np.maximum(self.shape, 1)).sum(axis=1)
-        self._first_bad(logs > np.log2(MAX_ELEMENTS), "has more elements than any machine: shape {shape}")
+        self._first_bad(logs > np.log2(MAX_ELEMENTS), "has an impossible shape {shape} (more than 2^55 elements)")
         if (counts < 0).any():
             raise CorruptError("the catalog's row index runs backwards")
         owner = self.tensor
@@ -275,22 +269,22 @@ class Catalog:
             _any(out), "has a chunk outside its shape {shape}: offsets {offsets}, sizes {sizes}", chunk=True
         )
         odd = (self.start < 0) | (self.stop < self.start)
-        self._first_bad(odd, "has a chunk of bytes {start:,} to {stop:,}", chunk=True)
-        alien = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(CODECS))
+        self._first_bad(odd, "has a chunk with byte range {start:,} to {stop:,}", chunk=True)
+        alien = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(codecs.TABLE))
         self._first_bad(alien, "refers to a file or codec that does not exist", chunk=True)
         table = self.objects
         backwards = np.flatnonzero((table.start < 0) | (table.stop < table.start))
         if len(backwards):
             row = int(backwards[0])
-            raise CorruptError(f"object {table.keys[row]!r} is of bytes {table.start[row]:,} to {table.stop[row]:,}")
+            raise CorruptError(f"object {table.keys[row]!r} has byte range {table.start[row]:,} to {table.stop[row]:,}")
         self._check_extents(owner)
 
     def check_files(self) -> None:
-        """Raise when a file is absent, or shorter than the byte ranges it should hold.
+        """Raise if a file is absent, or shorter than its byte ranges.
 
         Raises:
-            IncompleteError: the reader found files of whole ranks absent (``meta["incomplete"]`` names them).
-            MissingFileError, TruncatedError: naming the first tensor or object that is lost.
+            IncompleteError: the reader found all files of some ranks absent (``meta["incomplete"]`` names them).
+            MissingFileError, TruncatedError: data is missing; the message names the first lost tensor or object.
         """
         if isinstance(told := self.meta.get("incomplete"), str):
             raise IncompleteError(told)
@@ -309,7 +303,7 @@ class Catalog:
             )
 
     def truncated(self, row: int) -> OpenError:
-        """The error for a chunk that lies beyond the end of its file, or whose file is absent."""
+        """Return the error for a chunk that is beyond the end of its file, or whose file is absent."""
         if self.file_stats[self.file[row]].size < 0:
             return MissingFileError(
                 f"file {self.files[self.file[row]]!r} is missing or unreadable; tensor "
@@ -328,7 +322,7 @@ class Catalog:
             self._first_bad(_any(self.strides < 0), "has a chunk with negative strides", chunk=True)
         if self.inner is not None:
             self._first_bad(self.inner < 0, "has a chunk that starts before its payload", chunk=True)
-        raw = self.codec <= RAW_BE  # the others' payloads are as long as their items turn out to be
+        raw = codecs.BITS[self.codec]  # other payloads have a length that is known only after decoding
         if not raw.any():
             return
         need = self.chunk_nbytes
@@ -337,7 +331,7 @@ class Catalog:
             wild = full[:, None] & (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
             self._first_bad(raw & _any(wild), "has strides longer than its payload", chunk=True)
             reach = np.where(full, ((self.sizes - 1) * self.strides).sum(axis=1) + 1, 0)
-            need = (reach * _BITS[self.dtype[owner]] + 7) // 8
+            need = nbytes_of_codes(self.dtype[owner], reach)
         if self.inner is not None:
             need = need + np.where(need > 0, self.inner, 0)
         short = raw & (need > self.stop - self.start)
@@ -360,11 +354,10 @@ class Catalog:
 
 
 CHUNK_COLUMNS = ("offsets", "sizes", "file", "start", "stop", "codec", "rank", "replica", "inner", "strides")
-_BITS = np.array([dtype.bits for dtype in ALL], np.int64)
 _CUT = "the file is truncated or from another save; restore it, or open with partial=True to read the rest"
 
 
-_EXPANDED = "it was expanded before it was saved (strides of 0, shared bytes): load it with the program that wrote it"
+_EXPANDED = "it was expanded before the save (strides of 0, shared bytes): load it with the program that wrote it"
 
 
 def inflates(nbytes: int, stored: int) -> bool:

@@ -1,50 +1,52 @@
-"""The CRC-32 that ``torch.save`` writes for every record and ``torch.load`` never looks at.
+"""The CRC-32 that ``torch.save`` writes for every record and ``torch.load`` never checks.
 
 ::
 
-    x.pt  one archive            __0_0.distcp  an archive an item, plain or inside a zstd stream
+    x.pt  one archive            __0_0.distcp  one archive per item, plain or inside a zstd stream
     ┌ data.pkl       crc ┐       ┌ data.pkl crc ┐┌ data.pkl crc ┐┌ …
     │ byteorder      crc │       │ data/0   crc ││ data/0   crc ││
     │ data/0 …       crc │       └──── item ────┘└──── item ────┘└
     └ directory          ┘
 
-A CRC covers a record's payload: not the padding and local header before it, not the directory itself. Whether a file
-has checksums at all is told by records that are never empty, such as ``byteorder``: their CRC is 0 only where
-``torch.serialization.set_crc32_options(False)`` was in force (torch 2.6 and later). Formats without archives
-(safetensors, paddle, torch before 1.6) store none.
+A CRC covers a record's payload: not the padding and local header before it, not the directory itself. Records that are
+never empty, such as ``byteorder``, show whether a file has checksums at all: their CRC is 0 only if
+``torch.serialization.set_crc32_options(False)`` was set (torch 2.6 and later). Formats without archives (safetensors,
+paddle, torch before 1.6) store none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from workbench.core import catalog as cat
-from workbench.core.archives import PLAIN, ArchiveRange, ItemArchives, file_archives, looks_like_one
+from workbench.core import codecs
+from workbench.core.archives import ArchiveRange, ItemArchives, file_archives, looks_like_one
+from workbench.core.arrays import Array, Ints
 from workbench.core.crc32 import PIECE, crc32, crc32_of_two
+from workbench.core.executors import ordered
+from workbench.core.parts import storable
 from workbench.core.payload import Payloads, decompress
 from workbench.core.place import Place
-from workbench.core.scan import Announcer, Tick, cores, in_order
+from workbench.core.scan import Announcer, Progress, workers
 from workbench.core.source import LazyBytes, Source
 from workbench.core.ziparchive import Archive, read_directory
-from workbench.core.ziprecord import STORED, Record, inflate, locate
+from workbench.core.ziprecord import STORED, ZipRecord, inflate, locate
 from workbench.errors import WorkbenchError
 
 __all__ = ["RecordCheck", "StoredCrcs", "archives_nbytes", "check_archives", "stored_crcs"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 TASK = 32 << 20  #: bytes that a thread takes at a time; longer records are cut and their parts' CRCs combined
 ITEM_COST = 128 << 10  #: bytes that reading one more directory is worth
 
 
+@storable
 @dataclass(frozen=True, slots=True)
 class RecordCheck:
     """One record of one archive.
@@ -57,7 +59,7 @@ class RecordCheck:
         record: name inside the archive; empty where the whole archive is damaged.
         start, stop: bytes of the payload in the file; for a damaged archive and inside a zstd stream, of the item.
         owner: stored name of the tensor or object whose item the archive is; empty for a whole file.
-        stored, computed: CRC-32, ``None`` where there is none.
+        stored, computed: CRC-32, or ``None``.
         message: why a record is damaged.
     """
 
@@ -94,7 +96,7 @@ def check_archives(
     others: Iterable[str] = (),
     *,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[RecordCheck]:
     """Compute the CRC-32 of every record of every ``torch.save`` archive, archive by archive.
 
@@ -105,45 +107,43 @@ def check_archives(
         payloads: the catalog and its files.
         place: the checkpoint's folder, needed for ``others``.
         others: names of files without tensors, relative to the place; those that the catalog reads are skipped.
-        threads: how many work side by side; by default as many as this process may use cores, at most 8.
-        tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
+        threads: number of threads; by default the cores available to this process, up to 8.
+        progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
     """
     items, files = ItemArchives(payloads), list(file_archives(payloads, place, others))
     total, done, crc = max(items.nbytes + sum(one.stop for one in files), 1), 0, 0
     lost: tuple[ArchiveRange, int] | None = None
-    announcer = Announcer()
-    workers = ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-crc")
-    with payloads.pool.keeping(), workers as pool:
-        try:
-            for nbytes, results in in_order(pool, partial(_run, announcer), _tasks(chain(items, files))):
-                for result in results:
-                    if isinstance(result, RecordCheck):
-                        yield result
-                        continue
-                    part, found = result
-                    if isinstance(found, WorkbenchError) and lost != (part.archive, part.start):
-                        lost = part.archive, part.start
-                        yield _damaged(part.archive, part.record.name, str(found))
-                    if isinstance(found, WorkbenchError) or lost == (part.archive, part.start):
-                        continue  # told once for all its parts
-                    crc = found if part.first == part.start else crc32_of_two(crc, found, part.last - part.first)
-                    if part.last == part.stop:
-                        yield _verdict(part.archive, part.record, part.start, part.stop, crc, part.checked)
-                done += nbytes
-                if tick is not None:
-                    tick(min(done / total, 1.0))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            announcer.restore()
+    tasks = ordered(
+        _CheckRecords(), _tasks(chain(items, files)), total, threads=workers(payloads.pool, threads),
+        at_once=threads or payloads.pool.at_once, name="workbench-crc",
+    )  # fmt: skip
+    with payloads.pool.keeping(), closing(tasks):
+        for (nbytes, task), results in tasks:
+            for part, result in zip(task, results, strict=True):
+                if isinstance(result, list):
+                    yield from result
+                    continue
+                assert isinstance(part, _PayloadPart)
+                if isinstance(result, WorkbenchError) and lost != (part.archive, part.start):
+                    lost = part.archive, part.start
+                    yield _damaged(part.archive, part.record.name, str(result))
+                if isinstance(result, WorkbenchError) or lost == (part.archive, part.start):
+                    continue  # told once for all its parts
+                crc = result if part.first == part.start else crc32_of_two(crc, result, part.last - part.first)
+                if part.last == part.stop:
+                    yield _verdict(part.archive, part.record, part.start, part.stop, crc, part.checked)
+            done += nbytes
+            if progress is not None:
+                progress(min(done / total, 1.0))
 
 
 def archives_nbytes(payloads: Payloads, place: Place | None = None, others: Iterable[str] = ()) -> int:
-    """Bytes that :func:`check_archives` will read; no payload is."""
+    """Return the number of bytes that :func:`check_archives` will read, without reading payloads."""
     return ItemArchives(payloads).nbytes + sum(one.stop for one in file_archives(payloads, place, others))
 
 
 def stored_crcs(payloads: Payloads) -> StoredCrcs:
-    """The stored CRC-32 behind each chunk row; directories are read, payloads are not.
+    """Return the stored CRC-32 of each chunk row; directories are read, payloads are not.
 
     Archives that cannot be read, inside a zstd stream or in another byte order count as having none.
     """
@@ -151,7 +151,7 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
     result = StoredCrcs(
         np.full(catalog.chunks, -1, np.int64), np.zeros(catalog.chunks, np.int64), np.zeros(catalog.chunks, bool)
     )
-    rows = np.flatnonzero(np.isin(catalog.codec, PLAIN))
+    rows = np.flatnonzero((codecs.ZIP & codecs.IN_FILE)[catalog.codec])
     for row in rows[np.lexsort((catalog.start[rows], catalog.file[rows]))].tolist():  # each file is opened once
         try:
             item, _ = payloads.item(row)
@@ -162,10 +162,10 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
             whole &= (
                 not (item.conj or item.neg)
                 and item.nbytes == catalog.chunk_nbytes[row]
-                and catalog.codec[row] == cat.TORCH_ZIP
+                and catalog.codec[row] == codecs.TORCH_ZIP
             )
             result.crc[row], result.nbytes[row], result.exact[row] = item.crc, item.nbytes, whole
-    raw = np.flatnonzero(catalog.codec == cat.RAW)
+    raw = np.flatnonzero(catalog.codec == codecs.RAW)
     for file in np.unique(catalog.file[raw]).tolist():
         _from_file(payloads, file, raw[catalog.file[raw] == file], result)
     return result
@@ -174,11 +174,11 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
-class _Part(NamedTuple):
+class _PayloadPart(NamedTuple):
     """Bytes ``[first, last)`` of a file that are a part of one record's payload ``[start, stop)``."""
 
     archive: ArchiveRange
-    record: Record
+    record: ZipRecord
     start: int
     stop: int
     first: int
@@ -186,8 +186,7 @@ class _Part(NamedTuple):
     checked: bool
 
 
-_Task = list[ArchiveRange | _Part | RecordCheck]
-_PartCrc = tuple[_Part, int | WorkbenchError]
+_Task = list[ArchiveRange | _PayloadPart | RecordCheck]
 
 
 def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
@@ -206,7 +205,7 @@ def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
         yield nbytes, task
 
 
-def _records(archive: ArchiveRange) -> Iterator[tuple[_Part | RecordCheck, int]]:
+def _records(archive: ArchiveRange) -> Iterator[tuple[_PayloadPart | RecordCheck, int]]:
     """The records of a large archive, cut; what cannot be read as results already."""
     try:
         window = archive.pool.window(archive.file, archive.start, archive.stop)
@@ -228,31 +227,54 @@ def _records(archive: ArchiveRange) -> Iterator[tuple[_Part | RecordCheck, int]]
             continue
         for first in range(start, stop, TASK):
             last = min(first + TASK, stop)
-            yield _Part(archive, record, start, stop, first, last, directory.has_checksums), last - first
+            yield _PayloadPart(archive, record, start, stop, first, last, directory.has_checksums), last - first
 
 
 # ---- in a thread -----------------------------------------------------------------------------------------------------
 
 
-def _run(announcer: Announcer, task: tuple[int, _Task]) -> tuple[int, list[RecordCheck | _PartCrc]]:
-    results: list[RecordCheck | _PartCrc] = []
-    for one in task[1]:
+class _CheckRecords:
+    """What a thread does with a task: the records of each archive, or the CRC-32 of each part."""
+
+    def __init__(self) -> None:
+        self._announcer = Announcer()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _CheckRecords, ()
+
+    def __call__(self, task: tuple[int, _Task]) -> list[list[RecordCheck] | int | WorkbenchError]:
+        return [self._one(one) for one in task[1]]
+
+    def _one(self, one: ArchiveRange | _PayloadPart | RecordCheck) -> list[RecordCheck] | int | WorkbenchError:
         if isinstance(one, RecordCheck):
-            results.append(one)
-        elif isinstance(one, _Part):
-            results.append(_of_part(one, announcer))
-        else:
-            results += _of_archive(one, announcer)
-    return task[0], results
+            return [one]
+        if isinstance(one, _PayloadPart):
+            return _of_part(one, self._announcer)
+        return list(_of_archive(one, self._announcer))
+
+    def nbytes(self, task: tuple[int, _Task]) -> int:
+        return task[0]
+
+    def part(self, tasks: list[tuple[int, _Task]]) -> tuple[_CheckRecords, list[tuple[int, _Task]]]:
+        return self, tasks
+
+    def key(self, task: tuple[int, _Task]) -> bytes:
+        archives = [one.archive if isinstance(one, _PayloadPart) else one for one in task[1]]
+        places = [tuple(one)[2:] if isinstance(one, ArchiveRange) else str(one) for one in archives]
+        parts = [(one.first, one.last) for one in task[1] if isinstance(one, _PayloadPart)]
+        return f"checksums {places} {parts}".encode("utf-8", "surrogatepass")
+
+    def close(self) -> None:
+        self._announcer.restore()
 
 
-def _of_part(part: _Part, announcer: Announcer) -> _PartCrc:
+def _of_part(part: _PayloadPart, announcer: Announcer) -> int | WorkbenchError:
     if not part.checked:
-        return part, 0
+        return 0
     try:
-        return part, _crc(announcer.announce(part.archive.pool, part.archive.file), part.first, part.last)
+        return _crc(announcer.announce(part.archive.pool, part.archive.file), part.first, part.last)
     except WorkbenchError as error:
-        return part, error
+        return error
 
 
 def _crc(source: Source, start: int, stop: int) -> int:
@@ -272,7 +294,7 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
         source = announcer.announce(archive.pool, archive.file)
         if archive.stop > source.size:
             short = archive.stop - source.size
-            yield _damaged(archive, "", f"{what} ends {short:,} bytes beyond the end of the file; it is cut short")
+            yield _damaged(archive, "", f"{what} ends {short:,} bytes beyond the end of the file; it is truncated")
             return
         data: LazyBytes | Array = LazyBytes(source, archive.start, archive.stop)
         if archive.limit is not None:
@@ -287,7 +309,7 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
         yield _of_record(archive, directory, record)
 
 
-def _of_record(archive: ArchiveRange, directory: Archive, record: Record) -> RecordCheck:
+def _of_record(archive: ArchiveRange, directory: Archive, record: ZipRecord) -> RecordCheck:
     try:
         start, stop = locate(directory.view, record, directory.what)
         place = archive.start + start, archive.start + stop
@@ -308,7 +330,7 @@ def _of_record(archive: ArchiveRange, directory: Archive, record: Record) -> Rec
     return _verdict(archive, record, *place, crc, directory.has_checksums)
 
 
-def _verdict(archive: ArchiveRange, record: Record, start: int, stop: int, crc: int, checked: bool) -> RecordCheck:
+def _verdict(archive: ArchiveRange, record: ZipRecord, start: int, stop: int, crc: int, checked: bool) -> RecordCheck:
     if not checked:
         return RecordCheck("absent", archive.name, record.name, start, stop, archive.owner)
     status = "ok" if crc == record.crc else "mismatch"
@@ -349,5 +371,5 @@ def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) ->
 
 
 def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie one after the other; the stride of an axis of one step says nothing."""
+    """Return whether the elements are contiguous; the stride of an axis of size 1 does not matter."""
     return all(n <= 1 or a == b for n, a, b in zip(sizes, strides, cat.row_major(sizes), strict=True))

@@ -1,4 +1,4 @@
-"""CRC-32 of a whole from the CRCs of its parts, so that threads can share one record.
+"""CRC-32 of a whole from the CRCs of its parts so that threads can share one record.
 
 A CRC is the remainder of a polynomial over GF(2); appending ``n`` bytes multiplies the remainder so far by
 ``x^(8n)``. Bits are reflected: the highest bit stands for 1. Source: zlib 1.3 ``crc32_combine_`` (crc32.c).

@@ -1,8 +1,12 @@
 """One table of element types and the names every framework gives them.
 
 A :class:`DType` is identified by torch's name (``bfloat16``); types torch lacks keep the name of the format that
-defines them. ``bits`` is the size of one element; the F4 and F6 types pack several elements into a byte, so a
-tensor's bytes are ``ceil(numel * bits / 8)`` and such a tensor can only be shown raw.
+defines them. A type's smallest unit of whole bytes is a *block* of ``block`` elements in ``block_nbytes`` bytes::
+
+    float32          1 element    in 4 bytes
+    float4_e2m1fn    2 elements   in 1 byte        packed: elements share bytes, and the tensor can only be shown raw
+    float6_e2m3fn    4 elements   in 3 bytes
+    GGUF's Q4_K    256 elements   in 144 bytes     a quantised block with its scales (no type of the table yet)
 
 Sources: safetensors 0.8 ``Dtype`` (lib.rs; F6_E2M3, F6_E3M2, F4, F8_E8M0, F8_*FNUZ since 0.6), torch 2.13
 ``torch/csrc/utils/tensor_dtypes.cpp`` and ``torch/storage.py`` (legacy Storage names), numpy 2.4.
@@ -12,13 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.errors import UnsupportedFormatError
 
-__all__ = ["ALL", "DType", "by_code", "by_name", "nbytes_of"]
+__all__ = ["ALL", "ITEMSIZE", "PACKED", "DType", "by_code", "by_name", "nbytes_of", "nbytes_of_codes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class DType:
 
     Attributes:
         name: torch's name without the ``torch.`` prefix, or the defining format's.
-        bits: size of one element in bits.
+        block, block_nbytes: elements of the smallest unit of whole bytes, and its bytes; one element unless packed.
         kind: ``f`` float, ``i`` signed, ``u`` unsigned, ``b`` bool, ``c`` complex.
         torch_name: attribute of ``torch``, or ``None`` where torch has no such type or cannot compute with it (its
             quantised and ``bits`` types); such tensors are shown raw.
@@ -37,7 +43,8 @@ class DType:
     """
 
     name: str
-    bits: int
+    block: int
+    block_nbytes: int
     kind: str
     torch_name: str | None
     numpy_name: str | None
@@ -45,16 +52,21 @@ class DType:
     code: int
 
     @property
+    def bits(self) -> int:
+        """Bits of one element; of a quantised block, rounded down."""
+        return 8 * self.block_nbytes // self.block
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one element; raises for the packed types, which have none."""
-        if self.bits % 8:
+        if self.packed:
             raise UnsupportedFormatError(f"{self.name} packs elements of {self.bits} bits; it has no item size")
-        return self.bits // 8
+        return self.block_nbytes
 
     @property
     def packed(self) -> bool:
-        """Whether several elements share a byte (F4, F6)."""
-        return self.bits % 8 != 0
+        """Whether several elements share bytes (F4, F6, quantised blocks)."""
+        return self.block > 1
 
     @property
     def raw(self) -> np.dtype[Any]:
@@ -129,7 +141,15 @@ _TABLE: Sequence[tuple[str, int, str, str | None, str | None, str | None]] = (
     ("bits4x2", 8, "u", None, None, None),
 )
 
-ALL: tuple[DType, ...] = tuple(DType(*row, code=code) for code, row in enumerate(_TABLE))
+ALL: tuple[DType, ...] = tuple(
+    DType(name, 8 // gcd(bits, 8), bits // gcd(bits, 8), kind, in_torch, in_numpy, in_safetensors, code)
+    for code, (name, bits, kind, in_torch, in_numpy, in_safetensors) in enumerate(_TABLE)
+)
+#: Columns of the table, by code.
+BLOCK = np.array([dtype.block for dtype in ALL])
+BLOCK_NBYTES = np.array([dtype.block_nbytes for dtype in ALL])
+PACKED = BLOCK > 1
+ITEMSIZE = np.where(PACKED, 0, BLOCK_NBYTES)  #: bytes of one element; 0 for packed types, which have none
 
 _STORAGES = {
     "FloatStorage": "float32",
@@ -185,4 +205,9 @@ def by_code(code: int) -> DType:
 
 def nbytes_of(dtype: DType, numel: int) -> int:
     """Bytes that ``numel`` elements take, packed types rounded up to whole bytes."""
-    return (numel * dtype.bits + 7) // 8
+    return -(-numel * dtype.block_nbytes // dtype.block)
+
+
+def nbytes_of_codes(codes: Array, numel: Array) -> Array:
+    """As :func:`nbytes_of`, for columns."""
+    return np.asarray(-(-numel * BLOCK_NBYTES[codes] // BLOCK[codes]))

@@ -11,7 +11,7 @@ Where the chunks are, in order, flat ranges of the tensor (one chunk, or rows cu
 after the other; else each block is gathered. Either way into a buffer that is used again. Packed elements
 (F4, F6) are taken as the bytes in which they are stored.
 
-xxHash is no cryptographic hash: equal fingerprints prove equality against accidents, not against an adversary.
+xxHash is not a cryptographic hash: equal fingerprints prove equality against accidents, not against an adversary.
 Source: xxHash 0.8 (``XXH3_128bits``, canonical big-endian digests), python package ``xxhash`` 4.1.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -28,19 +28,19 @@ import numpy as np
 import xxhash
 
 from workbench.core import box
+from workbench.core.arrays import Array, Ints
 from workbench.core.dtypes import DType
+from workbench.core.executors import ordered
 from workbench.core.payload import Payloads
 from workbench.core.plan import plan_reads
 from workbench.core.region import Region
-from workbench.core.scan import Announcer, Tick, cores, in_order
+from workbench.core.scan import Announcer, Progress, workers
 from workbench.core.source import Source
-from workbench.core.stream import BLOCK, TASK, Layout, Part, runs
+from workbench.core.stream import BLOCK, TASK, StreamLayout, StreamPart, runs
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 __all__ = ["BLOCK", "BlockDigests", "Fingerprint", "combine", "range_digests", "tensor_fingerprints"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
 
 STEP = 1 << 20  #: bytes gathered, or read, at a time: they are still in a core's cache when they are hashed
@@ -67,10 +67,10 @@ def tensor_fingerprints(
     tensors: Ints | None = None,
     replica: int = 0,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
     on_error: OnError | None = None,
 ) -> Iterator[tuple[int, Fingerprint]]:
-    """The fingerprint of each tensor, in the order in which their files are read.
+    """Yield the fingerprint of each tensor, in the order in which their files are read.
 
     Anonymous memory is a few blocks a thread; zstd, text and big-endian chunks are undone one chunk at a time (those
     of one tensor together where they are not cut along its first axis).
@@ -79,58 +79,57 @@ def tensor_fingerprints(
         payloads: the catalog and its files.
         tensors: which ones; all by default.
         replica: read every element from this copy.
-        threads: how many work side by side; by default as many as this process may use cores, at most 8.
-        tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
-        on_error: called in the caller's thread with the tensor and why it has no fingerprint; without it the first
-            such error is raised.
+        threads: number of threads; by default the cores available to this process, up to 8.
+        progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
+        on_error: called in the caller's thread with the tensor and the reason why it has no fingerprint; without it,
+            the first such error is raised.
 
     Raises:
-        HoleError: an element is stored nowhere; the message names the box.
-        CorruptError: two chunks hold other values for one element.
+        HoleError: an element is not stored; the message names the box.
+        CorruptError: two chunks contain different values for one element.
         OpenError: a chunk cannot be read.
     """
     catalog = payloads.catalog
     wanted = np.arange(len(catalog)) if tensors is None else box.distinct(np.asarray(tensors, np.int64))
-    layout = Layout.of(catalog, wanted, replica)
+    layout = StreamLayout.of(catalog, wanted, replica)
     total = max(int(catalog.tensor_nbytes[wanted].sum()), 1)
-    count = threads or cores()
-    announcer, done = Announcer(), 0
+    count = workers(payloads.pool, threads)
+    done = 0
     unfinished: dict[int, list[bytes]] = {}
     failed: dict[int, WorkbenchError] = {}
-    with ThreadPoolExecutor(count, thread_name_prefix="workbench-hash") as pool:
-        run = _Run(payloads, layout, announcer, max(1, min(4, GATHER // count)))
-        try:
-            for results in in_order(pool, run, runs(payloads, layout)):
-                for part, found in results:
-                    if isinstance(found, WorkbenchError):
-                        if part.tensor not in failed:
-                            if on_error is None:
-                                raise found
-                            failed[part.tensor] = found
-                            on_error(part.tensor, found)
-                    else:
-                        unfinished.setdefault(part.tensor, []).extend(found)
-                    done += part.nbytes
-                    if part.last:
-                        blocks = unfinished.pop(part.tensor, [])
-                        if part.tensor not in failed:
-                            yield part.tensor, combine(catalog.dtype_of(part.tensor), part.shape, blocks)
-                if tick is not None:
-                    tick(done / total if done < total else 1.0)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            announcer.restore()
+    tasks = ordered(
+        _HashRun(payloads, layout, max(1, min(4, GATHER // count))), runs(payloads, layout), total, threads=count,
+        at_once=threads or payloads.pool.at_once, name="workbench-hash",
+    )  # fmt: skip
+    with closing(tasks):
+        for parts, results in tasks:
+            for part, found in zip(parts, results, strict=True):
+                if isinstance(found, WorkbenchError):
+                    if part.tensor not in failed:
+                        if on_error is None:
+                            raise found
+                        failed[part.tensor] = found
+                        on_error(part.tensor, found)
+                else:
+                    unfinished.setdefault(part.tensor, []).extend(found)
+                done += part.nbytes
+                if part.last:
+                    blocks = unfinished.pop(part.tensor, [])
+                    if part.tensor not in failed:
+                        yield part.tensor, combine(catalog.dtype_of(part.tensor), part.shape, blocks)
+            if progress is not None:
+                progress(done / total if done < total else 1.0)
 
 
 def combine(dtype: DType, shape: tuple[int, ...], blocks: Iterable[bytes]) -> Fingerprint:
-    """The fingerprint of a tensor of which the blocks' digests are known."""
+    """Return the fingerprint of a tensor from the digests of its blocks."""
     blocks = list(blocks)
     head = f"workbench tensor 1\n{dtype.name}[{','.join(map(str, shape))}]\n".encode()
     return Fingerprint(xxhash.xxh3_128_hexdigest(head + b"".join(blocks)), blocks)
 
 
 def range_digests(source: Source, start: int, stop: int) -> list[bytes]:
-    """The xxh3_128 digest of each block of at most 4 MiB of a file's bytes ``[start, stop)``."""
+    """Return the xxh3_128 digest of each block of up to 4 MiB of a file's bytes ``[start, stop)``."""
     hasher, buffer = BlockDigests(), np.empty(min(STEP, max(stop - start, 0)), np.uint8)
     for at in range(start, stop, STEP):
         flat = buffer[: min(STEP, stop - at)]
@@ -143,27 +142,41 @@ def range_digests(source: Source, start: int, stop: int) -> list[bytes]:
 
 
 class _Strided(Exception):
-    """A chunk's elements do not lie one after the other, so its tensor has to be gathered."""
+    """A chunk's elements are not contiguous, so its tensor has to be gathered."""
 
 
-class _Run:
+class _HashRun:
     """What a thread does with the parts of a task."""
 
-    def __init__(self, payloads: Payloads, layout: Layout, announcer: Announcer, window: int) -> None:
-        self._payloads, self._layout, self._announcer, self._window = payloads, layout, announcer, window
+    def __init__(self, payloads: Payloads, layout: StreamLayout, window: int) -> None:
+        self._payloads, self._layout, self._window = payloads, layout, window
+        self._announcer = Announcer()
         self._own = threading.local()
         self._covered: set[int] = set()
 
-    def __call__(self, parts: list[Part]) -> list[tuple[Part, list[bytes] | WorkbenchError]]:
-        results: list[tuple[Part, list[bytes] | WorkbenchError]] = []
+    def __call__(self, parts: list[StreamPart]) -> list[list[bytes] | WorkbenchError]:
+        results: list[list[bytes] | WorkbenchError] = []
         for part in parts:
             try:
-                results.append((part, self._digests(part)))
+                results.append(self._digests(part))
             except WorkbenchError as error:
-                results.append((part, error))
+                results.append(error)
         return results
 
-    def _digests(self, part: Part) -> list[bytes]:
+    def nbytes(self, parts: list[StreamPart]) -> int:
+        return sum(part.nbytes for part in parts)
+
+    def part(self, tasks: list[list[StreamPart]]) -> tuple[_PartialHash, list[list[StreamPart]]]:
+        tensors = {part.tensor for parts in tasks for part in parts}
+        return _PartialHash(self._payloads, sorted(tensors), self._layout.replica, self._window), tasks
+
+    def key(self, parts: list[StreamPart]) -> bytes:
+        return f"fingerprints {self._layout.replica} {[tuple(part) for part in parts]}".encode()
+
+    def close(self) -> None:
+        self._announcer.restore()
+
+    def _digests(self, part: StreamPart) -> list[bytes]:
         if part.tensor in self._layout.straight:
             try:
                 return self._straight(part)
@@ -173,7 +186,7 @@ class _Run:
 
     # ---- chunks one after the other ----
 
-    def _straight(self, part: Part) -> list[bytes]:
+    def _straight(self, part: StreamPart) -> list[bytes]:
         layout, hasher = self._layout, BlockDigests()
         begin, end = layout.ptr.get(part.tensor, (0, 0))
         at = layout.at[begin:end]
@@ -206,14 +219,14 @@ class _Run:
 
     # ---- any boxes ----
 
-    def _gathered(self, part: Part) -> list[bytes]:
+    def _gathered(self, part: StreamPart) -> list[bytes]:
         catalog, tensor = self._payloads.catalog, part.tensor
         dtype = catalog.dtype_of(tensor)
         self._check_coverage(tensor)
         if dtype.packed:
             raise UnsupportedFormatError(
-                f"tensor {catalog.keys[tensor]!r}: chunks of {dtype} elements that share bytes are not in order, so "
-                "that they cannot be put together; save it unsharded to fingerprint it"
+                f"tensor {catalog.keys[tensor]!r}: its chunks of {dtype} elements, which share bytes, are not in order "
+                "and cannot be joined; save it unsharded to fingerprint it"
             )
         a, b = self._layout.ptr[tensor]
         step = max(min(STEP, BLOCK), dtype.itemsize)
@@ -292,6 +305,22 @@ class _Run:
         if found is None or len(found) < nbytes:
             found = self._own.buffer = np.empty(max(nbytes, 1 << 20), np.uint8)
         return found[:nbytes]
+
+
+class _PartialHash(NamedTuple):
+    """The run of some tensors, as it is sent: their layout follows from the catalog."""
+
+    payloads: Payloads
+    tensors: list[int]
+    replica: int
+    window: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_tensors, tuple(self)
+
+
+def _of_tensors(payloads: Payloads, tensors: list[int], replica: int, window: int) -> _HashRun:
+    return _HashRun(payloads, StreamLayout.of(payloads.catalog, np.array(tensors, np.int64), replica), window)
 
 
 def _shifted(box: tuple[slice, ...], first: Sequence[int]) -> tuple[slice, ...]:

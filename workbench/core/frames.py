@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.catalog import CODECS, Catalog
+from workbench.core.catalog import Catalog
+from workbench.core.codecs import CODECS
 from workbench.core.dtypes import ALL
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ __all__ = ["chunk_frame", "distinct_files", "group_max", "tensor_frame"]
 
 
 def tensor_frame(catalog: Catalog, fqns: Sequence[str | None], roles: Sequence[str]) -> pd.DataFrame:
-    """One row a tensor: key fqn role dtype shape numel nbytes chunks files replicas.
+    """Return one row per tensor: key fqn role dtype shape numel nbytes chunks files replicas.
 
     ``nbytes`` counts the elements once; ``replicas`` is the largest number of copies of a box.
     """
@@ -42,9 +43,9 @@ def tensor_frame(catalog: Catalog, fqns: Sequence[str | None], roles: Sequence[s
 
 
 def chunk_frame(catalog: Catalog) -> pd.DataFrame:
-    """One row a chunk: key offsets sizes dtype file start stop rank replica codec.
+    """Return one row per chunk: key offsets sizes dtype file start stop rank replica codec.
 
-    ``start`` and ``stop`` are bytes of the stored item; ``rank`` is <NA> where it is not known.
+    ``start`` and ``stop`` are bytes of the stored item; ``rank`` is <NA> if unknown.
     """
     import pandas as pd
 

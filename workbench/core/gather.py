@@ -19,28 +19,27 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import box, memory
+from workbench.core import box, codecs, memory
+from workbench.core.arrays import Array
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
-from workbench.core.dtypes import ALL
+from workbench.core.dtypes import ITEMSIZE
 from workbench.core.payload import Payloads
 from workbench.core.plan import Ints, ReadPlan, plan_reads
 from workbench.core.read import read_selection
 from workbench.core.select import Selection
-from workbench.core.stream import WHOLE
 from workbench.errors import UnsafeError
 
-__all__ = ["PIECE", "Boxes", "Filling", "gather"]
+__all__ = ["PIECE", "BoxRequests", "Filling", "gather"]
 
-Array = np.ndarray[Any, Any]
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
 MIN_PIECE = 1 << 20  #: bytes below which handing a piece over costs more than reading it
-ROUNDS = 8  #: pieces a thread of a small job, so that all threads end together
+ROUNDS = 8  #: pieces a thread of a small job so that all threads end together
 RUN = 64 << 10  #: bytes from which one of several runs of a copy is worth a call of its own
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class BoxRequests:
     """``R`` boxes of tensors, and where they go.
 
     Element ``x`` of a box (counted from its first) is element ``at + (x · strides).sum()`` of the buffer ``into``.
@@ -62,28 +61,30 @@ class Boxes:
 
 
 def gather(
-    payloads: Payloads, tensors: Ints, *, threads: int = 1, tick: Callable[[float], None] | None = None
+    payloads: Payloads, tensors: Ints, *, threads: int = 1, progress: Callable[[float], None] | None = None
 ) -> list[Array]:
-    """Whole tensors in their raw types, contiguous, each in memory of its own; no packed types.
+    """Read whole tensors in their raw types, contiguous, each into its own memory; no packed types.
 
     Args:
         payloads: the chunks, and where archives keep theirs.
         tensors: ``(R,)`` positions in the catalog, distinct.
-        threads: how many read side by side.
-        tick: told the share of bytes that is done, in the caller's thread; raising there ends it.
+        threads: number of reading threads.
+        progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
 
     Raises:
-        HoleError: some element is stored nowhere; before any byte is read.
+        HoleError: an element is not stored; raised before any byte is read.
         CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
     """
     catalog = payloads.catalog
     shapes, number = catalog.shape[tensors], np.arange(len(tensors))
-    wholes = Boxes(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), row_major(shapes))
+    wholes = BoxRequests(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), row_major(shapes))
     filling = Filling.plan(payloads, wholes)
     out = [memory.empty(catalog.shape_of(tensor), catalog.dtype_of(tensor).raw) for tensor in tensors.tolist()]
     flat = [array.reshape(-1).view(np.uint8) for array in out]
     total = max(sum(array.nbytes for array in out), 1)
-    filling.run(flat, threads=threads, tick=None if tick is None else lambda done: tick(min(done / total, 1.0)))
+    filling.run(
+        flat, threads=threads, progress=None if progress is None else lambda done: progress(min(done / total, 1.0))
+    )
     return out
 
 
@@ -92,16 +93,16 @@ class Filling:
     """Planned reads of boxes into buffers."""
 
     payloads: Payloads
-    boxes: Boxes
+    boxes: BoxRequests
     reads: ReadPlan
     twice: Array  #: ``(R,)`` whether chunks overlap in a box, and have to be compared
 
     @classmethod
-    def plan(cls, payloads: Payloads, boxes: Boxes) -> Filling:
+    def plan(cls, payloads: Payloads, boxes: BoxRequests) -> Filling:
         """Plan everything; nothing is read.
 
         Raises:
-            HoleError: some element is stored nowhere.
+            HoleError: an element is not stored.
             UnsafeError: far more bytes of elements than are stored.
         """
         catalog = payloads.catalog
@@ -112,26 +113,28 @@ class Filling:
         np.add.at(have, reads.request, box.volume(reads.sizes))
         return cls(payloads, boxes, reads, have > box.volume(boxes.sizes))
 
-    def run(self, buffers: Sequence[Array], *, threads: int = 1, tick: Callable[[int], None] | None = None) -> int:
+    def run(self, buffers: Sequence[Array], *, threads: int = 1, progress: Callable[[int], None] | None = None) -> int:
         """Read everything.
 
         Args:
             buffers: flat ``uint8`` arrays.
-            threads: how many read side by side.
-            tick: told now and then how many bytes were asked for, in the caller's thread; raising there ends it.
+            threads: number of threads.
+            progress: called in the caller's thread with the bytes requested so far; raise an exception to cancel.
 
         Returns:
-            bytes that were asked of the files: of elements, or of whole chunks where a codec has to undo them whole.
+            bytes requested from the files: those of the elements, or of whole chunks if the codec must decode them
+                whole.
 
         Raises:
             CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
         """
         once = self.reads.take(np.flatnonzero(~self.twice[self.reads.request]))
-        parts = _Parts.of(self.payloads.catalog, once, self.boxes, threads)
+        parts = _CopyParts.of(self.payloads.catalog, once, self.boxes, threads)
         spans = list(zip(parts.cuts[:-1], parts.cuts[1:], strict=True))
 
         def portion(span: tuple[int, int]) -> int:
-            return sum(self._read(once, part, buffers) for part in parts.items(*span))
+            with self.payloads.ahead(*parts.reach(once, *span)):
+                return sum(self._read(once, part, buffers) for part in parts.items(*span))
 
         count = 0
         workers = ThreadPoolExecutor(max(1, min(threads, len(spans))))
@@ -140,8 +143,8 @@ class Filling:
                 alone = threads == 1 or len(spans) == 1
                 for nbytes in map(portion, spans) if alone else pool.map(portion, spans):
                     count += nbytes
-                    if tick is not None:
-                        tick(count)
+                    if progress is not None:
+                        progress(count)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -163,7 +166,7 @@ class Filling:
         begin, size = once.source[copy, :dims].tolist(), once.sizes[copy, :dims].tolist()
         found = self.payloads.region(row)[tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))]
         found.into(self._place(int(once.request[copy]), once.dest[copy], found.shape, found.raw, buffers))
-        return int(catalog.stop[row] - catalog.start[row]) if catalog.codec[row] in WHOLE else found.nbytes
+        return int(catalog.stop[row] - catalog.start[row]) if codecs.UNDONE_WHOLE[catalog.codec[row]] else found.nbytes
 
     def _compared(self, request: int, buffers: Sequence[Array]) -> int:
         """A box in which chunks overlap: what is stored twice must be stored alike."""
@@ -189,7 +192,7 @@ class Filling:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _CopyParts:
     """Copies in the files' order: runs of bytes, long ones cut; ``(M,)`` each.
 
     ``number`` counts the parts of a copy, ``run`` is whether it can be read by runs at all (else it is one part).
@@ -206,8 +209,8 @@ class _Parts:
     cuts: list[int]
 
     @classmethod
-    def of(cls, catalog: Catalog, reads: ReadPlan, boxes: Boxes, threads: int) -> _Parts:
-        request, itemsize = reads.request, _BITS[catalog.dtype[catalog.tensor[reads.row]]] // 8
+    def of(cls, catalog: Catalog, reads: ReadPlan, boxes: BoxRequests, threads: int) -> _CopyParts:
+        request, itemsize = reads.request, ITEMSIZE[catalog.dtype[catalog.tensor[reads.row]]]
         stored, wanted = row_major(catalog.sizes[reads.row]), boxes.strides[request]
         # from the last axis on, what lies side by side on both sides is one run; the axes before are walked
         length, side_by_side, walked = np.ones(len(reads), np.int64), np.ones(len(reads), bool), reads.sizes.copy()
@@ -233,6 +236,12 @@ class _Parts:
         cuts = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), len(of)]
         return cls(copy, number[of] + piece, run[copy], source[of] + low, dest[of] + low, nbytes, cuts)
 
+    def reach(self, reads: ReadPlan, first: int, last: int) -> tuple[Ints, Ints, Ints]:
+        """Chunk rows, and the bytes of their elements, that are read as runs."""
+        run = self.run[first:last]
+        copy, source, nbytes = (column[first:last][run] for column in (self.copy, self.source, self.nbytes))
+        return reads.row[copy], source, source + nbytes
+
     def items(self, first: int, last: int) -> Iterator[tuple[int, int, bool, int, int, int]]:
         columns = (self.copy, self.number, self.run, self.source, self.dest, self.nbytes)
         return zip(*(column[first:last].tolist() for column in columns), strict=True)
@@ -242,6 +251,3 @@ def _counted(counts: Ints) -> tuple[Ints, Ints]:
     """``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside them ``0, 1, 2, 0, …``."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-_BITS = np.array([dtype.bits for dtype in ALL], np.int64)

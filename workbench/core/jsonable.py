@@ -1,4 +1,4 @@
-"""Any decoded object as plain JSON types: bounded in nodes, depth and text, safe against cycles.
+"""Convert any decoded object to plain JSON types, with bounded nodes, depth and text, safe against cycles.
 
 ::
 
@@ -7,7 +7,7 @@
     a list of a million numbers     [0, 1, 2, …, "… 900,001 more"]
     nan, b"…", (1, 2) as a key      "nan", {"type": "bytes", …}, "(1, 2)"
 
-A pickle of 200 bytes can say a list of 2**60 paths, and one that contains itself.
+A pickle of 200 bytes can describe a list with 2**60 paths, or one that contains itself.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ TEXT, ARRAY = 10_000, 1000  # characters of a string and elements of an array th
 
 
 def finite(value: float) -> float | str:
-    """A float as JSON has it; ``"nan"``, ``"inf"`` or ``"-inf"``, which JSON lacks. ``null`` is what is not known."""
+    """Return a float, or ``"nan"``, ``"inf"`` or ``"-inf"``, which JSON lacks; ``null`` means unknown."""
     return value if math.isfinite(value) else str(value)
 
 
 def jsonable(value: object, *, max_nodes: int = 100_000, max_depth: int = 64) -> object:
-    """Any decoded value as plain JSON types, bounded and safe against cycles; what is left out is said in
-    words.
+    """Convert any decoded value to plain JSON types, bounded and safe against cycles.
 
-    Numbers, text, lists and dicts stay what they are; the rest becomes a dict with a ``"type"``, or a word.
+    Omitted parts are replaced by a description.
+
+    Numbers, text, lists and dicts are unchanged; other values become a dict with a ``"type"``, or a word.
     Non-finite floats become ``"nan"``, ``"inf"``, ``"-inf"``; keys that are not text become their bounded
     repr.
     """

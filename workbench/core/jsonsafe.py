@@ -35,7 +35,7 @@ def read_own(path: str | os.PathLike[str], *, what: str, limit: int = 64 << 20) 
     if not regular:
         raise UsageError(f"{what} is not a regular file")
     if len(data) > limit:
-        raise UsageError(f"{what} has more than {limit:,} bytes, which no such file has")
+        raise UsageError(f"{what} has more than {limit:,} bytes, too many for such a file")
     try:
         return loads(data, what=what)
     except OpenError as error:
@@ -56,7 +56,7 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
     count = text.count(",") + text.count(":")
     if count > VALUES:
         raise UnsafeError(
-            f"{what} holds about {count:,} values in {len(data):,} bytes, over the limit of {VALUES:,}: decoding it "
+            f"{what} contains about {count:,} values in {len(data):,} bytes, over the limit of {VALUES:,}: decoding it "
             "would take gigabytes of memory; refused"
         )
     collecting = gc.isenabled()
@@ -66,9 +66,9 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
     except json.JSONDecodeError as error:
         raise CorruptError(f"{what} is not JSON: {error.msg} at character {error.pos:,}") from None
     except RecursionError:
-        raise CorruptError(f"{what} nests brackets too deeply; refused") from None
+        raise CorruptError(f"{what} has brackets nested too deeply; refused") from None
     except ValueError:  # Python converts integers of some thousand digits at most
-        raise CorruptError(f"{what} holds an integer of thousands of digits, which no checkpoint has") from None
+        raise CorruptError(f"{what} contains an integer with thousands of digits; refused") from None
     finally:
         if collecting:
             gc.enable()
@@ -80,7 +80,7 @@ def _unique(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise CorruptError(f"{what} names the key {key!r} twice; which one is meant cannot be known")
+                raise CorruptError(f"{what} has the key {key!r} twice; it is unknown which one is valid")
             seen.add(key)
     return found
 

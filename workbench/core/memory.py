@@ -4,10 +4,10 @@ Large arrays begin on a huge page, because first touch is what a copy into fresh
 
 The kernel hands out zeroed memory page by page, at ~0.5 µs for each 4 KiB on first touch; where transparent huge pages
 are allowed (``madvise`` or ``always``), one fault brings 2 MiB. ``np.empty`` asks for them too, but starts its arrays
-anywhere, so that the ends of each array fall back to small pages: a quarter of an 8 MiB tensor.
+at any address, so the ends of each array fall back to small pages: a quarter of an 8 MiB tensor.
 
-``mmap.mmap`` keeps a duplicate of the descriptor for as long as the map lives (until Python 3.13's ``trackfd``), so
-that a few hundred open checkpoints would use up the limit of a process. The system call itself needs none.
+``mmap.mmap`` keeps a duplicate of the descriptor for as long as the map lives (until Python 3.13's ``trackfd``): a
+few hundred open checkpoints would use up the limit of a process. The system call itself needs none.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """As ``np.empty``; from :data:`HUGE_PAGE` bytes on, the whole pages of the array are huge ones where allowed."""
+    """Return an array like ``np.empty``; from :data:`HUGE_PAGE` bytes on, it uses huge pages if allowed."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if nbytes < HUGE_PAGE or _ADVICE is None:
         return np.empty(shape, dtype)
-    # A page more than is needed, to begin where one begins: addresses are used up, memory is not.
+    # One page more than needed, to start at a page boundary: this uses up addresses, not memory.
     try:
         mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # out of map entries
@@ -53,7 +53,7 @@ def map_file(fd: int, nbytes: int, *, offset: int = 0, private: bool = False) ->
         fd: may be closed afterwards.
         nbytes: at least 1.
         offset: a multiple of ``mmap.ALLOCATIONGRANULARITY``.
-        private: writable, and nothing that is written reaches the file.
+        private: writable; writes do not reach the file.
 
     Raises:
         OSError: the file cannot be mapped.

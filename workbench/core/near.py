@@ -1,4 +1,4 @@
-"""What a mistyped name was meant to be, for every name that is looked up and is not there.
+"""Suggestions for mistyped names, used wherever a name is looked up and not found.
 
 ::
 
@@ -14,15 +14,15 @@ from collections.abc import Collection
 
 __all__ = ["did_you_mean", "near", "no_such"]
 
-MOST = 2000  #: names that are compared letter by letter, some 0.1 ms each
-SHORT = 3  #: letters; what is shorter is contained in too many names to mean one of them
+MOST = 2000  #: most names that are compared letter by letter, about 0.1 ms each
+SHORT = 3  #: letters; shorter text is contained in too many names
 
 
 def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
-    """Up to ``count`` of the known names: the closest in spelling, then the shortest that contain ``name``; capital and
-    small letters are alike.
+    """Return up to ``count`` known names: the closest in spelling, then the shortest that contain ``name``.
 
-    Quick for a million names, which are narrowed down first: a slip at one place leaves the other half as it was.
+    Letter case is ignored. Fast for a million names, which are narrowed down first: a typo in one half of a name leaves
+    the other half unchanged.
     """
     wanted = name.casefold()
     pool: Collection[str] = known
@@ -41,16 +41,16 @@ def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:
-    """The suggestion at the end of a message about an unknown name, ``; did you mean 'b'?``; empty if none is near."""
+    """Return the end of a message about an unknown name, ``; did you mean 'b'?``; empty without similar names."""
     close = near(name, known) if isinstance(name, str) else []
     return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
 def no_such(name: object, known: Collection[str], what: str = "tensor") -> str:
-    """The sentence for a name that is not among ``known``."""
+    """Return the message for a name that is not among ``known``."""
     return f"no {what} {name!r} among {len(known):,}{did_you_mean(name, known)}"
 
 
 def _shared(one: str, other: str) -> int:
-    """Letters that two names have in common at both ends."""
+    """Count the letters that two names have in common at both ends."""
     return sum(len(os.path.commonprefix(pair)) for pair in ([one, other], [one[::-1], other[::-1]]))  # noqa: RUF071

@@ -1,4 +1,4 @@
-"""Non-tensor items stored as ``torch.save`` archives inside byte ranges, decoded when somebody looks.
+"""Non-tensor items stored as ``torch.save`` archives inside byte ranges, decoded on access.
 
 Tensors inside such an object (generator states, small buffers) become ``torch.Tensor`` values; everything that the
 pickle names beyond plain data stays an inert, named leaf (:mod:`workbench.core.pickles.unpickle`). An object is decoded
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import catalog as cat
-from workbench.core import ziparchive
+from workbench.core import codecs, ziparchive
+from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
@@ -26,30 +26,29 @@ from workbench.errors import CorruptError, TruncatedError
 
 __all__ = ["archive_objects", "decode_archive"]
 
-Array = np.ndarray[Any, Any]
 OBJECT_LIMIT = 1 << 30  #: bytes to which a compressed object may grow
 
 
 def archive_objects(place: Place, catalog: Catalog) -> LazyMap:
-    """The objects of a catalog by key, each an archive in a byte range of one of its files."""
+    """Return the objects of a catalog by key; each is an archive in a byte range of one of its files."""
     return LazyMap({key: partial(_read, place, catalog, row) for row, key in enumerate(catalog.objects.keys)})
 
 
 def decode_archive(data: Array, *, what: str) -> Any:
-    """The object in one ``torch.save`` archive.
+    """Decode the object in one ``torch.save`` archive.
 
     Raises:
-        CorruptError: no such archive, one that contradicts itself, or a record that does not match its CRC-32.
+        CorruptError: it is not such an archive, it is inconsistent, or a record does not match its CRC-32.
     """
     archive = ziparchive.read_directory(data, what=what)
     record = archive.records.get(f"{archive.prefix}/data.pkl")
     if record is None:
-        raise CorruptError(f"{what} is an archive without data.pkl, so no torch.save object")
+        raise CorruptError(f"{what} is an archive without data.pkl, so it is not a torch.save object")
     content = archive.read(record)
     value = unpickle.loads(content, what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
 
     @cache  # tensors may share a storage; its CRC is computed once
-    def storage(record: ziparchive.Record) -> bytearray:
+    def storage(record: ziparchive.ZipRecord) -> bytearray:
         archive.payload(record)  # refuses a compressed storage: many small ones could inflate to any size
         return bytearray(archive.read(record))
 
@@ -62,8 +61,9 @@ def decode_archive(data: Array, *, what: str) -> Any:
 
 
 def replace_tensors(value: Any, make: Callable[[TensorRef | StorageRef], Any], depth: int = 0) -> Any:
-    """The same containers with every reference to a tensor or a storage replaced, in inert objects too; shared and
-    cyclic containers stay so.
+    """Replace every reference to a tensor or storage in containers and inert objects.
+
+    Shared and cyclic containers remain shared and cyclic.
     """
     return _Replacer(make).visit(value)
 
@@ -120,34 +120,34 @@ def _read(place: Place, catalog: Catalog, row: int) -> Any:
     if stop > place.stat(file).size:
         raise TruncatedError(f"{what} ends at byte {stop:,}, beyond the end of the file")
     data = np.frombuffer(place.read(file, start=start, length=stop - start), np.uint8)
-    if table.codec[row] == cat.ZSTD_TORCH_ZIP:
+    if codecs.COMPRESSED[table.codec[row]]:
         data = decompress(data, OBJECT_LIMIT, what=what)
     try:
         return decode_archive(data, what=what)
     except RecursionError:
-        raise CorruptError(f"{what} nests too deeply to be shown") from None
+        raise CorruptError(f"{what} is nested too deeply to be shown") from None
 
 
-def _record(archive: ziparchive.Archive, storage: StorageRef, what: str) -> ziparchive.Record:
+def _record(archive: ziparchive.Archive, storage: StorageRef, what: str) -> ziparchive.ZipRecord:
     record = archive.records.get(f"{archive.prefix}/data/{storage.key}")
     if record is None:
-        raise CorruptError(f"{what} names the storage {storage.key!r}, which the archive does not hold")
+        raise CorruptError(f"{what} refers to storage {storage.key!r}, which the archive does not contain")
     return record
 
 
 def _tensor(
-    ref: TensorRef, archive: ziparchive.Archive, storage_of: Callable[[ziparchive.Record], bytearray], what: str
+    ref: TensorRef, archive: ziparchive.Archive, storage_of: Callable[[ziparchive.ZipRecord], bytearray], what: str
 ) -> Any:
     import torch
 
     storage = ref.storage
     if not isinstance(storage, StorageRef):
-        raise CorruptError(f"{what} holds a tensor without storage")
+        raise CorruptError(f"{what} contains a tensor without storage")
     content = storage_of(_record(archive, storage, what))
     dtype = by_name(ref.dtype)
     reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True)) + 1 if 0 not in ref.shape else 0
     if (ref.storage_offset + reach) * dtype.itemsize > len(content):
-        raise CorruptError(f"{what}: a tensor of shape {ref.shape} reaches past its storage {storage.key!r}")
+        raise CorruptError(f"{what}: a tensor of shape {ref.shape} extends past its storage {storage.key!r}")
     flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     if archive.byteorder == "big" and dtype.itemsize > 1:
         part = dtype.itemsize // (2 if dtype.kind == "c" else 1)

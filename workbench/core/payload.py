@@ -1,4 +1,4 @@
-"""From a chunk row to its elements: where they lie in a file, or in memory where a codec has to undo them.
+"""From a chunk row to its elements: their location in a file, or in memory if a codec has to undo them.
 
 ::
 
@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from workbench.core import catalog as cat
+from workbench.core import codecs
+from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import DType, nbytes_of
 from workbench.core.region import Region, resolved, swapped
@@ -31,59 +34,64 @@ from workbench.errors import CorruptError, MissingExtraError, UnsafeError, Unsup
 
 __all__ = ["Payloads", "decompress"]
 
-Array = np.ndarray[Any, Any]
 Undo = Callable[[Array], Array]
 PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
-_WHOLE = (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP)  # the chunk is its item's tensor
-_LOCATED = (cat.RAW, cat.TORCH_ZIP, cat.TORCH_PART)  # codecs whose elements lie in the file as they are
+HEADERS = 16 << 10  #: bytes that an archive may have around a payload (seen: ~1.6 KB); more costs one more request
 ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
 
 
 class Payloads:
-    """The chunks of one catalog; remembers where archives keep their payload."""
+    """The chunks of one catalog; remembers where each archive's payload is."""
+
+    _by_reference = True
 
     def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
         self.catalog, self.pool = catalog, pool
+        self._reference: tuple[Any, str] | None = None  #: what is sent to workers in its place (core/executors.py)
         self._items: dict[tuple[int, int], Item] = {}
         self._unpacked: tuple[tuple[int, int, int], Array] | None = None  # neighbouring slices meet one item often
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Payloads, (self.catalog, self.pool)  # what was read is read again
+
     def region(self, row: int) -> Region:
-        """The chunk's elements where they lie; of archives the directory is read, of transforms all is undone.
+        """Return the chunk's elements in place; of archives the directory is read, of transforms all is undone.
 
         Raises:
-            TruncatedError, CorruptError, ChangedError, MissingFileError: the stored item is not what it should be.
+            TruncatedError, CorruptError, ChangedError, MissingFileError: the stored item is not valid.
             UnsafeError: the elements would take far more memory than bytes are stored.
         """
-        c, codec = self.catalog, int(self.catalog.codec[row])
+        c = self.catalog
+        codec = codecs.TABLE[c.codec[row]]
         dtype, sizes, inner, strides = self._layout(row)
         if 0 in sizes:
             return Region.of(np.empty(sizes, dtype.raw))
         if c.inflated[row]:
             raise UnsafeError(c.not_checked(row))
-        if codec in (cat.RAW, cat.RAW_BE, *cat.LAZY):
-            conj, neg = codec in (cat.RAW_CONJ, cat.RAW_CONJ_NEG), codec in (cat.RAW_NEG, cat.RAW_CONJ_NEG)
-            undo = _undo(dtype, big=codec == cat.RAW_BE, conj=conj, neg=neg)
+        if codec.raw:
+            undo = _undo(dtype, big=codec.big, conj=codec.conj, neg=codec.neg)
             return self._stored_at(row, 0, int(c.stop[row] - c.start[row]), undo)
-        if codec in (cat.TORCH_ZIP, cat.TORCH_PART):
+        if codec.zip and codec.in_file:
             item, _ = self._checked(row)
             undo = _undo(dtype, big=item.byteorder == "big", conj=item.conj, neg=item.neg)
             at = item.start + item.storage_offset * dtype.itemsize
-            if codec == cat.TORCH_ZIP:
+            if codec.part:
                 return self._at(row, at, item.shape, item.stride, dtype, undo)
             if undo is None and _row_major(item.shape, item.stride):
                 return self._stored_at(row, at, _nbytes(item.shape, dtype), None)
-        if codec in (cat.TORCH_PART, cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART):
+        if codec.zip:
             return Region.of(self._from_archive(row))
-        if codec == cat.LATIN1_TEXT:
+        if codec.text:
             return Region.of(_strided(self._from_text(row), inner, sizes, strides, dtype))
         raise UnsupportedFormatError(
-            f"tensor {c.keys[c.tensor[row]]!r}: its chunk in {c.files[c.file[row]]!r} passed through a transform that "
-            "we do not know; it can be listed but not read"
+            f"tensor {c.keys[c.tensor[row]]!r}: its chunk in {c.files[c.file[row]]!r} was written through an unknown "
+            "transform; it can be listed but not read"
         )
 
     def array(self, row: int) -> Array:
-        """All of the chunk, read into memory: an array of ``sizes[row]``, in the raw type of its dtype (flat bytes for
-        packed types). Read-only, for it may be kept for the next call.
+        """Read the whole chunk into memory, as an array of ``sizes[row]`` in the raw type of its dtype.
+
+        Packed types are returned as flat bytes. The array is read-only because it may be cached for the next call.
 
         Raises:
             as :meth:`region`.
@@ -93,32 +101,32 @@ class Payloads:
         return found
 
     def straight(self, row: int) -> int | None:
-        """The byte of its file from which the chunk's elements lie as they do in memory: row-major, little endian.
+        """The byte of its file from which the chunk's elements are stored as in memory: row-major, little endian.
 
         ``None`` where they have to be decoded or put in order.
 
         Raises:
             as :meth:`region`.
         """
-        if self.catalog.codec[row] not in _LOCATED or self.catalog.dtype_of(int(self.catalog.tensor[row])).packed:
+        if not codecs.IN_PLACE[self.catalog.codec[row]] or self.catalog.dtype_of(int(self.catalog.tensor[row])).packed:
             return None
         region = self.region(row)
         return region.straight if region.size else None
 
     def stored(self, row: int) -> LazyBytes:
-        """The stored item's bytes, checked to lie inside the file; read where they are looked at."""
+        """The stored item's bytes, checked to be inside the file; read where they are looked at."""
         c = self.catalog
         self._check_inside(row)
         return self.pool.window(int(c.file[row]), int(c.start[row]), int(c.stop[row]))
 
     def item(self, row: int) -> tuple[Item, LazyBytes | Array]:
-        """The archive of a ``torch_zip`` chunk: where its payload lies, and the archive's bytes."""
+        """The archive of a ``torch_zip`` chunk: the position of its payload, and the archive's bytes."""
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]))
         data: LazyBytes | Array = self.stored(row)
-        if c.codec[row] in (cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART):
+        if codecs.COMPRESSED[c.codec[row]]:
             tensor = int(c.tensor[row])
-            part = c.codec[row] == cat.ZSTD_TORCH_PART
+            part = not codecs.WHOLE_ITEM[c.codec[row]]
             wanted = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row])))
             limit = PART_LIMIT if part else wanted + ZIP_OVERHEAD
             last = self._unpacked
@@ -132,19 +140,36 @@ class Payloads:
         return found, data
 
     def check_overlap(self, row: int, old: Array, new: Array, seen: Array) -> None:
-        """What two chunks hold must be alike: ``new`` of this row, where ``seen``, is what is there already.
+        """Check that overlapping chunks agree: where ``seen``, ``new`` of this row must equal ``old``.
 
         Raises:
-            CorruptError: it is not; the message says of which chunk and how many elements.
+            CorruptError: they differ; the message names the chunk and the number of elements.
         """
         if wrong := int(np.count_nonzero(old[seen] != new[seen])):
             raise CorruptError(
-                f"{self.describe(row)} overlaps another chunk and holds other values in {wrong:,} elements; which one "
-                "is meant is unknown, slice around it or restore the file"
+                f"{self.describe(row)} overlaps another chunk and differs from it in {wrong:,} elements; it is unknown "
+                "which one is valid: slice around it or restore the file"
             )
 
+    def ahead(self, rows: Ints, first: Ints, last: Ints) -> AbstractContextManager[None]:
+        """Fetch bytes ``[first, last)`` of chunks' elements from a store before they are read piece by piece.
+
+        Args:
+            rows: ``(N,)`` chunks; those that a codec undoes whole are fetched whole.
+            first, last: ``(N,)`` bytes of the elements as they are stored.
+        """
+        if self.pool.at_once == 1:
+            return nullcontext()
+        c = self.catalog
+        start, stop = c.start[rows], c.stop[rows]
+        whole = ~codecs.IN_PLACE[c.codec[rows]]
+        at = start + (0 if c.inner is None else c.inner[rows])
+        low = np.where(whole | (first < HEADERS), start, at + first)
+        high = np.where(whole, stop, np.minimum(at + last + HEADERS, stop))
+        return self.pool.ahead(c.file[rows], low, high)
+
     def describe(self, row: int) -> str:
-        """How messages name a chunk: tensor, file and byte."""
+        """Describe a chunk for messages: tensor, file and byte."""
         c = self.catalog
         key, file = c.keys[c.tensor[row]], c.files[c.file[row]]
         return f"tensor {key!r}: item at byte {int(c.start[row]):,} of {file!r}"
@@ -190,7 +215,7 @@ class Payloads:
             try:
                 plain = bytes(data[:]).decode("utf-8").encode("latin-1")
             except UnicodeError as error:
-                raise CorruptError(f"{self.describe(row)} is no text of one character a byte: {error}") from None
+                raise CorruptError(f"{self.describe(row)} is not text with one character per byte: {error}") from None
             last = self._unpacked = place, np.frombuffer(plain, np.uint8)
         return last[1]
 
@@ -199,7 +224,7 @@ class Payloads:
         item, data = self._checked(row)
         if cat.inflates(_nbytes(item.shape, dtype), item.nbytes):
             raise UnsafeError(
-                f"{self.describe(row)} means {_nbytes(item.shape, dtype):,} bytes of elements and stores "
+                f"{self.describe(row)} has {_nbytes(item.shape, dtype):,} bytes of elements but stores "
                 f"{item.nbytes:,}; it is listed but not read"
             )
         payload = np.frombuffer(data[item.start : item.start + item.nbytes], np.uint8)
@@ -208,7 +233,7 @@ class Payloads:
         undo = _undo(dtype, big=item.byteorder == "big", conj=item.conj, neg=item.neg)
         if undo is not None:
             whole = undo(whole)
-        if self.catalog.codec[row] in _WHOLE:
+        if codecs.WHOLE_ITEM[self.catalog.codec[row]]:
             return whole
         flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)  # a copy only if the item itself is strided
         return _strided(flat, inner, sizes, strides, dtype)
@@ -219,30 +244,31 @@ class Payloads:
         item, data = self.item(row)
         if item.dtype != dtype.name:
             raise CorruptError(
-                f"{self.describe(row)} holds {item.dtype} but the metadata says {dtype}; the file is from another save"
+                f"{self.describe(row)} contains {item.dtype} but the metadata says {dtype}; the file is from another "
+                "save"
             )
-        if self.catalog.codec[row] in _WHOLE and item.shape != sizes:
+        if codecs.WHOLE_ITEM[self.catalog.codec[row]] and item.shape != sizes:
             raise CorruptError(
-                f"{self.describe(row)} holds a tensor of shape {item.shape} but the chunk has {sizes}; "
+                f"{self.describe(row)} contains a tensor of shape {item.shape} but the chunk has {sizes}; "
                 "the file is from another save, or files of two ranks were swapped"
             )
-        if self.catalog.codec[row] not in _WHOLE and not dtype.packed:
+        if not codecs.WHOLE_ITEM[self.catalog.codec[row]] and not dtype.packed:
             steps = cat.row_major(sizes) if strides is None else strides
             held, wanted = math.prod(item.shape), (inner + _reach(sizes, steps, dtype)) // dtype.itemsize
             if wanted > held:
                 raise CorruptError(
-                    f"{self.describe(row)} holds {held:,} elements but the metadata says {wanted:,} or more, of which "
-                    "this tensor is a part; the file is from another save, or files of two ranks were swapped"
+                    f"{self.describe(row)} contains {held:,} elements but the metadata says {wanted:,} or more, "
+                    "including those of this tensor; the file is from another save, or files of two ranks were swapped"
                 )
         return item, data
 
 
 def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
-    """One zstd stream, never more than ``limit`` bytes.
+    """Decompress one zstd stream to no more than ``limit`` bytes.
 
     Raises:
-        MissingExtraError: neither ``zstandard`` nor Python 3.14's ``compression.zstd`` is there.
-        CorruptError: no zstd stream, or one that grows beyond the limit (a bomb).
+        MissingExtraError: neither ``zstandard`` nor Python 3.14's ``compression.zstd`` is installed.
+        CorruptError: it is not a zstd stream, or it decompresses to more than the limit (a bomb).
     """
     try:
         import zstandard
@@ -256,7 +282,7 @@ def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
     except zstandard.ZstdError as error:
         raise CorruptError(f"{what} is not a zstd stream: {error}") from None
     if len(out) > limit:
-        raise CorruptError(f"{what} decompresses to more than the {limit:,} bytes it should hold; refused")
+        raise CorruptError(f"{what} decompresses to more than the expected {limit:,} bytes; refused")
     return np.frombuffer(out, np.uint8)
 
 
@@ -289,7 +315,7 @@ def _reach(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> in
 def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
     if end > room:
         layout = "row-major" if strides is None else f"strides {strides}"
-        raise CorruptError(f"a tensor of sizes {sizes}, {layout}, reaches {end - room:,} bytes past its payload")
+        raise CorruptError(f"a tensor of sizes {sizes}, {layout}, extends {end - room:,} bytes past its payload")
 
 
 def _row_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -9,24 +9,23 @@ all requests with the chunks of their tensors at once and lists one :class:`Read
     ├────────┤                    │        │
     │ chunk 1│ 8                  └────────┘ 6
 
-Coverage is exact: a request of which some element is stored nowhere is an error that names the box, never zeros.
+Coverage is exact: a request with an element that is not stored is an error that names the box, never zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from workbench.core import box
+from workbench.core.arrays import Ints
 from workbench.core.catalog import Catalog
 from workbench.errors import CorruptError, HoleError
 
-__all__ = ["ReadItem", "ReadPlan", "coalesce", "disjoint", "plan_reads", "tangled"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+__all__ = ["ReadItem", "ReadPlan", "plan_reads", "tangled"]
 
 
 class ReadItem(NamedTuple):
@@ -104,41 +103,6 @@ def plan_reads(
     return ReadPlan(request, row, source, dest, extent)
 
 
-def disjoint(catalog: Catalog, tensors: Ints, *, replica: int = 0) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """For each tensor, whether its chunks (of one replica) share no element."""
-    rows = _rows_of(catalog, box.distinct(tensors))
-    rows = rows[catalog.replica[rows] == replica]
-    i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows], limit=1)
-    shared = np.zeros(len(catalog), bool)
-    shared[catalog.tensor[rows[i]]] = True
-    return ~shared[tensors]
-
-
-def coalesce(starts: Ints, stops: Ints, *, max_gap: int = 64 << 10, max_bytes: int = 8 << 20) -> tuple[Ints, Ints]:
-    """Join sorted byte ranges into reads: fewer, larger requests at the price of some bytes thrown away.
-
-    Args:
-        starts, stops: ``(N,)`` bytes, sorted by start.
-        max_gap: bytes between two ranges that are worth reading through rather than asking twice.
-        max_bytes: size at which a read is closed, so that buffers stay small and reads overlap with copies. A single
-            range longer than this stays whole.
-
-    Returns:
-        ``(first, last)``: indices into the ranges; read ``k`` covers ranges ``first[k]`` to ``last[k]`` inclusive.
-    """
-    first: list[int] = []
-    last: list[int] = []
-    begin = end = 0
-    for position, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        if first and start - end <= max_gap and max(stop, end) - begin <= max_bytes:
-            last[-1], end = position, max(end, stop)
-        else:
-            first.append(position)
-            last.append(position)
-            begin, end = start, stop
-    return np.array(first, np.int64), np.array(last, np.int64)
-
-
 def _rows_of(catalog: Catalog, tensors: Ints) -> Ints:
     begin = catalog.row_ptr[tensors]
     counts = catalog.row_ptr[tensors + 1] - begin
@@ -205,16 +169,16 @@ def tangled(catalog: Catalog, tensor: int) -> str:
     """Why a tensor for which `box.Tangled` is raised is not read."""
     count = int(np.count_nonzero(catalog.tensor == tensor))
     return (
-        f"tensor {catalog.keys[tensor]!r}: its {count:,} chunks overlap in more ways than are looked at, so whether "
-        "they hold every element is not known; its metadata is damaged or was made to be slow, use another save"
+        f"tensor {catalog.keys[tensor]!r}: its {count:,} chunks overlap in too many ways to check that "
+        "they contain every element; its metadata is damaged or malicious, use another save"
     )
 
 
 def _hole(catalog: Catalog, tensor: int, offset: Ints, size: Ints, lacking: int) -> HoleError:
     dims = int(catalog.ndim[tensor])
     where = ", ".join(f"{a}:{a + n}" for a, n in zip(offset[:dims].tolist(), size[:dims].tolist(), strict=True))
-    count = f"{lacking:,} wanted elements are" if lacking > 0 else "some wanted elements are"
+    count = f"{lacking:,} requested elements are" if lacking > 0 else "some requested elements are"
     return HoleError(
-        f"tensor {catalog.keys[tensor]!r} {catalog.shape_of(tensor)} has a hole: [{where}] is stored in no chunk "
-        f"({count} missing); a shard is lost from the save, slice around it or restore the file"
+        f"tensor {catalog.keys[tensor]!r} {catalog.shape_of(tensor)} has a hole: [{where}] is not stored in any chunk "
+        f"({count} missing); a shard of the save is lost: slice around it or restore the file"
     )

@@ -7,12 +7,14 @@ survive and every dtype takes the same path.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from workbench.core import box, memory
+from workbench.core.arrays import Array, Ints
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
 from workbench.core.region import Axis, Region
@@ -20,9 +22,6 @@ from workbench.core.select import Selection, whole
 from workbench.errors import UnsafeError
 
 __all__ = ["read_boxes", "read_selection", "single_chunk"]
-
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0) -> Array:
@@ -121,11 +120,19 @@ def _padded(selection: Selection, dims: int) -> tuple[Array, Array]:
 
 
 def _copy_all(payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array) -> None:
-    for item in plan.items(ndim):
+    def copy(item: ReadItem) -> None:
         wanted = _within(selection, item, origin)
         if wanted is not None:
             source, dest = wanted
             payloads.region(item.row)[item.source].into(out[dest], source)
+
+    if payloads.pool.at_once == 1 or len(plan) == 1:
+        for item in plan.items(ndim):
+            copy(item)
+        return
+    with ThreadPoolExecutor(min(len(plan), payloads.pool.at_once)) as threads:
+        for _ in threads.map(copy, plan.items(ndim)):
+            pass
 
 
 def _copy_overlapping(
@@ -173,7 +180,7 @@ def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[list[A
 
 
 def _inside(axis: range, low: int, high: int) -> tuple[int, int]:
-    """Indices ``[first, last)`` of a range whose values lie in ``[low, high)``."""
+    """Indices ``[first, last)`` of a range whose values are in ``[low, high)``."""
     if axis.step < 0:
         first, last = _inside(axis[::-1], low, high)
         return len(axis) - last, len(axis) - first

@@ -17,24 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from workbench.core import box
-from workbench.core import catalog as cat
+from workbench.core import box, codecs
+from workbench.core.arrays import Array
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog, ObjectTable
-from workbench.core.dtypes import ALL
+from workbench.core.dtypes import ITEMSIZE
 
-__all__ = ["Piece", "Target", "compose"]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["ComposedBox", "Composition", "compose"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of a source tensor and where it goes.
+class ComposedBox:
+    """A box of a source tensor and its destination.
 
     Attributes:
         tensor: position of the source in its catalog.
@@ -55,20 +52,20 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A tensor to compose: its key, shape and the pieces that make it; dtype is the sources'."""
+class Composition:
+    """A tensor to compose: its key, shape and pieces; its dtype is that of the sources."""
 
     key: str
     shape: tuple[int, ...]
-    pieces: Sequence[Piece]
+    pieces: Sequence[ComposedBox]
     fqn: str | None = None
     role: str = "param"
 
 
-def compose(catalog: Catalog, targets: Sequence[Target]) -> Catalog:
-    """A catalog of the targets, in the same files as ``catalog``.
+def compose(catalog: Catalog, targets: Sequence[Composition]) -> Catalog:
+    """Return a catalog of the targets, in the same files as ``catalog``.
 
-    Elements that no piece brings are holes, found when they are read. Replicas of the sources stay replicas.
+    Elements that no piece covers are holes, detected on reading. Replicas of the sources remain replicas.
     """
     pieces = [(t, piece) for t, target in enumerate(targets) for piece in target.pieces]
     dims = max([1, catalog.shape.shape[1], *(len(target.shape) for target in targets)])
@@ -87,7 +84,7 @@ def compose(catalog: Catalog, targets: Sequence[Target]) -> Catalog:
     which, row, first, extent = which[hit], row[hit], first[hit], extent[hit]
     low = offsets[which] + first * every[which]
     steps = row_major(catalog.sizes[row]) if catalog.strides is None else catalog.strides[row]
-    itemsize = np.array([dtype.bits // 8 for dtype in ALL], np.int64)[catalog.dtype[catalog.tensor[row]]]
+    itemsize = ITEMSIZE[catalog.dtype[catalog.tensor[row]]]
     inner = ((low - catalog.offsets[row]) * steps).sum(axis=1) * itemsize
     inner += 0 if catalog.inner is None else catalog.inner[row]
     # the target's axes picked from the source's; -1 (a new axis) reads the extra column
@@ -113,7 +110,7 @@ def compose(catalog: Catalog, targets: Sequence[Target]) -> Catalog:
         sizes=new_sizes[order],
         strides=new_steps[order],
         inner=inner[order],
-        codec=_PART[catalog.codec[row]],
+        codec=codecs.PART[catalog.codec[row]],
         fqns=[t.fqn for t in targets],
         roles=[t.role for t in targets],
         objects=ObjectTable(),
@@ -122,12 +119,8 @@ def compose(catalog: Catalog, targets: Sequence[Target]) -> Catalog:
     )
 
 
-_PART = np.arange(len(cat.CODECS), dtype=np.uint8)
-_PART[cat.TORCH_ZIP], _PART[cat.ZSTD_TORCH_ZIP] = cat.TORCH_PART, cat.ZSTD_TORCH_PART
-
-
 def _taken(begin: Array, length: Array, count: Array, every: Array) -> tuple[Array, Array]:
-    """Which of the elements ``0, every, 2·every …`` (``count`` of them) lie in ``[begin, begin + length)``: the number
+    """Which of the elements ``0, every, 2·every …`` (``count`` of them) are in ``[begin, begin + length)``: the number
     of the first one, and how many."""
     first = np.maximum(-(-begin // every), 0)
     return first, np.minimum(-(-(begin + length) // every), count) - first

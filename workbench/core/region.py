@@ -1,14 +1,14 @@
-"""Elements of a chunk where they lie: in a file, at strides, or in memory where a codec had to undo them.
+"""Elements of a chunk in place: in a file, at strides, or in memory where a codec had to undo them.
 
 ::
 
     region     shape, strides, first byte            nothing is read
     [box]      the same of a part                    nothing is read
-    into(out)  elements → an array of any strides    dense runs straight into it, others through a scratch of 1 MiB
+    into(out)  elements → an array of any strides    dense runs straight into it, others through a scratch buffer
     load()     elements → memory in the order in which they are stored
 
-Strided elements (a column, every tenth row, a transposed matrix) are read in *spans*: elements closer than
-:data:`GAP` together, those further apart each on its own. So a column of a wide matrix does not read the matrix.
+Strided elements (a column, every tenth row, a transposed matrix) are read in *spans*: elements closer than the source's
+``gap`` together, those further apart each on its own. So a column of a wide matrix does not read the matrix.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from typing import Any
 import numpy as np
 
 from workbench.core import memory
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.source import Source
 from workbench.core.storage import SourcePool
 
 __all__ = ["Axis", "Region", "resolved", "swapped"]
 
-Array = np.ndarray[Any, Any]
 Axis = range | Array  #: positions along an axis; an array is ascending, without repeats
 
-SCRATCH = 1 << 20  #: bytes of a span: what is read once to be picked from
-GAP = 16 << 10  #: bytes between two elements from which skipping them is cheaper than reading on
 RUN = 64 << 10  #: bytes from which a run is read straight to where it belongs
 
 
@@ -41,7 +39,7 @@ class Region:
     Attributes:
         shape: elements along each axis.
         raw: numpy type of an element's bits (unsigned; bytes for packed types).
-        memory: the elements, where a codec had to undo them; else ``None``.
+        memory: the decoded elements if a codec had to decode them, otherwise ``None``.
     """
 
     __slots__ = ("_file", "_pool", "_start", "_strides", "_undo", "memory", "raw", "shape")
@@ -61,7 +59,7 @@ class Region:
         Args:
             start: byte of the first.
             strides: bytes, none negative.
-            undo: makes the elements of what the file holds, where it holds another byte order or other signs.
+            undo: converts the stored bits to elements, if the file has another byte order or other signs.
         """
         self._pool, self._file, self._start, self._strides, self._undo = pool, file, start, strides, undo
         self.shape, self.raw = shape, raw
@@ -93,17 +91,17 @@ class Region:
 
     @property
     def ordered(self) -> bool:
-        """Whether the elements lie in row-major order, with gaps or without."""
+        """Whether the elements are in row-major order, with gaps or without."""
         steps = self._strides if self.memory is None else self.memory.strides
         return all(a >= b for a, b in pairwise(steps))
 
     @property
     def straight(self) -> int | None:
-        """Byte of the file from which the elements lie as they do in row-major memory, or ``None``."""
+        """Byte of the file from which the elements are stored as in row-major memory, or ``None``."""
         return self._start if self.memory is None and self._undo is None and self.contiguous else None
 
     def __getitem__(self, box: tuple[slice, ...]) -> Region:
-        """A box inside this one, one slice an axis, from a start to a stop."""
+        """Return a box inside this one, given by one slice per axis, from a start to a stop."""
         if self.memory is not None:
             return Region.of(self.memory[box])
         start = self._start + sum(axis.start * step for axis, step in zip(box, self._strides, strict=True))
@@ -111,7 +109,7 @@ class Region:
         return Region(self._pool, self._file, start, shape, self._strides, self.raw, self._undo)
 
     def widened(self, dims: int) -> Region:
-        """The same with axes of one element behind its own."""
+        """Return the same region with trailing axes of size 1 added."""
         more = dims - len(self.shape)
         if self.memory is not None:
             return Region.of(self.memory.reshape(self.shape + (1,) * more))
@@ -143,10 +141,10 @@ class Region:
         self._decode(out)
 
     def load(self, buffer: Array | None = None) -> Array:
-        """All elements, in the order in which they are stored if that is another one than row-major.
+        """Read all elements, in stored order if that is not row-major.
 
         Args:
-            buffer: ``uint8``, used where it is large enough; else memory of its own.
+            buffer: ``uint8``, used if it is large enough; otherwise new memory is allocated.
         """
         if self.memory is not None:
             return self.memory
@@ -161,10 +159,10 @@ class Region:
         return out.transpose(np.argsort(order)) if len(order) > 1 else out
 
     def gathered(self, low: Sequence[int], high: Sequence[int]) -> tuple[Region, Sequence[int]]:
-        """A region to read many parts of the box ``[low, high)`` from, and where it begins.
+        """Return a region from which to read many parts of the box ``[low, high)``, and its start.
 
-        Itself, from 0, unless its elements lie in another order than row-major: then each part would be read in many
-        small runs, or with all that lies between, and the box is loaded.
+        Itself, from 0, unless its elements are in another order than row-major: then each part would be read in many
+        small runs, or with everything in between, and the box is loaded.
         """
         if self.memory is not None or self.ordered:
             return self, [0] * len(self.shape)
@@ -176,7 +174,7 @@ class Region:
 
 
 def swapped(array: Array, dtype: DType) -> Array:
-    """Elements of the other byte order, in this machine's; the halves of complex numbers apart."""
+    """Swap elements to this machine's byte order; the halves of complex numbers separately."""
     if dtype.kind == "c":
         half = np.dtype(f"<u{dtype.itemsize // 2}")
         parts = np.ascontiguousarray(array).view(half)
@@ -185,7 +183,7 @@ def swapped(array: Array, dtype: DType) -> Array:
 
 
 def resolved(array: Array, dtype: DType, *, conj: bool, neg: bool) -> Array:
-    """Values of a conjugate or negative view: the stored bits with the signs of the parts concerned turned."""
+    """Return the values of a conjugate or negative view: the stored bits with the relevant signs flipped."""
     parts = 2 if dtype.kind == "c" else 1
     half = np.dtype(f"<u{dtype.itemsize // parts}")
     bits = np.ascontiguousarray(array).view(half).reshape(-1, parts).copy()
@@ -210,10 +208,10 @@ def _read(source: Source, start: int, axes: list[Axis], strides: list[int], out:
     if reach == out.nbytes and out.flags.c_contiguous and _ascending(axes) and _dense(out.shape, strides, itemsize):
         source.read_into(out.reshape(-1).view(np.uint8), low)
         return
-    sparse = _sparse(axes, strides, itemsize) if reach > GAP else []
-    if reach <= SCRATCH and not sparse:
-        if not scratch:
-            scratch.append(np.empty(SCRATCH, np.uint8))
+    sparse = _sparse(axes, strides, itemsize, source.gap) if reach > source.gap else []
+    if reach <= source.span and not sparse:
+        if not scratch or len(scratch[0]) < reach:
+            scratch[:] = [np.empty(reach, np.uint8)]
         source.read_into(scratch[0][:reach], low)
         shape = [span + 1 for span in spans]
         seen: Array = np.ndarray(shape, out.dtype, scratch[0].data, 0, strides)
@@ -224,7 +222,7 @@ def _read(source: Source, start: int, axes: list[Axis], strides: list[int], out:
     axis, alone = axes[most], inner >= RUN or (bool(sparse) and most not in sparse)
     rows = np.moveaxis(out, most, 0)
     rest, steps = axes[:most] + axes[most + 1 :], strides[:most] + strides[most + 1 :]
-    parts = list(_spans(axis, strides[most], inner, alone))
+    parts = list(_spans(source, axis, strides[most], inner, alone))
     runs = len(parts) == len(axis) and rows[0].nbytes == inner and rows.flags.c_contiguous and _ascending(rest)
     if runs and _dense(rows.shape[1:], steps, itemsize):
         first = low - lows[most] * strides[most]
@@ -236,29 +234,29 @@ def _read(source: Source, start: int, axes: list[Axis], strides: list[int], out:
         _read(source, start, [*axes[:most], axis[part], *axes[most + 1 :]], strides, out[key], scratch)
 
 
-def _sparse(axes: Sequence[Axis], strides: Sequence[int], itemsize: int) -> list[int]:
-    """Axes along which some positions lie more than :data:`GAP` bytes behind the end of the one before."""
+def _sparse(axes: Sequence[Axis], strides: Sequence[int], itemsize: int, gap: int) -> list[int]:
+    """Axes along which some positions are more than ``gap`` bytes behind the end of the one before."""
     found, reach = [], itemsize
     for at in sorted(range(len(axes)), key=lambda at: strides[at]):
         axis = axes[at]
         if len(axis) > 1:
             step = abs(axis.step) if isinstance(axis, range) else int(np.diff(axis).max())
-            if step * strides[at] - reach > GAP:
+            if step * strides[at] - reach > gap:
                 found.append(at)
             reach += (max(int(axis[0]), int(axis[-1])) - min(int(axis[0]), int(axis[-1]))) * strides[at]
     return found
 
 
-def _spans(axis: Axis, stride: int, inner: int, alone: bool) -> Iterator[slice]:
-    """Positions of an axis that are read together, where ``inner`` bytes lie at each; or each ``alone``."""
-    room = max(SCRATCH - inner, 1)
+def _spans(source: Source, axis: Axis, stride: int, inner: int, alone: bool) -> Iterator[slice]:
+    """Positions of an axis that are read together, with ``inner`` bytes at each; or each ``alone``."""
+    room = max(source.span - inner, 1)
     if isinstance(axis, range):
         step = abs(axis.step) * stride
-        count = 1 if alone or step - inner > GAP else room // step + 1
+        count = 1 if alone or step - inner > source.gap else room // step + 1
         yield from (slice(first, first + count) for first in range(0, len(axis), count))
         return
     at = axis * stride
-    apart = (np.diff(at) - inner > GAP) | (np.diff(at // room) > 0) | alone
+    apart = (np.diff(at) - inner > source.gap) | (np.diff(at // room) > 0) | alone
     cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(axis)]
     yield from (slice(a, b) for a, b in pairwise(cuts))
 

@@ -5,14 +5,14 @@
     work     boxes of chunks, in file order     ┌──────── task ────────┐┌──────── task ───────┐
              (each element once, large ones cut) │ box │ box │   box    ││    box    │   box   │
     threads  a task each; its boxes in pieces     ▒▒▒▒▒▒ fold(state, piece)   ▒▒▒▒▒▒
-    caller   states of a group, merged in the order of the tasks whoever was faster ──► (group, state)
+    caller   states of a group, merged in the order of the tasks, not of completion ──► (group, state)
 
 Tasks are cut by the data alone and merged in their order, so a result does not depend on the number of threads.
 Memory is a few buffers a thread, which are used again: pieces are read into them. A transposed chunk is read a box at a
-time (of a task's size at most), and transforms (zstd, text) are undone for a whole chunk.
+time (up to a task's size), and transforms (zstd, text) are undone for a whole chunk.
 
-What to read is a :class:`workbench.core.work.Work`. It may span two catalogs: then a piece holds the same elements of
-both, bit for bit as each stores them.
+What to read is a :class:`workbench.core.work.ReadWork`. It may span two catalogs: then a piece holds the same elements
+of both, bit for bit as each stores them.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from workbench.core.dtypes import DType
+from workbench.core import box
+from workbench.core.arrays import Array, Ints
+from workbench.core.build import row_major
+from workbench.core.dtypes import ITEMSIZE, DType
+from workbench.core.executors import in_order, ordered
+from workbench.core.parts import storable
 from workbench.core.region import Region
+from workbench.core.runs import Runs
 from workbench.core.source import Source
 from workbench.core.storage import SourcePool
-from workbench.core.work import Side, Work, cut, tasks
+from workbench.core.work import ReadWork, Side, cut, tasks
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
-__all__ = ["PIECE", "Announcer", "Piece", "Reducer", "Tick", "cores", "in_order", "scan"]
+__all__ = ["PIECE", "Announcer", "Piece", "Progress", "Reducer", "cores", "in_order", "scan", "workers"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 S = TypeVar("S")
 T = TypeVar("T")
-R = TypeVar("R")
-Tick = Callable[[float], None]  #: told the share that is done; stops the pass by raising
+Progress = Callable[[float], None]  #: called with the fraction done; cancels the pass by raising
 OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
 
 PIECE = 1 << 20  #: bytes of a piece, at most: it stays in a core's cache while several reducers look at it
@@ -78,24 +79,24 @@ class Piece(NamedTuple):
 
 
 class Reducer(Protocol[S]):
-    """What a pass computes. States of one group merge associatively, so threads, files and machines add up."""
+    """What a pass computes. States of one group merge associatively, across threads, files and machines."""
 
     def begin(self, dtype: DType, other: DType | None) -> S:
-        """A state that has seen nothing, for elements of these types."""
+        """Return an empty state for elements of these types."""
 
     def fold(self, state: S, piece: Piece) -> None:
-        """Take a piece into account. Called in a thread; a state is only ever used by one at a time."""
+        """Fold a piece into a state. Called in a thread; each state is used by one thread at a time."""
 
     def merge(self, state: S, later: S) -> None:
-        """Take in a state of pieces that come later in the order of the pass."""
+        """Merge a state of pieces that come later in the order of the pass."""
 
 
 def scan(
-    work: Work,
+    work: ReadWork,
     reducer: Reducer[S],
     *,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
     on_error: OnError | None = None,
 ) -> Iterator[tuple[int, S]]:
     """Fold every piece of the work, and yield each group with its state as soon as its last box is merged.
@@ -103,8 +104,8 @@ def scan(
     Args:
         work: the boxes, from ``chunk_work`` or ``pair_work``.
         reducer: what to compute.
-        threads: how many work side by side; by default as many as this process may use cores, at most 8.
-        tick: told the share of bytes that is done, in the caller's thread; raising there ends the pass.
+        threads: number of threads; by default the cores available to this process, up to 8.
+        progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
         on_error: called in the caller's thread with the side (0 or 1) and the chunk row of a box that could not be
             read, and why; without it the first such error is raised.
 
@@ -119,32 +120,37 @@ def scan(
     done, total = 0, max(int(work.nbytes.sum()), 1)
     sizes = np.add.reduceat(work.nbytes, [run.start for run in runs])
     open_states: dict[int, S] = {}
-    sources = Announcer()
-    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-scan") as pool:
-        try:
-            for number, result in enumerate(in_order(pool, _Task(work, reducer, sources), runs)):
-                for side, row, error in result.errors:
-                    if on_error is None:
-                        raise error
-                    on_error(side, row, error)
-                for group, state in result.states.items():
-                    if group in open_states:
-                        reducer.merge(open_states[group], state)
-                    else:
-                        open_states[group] = state
-                done += int(sizes[number])
-                if tick is not None:
-                    tick(done / total)
-                for group in result.states:
-                    if last[group] == number:
-                        yield group, open_states.pop(group)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            sources.restore()
+    pools = [side.payloads.pool for side in work.sides]
+    results = ordered(
+        _Task(work, reducer), runs, total, threads=max(workers(pool, threads) for pool in pools),
+        at_once=threads or max(pool.at_once for pool in pools), name="workbench-scan",
+    )  # fmt: skip
+    with closing(results):
+        for number, (_, result) in enumerate(results):
+            for side, row, error in result.errors:
+                if on_error is None:
+                    raise error
+                on_error(side, row, error)
+            for group, state in result.states.items():
+                if group in open_states:
+                    reducer.merge(open_states[group], state)
+                else:
+                    open_states[group] = state
+            done += int(sizes[number])
+            if progress is not None:
+                progress(done / total)
+            for group in result.states:
+                if last[group] == number:
+                    yield group, open_states.pop(group)
+
+
+def workers(pool: SourcePool, threads: int | None = None) -> int:
+    """Return the number of threads for a pass over files: as asked, or one a core, or more if a store is far away."""
+    return threads or max(cores(), pool.at_once)
 
 
 def cores() -> int:
-    """Cores that this process may use, at most 8."""
+    """Return the number of cores available to this process, up to 8."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, usable))
 
@@ -152,6 +158,7 @@ def cores() -> int:
 # ---- in a thread -----------------------------------------------------------------------------------------------------
 
 
+@storable
 @dataclass
 class _Result(Generic[S]):
     states: dict[int, S]
@@ -161,11 +168,48 @@ class _Result(Generic[S]):
 class _Task(Generic[S]):
     """What a thread does with a run of boxes."""
 
-    def __init__(self, work: Work, reducer: Reducer[S], sources: Announcer) -> None:
-        self._work, self._reducer, self._sources = work, reducer, sources
+    def __init__(self, work: ReadWork, reducer: Reducer[S]) -> None:
+        self._work, self._reducer, self._sources = work, reducer, Announcer()
         self._own = threading.local()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Task, (self._work, self._reducer)
+
+    def nbytes(self, boxes: range) -> int:
+        return int(self._work.take(slice(boxes.start, boxes.stop)).nbytes.sum())
+
+    def part(self, tasks: list[range]) -> tuple[_Task[S], list[range]]:
+        first = tasks[0].start
+        part = self._work.take(slice(first, tasks[-1].stop))
+        return _Task(part, self._reducer), [range(run.start - first, run.stop - first) for run in tasks]
+
+    def key(self, boxes: range) -> bytes:
+        part, reducer = self._work.take(slice(boxes.start, boxes.stop)), type(self._reducer)
+        columns = (part.group, part.offsets, part.sizes, *(side.row for side in part.sides))
+        what = f"{reducer.__module__}.{reducer.__qualname__} {getattr(self._reducer, 'engine', '')}"
+        return what.encode() + b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
+
+    def close(self) -> None:
+        self._sources.restore()
+
     def __call__(self, boxes: range) -> _Result[S]:
+        with ExitStack() as held:
+            for side in self._work.sides:
+                held.enter_context(side.payloads.ahead(*self._reach(side, boxes)))
+            return self._run(boxes)
+
+    def _reach(self, side: Side, boxes: range) -> tuple[Ints, Ints, Ints]:
+        """Chunk rows, and the bytes of their elements, of the boxes that are most of what is between their ends."""
+        work, rows, catalog = self._work, side.row[boxes], side.payloads.catalog
+        dims = min(work.offsets.shape[1], catalog.offsets.shape[1])
+        low, sizes = work.offsets[boxes, :dims] - catalog.offsets[rows, :dims], work.sizes[boxes, :dims]
+        steps, itemsize = row_major(catalog.sizes[rows])[:, :dims], ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
+        first = (low * steps).sum(axis=1) * itemsize
+        last = (((low + sizes - 1) * steps).sum(axis=1) + 1) * itemsize
+        dense = last - first <= 2 * box.volume(sizes) * itemsize
+        return rows[dense], first[dense], last[dense]
+
+    def _run(self, boxes: range) -> _Result[S]:
         work, reducer, result = self._work, self._reducer, _Result[S]({}, [])
         if not hasattr(self._own, "buffers"):
             self._own.buffers = [np.empty(PIECE, np.uint8) for _ in work.sides]
@@ -212,7 +256,7 @@ class _Task(Generic[S]):
         if catalog.dtype_of(tensor).packed:
             if (work.sizes[at] != _padded(catalog.sizes[row], len(work.sizes[at]))).any():
                 raise UnsupportedFormatError(
-                    f"{payloads.describe(row)}: elements of {catalog.dtype_of(tensor)} share bytes, so that a part of "
+                    f"{payloads.describe(row)}: elements of {catalog.dtype_of(tensor)} share bytes, so parts of "
                     "a chunk cannot be compared; only equal shardings can"
                 )
             return payloads.region(row)
@@ -243,7 +287,7 @@ class Announcer:
         self._told: dict[tuple[int, int], weakref.ref[Any]] = {}
 
     def announce(self, pool: SourcePool, file: int) -> Source:
-        """A file is about to be read; its source, to be held while it is."""
+        """Announce that a file is about to be read; return its source, to be held during the read."""
         source = pool.source(file)
         key = id(pool), file
         known = self._told.get(key)
@@ -253,7 +297,7 @@ class Announcer:
         return source
 
     def restore(self) -> None:
-        """The pass is over."""
+        """Undo the announcements at the end of the pass."""
         for told in self._told.values():
             if (source := told()) is not None:
                 source.advise("normal")
@@ -271,23 +315,9 @@ def _pieces(regions: Sequence[Region], buffers: list[Array]) -> Iterator[tuple[i
             yield start, [_read(one.flat, side, start, stop, buffers[side]) for side, one in enumerate(regions)]
         return
     held = [one if one.ordered else _read(_loaded, side, one) for side, one in enumerate(regions)]
-    shape = held[0].shape
-    axis, inner = len(shape) - 1, 1
-    while axis > 0 and inner * shape[axis] <= most:
-        inner *= shape[axis]
-        axis -= 1
-    step = max(most // inner, 1)
-    for number, lead in enumerate(np.ndindex(*shape[:axis])):
-        for first in range(0, shape[axis], step):
-            key = (
-                *(slice(n, n + 1) for n in lead),
-                slice(first, min(first + step, shape[axis])),
-                *(slice(0, n) for n in shape[axis + 1 :]),
-            )
-            yield (
-                (number * shape[axis] + first) * inner,
-                [_read(_block, side, one[key], buffers, side) for side, one in enumerate(held)],
-            )
+    for run in Runs(held[0].shape, most):
+        key = tuple(slice(a, a + n) for a, n in zip(run.low, run.sizes, strict=True))
+        yield run.start, [_read(_block, side, one[key], buffers, side) for side, one in enumerate(held)]
 
 
 def _read(how: Callable[..., T], side: int, *given: Any) -> T:
@@ -308,17 +338,3 @@ def _block(block: Region, buffers: list[Array], side: int) -> Array:
     block.into(out.reshape(block.shape))
     out.flags.writeable = False
     return out
-
-
-# ---- order -----------------------------------------------------------------------------------------------------------
-
-
-def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
-    """Results in the order of the tasks; only a few are under way, so that finished states do not pile up."""
-    ahead = 2 * pool._max_workers
-    rest = iter(tasks)
-    under_way: deque[Future[R]] = deque(pool.submit(run, task) for task in islice(rest, ahead))
-    while under_way:
-        result = under_way.popleft().result()
-        under_way.extend(pool.submit(run, task) for task in islice(rest, 1))
-        yield result

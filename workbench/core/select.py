@@ -1,4 +1,4 @@
-"""Index keys: what ``t[2:9, :, -1]`` asks for, normalised, and composed with an earlier key.
+"""Index keys: ``t[2:9, :, -1]`` normalised, and composed with an earlier key.
 
 Each axis of the stored tensor has one selection: an integer (the axis disappears), a range with a step (which may be
 negative), or an array of positions (at most one axis, as the meaning of two is disputed between libraries).
@@ -44,10 +44,10 @@ class Selection:
         return offsets, sizes
 
     def compose(self, key: Any) -> Selection:
-        """The selection ``self`` followed by ``[key]``.
+        """Return the selection ``self`` followed by ``[key]``.
 
         Raises:
-            SelectionError: too many indices, out of range, a step of 0, or two array indices.
+            SelectionError: there are too many indices, one is out of range, a step is 0, or two are arrays.
         """
         live = [position for position, axis in enumerate(self.axes) if not isinstance(axis, int)]
         parts = _expand(key, len(live), self.shape)
@@ -60,7 +60,7 @@ class Selection:
 
 
 def whole(shape: tuple[int, ...]) -> Selection:
-    """Everything."""
+    """Return the selection of everything."""
     return Selection(tuple(range(size) for size in shape))
 
 
@@ -84,7 +84,7 @@ def _expand(key: Any, ndim: int, shape: tuple[int, ...]) -> list[Any]:
         raise SelectionError("new axes (None) are not supported on stored tensors; add them to the result")
     given = len(parts) - len(dots)
     if given > ndim:
-        raise SelectionError(f"{given} indices for a tensor of {ndim} dimensions {shape}")
+        raise SelectionError(f"too many indices: {given} for a tensor with {ndim} dimensions, shape {shape}")
     fill = [slice(None)] * (ndim - given)
     at = dots[0] if dots else len(parts)
     return parts[:at] + fill + parts[at + len(dots) :]
@@ -110,13 +110,14 @@ def _array(axis: range | np.ndarray[Any, Any], part: Any, position: int) -> np.n
     wanted = np.asarray(part)
     if wanted.dtype == bool and wanted.ndim == 1:
         if len(wanted) != len(axis):
-            raise SelectionError(f"mask of {len(wanted):,} for axis {position} of size {len(axis):,}")
+            raise SelectionError(f"mask of length {len(wanted):,} for axis {position} of size {len(axis):,}")
         wanted = np.flatnonzero(wanted)
     elif wanted.size == 0:
         wanted = wanted.reshape(-1).astype(np.int64)
     if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
         raise SelectionError(
-            f"axis {position}: {type(part).__name__} is no index; use an integer, a slice, or a 1-d list or mask"
+            f"axis {position}: {type(part).__name__} is not a valid index; use an integer, a slice, or a 1-d list or "
+            "mask"
         )
     wanted = wanted.astype(np.int64)
     out = wanted[(wanted < -len(axis)) | (wanted >= len(axis))]

@@ -1,7 +1,7 @@
 """The bytes of one file, read by ``pread``: never through a map, whose owner a shortened file kills (SIGBUS).
 
 A read either fills its buffer with the bytes of the file as it was opened, or raises: the file's size and modification
-time are compared after each read, so that a file that is cut or rewritten meanwhile is an error, not a mixture.
+time are compared after each read so that a file that is cut or rewritten meanwhile is an error, not a mixture.
 """
 
 from __future__ import annotations
@@ -9,33 +9,62 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError, WorkbenchError
 
 __all__ = [
+    "FileStat",
     "LazyBytes",
     "PreadSource",
     "Source",
     "cannot_open",
     "changed",
+    "compared",
     "needs_descriptors",
     "no_descriptor",
     "rewritten",
 ]
 
-Array = np.ndarray[Any, Any]
 BLOCK = 8 << 10  #: bytes that are read around a small request
 _MOST = 1 << 30  #: bytes of one system call; Linux gives at most 2 GiB
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """Identity of a file's content, as far as the file system or the store reports it.
+
+    Attributes:
+        size: bytes; -1 for an absent file.
+        mtime_ns: nanoseconds since the epoch at which it was last modified; 0 if unknown.
+        tag: the store's name for this content (an ETag); empty for local files.
+    """
+
+    size: int
+    mtime_ns: int
+    tag: str = ""
 
 
 class Source:
     """Bytes of one file, or of memory in its place."""
 
-    size: int
+    stat: FileStat
+    block = BLOCK  #: bytes that are read around a small request
+    span = 1 << 20  #: bytes that are read at once to pick strided elements from
+    gap = 16 << 10  #: bytes between two elements from which skipping them is cheaper than reading on
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.stat.size
+
+    def check(self) -> None:
+        """Raise ChangedError unless the file is still the one that was opened."""
 
     def read_into(self, buffer: Array, start: int) -> None:
         """Fill a contiguous ``uint8`` buffer from byte ``start`` on."""
@@ -53,8 +82,19 @@ class Source:
         buffer.flags.writeable = False
         return buffer
 
+    def read_bytes(self, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)``, or up to the end of a file that ends before; for metadata."""
+        return self.read(start, min(stop, self.size)).tobytes()
+
     def advise(self, advice: str) -> None:
         """Announce ``sequential`` or ``normal`` access."""
+
+    def ahead(self, spans: Sequence[tuple[int, int]]) -> AbstractContextManager[None]:
+        """Fetch ranges that this thread is about to read piece by piece, where few large requests pay."""
+        return nullcontext()
+
+    def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Fetch ranges of metadata that are about to be read, all at once, where each read is a request."""
 
 
 class _Descriptor:
@@ -82,7 +122,7 @@ class PreadSource(Source):
             raise cannot_open(f"file {name!r}", error) from None
         self._held = _Descriptor(self._fd)
         info = os.fstat(self._fd)
-        self.size, self.mtime_ns = info.st_size, info.st_mtime_ns
+        self.stat = FileStat(info.st_size, info.st_mtime_ns)
 
     def read_into(self, buffer: Array, start: int) -> None:
         self._fill(memoryview(buffer), start)
@@ -97,6 +137,19 @@ class PreadSource(Source):
     def fileno(self) -> int:
         """The descriptor, good for as long as the source is held."""
         return self._fd
+
+    def read_bytes(self, start: int, stop: int) -> bytes:
+        parts, at = [], start
+        while at < stop:
+            try:
+                part = os.pread(self._fd, min(stop - at, _MOST), at)
+            except OSError as error:
+                raise cannot_open(f"file {self._name!r}", error, "read") from None
+            if not part:
+                break
+            parts.append(part)
+            at += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def advise(self, advice: str) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -122,7 +175,7 @@ class PreadSource(Source):
         now = os.fstat(self._fd)
         if now.st_size != self.size:
             raise changed(self._name, self.size, now.st_size, f"; bytes {start:,} to {stop:,} were being read")
-        if now.st_mtime_ns != self.mtime_ns:
+        if now.st_mtime_ns != self.stat.mtime_ns:
             raise ChangedError(
                 f"file {self._name!r} was rewritten while bytes {start:,} to {stop:,} were being read; open it again"
             )
@@ -157,7 +210,7 @@ class LazyBytes:
         if key.step is not None or type(start) is not int or type(stop) is not int or start < 0 or stop > len(self):
             start, stop, step = key.indices(len(self))
             if step != 1:
-                raise ValueError("bytes are sliced in steps of 1")
+                raise ValueError("a byte source supports only slices with step 1")
         if not 0 <= start < stop:
             return memoryview(b"")
         for low, high, data in self._blocks:
@@ -170,11 +223,18 @@ class LazyBytes:
         """The same bytes between narrower bounds; nothing is read."""
         return LazyBytes(self._source, self._start + start, self._start + min(stop, len(self)))
 
+    def fetch(self, starts: Sequence[int]) -> None:
+        """Fetch the blocks at these positions, all at once, where each look at one would be a request to a store."""
+        size = self._source.block
+        lows = [self._start + max(min(start, len(self) - size), 0) for start in starts]
+        self._source.fetch([(low, min(low + size, self._stop)) for low in lows])
+
     def _block(self, start: int, stop: int) -> tuple[int, int, memoryview]:
-        if stop - start > BLOCK:  # not kept: it may be large
+        size = self._source.block
+        if stop - start > size:  # not kept: it may be large
             return start, stop, memoryview(self._source.read(self._start + start, self._start + stop))
-        low = max(min(start, len(self) - BLOCK), 0)
-        high = min(low + BLOCK, len(self))
+        low = max(min(start, len(self) - size), 0)
+        high = min(low + size, len(self))
         block = low, high, memoryview(self._source.read(self._start + low, self._start + high))
         self._blocks = (block, *self._blocks[:1])
         return block
@@ -188,7 +248,7 @@ def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:
 
 
 _NONE_FREE = (
-    "too many files are open, and the process has no free file descriptor; close files that are not needed, or raise "
+    "too many files are open and the process has no free file descriptor; close unneeded files or raise "
     "the limit (ulimit -n)"
 )
 _refused = 0  #: how often the process had no free descriptor
@@ -197,7 +257,7 @@ _refused = 0  #: how often the process had no free descriptor
 def no_descriptor(error: OSError) -> bool:
     """Whether a file was not opened because the process (or the system) has no free descriptor.
 
-    The failure is counted, so that :func:`needs_descriptors` can discard what callers concluded from it.
+    The failure is counted so that :func:`needs_descriptors` can discard what callers concluded from it.
     """
     global _refused
     found = error.errno in (errno.EMFILE, errno.ENFILE)
@@ -232,6 +292,14 @@ def changed(name: str, before: int, now: int, when: str = "") -> ChangedError:
     return ChangedError(
         f"file {name!r} had {before:,} bytes when the checkpoint was opened and has {now:,} now{when}; open it again"
     )
+
+
+def compared(name: str, known: FileStat, now: FileStat) -> None:
+    """Raise ChangedError unless a file is the one that was looked at before."""
+    if now.size != known.size:
+        raise changed(name, known.size, now.size)
+    if now.tag != known.tag if now.tag and known.tag else now.mtime_ns != known.mtime_ns:
+        raise rewritten(name)
 
 
 def rewritten(name: str) -> ChangedError:

@@ -7,30 +7,22 @@ What is read is copied by ``pread`` into memory of our own (:mod:`workbench.core
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Ints
 from workbench.core.memory import map_file
-from workbench.core.place import FileStat, Place
-from workbench.core.source import LazyBytes, PreadSource, Source, changed, rewritten
-from workbench.errors import MissingFileError, UsageError
+from workbench.core.place import Place
+from workbench.core.source import FileStat, LazyBytes, PreadSource, Source, compared
+from workbench.errors import UsageError, WorkbenchError
 
-__all__ = ["ByteRange", "LazyBytes", "PreadSource", "Source", "SourcePool"]
-
-
-class ByteRange(NamedTuple):
-    """Bytes ``[start, stop)`` of a file, named relative to the checkpoint."""
-
-    file: str
-    start: int
-    stop: int
+__all__ = ["LazyBytes", "PreadSource", "Source", "SourcePool"]
 
 
 KEPT = 32  #: files that stay open between two reads of one operation
@@ -46,14 +38,18 @@ class SourcePool:
         if io not in ("mmap", "pread"):
             raise UsageError(f"io={io!r}: choose 'mmap' or 'pread'")
         self._place, self._files, self._stats, self._io = place, files, stats, io
-        self._open: weakref.WeakValueDictionary[int, PreadSource] = weakref.WeakValueDictionary()
-        self._paths: dict[int, str] = {}
+        self._open: weakref.WeakValueDictionary[int, Source] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, PreadSource] = OrderedDict()  # while operations are under way
+        self._kept: OrderedDict[int, Source] = OrderedDict()  # while operations are under way
         self._operations = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SourcePool, (self._place, self._files, self._stats, self._io)
+        return SourcePool, (self._place.pinned({}), self._files, self._stats, self._io)
+
+    @property
+    def at_once(self) -> int:
+        """Reads that are worth running at the same time, whatever the number of cores."""
+        return self._place.at_once
 
     def source(self, file: int) -> Source:
         """The source of the file with this id, checked to be unchanged since the checkpoint was opened."""
@@ -95,24 +91,29 @@ class SourcePool:
         """Bytes ``[start, stop)`` of a file; a byte is read when it is first accessed."""
         return LazyBytes(self.source(file), start, stop)
 
-    def check(self, file: int) -> None:
-        """Raise :class:`ChangedError` unless the file is as it was.
+    @contextmanager
+    def ahead(self, files: Ints, low: Ints, high: Ints) -> Iterator[None]:
+        """Fetch ranges ``[low, high)`` of files that this thread is about to read piece by piece: ``(N,)`` each.
 
-        Whether its path stays inside the checkpoint was checked when it was first used; to compare size and time,
-        one call to the file system is enough.
+        On disk nothing is done, and no error is raised: the reads that follow meet it, and know what they read.
         """
-        name, known = self._files[file], self._stats[file]
-        path = self._paths.get(file)
-        if path is None:
-            path = self._paths[file] = self._place.resolve(name)
-        try:
-            now = os.stat(path)
-        except OSError as error:
-            raise MissingFileError(f"file {name!r} is gone ({error.strerror}); open the checkpoint again") from None
-        if now.st_size != known.size:
-            raise changed(name, known.size, now.st_size)
-        if now.st_mtime_ns != known.mtime_ns:
-            raise rewritten(name)
+        if self.at_once == 1 or not len(files):
+            yield
+            return
+        with ExitStack() as held:
+            for file in np.unique(files).tolist():
+                mine = files == file
+                try:
+                    spans = list(zip(low[mine].tolist(), high[mine].tolist(), strict=True))
+                    held.enter_context(self.source(file).ahead(spans))
+                except WorkbenchError:
+                    continue
+            yield
+
+    def check(self, file: int) -> None:
+        """Raise :class:`ChangedError` unless the file is as it was."""
+        name = self._files[file]
+        compared(name, self._stats[file], self._place.now(name))
 
     def private(self, file: int, start: int, stop: int) -> np.ndarray[Any, Any] | None:
         """A copy-on-write map of a range for a user who asked for no copy, or ``None`` where maps are not in use.
@@ -124,7 +125,8 @@ class SourcePool:
         if self._io != "mmap" or stop <= start:
             return None
         source = self.source(file)  # held until the map is made
-        assert isinstance(source, PreadSource)
+        if not isinstance(source, PreadSource):
+            return None
         base = start - start % mmap.ALLOCATIONGRANULARITY
         try:
             return map_file(source.fileno(), stop - base, offset=base, private=True)[start - base :]
@@ -137,11 +139,8 @@ class SourcePool:
             self._open.clear()
             self._kept.clear()
 
-    def _opened(self, file: int) -> PreadSource:
-        name, known = self._files[file], self._stats[file]
-        source = PreadSource(self._paths[file], name)
-        if source.size != known.size:
-            raise changed(name, known.size, source.size)
-        if source.mtime_ns != known.mtime_ns:
-            raise rewritten(name)
+    def _opened(self, file: int) -> Source:
+        name = self._files[file]
+        source = self._place.source(name)
+        compared(name, self._stats[file], source.stat)
         return source

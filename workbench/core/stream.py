@@ -13,29 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core import box
-from workbench.core import catalog as cat
+from workbench.core import box, codecs, dtypes
+from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
-from workbench.core.dtypes import ALL
 from workbench.core.payload import Payloads
 
-__all__ = ["BLOCK", "WHOLE", "Layout", "Part", "runs"]
+__all__ = ["BLOCK", "StreamLayout", "StreamPart", "runs"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BLOCK = 4 << 20  #: bytes of a block; part of what a fingerprint is, so never to be changed under its version 1
 TASK = 32 << 20  #: bytes that a thread takes at a time
 PART_COST = 64 << 10  #: bytes that one more tensor is worth
-WHOLE = (cat.RAW_BE, cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART, cat.LATIN1_TEXT)  #: undone for a whole chunk at a time
-_BITS = np.array([dtype.bits for dtype in ALL], np.int64)
 
 
-class Part(NamedTuple):
+class StreamPart(NamedTuple):
     """Blocks ``[first, stop)`` of a tensor: what one thread hashes in one go."""
 
     tensor: int
@@ -47,7 +42,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class StreamLayout:
     """Chunk rows of the wanted tensors in the order of their elements.
 
     Attributes:
@@ -66,7 +61,7 @@ class Layout:
     replica: int
 
     @classmethod
-    def of(cls, catalog: Catalog, wanted: Ints, replica: int) -> Layout:
+    def of(cls, catalog: Catalog, wanted: Ints, replica: int) -> StreamLayout:
         keep = (catalog.replica == replica) & (box.volume(catalog.sizes) > 0)
         if len(wanted) < len(catalog):
             keep &= np.isin(catalog.tensor, wanted)
@@ -83,14 +78,14 @@ class Layout:
         good = _is_range(catalog.shape[owner], catalog.sizes[rows])
         good &= flat == np.where(new, 0, np.concatenate([[0], ends])[:-1])
         good &= (ends == catalog.numel[owner]) | ~np.concatenate([new, [True]])[1:]
-        good &= flat * _BITS[catalog.dtype[owner]] % 8 == 0
+        good &= flat % dtypes.BLOCK[catalog.dtype[owner]] == 0
         whole = np.logical_and.reduceat(good, begins) if len(begins) else np.empty(0, bool)
         names = owner[begins]
         ptr = dict(zip(names.tolist(), zip(begins.tolist(), stops.tolist(), strict=True), strict=True))
         first = {t: (int(catalog.file[rows[a]]), int(catalog.start[rows[a]])) for t, (a, _) in ptr.items()}
         tensors = sorted(wanted.tolist(), key=lambda t: first.get(t, (-1, t)))
         empty = np.flatnonzero(catalog.numel == 0).tolist()
-        at = flat * _BITS[catalog.dtype[owner]] // 8
+        at = dtypes.nbytes_of_codes(catalog.dtype[owner], flat)
         return cls(tensors, ptr, rows, at, {*names[whole].tolist(), *empty}, replica)
 
 
@@ -108,10 +103,10 @@ def _is_range(shapes: Ints, sizes: Ints) -> Array:
     return np.asarray(single.all(axis=1))
 
 
-def runs(payloads: Payloads, layout: Layout) -> Iterator[list[Part]]:
+def runs(payloads: Payloads, layout: StreamLayout) -> Iterator[list[StreamPart]]:
     """Runs of blocks of about :data:`TASK` bytes, small tensors several at a time."""
     catalog = payloads.catalog
-    task: list[Part] = []
+    task: list[StreamPart] = []
     weight = 0
     for tensor in layout.tensors:
         nbytes, shape = int(catalog.tensor_nbytes[tensor]), catalog.shape_of(tensor)
@@ -123,15 +118,15 @@ def runs(payloads: Payloads, layout: Layout) -> Iterator[list[Part]]:
             if task and weight + size > TASK:
                 yield task
                 task, weight = [], 0
-            task.append(Part(tensor, shape, first, stop, size, stop == blocks))
+            task.append(StreamPart(tensor, shape, first, stop, size, stop == blocks))
             weight += size + PART_COST
     if task:
         yield task
 
 
-def _divisible(payloads: Payloads, layout: Layout, tensor: int) -> bool:
+def _divisible(payloads: Payloads, layout: StreamLayout, tensor: int) -> bool:
     """Whether parts of a tensor can be read without reading or undoing whole chunks again for each."""
     catalog = payloads.catalog
     a, b = layout.ptr.get(tensor, (0, 0))
-    codecs = catalog.codec[layout.rows[a:b]]
-    return not (np.isin(codecs, WHOLE) | catalog.inflated[layout.rows[a:b]]).any()
+    rows = layout.rows[a:b]
+    return not (codecs.UNDONE_WHOLE[catalog.codec[rows]] | catalog.inflated[rows]).any()

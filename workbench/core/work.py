@@ -16,26 +16,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import prod
-from typing import Any
 
 import numpy as np
 
-from workbench.core import box
-from workbench.core import catalog as cat
+from workbench.core import box, codecs
+from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
+from workbench.core.dtypes import PACKED, nbytes_of_codes
 from workbench.core.payload import Payloads
 from workbench.core.plan import tangled
+from workbench.core.runs import Runs
 from workbench.errors import CorruptError
 
-__all__ = ["Side", "Work", "chunk_work", "cut", "pair_work", "tasks"]
+__all__ = ["ReadWork", "Side", "chunk_work", "cut", "pair_work", "tasks"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 TASK = 32 << 20  #: bytes that a thread takes at a time; larger boxes are cut
 BOX_COST = 64 << 10  #: bytes that one more box is worth: what finding it takes, at the speed of reading
-_CUT = (cat.RAW, cat.TORCH_ZIP, cat.TORCH_PART)  # codecs of which a part can be read without the rest
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class ReadWork:
     """Boxes to read, in the order of the pass, one row each.
 
     Attributes:
@@ -68,9 +65,9 @@ class Work:
     def nbytes(self) -> Ints:
         """``(N,)`` bytes of each box on the first side."""
         catalog = self.sides[0].payloads.catalog
-        return box.volume(self.sizes) * _BITS[catalog.dtype[catalog.tensor[self.sides[0].row]]] // 8
+        return nbytes_of_codes(catalog.dtype[catalog.tensor[self.sides[0].row]], box.volume(self.sizes))
 
-    def take(self, index: Array) -> Work:
+    def take(self, index: Array | slice) -> ReadWork:
         """Some of the boxes, in the order given."""
         return replace(
             self,
@@ -88,7 +85,7 @@ def chunk_work(
     replica: int | None = 0,
     group: Ints | None = None,
     order: str = "file",
-) -> Work:
+) -> ReadWork:
     """The chunks of one catalog as work.
 
     Args:
@@ -108,14 +105,14 @@ def chunk_work(
     if replica is not None:
         rows, offsets, sizes = _each_once(catalog, rows, offsets, sizes)
     groups = (catalog.tensor if group is None else group)[rows].astype(np.int64)
-    work = Work(groups, offsets, sizes, (Side(payloads, rows),))
+    work = ReadWork(groups, offsets, sizes, (Side(payloads, rows),))
     keep = box.volume(sizes) > 0
     return _ordered(work.take(np.flatnonzero(keep)), order)
 
 
 def pair_work(
     a: Payloads, b: Payloads, tensors_a: Ints, tensors_b: Ints, *, replicas: tuple[int, int] = (0, 0)
-) -> Work:
+) -> ReadWork:
     """Two catalogs side by side: boxes of ``tensors_a[k]`` and ``tensors_b[k]`` (of one shape) as group ``k``.
 
     Elements that one side stores nowhere are in no box: compare volumes to find them.
@@ -130,10 +127,10 @@ def pair_work(
     i, j = box.group_join(left.group, low_a, size_a, right.group, low_b, size_b)
     low, size = box.intersect(low_a[i], size_a[i], low_b[j], size_b[j])
     sides = (Side(a, left.sides[0].row[i]), Side(b, right.sides[0].row[j]))
-    return _ordered(Work(left.group[i], low, size, sides), "file")
+    return _ordered(ReadWork(left.group[i], low, size, sides), "file")
 
 
-def tasks(work: Work) -> list[range]:
+def tasks(work: ReadWork) -> list[range]:
     """Runs of boxes of about :data:`TASK` bytes."""
     if not len(work):
         return []
@@ -142,7 +139,7 @@ def tasks(work: Work) -> list[range]:
     return [range(a, b) for a, b in pairwise(cuts) if b > a]
 
 
-def _ordered(work: Work, order: str) -> Work:
+def _ordered(work: ReadWork, order: str) -> ReadWork:
     catalog, rows = work.sides[0].payloads.catalog, work.sides[0].row
     keys = [*work.offsets.T[::-1], catalog.start[rows], catalog.file[rows]]
     if catalog.inner is not None:
@@ -152,13 +149,13 @@ def _ordered(work: Work, order: str) -> Work:
     return work.take(np.lexsort(keys))
 
 
-def cut(work: Work) -> Work:
+def cut(work: ReadWork) -> ReadWork:
     """Boxes larger than a task cut along their leading axes, which keeps them in the order of the bytes."""
     large = work.nbytes > TASK
     for side in work.sides:
         catalog = side.payloads.catalog
         large &= ~catalog.inflated[side.row]  # refused as a whole
-        large &= np.isin(catalog.codec[side.row], _CUT) & (_BITS[catalog.dtype[catalog.tensor[side.row]]] % 8 == 0)
+        large &= codecs.IN_PLACE[catalog.codec[side.row]] & ~PACKED[catalog.dtype[catalog.tensor[side.row]]]
     if not large.any():
         return work
     index: list[Ints] = []
@@ -177,21 +174,8 @@ def cut(work: Work) -> Work:
 
 
 def _cut_one(low: Ints, size: Ints, most: int) -> tuple[Ints, Ints]:
-    axis = 0
-    while prod(size[axis + 1 :].tolist()) > most:  # one step along this axis is already too much
-        axis += 1
-    step = max(most // prod(size[axis + 1 :].tolist()), 1)
-    lows, sizes = [], []
-    for lead in np.ndindex(*size[:axis].tolist()):
-        for first in range(0, int(size[axis]), step):
-            at, extent = low.copy(), size.copy()
-            at[:axis] += np.array(lead, np.int64)
-            extent[:axis] = 1
-            at[axis] += first
-            extent[axis] = min(step, int(size[axis]) - first)
-            lows.append(at)
-            sizes.append(extent)
-    return np.array(lows), np.array(sizes)
+    runs = list(Runs(tuple(size.tolist()), most))
+    return low + np.array([run.low for run in runs], np.int64), np.array([run.sizes for run in runs], np.int64)
 
 
 def _each_once(catalog: Catalog, rows: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:
@@ -215,7 +199,7 @@ def _each_once(catalog: Catalog, rows: Ints, offsets: Ints, sizes: Ints) -> tupl
     return columns[0], columns[1], columns[2]
 
 
-def _renamed(work: Work, tensors: Ints) -> Work:
+def _renamed(work: ReadWork, tensors: Ints) -> ReadWork:
     """The same boxes for each position ``k`` at which their tensor is listed, in group ``k``."""
     order = np.argsort(tensors, kind="stable")
     listed = np.asarray(tensors)[order]
@@ -229,6 +213,3 @@ def _renamed(work: Work, tensors: Ints) -> Work:
 def _widened(columns: Ints, dims: int, value: int) -> Ints:
     short = dims - columns.shape[1]
     return np.pad(columns, ((0, 0), (0, short)), constant_values=value) if short else columns
-
-
-_BITS = np.array([dtype.bits for dtype in cat.ALL], np.int64)

@@ -28,12 +28,12 @@ from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.pickles.unpickle import loads, torch_storage
 from workbench.core.source import LazyBytes
 from workbench.core.zipdirectory import find_directory, read_records
-from workbench.core.ziprecord import DEFLATED, STORED, Record, inflate, locate
+from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, inflate, locate
 from workbench.errors import CorruptError, UnsupportedFormatError
 
-__all__ = ["Archive", "Item", "Record", "lazy_view", "read_directory", "single_tensor"]
+__all__ = ["Archive", "Item", "ZipRecord", "lazy_view", "read_directory", "single_tensor"]
 
-# Records that are never empty, so that a CRC of 0 was never computed.
+# Records that are never empty so that a CRC of 0 was never computed.
 MARKERS = ("byteorder", "version", ".format_version", ".storage_alignment")
 _TEMPLATE_LIMIT = 4096
 # data.pkl → what it says: the chunks of one tensor mostly share it to the byte.
@@ -45,7 +45,7 @@ class Item(NamedTuple):
 
     Its storage is bytes ``[start, start + nbytes)`` of the buffer; ``storage_offset`` and ``stride`` count
     elements within it. ``crc`` is the CRC-32 of the whole storage, None when the file has no checksums. ``conj`` and
-    ``neg`` say that it is a conjugate or negative view, so that signs have to be turned.
+    ``neg`` say that it is a conjugate or negative view so signs have to be flipped.
     """
 
     dtype: str
@@ -71,7 +71,7 @@ class Archive:
 
     view: memoryview | LazyBytes
     what: str
-    records: dict[str, Record]
+    records: dict[str, ZipRecord]
     prefix: str | None
     has_checksums: bool
 
@@ -84,31 +84,36 @@ class Archive:
         word = self.read(record)
         if word not in (b"little", b"big"):
             raise CorruptError(
-                f"{self.what}: record {record.name!r} says {word[:20]!r}, neither 'little' nor 'big'; the "
+                f"{self.what}: record {record.name!r} contains {word[:20]!r}, neither 'little' nor 'big'; the "
                 "file is damaged"
             )
         return word.decode()
 
-    def find(self, name: str) -> Record | None:
+    def find(self, name: str) -> ZipRecord | None:
         """The record ``name`` of the archive's folder, such as ``data/0``."""
         return self.records.get(f"{self.prefix}/{name}")
 
-    def payload(self, record: Record) -> tuple[int, int]:
+    def fetch_headers(self) -> None:
+        """Fetch the local headers of all records at once, if the archive is in a store; :meth:`payload` reads them."""
+        if isinstance(self.view, LazyBytes):
+            self.view.fetch([record.offset for record in self.records.values()])
+
+    def payload(self, record: ZipRecord) -> tuple[int, int]:
         """Where a STORED record's bytes are: (start, stop) in the buffer.
 
         Raises:
             CorruptError: the local header contradicts the directory; UnsafeError: encrypted;
-            UnsupportedFormatError: compressed, so no bytes of it lie in the file as they are.
+            UnsupportedFormatError: compressed, so the file does not contain its bytes unchanged.
         """
         if record.method != STORED:
             raise UnsupportedFormatError(
                 f"{self.what}: record {record.name!r} is compressed (zip method {record.method}); torch.save "
-                "stores payloads as they are, so the file was repacked: unpack it and save it with "
+                "stores payloads uncompressed, so the file was repacked: unpack it and save it with "
                 "torch.save"
             )
         return locate(self.view, record, self.what)
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: ZipRecord) -> bytes:
         """A small record's content, inflated if need be and checked against its CRC. Raises like `payload`;
         UnsafeError: a bomb.
         """
@@ -148,14 +153,14 @@ def read_directory(buf: object, *, what: str) -> Archive:
             if prefix is not None:
                 raise CorruptError(
                     f"{what} has two objects, {prefix + '/data.pkl'!r} and {name!r}; torch.save writes one, "
-                    "do not trust it"
+                    "so do not trust the file"
                 )
             prefix = name[:-9]
     return Archive(view, what, records, prefix, _has_checksums(records, prefix))
 
 
 def single_tensor(buf: object, *, what: str) -> Item:
-    """The one tensor of a ``.distcp`` item (torch.save of a tensor), where it lies in ``buf``.
+    """The one tensor of a ``.distcp`` item (torch.save of a tensor), located in ``buf``.
 
     Raises:
         CorruptError: no archive of one tensor, or dtype, shape, stride and payload do not fit each other.
@@ -166,7 +171,7 @@ def single_tensor(buf: object, *, what: str) -> Item:
     pickled = archive.find("data.pkl")
     if pickled is None:
         raise CorruptError(
-            f"{what} is a zip archive without data.pkl, not of torch.save; the item's byte range may be wrong"
+            f"{what} is a zip archive without data.pkl, not from torch.save; the item's byte range may be wrong"
         )
     content = archive.read(pickled)
     tensor = _TEMPLATES.get(content)
@@ -201,11 +206,11 @@ def _one_tensor(content: bytes, what: str) -> TensorRef:
     value = loads(content, what=f"{what} (data.pkl)", persistent_load=torch_storage)
     if isinstance(value, Opaque) and (kind := _own_class(value)):
         raise UnsupportedFormatError(
-            f"{what} is a tensor of the class {kind!r}, which is not one array of elements; it is listed but not read. "
-            "Load it with the program that wrote it; an export can leave it out (select=)"
+            f"{what} is a tensor of class {kind!r}, which is not a single array of elements; it is listed but not "
+            "read. Load it with the program that wrote it; an export can leave it out (select=)"
         )
     if not isinstance(value, TensorRef) or not isinstance(value.storage, StorageRef):
-        raise CorruptError(f"{what} holds {short(value, 60)}, not a tensor; the item's byte range may be wrong")
+        raise CorruptError(f"{what} contains {short(value, 60)}, not a tensor; the item's byte range may be wrong")
     return value
 
 
@@ -226,7 +231,7 @@ def lazy_view(tensor: TensorRef, what: str) -> tuple[bool, bool]:
     facts = tensor.attrs.get("metadata") or {}
     if not isinstance(facts, dict) or not set(facts) <= {"conj", "neg"} or by_name(tensor.dtype).kind not in "cf":
         if facts:
-            raise UnsupportedFormatError(f"{what} has bytes that are not its values ({short(facts, 40)})")
+            raise UnsupportedFormatError(f"the bytes of {what} are not its values ({short(facts, 40)})")
         return False, False
     return bool(facts.get("conj")), bool(facts.get("neg"))
 
@@ -263,7 +268,7 @@ def _view(buf: object) -> memoryview | LazyBytes:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def _has_checksums(records: dict[str, Record], prefix: str | None) -> bool:
+def _has_checksums(records: dict[str, ZipRecord], prefix: str | None) -> bool:
     for marker in MARKERS:
         if record := records.get(f"{prefix}/{marker}"):
             return record.crc != 0

@@ -8,7 +8,7 @@
           ├ PK 06 07  zip64 locator       where that one is                others if a number does not fit
           └ PK 05 06  end record          rows, size and place of the directory      22 bytes, then a comment
 
-Nothing lies between ``stop`` and the end records, and the rows fill the directory to the byte: an archive
+There is nothing between ``stop`` and the end records, and the rows fill the directory to the byte: an archive
 that shows two contents to two readers needs room for the other one. Read from APPNOTE.TXT 6.3, sections
 4.3.12 to 4.3.16 and 4.5.3.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 
 from workbench.core.source import LazyBytes
-from workbench.core.ziprecord import ENCRYPTED, STORED, UTF8, Record
+from workbench.core.ziprecord import ENCRYPTED, STORED, UTF8, ZipRecord
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
 __all__ = ["find_directory", "read_records"]
@@ -48,13 +48,14 @@ def find_directory(view: memoryview | LazyBytes, what: str) -> tuple[int, int, i
         _, disk64, at64, disks = _LOCATOR64.unpack(view[at - 20 : at])
         if at64 + _END64.size > at - 20 or view[at64 : at64 + 4] != b"PK\x06\x06":
             raise CorruptError(
-                f"{what}, byte {at - 20:,}: the zip64 locator points at byte {at64:,}, where no zip64 end "
-                "record is; the file is damaged, or its byte range is wrong"
+                f"{what}, byte {at - 20:,}: the zip64 locator points at byte {at64:,}, which is not a zip64 end "
+                "record; the file is damaged, or its byte range is wrong"
             )
         _, size64, _, _, disk_, cd_disk_, here_, count_, size_, offset_ = _END64.unpack(view[at64 : at64 + _END64.size])
         if at64 + 12 + size64 != at - 20 or disk64 or disks > 1:
             raise CorruptError(
-                f"{what}, byte {at64:,}: the zip64 end record does not fit its place; the file is damaged"
+                f"{what}, byte {at64:,}: the zip64 end record has a size that does not match its position; the file is "
+                "damaged"
             )
         pairs = (
             (disk, disk_, 0xFFFF),
@@ -67,7 +68,7 @@ def find_directory(view: memoryview | LazyBytes, what: str) -> tuple[int, int, i
         if any(short_ != long_ and short_ != full for short_, long_, full in pairs):
             raise CorruptError(
                 f"{what}, byte {at:,}: the end record and the zip64 end record contradict each other; the "
-                "file is damaged, or made to show two contents"
+                "file is damaged, or crafted to show two contents"
             )
         disk, cd_disk, here, count, size, offset, stop = disk_, cd_disk_, here_, count_, size_, offset_, at64
     if disk or cd_disk or here != count:
@@ -77,15 +78,17 @@ def find_directory(view: memoryview | LazyBytes, what: str) -> tuple[int, int, i
     if offset + size != stop:
         raise CorruptError(
             f"{what}: the central directory should be bytes {offset:,} to {offset + size:,}, but its end "
-            f"record is at {stop:,}; the file is damaged, or something was put before it or left out"
+            f"record is at {stop:,}; the file is damaged, or bytes were inserted before it or removed"
         )
     if count > MAX_RECORDS or count * _CENTRAL.size > size:
-        raise UnsafeError(f"{what}, byte {at:,}: {count:,} records in a directory of {size:,} bytes; it was not read")
+        raise UnsafeError(
+            f"{what}, byte {at:,}: {count:,} records in a directory of {size:,} bytes; the directory was not read"
+        )
     return offset, stop, count
 
 
-def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int, what: str) -> dict[str, Record]:
-    """The directory's rows by name, in the order in which they lie in the file.
+def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int, what: str) -> dict[str, ZipRecord]:
+    """The directory's rows by name, in file order.
 
     Raises:
         CorruptError: rows that contradict the directory, each other or the file's size.
@@ -104,7 +107,7 @@ def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int
         signature, flags, method, crc, csize, usize, n_name, n_extra, n_comment, disk, offset = row
         after = at + 46 + n_name + n_extra + n_comment
         if signature != b"PK\x01\x02" or after > len(directory):
-            raise CorruptError(f"{what}, byte {start + at:,}: no record of a central directory; the file is damaged")
+            raise CorruptError(f"{what}, byte {start + at:,}: not a central directory record; the file is damaged")
         raw = directory[at + 46 : at + 46 + n_name]
         if csize == 0xFFFFFFFF or usize == 0xFFFFFFFF or offset == 0xFFFFFFFF:
             extra = directory[at + 46 + n_name : at + 46 + n_name + n_extra]
@@ -117,7 +120,7 @@ def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int
         name = _record_name(raw, flags, what, start + at)
         if method == STORED and csize != usize:
             raise CorruptError(
-                f"{what}, byte {start + at:,}: record {name!r} is stored as it is, yet has {csize:,} bytes "
+                f"{what}, byte {start + at:,}: record {name!r} is stored uncompressed, yet has {csize:,} bytes "
                 f"for {usize:,}; the file is damaged"
             )
         if offset + 30 + n_name + csize > start:
@@ -150,20 +153,20 @@ def _end_record(view: memoryview | LazyBytes, what: str) -> tuple[int, tuple[int
     if view[:4] == b"PK\x03\x04":
         raise TruncatedError(
             f"{what} starts like a zip archive of torch.save but has no end record in its {len(view):,} "
-            "bytes; it is cut short, something was appended to it, or its byte range is wrong"
+            "bytes; it is truncated, something was appended to it, or its byte range is wrong"
         )
     raise CorruptError(
-        f"{what} ({len(view):,} bytes, starts with {bytes(view[:4])!r}) is no zip archive; it is damaged, or "
+        f"{what} ({len(view):,} bytes, starts with {bytes(view[:4])!r}) is not a zip archive; it is damaged, or "
         "its byte range is wrong"
     )
 
 
-def _in_order(rows: list[tuple[int, str, int, int, int, int, int]], stop: int, what: str) -> dict[str, Record]:
+def _in_order(rows: list[tuple[int, str, int, int, int, int, int]], stop: int, what: str) -> dict[str, ZipRecord]:
     """Refuse overlaps and duplicates. Local headers are not touched: each record learns where the next one
     starts.
     """
     ordered = sorted(rows)
-    records: dict[str, Record] = {}
+    records: dict[str, ZipRecord] = {}
     for i, (offset, name, method, flags, crc, csize, usize) in enumerate(ordered):
         limit = ordered[i + 1][0] if i + 1 < len(ordered) else stop
         if offset + 30 + len(name) + csize > limit:  # characters, at most the bytes of the name: exact in `locate`
@@ -173,9 +176,9 @@ def _in_order(rows: list[tuple[int, str, int, int, int, int, int]], stop: int, w
             )
         if name in records:
             raise CorruptError(
-                f"{what} has two records {name!r}; readers would disagree which one counts, so none is read"
+                f"{what} has two records {name!r}; readers would disagree on which one counts, so neither is read"
             )
-        records[name] = Record(name, method, flags, crc, csize, usize, offset, limit)
+        records[name] = ZipRecord(name, method, flags, crc, csize, usize, offset, limit)
     return records
 
 
@@ -217,5 +220,7 @@ def _record_name(raw: bytes, flags: int, what: str, at: int) -> str:
         or name[1:2] == ":"
         or (".." in name and ".." in name.split("/"))
     ):
-        raise UnsafeError(f"{what}, byte {at:,}: record name {name[:200]!r} would leave the archive; it was not read")
+        raise UnsafeError(
+            f"{what}, byte {at:,}: record name {name[:200]!r} would leave the archive; the archive was not read"
+        )
     return name

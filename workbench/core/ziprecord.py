@@ -20,7 +20,7 @@ from typing import NamedTuple
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsafeError
 
-__all__ = ["Record", "inflate", "locate"]
+__all__ = ["ZipRecord", "inflate", "locate"]
 
 # signature, needed, flags, method, time, date, CRC, both sizes, length of the name, of the extra field
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -31,7 +31,7 @@ MAX_INFLATED = 64 << 20  # bytes: only small records are ever compressed
 MAX_RATIO = 1000  # deflate's own limit is 1,032
 
 
-class Record(NamedTuple):
+class ZipRecord(NamedTuple):
     """A row of the central directory. ``offset`` is of the local header; the payload ends at or before
     ``limit``.
     """
@@ -46,8 +46,8 @@ class Record(NamedTuple):
     limit: int
 
 
-def locate(view: memoryview | LazyBytes, record: Record, what: str) -> tuple[int, int]:
-    """(start, stop) of a record's bytes as they lie in the file, its local header checked.
+def locate(view: memoryview | LazyBytes, record: ZipRecord, what: str) -> tuple[int, int]:
+    """(start, stop) of a record's bytes in the file, after checking its local header.
 
     Raises:
         CorruptError: the local header contradicts the directory; UnsafeError: encrypted.
@@ -62,11 +62,11 @@ def locate(view: memoryview | LazyBytes, record: Record, what: str) -> tuple[int
             "directory; the file is damaged, or its byte range is wrong"
         )
     if flags & ENCRYPTED:
-        raise UnsafeError(f"{what}, byte {at:,}: record {record.name!r} is encrypted; torch.save writes no such file")
+        raise UnsafeError(f"{what}, byte {at:,}: record {record.name!r} is encrypted; torch.save never encrypts")
     if view[at + 30 : at + 30 + n_name] != record.name.encode():
         raise CorruptError(
             f"{what}, byte {at:,}: the local header names another record than {record.name!r}; the file is "
-            "damaged, or made to show two contents"
+            "damaged, or crafted to show two contents"
         )
     if not flags & DESCRIPTOR and not (
         csize in (record.csize, 0xFFFFFFFF) and usize in (record.usize, 0xFFFFFFFF) and crc == record.crc
@@ -78,7 +78,7 @@ def locate(view: memoryview | LazyBytes, record: Record, what: str) -> tuple[int
     return start, stop
 
 
-def inflate(data: memoryview, record: Record, what: str) -> bytes:
+def inflate(data: memoryview, record: ZipRecord, what: str) -> bytes:
     """A DEFLATED record's content, of exactly ``record.usize`` bytes.
 
     Raises:

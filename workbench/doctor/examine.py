@@ -1,4 +1,4 @@
-"""`wb.doctor`: look at everything that was given, reason about it, and say why the loss jumped.
+"""`wb.doctor`: examine everything that was given and report why the loss jumped.
 
 ::
 
@@ -12,12 +12,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding
-from workbench.core.scan import Tick
+from workbench.core.executors import using
+from workbench.core.remote.url import with_options
+from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.doctor.causes.case import Case
 from workbench.doctor.facts.evidence import Evidence, State
@@ -40,15 +43,15 @@ from workbench.doctor.rules.prints import paired
 from workbench.doctor.rules.prints_signs import check_prints
 from workbench.doctor.rules.settings import setting_rows
 from workbench.doctor.rules.shards import check_shards
-from workbench.doctor.rules.values import Values, check_pair
-from workbench.errors import WorkbenchError
+from workbench.doctor.rules.values import PassValues, check_pair
+from workbench.errors import WorkbenchError, WorkerError
 
 __all__ = ["doctor", "examine"]
 
 LOADED, PAIRED, TRAINED = "before → echo", "before → after", "echo → after"
-#: Rules on the values of a pair, whose parameters are worth a look at where they came from.
+#: Rules on the values of a pair; where the values of their parameters came from is then examined.
 OF_PAIRS = frozenset({"P03", "P04", "P05", "P06", "P08", "P12"})
-#: A pass's name of a law → the rule that is on it.
+#: Name of a law in a pass → the rule that checks it.
 LAWS = {"floor": "P03", "transition": "P04", "reach": "P05", "replay": "P12", "ruler": "P11"}
 
 
@@ -64,42 +67,51 @@ def doctor(
     deep: bool = True,
     format: str | None = None,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> Diagnosis:
-    """Why the loss jumped after a resume.
+    """Diagnose why the loss jumped after a resume.
 
     Args:
-        before: the checkpoint that was resumed from; or a run's folder, or one with two checkpoints.
-        after: a later one of the resumed run, best from soon after the resume.
-        echo: ``before`` saved again right after the load, before any update; ``after`` of the same step is taken for
-            one.
-        betas, lr, weight_decay: of the optimizer, where no file states them; they are trusted more than the files.
-        deep: read weights and moments; else only what files, names and the trainer's state tell.
-        format: a reader's name, when detection should be skipped.
-        threads: at most; by default a core each. tick: told the share that is done; stops by raising.
+        before: the checkpoint that was resumed from, or the folder of a run, or a folder with two checkpoints.
+        after: a later checkpoint of the resumed run, best from soon after the resume.
+        echo: ``before`` saved again right after the load, before any update. If ``after`` is from the same step, it
+            is used as the echo.
+        betas, lr, weight_decay: of the optimizer, if no file states them; they override the files.
+        deep: read weights and moments; otherwise use only files, names and the trainer's state.
+        format: a reader's name, to skip detection.
+        threads: largest number of threads; by default one per core.
+        progress: called with the fraction done; raise to cancel.
+        storage_options: for those of ``before``, ``after`` and ``echo`` that are URLs, as in ``wb.open``.
+        executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
+            ``spawn``, or ``distributed.Client(…).get_executor()``. Where changed values
+            came from is searched for in this process. The result is the same to the bit.
 
     Returns:
-        causes with their proof, best supported first; what is ruled out; what was not checked. ``exit_code``: 0 where
-        nothing was found, 1 for warnings, 2 for errors.
+        The causes with their proof, best supported first; what is ruled out; what was not checked. ``exit_code`` is 0
+        if nothing was found, 1 for warnings, 2 for errors.
 
     Raises:
-        OpenError: ``before`` cannot be opened. UsageError: a folder of several checkpoints without steps; betas
-            that are not 0 <= β1 < 1 and 0 < β2 < 1.
+        OpenError: ``before`` cannot be opened.
+        UsageError: a folder of several checkpoints without steps; betas outside 0 <= β1 < 1 and 0 < β2 < 1.
+        WorkerError: the executor lost its workers or its scheduler.
     """
     given = {"betas": betas, "lr": lr, "weight_decay": weight_decay}
-    chosen = choose(before, after, echo, format, given, lambda a, b: _glance(a, b, deep, threads))
-    return examine(chosen, deep=deep, threads=threads, tick=tick)
+    with using(executor), with_options(storage_options, before, after, echo):
+        chosen = choose(before, after, echo, format, given, lambda a, b: _glance(a, b, deep, threads))
+        return examine(chosen, deep=deep, threads=threads, progress=progress)
 
 
-def examine(given: Given, *, deep: bool = True, threads: int | None = None, tick: Tick | None = None) -> Diagnosis:
-    """A diagnosis of what was opened."""
+def examine(
+    given: Given, *, deep: bool = True, threads: int | None = None, progress: Progress | None = None
+) -> Diagnosis:
+    """Diagnose the opened checkpoints."""
     evidence = given.evidence
-    work = _Passes(evidence, check_facts(evidence), threads, tick, given.prints)
+    work = _Passes(evidence, check_facts(evidence), threads, progress, given.prints)
     outcome = work.outcome
     for which, why in given.broken.items():
-        outcome.signs.append(
-            RULES["V01"].sign(f"it cannot be opened: {why}", {"in": which}, causes=("G4", "G8"))
-        )  # fmt: skip
+        outcome.signs.append(RULES["V01"].sign(f"it cannot be opened: {why}", {"in": which}, causes=("G4", "G8")))
         outcome.not_checked[which] = why
     for which, why in given.strange.items():
         outcome.not_checked[which] = why
@@ -110,43 +122,51 @@ def examine(given: Given, *, deep: bool = True, threads: int | None = None, tick
         outcome.not_checked["values"] = "weights and moments were not read: deep=False"
     work.settings()
     case = Case(evidence, outcome, work.ledger, work.alone, work.pairs, work.traits)
-    causes, said = diagnose(case)
+    causes, words = diagnose(case)
     if given.strange:  # one line, and no cause
-        said = " ".join(f"{why[0].upper()}{why[1:]}." for why in given.strange.values())
+        words = " ".join(f"{why[0].upper()}{why[1:]}." for why in given.strange.values())
         causes = ()
-        case.signs.append(RULES["N30"].sign(said, {"in": next(iter(given.strange))}))
+        case.signs.append(RULES["N30"].sign(words, {"in": next(iter(given.strange))}))
     found = sorted(map(_finding, case.signs), key=lambda one: ("error", "warn", "info").index(one.severity))
     absent = {rule: str(why) for rule, why in outcome.not_checked.items() if isinstance(why, Inapplicable)}
     missed = {rule: why for rule, why in outcome.not_checked.items() if rule not in absent}
     notes = "".join(f" ({note})" for note in given.notes)
     return Diagnosis(
         given.paths.get("before", evidence.before.ckpt.path), tuple(found), dict(outcome.checked),
-        missed, _subjects(evidence), said + notes, causes, tuple(outcome.cleared),
+        missed, _subjects(evidence), words + notes, causes, tuple(outcome.cleared),
         {which: _facts(evidence.state(which).facts) for which in _given(evidence)}, pictured, absent,
         coverage(case), work.ledger, given.notes,
     )  # fmt: skip
 
 
 def _glance(a: State, b: State, deep: bool, threads: int | None) -> int:
-    """How grave what is wrong between two neighbours of a run is, by facts and the laws of updates alone."""
+    """Return the severity of faults between two neighbours of a run, by facts and the laws of updates only."""
     try:
         evidence = Evidence(a, b)
         signs = list(check_facts(evidence).signs)
         if deep:
             signs += check_pair(evidence.pair("before", "after"), threads=threads).signs
+    except WorkerError:
+        raise
     except WorkbenchError:
-        return 0  # the diagnosis of that pair says what cannot be read
+        return 0  # the diagnosis of that pair reports what cannot be read
     grave = [sign.severity for sign in signs if str(sign.evidence.get("in", "→")).find("→") >= 0]
     return 2 if "error" in grave else 1 if "warn" in grave else 0
 
 
 class _Passes:
-    """The passes over bytes, one after the other under one progress; what they measure goes into the ledger."""
+    """The passes over bytes, run one after the other under one progress; measurements go into the ledger."""
 
     def __init__(
-        self, evidence: Evidence, outcome: Outcome, threads: int | None, tick: Tick | None, prints: Echo | None
+        self, evidence: Evidence, outcome: Outcome, threads: int | None, progress: Progress | None, prints: Echo | None
     ) -> None:
-        self.evidence, self.outcome, self.threads, self.tick, self.prints = evidence, outcome, threads, tick, prints
+        self.evidence, self.outcome, self.threads, self.progress, self.prints = (
+            evidence,
+            outcome,
+            threads,
+            progress,
+            prints,
+        )
         self.ledger = Ledger()
         self.alone: dict[str, Mapping[str, Any]] = {}
         self.pairs: dict[str, Mapping[str, Any]] = {}
@@ -174,8 +194,8 @@ class _Passes:
             self._alone("after", 2 * after)
             self._train(self.start, size[self.start] + after, pictured)
         pictured["one"] = self.alone
-        if self.tick is not None:
-            self.tick(1.0)
+        if self.progress is not None:
+            self.progress(1.0)
 
     def _load(self, before: int, echo: int, pictured: dict[str, Any]) -> None:
         pair = self.evidence.pair("before", "echo")
@@ -187,7 +207,7 @@ class _Passes:
         counts = [state.facts.steps.counts for state in (pair.a, pair.b)]
         same = bool(found.status) and all(one.status == "equal" for one in found.status.values())
         if same and counts[0] == counts[1] and not pair.mapped:
-            self.alone["echo"] = self.alone["before"]  # the same numbers; its files may still be others
+            self.alone["echo"] = self.alone["before"]  # the same values, but its files may differ
             numbers = [sign for sign in self.outcome.signs if sign.evidence.get("in") == "before" and sign.tensors]
             self._take(Outcome([replace(sign, evidence={**sign.evidence, "in": "echo"}) for sign in numbers]), "echo")
             self._take(self._part(2 * echo, check_files, self.evidence.state("echo")), "echo")
@@ -197,7 +217,7 @@ class _Passes:
 
     def _train(self, start: str, size: int, pictured: dict[str, Any]) -> None:
         pair, where = self.evidence.pair(start, "after"), TRAINED if start == "echo" else PAIRED
-        values: Values = self._part(size, check_pair, pair)
+        values: PassValues = self._part(size, check_pair, pair)
         self._take(_outcome(values, where), where)
         self.pairs[where] = values.states
         pictured["pair"] = values
@@ -212,7 +232,7 @@ class _Passes:
             self._take(self._part(size, check_shards, pair), where)
 
     def settings(self) -> None:
-        """What the facts say of counters and settings, on either leg."""
+        """Add rows for counters and settings on both legs."""
         evidence = self.evidence
         if evidence.echo is not None:
             pair = evidence.pair("before", "echo")
@@ -229,41 +249,41 @@ class _Passes:
         made.checked |= looked_at("one", made.states, which)
         self._take(made, which)
         for sums in made.states.values():
-            sums.profile = None  # judged; those of three checkpoints of a large model are many megabytes
+            sums.profile = None  # no longer needed; profiles of three large checkpoints take many megabytes
         self.alone[which] = made.states
         self.ledger.add(*state_rows(self.evidence.state(which), which, made.states))
 
     def _part(self, size: float, check: Callable[..., Any], *given: Any) -> Any:
         start, share = self.done / max(self.total, 1), size / max(self.total, 1)
-        told = self.tick
+        outer = self.progress
 
-        def tick(part: float) -> None:
-            assert told is not None
-            told(min(1.0, start + part * share))
+        def progress(part: float) -> None:
+            assert outer is not None
+            outer(min(1.0, start + part * share))
 
-        made = check(*given, threads=self.threads, tick=None if told is None else tick)
+        made = check(*given, threads=self.threads, progress=None if outer is None else progress)
         self.done += size
         return made
 
     def _take(self, outcome: Outcome, where: str) -> None:
-        """Put an outcome in, with where it was found in every sign."""
+        """Add an outcome, with its place in every sign."""
         resumed = "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"
         signs = [replace(sign, evidence={"in": where, **sign.evidence}) for sign in outcome.signs]
         cleared = outcome.cleared
         if where == "after" or (where == "before" and resumed != "before"):
-            # healthy files before the load, or healthy numbers some updates after it, exclude nothing
+            # healthy files before the load, or healthy numbers a few updates after it, exclude nothing
             cleared = [replace(one, what=f"{one.what} ({where})", causes=()) for one in cleared]
         self.outcome.add(Outcome(signs, dict(outcome.checked), dict(outcome.not_checked), cleared))
 
 
-def _outcome(values: Values, where: str) -> Outcome:
-    """What was not looked at under the rules' ids instead of the laws' names."""
+def _outcome(values: PassValues, where: str) -> Outcome:
+    """Return an outcome that uses rule ids instead of the laws' names."""
     missed = {LAWS.get(name, name): why for name, why in values.not_checked.items()}
     return Outcome(list(values.signs), {**values.checked, **looked_at("pair", values.states, where)}, missed)
 
 
 def _suspects(signs: Sequence[Sign]) -> list[str]:
-    """Parameters whose origin is worth looking for."""
+    """Return the parameters whose origin should be searched."""
     return list(dict.fromkeys(name for sign in signs if sign.rule in OF_PAIRS for name in sign.tensors))
 
 
@@ -281,7 +301,7 @@ def _subjects(evidence: Evidence) -> tuple[Subject, ...]:
 
 
 def _facts(facts: TrainingState) -> Mapping[str, tuple[Any, str]]:
-    return {fact: (told[0].value, told[0].source) for fact, told in facts.told.items() if told}
+    return {fact: (held[0].value, held[0].source) for fact, held in facts.told.items() if held}
 
 
 def _finding(sign: Sign) -> Finding:

@@ -1,10 +1,10 @@
-"""Which checkpoints are meant: two paths, a run's folder, a folder with two checkpoints; in what order, of what part.
+"""Select the checkpoints to compare, from paths or from the folder of a run.
 
 ::
 
-    doctor(before, after, echo=…)   as said; two of one step: a checkpoint and its echo; an older second comes first
-    doctor(run)                     all neighbours; the first between which something is wrong, else the last two;
-                                    of two checkpoints of one step the later is the echo
+    doctor(before, after, echo=…)   as given; two of one step: a checkpoint and its echo; an older second comes first
+    doctor(run)                     all neighbours; the first pair between which something is wrong, else the last two;
+                                    of two checkpoints of one step, the later one is the echo
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ __all__ = ["Given", "Source", "choose"]
 
 Source = str | os.PathLike[str] | Checkpoint
 Look = Callable[[State, State], int]
-FOREIGN = 0.1  #: share of parameters in common below which two checkpoints are of different models
-SMALLEST = 4  #: tensors that tell whether an update was made
-SCANNED = 64  #: last steps of a run that are looked at
+FOREIGN = 0.1  #: share of parameters in common below which two checkpoints come from different models
+SMALLEST = 4  #: tensors that show whether an update was made
+SCANNED = 64  #: most last steps of a run that are examined
 
 
 @dataclass(frozen=True)
 class Given:
-    """States to look at.
+    """The states to compare.
 
     Attributes:
-        evidence: them.
-        notes: what was chosen or exchanged, a sentence each.
-        broken: ``echo`` or ``after`` → why it cannot be opened; path: of each that was given.
-        prints: the echo, where it holds fingerprints and no payload.
-        strange: ``echo`` or ``after`` → why it is of another model; such a one is not looked at.
+        evidence: the states.
+        notes: what was chosen or exchanged, one sentence each.
+        broken: ``echo`` or ``after`` → why it cannot be opened.
+        paths: ``before``, ``echo`` or ``after`` → the path that was given.
+        prints: the echo, if it holds fingerprints and no payload.
+        strange: ``echo`` or ``after`` → why it belongs to another model; it is then ignored.
     """
 
     evidence: Evidence
@@ -58,16 +59,16 @@ class Given:
 
 def choose(
     before: Source, after: Source | None, echo: Source | None, format: str | None, given: Mapping[str, Any], look: Look
-) -> Given:  # fmt: skip
-    """Open what is meant.
+) -> Given:
+    """Open the selected checkpoints.
 
     Args:
-        given: betas, lr and weight_decay that the user said, for every state.
-        look: how grave what is wrong between two neighbours of a run is: 0 nothing, 1 a warning, 2 an error.
+        given: betas, lr and weight_decay that the user passed, for every state.
+        look: returns the severity of faults between two neighbours of a run: 0 none, 1 a warning, 2 an error.
 
     Raises:
-        OpenError: ``before`` cannot be opened. UsageError: a folder of several checkpoints without steps; betas, lr or
-            weight_decay that no optimizer has.
+        OpenError: ``before`` cannot be opened.
+        UsageError: a folder of several checkpoints without steps; impossible betas, lr or weight_decay.
     """
     usable(given.get("betas"), given.get("lr"), given.get("weight_decay"))
     notes: list[str] = []
@@ -96,23 +97,24 @@ def choose(
         if one is not None and one == two:
             middle, last = last, None
             paths["echo"] = paths.pop("after")
-            notes.append(f"both are of step {one:,}: the second was taken for the echo of the first")
+            notes.append(f"both are from step {one:,}: the second was used as the echo of the first")
     if last is not None and None not in (first.facts.step, last.facts.step):
         assert first.facts.step is not None and last.facts.step is not None
-        if last.facts.step < first.facts.step and middle is None:  # an echo tells which of the two was loaded
+        if last.facts.step < first.facts.step and middle is None:  # an echo shows which of the two was loaded
             first, last = last, first
             paths["before"], paths["after"] = paths["after"], paths["before"]
-            notes.append(f"the second is older (step {first.facts.step:,}): it was taken for the one before")
+            notes.append(f"the second is older (step {first.facts.step:,}): it was used as before")
     if middle is not None and prints is None and (why := _no_echo(first, middle)):
-        notes.append(f"{why}: it was {'left out' if last is not None else 'taken as a later checkpoint'}")
+        notes.append(f"{why}: it was {'left out' if last is not None else 'used as a later checkpoint'}")
         last, middle = last if last is not None else middle, None
         paths.setdefault("after", paths.pop("echo"))
     strange = {}
     for which, other in (("echo", middle), ("after", last)):
         if other is not None and (shared := _shared(first, other)) is not None:
             strange[which] = (
-                f"the {'echo' if which == 'echo' else 'later checkpoint'} is of another model: it shares {shared:,} of "
-                f"{many(len(first.params), 'parameter')}, and was not compared"
+                f"the {'echo' if which == 'echo' else 'later checkpoint'} belongs to another model: it shares "
+                f"{shared:,} of "
+                f"{many(len(first.params), 'parameter')} and was not compared"
             )
     middle, last = None if "echo" in strange else middle, None if "after" in strange else last
     prints = None if "echo" in strange else prints
@@ -120,7 +122,7 @@ def choose(
 
 
 def _no_echo(first: State, echo: State) -> str:
-    """Why a checkpoint is not the first saved again: it was trained on. Empty if it may be."""
+    """Return why a checkpoint is not an echo of the first, because it was trained on; empty if it may be one."""
     steps, counts = (first.facts.step, echo.facts.step), (first.facts.steps.usual, echo.facts.steps.usual)
     if None in steps or None in counts or steps[0] == steps[1] or _alike(first, echo):
         return ""
@@ -129,7 +131,7 @@ def _no_echo(first: State, echo: State) -> str:
 
 
 def _alike(a: State, b: State) -> bool:
-    """Whether some small weights are equal bit for bit: then no update lies between."""
+    """Whether some small second moments are equal bit for bit, which proves that no update was made in between."""
     pair = Evidence(a, b).pair("before", "after")
     small = sorted(
         ((pair.a.ckpt.catalog.numel[one], one, two) for _, roles in pair.shared() for role, (one, two) in roles.items()
@@ -137,13 +139,15 @@ def _alike(a: State, b: State) -> bool:
     )[:SMALLEST]  # fmt: skip
     if not small:
         return True
-    sides = [[state.tensor(at).numpy().tobytes() for at in positions] for state, positions in
-             ((pair.a, [one for _, one, _ in small]), (pair.b, [two for _, _, two in small]))]  # fmt: skip
+    sides = [
+        [state.tensor(at).numpy().tobytes() for at in positions]
+        for state, positions in ((pair.a, [one for _, one, _ in small]), (pair.b, [two for _, _, two in small]))
+    ]
     return sides[0] == sides[1]
 
 
 def _shared(first: State, other: State) -> int | None:
-    """How many parameters another model has in common; ``None`` where it is the same model."""
+    """Return how many parameters another model has in common; ``None`` if it is the same model."""
     mine = {fqn for fqn, roles in first.params.items() if "param" in roles or "master" in roles}
     theirs = {fqn for fqn, roles in other.params.items() if "param" in roles or "master" in roles}
     if not mine or not theirs:
@@ -156,7 +160,7 @@ def _shared(first: State, other: State) -> int | None:
 
 
 def _prints(echo: Source | None) -> Echo | None:
-    """An echo that was written without its payload."""
+    """Return the echo if it was written without its payload."""
     if not isinstance(echo, (str, bytes, os.PathLike)) or not is_echo(echo):
         return None
     found = read_echo(echo)
@@ -172,19 +176,18 @@ def _state(source: Source, format: str | None, given: Mapping[str, Any], *, part
         except (CorruptError, IncompleteError, MissingFileError):
             if not partial:
                 raise
-            ckpt = open(source, format=format, partial=True)  # what is lost is told where it is read
+            ckpt = open(source, format=format, partial=True)  # reading lost data reports it
     return State(ckpt, gather(ckpt, **given))
 
 
 def _run(root: str, format: str | None) -> list[Found]:
-    """The checkpoints of a folder that is none itself; none of a folder with less than two."""
+    """Return the checkpoints in a folder that is not a checkpoint itself; empty if there are fewer than two."""
     place = Place(root)
     if format is not None or place.file is not None:
         return []
     found = formats.detect(place)
-    loose = found in ("safetensors", "torch_save") and (
-        any(name in place.files for name in TRACKERS) or found == "torch_save"
-    )
+    its = formats.record(found or "")
+    loose = its.loose and (any(name in place.files for name in TRACKERS) or bool(its.beside))
     if found is not None and not loose:
         return []
     listed = [one for one in discover(root, depth=2) if one.path != "."]
@@ -193,7 +196,7 @@ def _run(root: str, format: str | None) -> list[Found]:
 
 def _of_run(
     root: str, listed: Sequence[Found], echo: Source | None, format: str | None, given: Mapping[str, Any], look: Look
-) -> Given:  # fmt: skip
+) -> Given:
     whole = [one for one in listed if one.complete]
     if len(whole) < 2:
         return choose(os.path.join(root, (whole or list(listed))[-1].path), None, echo, "", given, look)
@@ -202,21 +205,21 @@ def _of_run(
     if None in steps and len(states) != 2:
         names = ", ".join(repr(one.path) for one, _ in states[:4])
         raise UsageError(
-            f"{root!r} holds {len(states)} checkpoints without steps, so their order is unknown: {names}; name two"
-        )  # fmt: skip
+            f"{root!r} holds {len(states)} checkpoints without steps, so their order is unknown: {names}; pass two"
+        )
     order = sorted(
         range(len(states)),
         key=lambda n: (steps[n] or 0, "echo" in states[n][0].path, states[n][0].mtime, states[n][0].path),
     )
     states = [states[n] for n in order]
-    twins: dict[str, tuple[Found, State]] = {}  # path → what was saved again at the same step
+    twins: dict[str, tuple[Found, State]] = {}  # path → a second save at the same step
     distinct: list[tuple[Found, State]] = []
     for one, state in states:
         if distinct and state.facts.step is not None and state.facts.step == distinct[-1][1].facts.step:
             twins.setdefault(distinct[-1][0].path, (one, state))
         else:
             distinct.append((one, state))
-    at, said = _first_bad(distinct, twins, look) if len(distinct) > 1 else (0, "")
+    at, words = _first_bad(distinct, twins, look) if len(distinct) > 1 else (0, "")
     one, first = distinct[at]
     paths = {"before": os.path.join(root, one.path)}
     prints, middle, last = _prints(echo), None, None
@@ -227,19 +230,19 @@ def _of_run(
     elif one.path in twins:
         (twin, middle) = twins[one.path]
         paths["echo"] = os.path.join(root, twin.path)
-        said += f"; {twin.path!r} is of the same step and was taken as its echo"
+        words += f"; {twin.path!r} is from the same step and was used as its echo"
     if at + 1 < len(distinct):
         two, last = distinct[at + 1]
         paths["after"] = os.path.join(root, two.path)
     skipped = len(whole) - len(states)
-    note = f"{said}; the {skipped:,} oldest checkpoints were not read" if skipped else said
+    note = f"{words}; the {skipped:,} oldest checkpoints were not read" if skipped else words
     return Given(Evidence(first, last, middle), (note.removeprefix("; "),), {}, paths, prints)
 
 
 def _first_bad(
     states: Sequence[tuple[Found, State]], twins: Mapping[str, tuple[Found, State]], look: Look
 ) -> tuple[int, str]:
-    """The first neighbours between which something is wrong, in words; the last two where nothing is."""
+    """Return the first pair of neighbours with a fault, with a sentence; the last pair if there is none."""
     worst: tuple[int, int] | None = None
     for at, ((one, a), (_, b)) in enumerate(pairwise(states)):
         grave = 2 if one.path in twins and look(a, twins[one.path][1]) == 2 else look(a, b)

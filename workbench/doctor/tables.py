@@ -1,4 +1,4 @@
-"""The catalogue as a page: every cause and every rule, from the tables that the code itself works with.
+"""Render the catalogue as a page: every cause and every rule, from the tables that the code uses.
 
 ::
 
@@ -21,19 +21,19 @@ __all__ = ["all_rules", "rendered"]
 INTRODUCTION = """\
 # Causes and rules of the doctor
 
-How to read a diagnosis: [doctor.md](doctor.md). This page is made from the tables in the code
+How to read a diagnosis: [doctor.md](doctor.md). This page is generated from the tables in the code
 (`python -m workbench.doctor.tables`); a test compares it.
 
-A **rule** says a **sign** when a law does not hold; signs speak for **causes**. Only an exact law may say `error`; a
-statistic says `warn` at most. Letters of rules: S one checkpoint, R a checkpoint and its echo, P two checkpoints some
-updates apart, V what `workbench verify` knows, N those that were added later, whatever they need. Where a source says
-*catalogue*, the threshold is from runs of the tests' lab (`tests/lab`), not from a proof; *seen in* names threads of
-the projects.
+A **rule** reports a **sign** when a law does not hold; signs support **causes**. Only an exact law may report `error`;
+a statistic reports at most `warn`. The letter of a rule shows what it needs: S one checkpoint, R a checkpoint and its
+echo, P two checkpoints some updates apart, V the checks of `workbench verify`. N rules were added later; each needs one
+of these. If a source is *catalogue*, the threshold comes from runs of the tests' lab (`tests/lab`), not from a proof.
+*Seen in* names threads of the projects.
 """
 
 
 def all_rules() -> list[Rule]:
-    """Every rule there is: each module of the doctor fills the table when it is imported."""
+    """Return every rule; importing the doctor's modules fills the table."""
     package = import_module("workbench.doctor")  # the facade's attribute of that name is a function
     for module in pkgutil.walk_packages(package.__path__, "workbench.doctor."):
         import_module(module.name)
@@ -41,7 +41,7 @@ def all_rules() -> list[Rule]:
 
 
 def rendered() -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     return "\n".join([INTRODUCTION, *_causes(), *_rules(all_rules())]) + "\n"
 
 
@@ -50,7 +50,7 @@ def _causes() -> Iterator[str]:
     for letter, chapter in CHAPTERS.items():
         causes = [cause for name, cause in CAUSES.items() if name.startswith(letter)]
         yield f"### {letter}: {chapter}\n"
-        yield from _table(("id", "what happened", "how it comes about", "what is seen", "seen in"), map(_cause, causes))
+        yield from _table(("id", "what happened", "how it happens", "symptom", "seen in"), map(_cause, causes))
         yield ""
         yield from (line for cause in causes for line in _remedies(cause))
         yield ""
@@ -62,7 +62,7 @@ def _cause(cause: Cause) -> tuple[str, ...]:
 
 
 def _remedies(cause: Cause) -> Iterator[str]:
-    settles = f" What settles doubts: {cause.settles}." if cause.settles else ""
+    settles = f" Evidence that settles doubts: {cause.settles}." if cause.settles else ""
     yield f"- **{cause.id}** {_cell(cause.remedies[''])}.{_cell(settles)}"
     yield from (f"  - {framework}: {_cell(words)}" for framework, words in cause.remedies.items() if framework)
 
@@ -72,15 +72,15 @@ def _rules(rules: list[Rule]) -> Iterator[str]:
     for needs, words in NEEDS.items():
         those = [rule for rule in rules if rule.needs == needs]
         if those:
-            yield f"\n### Need {words}\n"
+            yield f"\n### Rules that need {words}\n"
             heads = (
                 "id",
                 "sign",
                 "law",
-                "fires at",
-                "says at most",
-                "speaks for",
-                "healthy all the same",
+                "threshold",
+                "max severity",
+                "supports",
+                "possible false alarms",
                 "remedy",
                 "source",
             )
@@ -102,7 +102,7 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[
 
 
 def _cell(text: str) -> str:
-    """A text that Markdown takes as it is."""
+    """Escape a text for Markdown."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("\\*\\*", "**").replace("\n", " ")
 
 

@@ -1,110 +1,167 @@
-"""On-disk formats: one module each, found by name and imported on first use.
+"""On-disk formats: one record each (:class:`Format`), found by name; a reader's module is imported on first use.
 
-A reader is a module with three functions::
+A reader is a module that exports its record as ``FORMAT``. Other packages register theirs in the entry point group
+``workbench.formats``: the entry point has the format's name and loads its record (docs/architecture.md shows one).
+Their ``detect`` is called only if no built-in format recognizes a place, or if the one that does is in ``before``.
 
-    detect(place)               -> bool       from names and a few bytes; never raises for a stranger's folder
-    read_catalog(place)         -> Catalog    from metadata only; no tensor byte is read
-    read_objects(place, catalog) -> Mapping   the non-tensor state, decoded on access without executing anything
-
-Readers do not know each other; layouts that combine several (``hf_trainer``) ask this registry.
+Readers do not import each other; layouts that combine several formats (``hf_trainer``) look them up here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
 from workbench.core import ziparchive
 from workbench.core.catalog import Catalog
 from workbench.core.near import did_you_mean
-from workbench.core.place import Place
-from workbench.errors import IncompleteError, MissingFileError, NotACheckpointError, OpenError, UsageError
+from workbench.core.place import UNFINISHED, Place
+from workbench.errors import (
+    IncompleteError,
+    MissingFileError,
+    NotACheckpointError,
+    OpenError,
+    UnsafeError,
+    UsageError,
+    WorkbenchError,
+)
+from workbench.formats.format import Format
 
-__all__ = ["FORMATS", "Format", "Reader", "detect", "detect_or_raise", "read_forced", "reader"]
+__all__ = [
+    "FORMATS",
+    "GROUP",
+    "Format",
+    "detect",
+    "missing",
+    "not_recognised",
+    "read_forced",
+    "reader",
+    "record",
+    "third_party",
+    "unfinished",
+]
 
-
-class Reader(Protocol):
-    """What a format module offers."""
-
-    def detect(self, place: Place) -> bool:
-        """Whether the place looks like this format."""
-
-    def read_catalog(self, place: Place) -> Catalog:
-        """Columns of everything stored."""
-
-    def read_objects(self, place: Place, catalog: Catalog) -> Mapping[str, Any]:
-        """Non-tensor state by stored name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One row of the format table (``workbench formats``)."""
-
-    name: str
-    title: str
-    marks: str
-    read_from: str
-
-
-#: In order of detection: a layout that contains another format comes before it.
-FORMATS: dict[str, Format] = {
-    row.name: row
-    for row in (
-        Format(
-            "paddlenlp",
-            "PaddleNLP checkpoint-N, fleet",
-            "model_state*.pdparams, mp_TT_sharding_SS_pp_PP/",
-            "paddlenlp 3.0.0b4",
-        ),
-        Format("hf_trainer", "Hugging Face Trainer checkpoint-N", "trainer_state.json", "transformers 5.23"),
-        Format("accelerate", "accelerate save_state", "pytorch_model_fsdp_0/, optimizer_0/", "accelerate 1.15"),
-        Format("megatron_dist", "Megatron-core torch_dist", "metadata.json, common.pt", "megatron-core 0.16 – 0.20"),
-        Format("megatron_legacy", "Megatron-LM mp_rank folders", "mp_rank_TT[_PPP][_EEE]/", "megatron-core 0.16"),
-        Format("deepspeed_universal", "DeepSpeed universal", "zero/NAME/fp32.pt", "deepspeed 0.19"),
-        Format(
-            "deepspeed",
-            "DeepSpeed ZeRO 0 – 3, pipeline, MoE",
-            "mp_rank_00_model_states.pt, …optim_states.pt",
-            "deepspeed 0.3.15 – 0.19",
-        ),
-        Format("lightning", "Lightning checkpoint", "*.ckpt file, or folder with meta.pt", "lightning 2.6"),
-        Format("bytecheckpoint", "ByteCheckpoint", "model/, optimizer/, extra_state/", "bytecheckpoint 0.0.2 – 0.0.3"),
-        Format("vescale", "veScale (legacy)", "model/, optimizer/pp_R/", "veScale 2024, legacy/vescale"),
-        Format("dcp", "PyTorch distributed checkpoint", ".metadata, __R_N.distcp", "torch 2.1 – 2.13"),
-        Format("paddle_dist", "paddle.distributed", "N.metadata, R_N.distcp or .safetensors", "paddlepaddle 3.3"),
-        Format("paddle_save", "paddle.save", ".pdparams, .pdopt, …", "paddlepaddle 3.3"),
-        Format("safetensors", "safetensors", "*.safetensors, *.index.json", "safetensors 0.8, peft 0.21"),
-        Format("torch_save", "torch.save", "zip, legacy or tar file", "torch 0.1 – 2.13"),
+GROUP = "workbench.formats"  #: the entry point group
+GUARDED = ("read_catalog", "read_objects", "missing", "stored_step", "is_collection")
+#: Built-in formats and their modules, in order of detection: a layout that contains another format comes first.
+MODULES = {
+    name: f"workbench.formats.{module}"
+    for name, module in (
+        ("paddlenlp", "paddle.nlp"), ("hf_trainer", "layered.hf_trainer"), ("accelerate", "layered.accelerate"),
+        ("megatron_dist", "megatron.dist"), ("megatron_legacy", "megatron.legacy"),
+        ("deepspeed_universal", "deepspeed.universal"), ("deepspeed", "deepspeed.reader"),
+        ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
+        ("dcp", "dcp.reader"), ("paddle_dist", "paddle.dist"), ("paddle_save", "paddle.save"),
+        ("safetensors", "safetensors.reader"), ("torch_save", "torch.save"),
     )
-}
+}  # fmt: skip
 
+
+class _Table(Mapping[str, Format]):
+    """Name → record: the built-in ones, then those of other packages."""
+
+    def __getitem__(self, name: str) -> Format:
+        if name in MODULES:
+            found: Format = import_module(MODULES[name]).FORMAT
+            return found
+        return third_party()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*MODULES, *third_party()])
+
+    def __len__(self) -> int:
+        return len(MODULES) + len(third_party())
+
+
+FORMATS: Mapping[str, Format] = _Table()
 _SAFETENSORS_ONLY = re.compile(
     r"model(-\d+(-of-\d+)?)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"
 )
 _DCP_ONLY = re.compile(r"\.metadata|__\d+_\d+\.distcp")
 
 
-def reader(name: str) -> Reader:
-    """The module that reads a format.
+@cache
+def third_party() -> dict[str, Format]:
+    """Return the records of other packages by name. One that cannot be loaded is skipped with a warning."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, Format] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            loaded = point.load()
+            if not isinstance(loaded, Format) or loaded.name != point.name:
+                raise TypeError(f"{point.value} is not a Format with that name")
+            if point.name in MODULES or point.name in found:
+                raise ValueError("a format of that name already exists")
+            guarded: dict[str, Any] = {field: _guarded(loaded, field) for field in GUARDED}
+            found[point.name] = replace(loaded, **guarded)
+        except Exception as error:  # another package's module may raise anything
+            _warn(point.name, f"cannot be loaded from {point.value!r}", error)
+    return found
+
+
+def _guarded(other: Format, field: str) -> Callable[..., Any]:
+    """Wrap a function of another package's record: its exceptions become an `OpenError`."""
+    function = getattr(other, field)
+
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except WorkbenchError:
+            raise
+        except Exception as error:
+            raise OpenError(
+                f"format {other.name!r} of another package failed in {field}: {type(error).__name__}: {error}"
+            ) from error
+
+    return call
+
+
+def reader(name: str) -> Format:
+    """Return the record of the format that a caller named.
 
     Raises:
-        UsageError: no such format.
+        UsageError: the format does not exist.
     """
     if name not in FORMATS:
         raise UsageError(f"unknown format {name!r}; known are {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
-    return cast(Reader, import_module(f"workbench.formats.{name}"))
+    return FORMATS[name]
+
+
+def record(name: str) -> Format:
+    """Return the record of a checkpoint's format, or one with default fields for a name without a reader."""
+    return FORMATS.get(name) or Format(name=name)
 
 
 def detect(place: Place) -> str | None:
-    """Name of the first format that recognises the place, or ``None``."""
-    return _plain(place) or next((name for name in FORMATS if reader(name).detect(place)), None)
+    """Return the name of the first format that recognizes the place, or ``None``."""
+    if plain := _plain(place):
+        return plain
+    found = next((name for name in MODULES if FORMATS[name].detect(place)), None)
+    others = (other for other in third_party().values() if found is None or found in other.before)
+    return next((other.name for other in others if _claims(other, place)), found)
+
+
+def _claims(other: Format, place: Place) -> bool:
+    """Return whether another package's format recognizes a place. If its ``detect`` raises, it does not."""
+    try:
+        return bool(other.detect(place))
+    except Exception as error:
+        _warn(other.name, f"failed at {place.path!r}", error)
+        return False
+
+
+def _warn(name: str, what: str, error: Exception) -> None:
+    warnings.warn(f"format {name!r} of another package {what}: {type(error).__name__}: {error}", stacklevel=4)
 
 
 def _plain(place: Place) -> str | None:
-    """The format of a folder that holds nothing but one format's files: told without importing every reader."""
+    """Return the format of a folder that holds only its files, without importing every reader."""
     names = list(place.files)
     if place.file is not None or place.folders or not names:
         return None
@@ -117,53 +174,84 @@ def _plain(place: Place) -> str | None:
     return None
 
 
-#: Formats that can be a single file.
-_OF_FILES = ("lightning", "paddle_save", "safetensors", "torch_save")
+def missing(place: Place, format: str) -> str:
+    """Describe what a checkpoint of this format lacks; empty if its commit marker and every file that it lists exist.
+    Tensors are not checked; ``verify`` does that.
+
+    Raises:
+        WorkbenchError: a file that is needed to decide cannot be read, so the checkpoint is not complete either.
+    """
+    if why := unfinished(place):
+        return why
+    its = record(format)
+    endings = its.suffixes or tuple(end for other in FORMATS.values() for end in other.suffixes)
+    return its.missing(place) or _leading_out(place, endings)
 
 
-def detect_or_raise(place: Place) -> str:
-    """As :func:`detect`, with an error that says what was looked for."""
-    found = detect(place)
-    if found is None:
-        place.check()  # what was replaced meanwhile may have looked like nothing
-        if other := _other(place):
-            raise NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
-        if place.file is not None and not place.stat(place.file).size:
-            raise NotACheckpointError(f"{place.path!r} is empty: it has 0 bytes")
-        names = FORMATS if place.file is None else _OF_FILES
-        looked = "; ".join(f"{name}: {FORMATS[name].marks}" for name in names)
-        raise NotACheckpointError(f"{place.path!r} holds no checkpoint that we know. Looked for {looked}")
-    return found
+def unfinished(place: Place) -> str:
+    """Return why a folder whose export was interrupted, or is under way, does not count; empty otherwise."""
+    if place.file is not None or UNFINISHED not in place.files:
+        return ""
+    return (
+        f"an export into {place.path!r} is under way or was interrupted ({UNFINISHED} says so): "
+        "run it again with resume, or use another checkpoint"
+    )
+
+
+def _leading_out(place: Place, endings: tuple[str, ...]) -> str:
+    """Return why a data file that is a symbolic link out of the checkpoint is refused; empty if there is none."""
+    for name in place.files:
+        if name.endswith(endings) and place.is_link(name):
+            try:
+                place.stat(name)
+            except UnsafeError as error:
+                return str(error)
+    return ""
+
+
+def not_recognised(place: Place) -> NotACheckpointError:
+    """Return the error for a place that no format recognizes; it lists what was looked for.
+
+    Raises:
+        ChangedError: the place was replaced in the meantime, which may be why no format recognized it.
+    """
+    place.check()
+    if other := _other(place):
+        return NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
+    if place.file is not None and not place.stat(place.file).size:
+        return NotACheckpointError(f"{place.path!r} is empty: it has 0 bytes")
+    looked = "; ".join(f"{f.name}: {f.marks}" for f in FORMATS.values() if place.file is None or f.single_file)
+    return NotACheckpointError(f"{place.path!r} does not hold a checkpoint in a known format. Looked for {looked}")
 
 
 def read_forced(place: Place, name: str) -> Catalog:
-    """The catalog of a place whose format the caller named.
+    """Read the catalog of a place whose format the caller named.
 
     Raises:
-        NotACheckpointError: it is of another format, or nothing of that format is there.
+        NotACheckpointError: the place has another format, or holds nothing of that format.
     """
     if reader(name).detect(place):
-        return reader(name).read_catalog(place)
+        return FORMATS[name].read_catalog(place)
     found = detect(place)
     if found is None:
         try:
-            catalog = reader(name).read_catalog(place)
+            catalog = FORMATS[name].read_catalog(place)
             if catalog.keys or catalog.objects.keys:
                 return catalog
-        except (IncompleteError, MissingFileError):  # what a reader does not find, it takes for lost
+        except (IncompleteError, MissingFileError):  # a reader reports what it does not find as lost
             pass
-    place.check()  # what was replaced meanwhile may have looked like nothing
+    place.check()  # a place that was replaced meanwhile may not have been recognized
     other = f"it looks like {found} ({FORMATS[found].title})" if found else f"looked for {FORMATS[name].marks}"
     raise NotACheckpointError(f"{place.path!r} is not a {name} checkpoint ({FORMATS[name].title}); {other}")
 
 
-#: First bytes of files that are checkpoints or weights of other programs, and what they are.
+#: First bytes of checkpoints and weights of other programs → what the file is.
 _MAGIC = (
     (b"GGUF", "a GGUF file (llama.cpp)"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),
     (b"\x93NUMPY", "a numpy array (.npy)"),
 )
-#: Records of zip archives that are such.
+#: Records of zip archives → what the archive is.
 _RECORDS = (
     ("/archive_format", "a torch.export archive (.pt2)"),
     (".npy", "a numpy archive (.npz)"),
@@ -172,7 +260,7 @@ _RECORDS = (
 
 
 def _other(place: Place) -> str | None:
-    """What a place is that is a checkpoint, but of a format that we do not read; ``None`` where nothing tells."""
+    """Describe a checkpoint of a known but unsupported format; ``None`` if it is not recognized."""
     if place.file is None:
         if (
             "_CHECKPOINT_METADATA" in place.files

@@ -1,4 +1,4 @@
-"""veScale's legacy checkpoints (``vescale.checkpoint``, 2024); the new veScale writes plain DCP, which dcp.py reads.
+"""veScale's legacy checkpoints (``vescale.checkpoint``, 2024); the new veScale writes plain DCP.
 
 ::
 
@@ -12,11 +12,11 @@
                        param_group_meta                                     the optimizer's param_groups
                        state.0.exp_avg                                      without the distributed optimizer
 
-Pieces of the distributed optimizer's flat buffers that are no boxes are gathered on one rank before they are
-written: every stored chunk is a box and every item a ``torch.save`` archive, as in DCP; only the class of
-``storage_data`` is veScale's own. Keys are the stored ones after ``model.`` or ``optimizer.``; one that several stages
-store is kept apart as ``optimizer.pp_R.…``, without an fqn: whose parameter it is, is not written. No step, world size
-or mesh is stored; the number of stages is that of the folders.
+Pieces of the distributed optimizer's flat buffers that are not boxes are gathered on one rank before they are written.
+So every stored chunk is a box and every item a ``torch.save`` archive, as in DCP; only the class of ``storage_data`` is
+veScale's own. Keys are the stored ones with the prefix ``model.`` or ``optimizer.``. A key that several stages store is
+kept separate as ``optimizer.pp_R.…``, without an fqn, as its parameter is not stored. Step, world size and mesh are not
+stored; the number of stages is that of the folders.
 
 Read from veScale's ``legacy/vescale`` (``checkpoint/api/vescale_checkpointer.py``, ``optim/distributed_optimizer.py``).
 """
@@ -31,14 +31,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench import formats, naming
+from workbench import formats
 from workbench.core.build import merge
 from workbench.core.catalog import Catalog
 from workbench.core.objects import archive_objects
 from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
-
-__all__ = ["detect", "read_catalog", "read_objects"]
+from workbench.formats import Format
+from workbench.formats.layered import parts
+from workbench.names.roles import STATES, resolve
 
 MODEL, OPTIMIZER, METADATA = "model", "optimizer", ".metadata"
 MARK = b"vescale.checkpoint"  #: module of the class in storage_data
@@ -48,11 +49,11 @@ UNKNOWN = ["dp", "tp", "cp", "ep"]
 _STAGE = re.compile(r"pp_(\d{1,6})")
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _STATE = re.compile(r"torch\.\w+\.(?:\((\d+), (['\"])(.+)\2\)|(.+))\.([^.]+)", re.DOTALL)
-NAMED = 8  #: stages that a message names
+NAMED = 8  #: maximum stages in a message
 
 
 def detect(place: Place) -> bool:
-    """Whether the folder has an optimizer by pipeline stage, or a model whose metadata names veScale's class."""
+    """Return whether the folder has optimizers by pipeline stage, or a model whose metadata names veScale's class."""
     if place.file is not None or METADATA in place.files:
         return False
     if _stages(place):
@@ -61,11 +62,11 @@ def detect(place: Place) -> bool:
 
 
 def read_catalog(place: Place) -> Catalog:
-    """Columns of the model and of every stage's optimizer.
+    """Return the catalog of the model and of every stage's optimizer.
 
     Raises:
-        IncompleteError: a part without metadata (the save was interrupted), or a stage that is missing; names it.
-        CorruptError, UnsafeError: as DCP's.
+        IncompleteError: a part has no metadata (the save was interrupted), or a stage is missing, which is named.
+        CorruptError, UnsafeError: as in DCP.
     """
     notes: list[str] = []
     stages = _stages(place)
@@ -73,13 +74,13 @@ def read_catalog(place: Place) -> Catalog:
     if absent:
         raise IncompleteError(
             f"{place.path!r}: the optimizer of pipeline stages {absent[:NAMED]} is missing "
-            f"({OPTIMIZER}/pp_{absent[0]}; found are {sorted(stages)[:NAMED]}); restore it, or open one folder alone"
+            f"({OPTIMIZER}/pp_{absent[0]}; found stages {sorted(stages)[:NAMED]}); restore it, or open one folder alone"
         )
     parts: list[tuple[str, str, Catalog]] = []
     if MODEL in place.folders and _has_data(place.sub(MODEL)):
         parts.append((f"{MODEL}.", MODEL, _part(place, MODEL, notes)))
     else:
-        notes.append("no model is in the folder, only an optimizer")
+        notes.append("the folder holds no model, only an optimizer")
     if not parts and not stages:
         raise NotACheckpointError(f"{place.path!r} has neither a {MODEL}/ nor an {OPTIMIZER}/pp_R/ folder with data")
     found = {stage: _part(place, f"{OPTIMIZER}/{name}", notes) for stage, name in stages.items()}
@@ -91,7 +92,7 @@ def read_catalog(place: Place) -> Catalog:
     if tensors:
         notes.append(
             f"{len(tensors)} optimizer tensors are stored by several stages, first {min(tensors)!r}; they are kept "
-            "apart: whose they are is not written"
+            "separate, because their parameters are not stored"
         )
     merged = merge("vescale", parts, {})
     fqns, roles = _named(merged)
@@ -101,15 +102,15 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Bytes items, such as ``optimizer.param_group_meta``, decoded on access."""
+    """Return bytes items, such as ``optimizer.param_group_meta``, decoded on access."""
     return archive_objects(place, catalog)
 
 
-# ---- what is there -------------------------------------------------------------------------------------------------
+# ---- folders and files ---------------------------------------------------------------------------------------------
 
 
 def _stages(place: Place) -> dict[int, str]:
-    """Folders of the optimizer by pipeline stage, in order."""
+    """Return the optimizer's folders by pipeline stage, in order."""
     if OPTIMIZER not in place.folders:
         return {}
     inner = place.sub(OPTIMIZER)
@@ -122,13 +123,13 @@ def _has_data(place: Place) -> bool:
 
 
 def _names_vescale(place: Place) -> bool:
-    """Whether the class is named anywhere: it comes after all tensors, so that the file is searched."""
+    """Return whether the class is named anywhere. It comes after all tensors, so the file is searched."""
     try:
         window = place.window(f"{MODEL}/{METADATA}")
-        # a part ends with the first bytes of the next: the name may lie across
+        # parts overlap, as the name may span two of them
         parts = (bytes(window[at : at + SEARCHED + len(MARK)]) for at in range(0, len(window), SEARCHED))
         return any(MARK in part for part in parts)
-    except (WorkbenchError, OSError):  # a stranger's file, or no permission: not for us to judge
+    except (WorkbenchError, OSError):  # not our file, or no permission
         return False
 
 
@@ -139,7 +140,7 @@ def _part(place: Place, folder: str, notes: list[str]) -> Catalog:
 
 
 def _apart(catalog: Catalog, stage: int, shared: set[str], stages: int) -> Catalog:
-    """The keys that other stages have too, under the stage's name; of several stages, ranks are those of a group."""
+    """Put keys that other stages have too under the stage's name; with several stages, ranks are group ranks."""
 
     def own(key: str) -> str:
         return f"pp_{stage}.{key}" if key in shared else key
@@ -163,10 +164,10 @@ def _mesh(stages: Mapping[int, str]) -> dict[str, Any]:
 
 def _named(merged: Catalog) -> tuple[list[str | None], list[str]]:
     paths = {key: (MODEL, key.removeprefix("model.")) for key in merged.keys if key.startswith("model.")}
-    fqns, roles = naming.resolve(merged.keys, {"paths": paths})
+    fqns, roles = resolve(merged.keys, {"paths": paths})
     params = {fqn for fqn, key in zip(fqns, merged.keys, strict=True) if key in paths}
     matches = [None if key in paths else _STATE.fullmatch(key.removeprefix(f"{OPTIMIZER}.")) for key in merged.keys]
-    # a name that two model chunks of a stage have is not global
+    # a name in two model chunks of a stage is not global
     chunks: dict[str, set[str | None]] = {}
     for match in matches:
         if match:
@@ -176,19 +177,19 @@ def _named(merged: Catalog) -> tuple[list[str | None], list[str]]:
             name, state = match[3] or match[4], match[5]
             certain = len(chunks[name]) == 1 and (not params or name in params)
             fqns[position] = name if certain else None
-            roles[position] = "master" if state == MASTER else naming.STATES.get(state, "other")
-        elif merged.keys[position].startswith(f"{OPTIMIZER}.pp_"):  # kept apart: whose it is, is not written
+            roles[position] = "master" if state == MASTER else STATES.get(state, "other")
+        elif merged.keys[position].startswith(f"{OPTIMIZER}.pp_"):  # kept separate: its parameter is not stored
             fqns[position], roles[position] = None, _role(merged.keys[position])
     return fqns, roles
 
 
 def _role(key: str) -> str:
     leaf = key.rpartition(".")[2]
-    return "master" if leaf == MASTER else naming.STATES.get(leaf, "other")
+    return "master" if leaf == MASTER else STATES.get(leaf, "other")
 
 
 def _numbered(merged: Catalog, fqns: Sequence[str | None]) -> list[str]:
-    """A note on optimizer state whose parameter is not known."""
+    """Return a note on optimizer state with unknown parameters."""
     lost = {
         key.rpartition(".")[0]
         for key, fqn in zip(merged.keys, fqns, strict=True)
@@ -196,4 +197,18 @@ def _numbered(merged: Catalog, fqns: Sequence[str | None]) -> list[str]:
     }
     if not lost:
         return []
-    return [f"the parameters of {len(lost)} states of the optimizer are not certain, first of {min(lost)!r}"]
+    return [f"the parameters of {len(lost)} optimizer states are not certain, first that of {min(lost)!r}"]
+
+
+FORMAT = Format(
+    name="vescale",
+    title="veScale (legacy)",
+    marks="model/, optimizer/pp_R/",
+    read_from="veScale 2024, legacy/vescale",
+    detect=detect,
+    read_catalog=read_catalog,
+    read_objects=read_objects,
+    missing=parts.missing,
+    subfolders=("*",),
+    own_bytes=True,
+)

@@ -1,1 +1,1 @@
-"""From results to words, HTML and pictures; nothing here opens a file."""
+"""Render results as text, HTML and pictures; nothing here opens a file."""

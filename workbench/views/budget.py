@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from html import escape
 
-from workbench.reshard.planner import Budget
-from workbench.reshard.planner.budget import PARTS
+from workbench.memory import Budget
+from workbench.memory.budget import PARTS
 from workbench.views import units
 
 __all__ = ["budget_html", "budget_text"]
@@ -16,7 +16,7 @@ SHOWN = 8  #: layouts and ranks that are listed
 
 
 def budget_text(found: Budget) -> str:
-    """The layout chosen, its ranks, the next ones, and what is not counted."""
+    """Return the chosen layout, its ranks, the runners-up, and what the estimate leaves out."""
     lines = [headline(found), f"  precision   {_precision(found)}"]
     names = {name: f"{units.nbytes(size)}" for name, size in zip(PARTS, found.chosen.parts, strict=True) if size}
     lines.append(
@@ -38,7 +38,7 @@ def budget_text(found: Budget) -> str:
 
 
 def budget_html(found: Budget) -> str:
-    """The same as tables."""
+    """Return the same facts as HTML tables."""
     table = found.frame().head(2 * SHOWN).to_html(index=False, border=0)
     ranks = found.ranks.head(4 * SHOWN).to_html(index=False, border=0)
     notes = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.notes)
@@ -49,12 +49,12 @@ def budget_html(found: Budget) -> str:
 
 
 def headline(found: Budget) -> str:
-    """Whether it fits, in one line."""
+    """Return in one line whether the model fits."""
     room = units.nbytes(found.memory - found.reserve)
     size = f"{units.count(found.parameters)} elements on {found.gpus:,} × {room}"
     if found.fits:
         return f"{size}: fits {units.plural(found.chosen.gpus, 'GPU')}, {found.chosen}"
-    return f"{size}: fits no layout looked at; nearest is {found.chosen}, with {units.nbytes(found.chosen.largest)}"
+    return f"{size}: fits no layout that was tried; closest is {found.chosen}, {units.nbytes(found.chosen.largest)}"
 
 
 def _precision(found: Budget) -> str:

@@ -1,4 +1,4 @@
-"""A memory budget as bars: what each rank would hold, part by part, against the memory of a GPU."""
+"""A memory budget as stacked bars: what each rank would hold, part by part, against the memory of a GPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import holoviews as hv
 
-from workbench.reshard.planner import Budget
-from workbench.reshard.planner.budget import PARTS
+from workbench.memory import Budget
+from workbench.memory.budget import PARTS
 from workbench.views import units
 from workbench.views.picture import FRAME, OKABE_ITO, legend
 
@@ -22,20 +22,20 @@ MOST = 96  #: bars
 
 
 def bars(found: Budget) -> tuple[pd.DataFrame, str]:
-    """Rows of ``Budget.ranks`` that are drawn, and what each bar is; where there are too many, the largest of some."""
+    """Return the rows of ``Budget.ranks`` to draw, and what each bar means; if too many, one bar per group of ranks."""
     ranks = found.ranks
     if len(ranks) <= MOST:
         return ranks, "Each bar is a rank."
     places = ranks.groupby(["pp", "ep", "tp"], sort=True)["nbytes"].idxmax()
     if len(places) <= MOST:
-        return ranks.loc[places], f"Each bar is the largest of the {found.chosen.dp:,} data parallel ranks of a place."
+        return ranks.loc[places], f"Each bar is the largest of {found.chosen.dp:,} data-parallel ranks."
     step = -(-len(ranks) // MOST)
     top = ranks.groupby(ranks.index // step)["nbytes"].idxmax()
     return ranks.loc[top], f"Each bar is the largest of {step:,} neighbouring ranks."
 
 
 def budget_picture(found: Budget) -> hv.Overlay:
-    """Stacked bars of the chosen layout's ranks, and the line that they must stay beneath."""
+    """Draw the ranks of the chosen layout as stacked bars, with a line at the memory of a GPU."""
     table, _ = bars(found)
     room = found.memory - found.reserve
     unit, divisor = _unit(max(int(table["nbytes"].max()), room))
@@ -54,11 +54,11 @@ def budget_picture(found: Budget) -> hv.Overlay:
         layers.append(
             hv.Rectangles(data, ["at", "memory", "right", "top"], ["who", "part", "all"], label=part).opts(
                 color=COLOURS[part], line_width=0, tools=["hover"],
-                hover_tooltips=[("", "@who"), ("", "@part"), ("in all", "@all")],
+                hover_tooltips=[("", "@who"), ("", "@part"), ("total", "@all")],
             )
         )  # fmt: skip
         base = [low + size for low, size in zip(base, sizes, strict=True)]
-    line = hv.Curve([(0, room / divisor), (max(len(rows), 6), room / divisor)], "at", "memory", label="a GPU's memory")
+    line = hv.Curve([(0, room / divisor), (max(len(rows), 6), room / divisor)], "at", "memory", label="GPU memory")
     layers.append(line.opts(color=LIMIT, line_width=2.5, line_dash="dashed"))
     step = max(-(-len(rows) // 16), 1)
     return hv.Overlay(layers).opts(

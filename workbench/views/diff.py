@@ -1,4 +1,4 @@
-"""A difference in text and HTML: the biggest relative change first, equal tensors folded into counts.
+"""A diff as text and HTML: the largest relative change first, equal tensors only counted.
 
 ::
 
@@ -37,12 +37,12 @@ INDENT = 4
 
 
 def diff_text(diff: Diff) -> str:
-    """At most some 60 lines, 100 columns wide."""
+    """Return the diff as text: about 60 lines, 100 columns wide."""
     return "\n".join(diff_lines(diff, SHOWN))
 
 
 def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH) -> list[str]:
-    """What differs, line by line; ``most`` bounds the rows of each table, and ``None`` as width cuts no name."""
+    """Return the differences as lines. ``most`` limits the rows of each table; ``width=None`` truncates no names."""
     lines = [*_sides(diff, width), *_wrapped("", headline(diff))]
     lines += _left_over("only in a", diff.removed, most) + _left_over("only in b", diff.added, most)
     rows = diff.changed_rows
@@ -55,7 +55,7 @@ def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH
     if most is not None and len(unread) > most:
         lines.append(f"  … {units.plural(len(unread) - most, 'more tensor')} not compared")
     if diff.objects:
-        lines.append(f"  {units.plural(len(diff.objects), 'change')} of what is no tensor")
+        lines.append(f"  {units.plural(len(diff.objects), 'change')} in non-tensor state")
         for change in diff.objects[:most]:
             lines += _wrapped("    ", _object(change))
         if most is not None and len(diff.objects) > most:
@@ -69,34 +69,34 @@ def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH
 
 
 def headline(diff: Diff) -> str:
-    """Counts in one sentence."""
+    """Return the counts in one sentence."""
     s = diff.summary
     pairs = sum(diff.count(name) for name in ("equal", "changed", "type", "shape", "unknown", "unread"))
     parts = []
     if s["changed"]:
         parts.append(f"{s['changed']:,} of {units.plural(pairs, 'tensor')} changed")
-    for name, words in (("type", "of another type"), ("shape", "of another shape")):
+    for name, words in (("type", "with a different dtype"), ("shape", "with a different shape")):
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
     equal = f"{s['equal']:,} equal" if parts else f"{units.plural(s['equal'], 'tensor')} equal"
     if s["equal"] or (pairs and not parts):
         parts.append(equal + _sources(diff))
     for name, words in (
-        ("unknown", "unknown (not read)"), ("unread", "that could not be compared"), ("removed", "only in a"),
+        ("unknown", "unknown (not read)"), ("unread", "could not be compared"), ("removed", "only in a"),
         ("added", "only in b"), ("renamed", "renamed"), ("moved", "stored elsewhere"),
-        ("objects", "changed in the objects"),
+        ("objects", "changed in objects"),
     ):  # fmt: skip
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
     if diff.skipped:
-        parts.append(f"{len(diff.skipped):,} in the objects not compared")
+        parts.append(f"{len(diff.skipped):,} in objects not compared")
     if not parts:
         parts.append("no tensors on either side")
     return ("no difference: " if diff.exit_code == 0 else "") + ", ".join(parts)
 
 
 def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
-    """One tensor in detail: counts, norms, histograms, where."""
+    """Return one tensor in detail: counts, norms, histograms, and where it changed."""
     name = safe(row.key_b) if row.key_a == row.key_b else f"{safe(row.key_a)} → {safe(row.key_b)}"
     lines = [shorten(f"{name} {_shapes(row)} {_types(row)}: {row.status}", width)]
     c = row.comparison
@@ -106,9 +106,9 @@ def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
         noun = "bytes" if c.how == "raw" else "elements"
         lines.append(f"  {c.changed:,} of {c.seen:,} {noun} differ ({units.percent(c.changed, c.seen)})")
         if c.same_number:
-            lines.append(f"  {c.same_number:,} of them mean the same number (signs of zero, kinds of NaN)")
+            lines.append(f"  {c.same_number:,} of them represent the same number (signs of zero, NaN payloads)")
         if c.rounded is not None:
-            lines.append(f"  {c.rounded:,} are equal after rounding to the narrower type")
+            lines.append(f"  {c.rounded:,} are equal after rounding to the narrower dtype")
         if c.max_at is not None:
             place = units.shape(c.max_at)
             lines.append(f"  max |Δ| {_number(c.max_abs)} at {place}: {_number(c.max_a)} → {_number(c.max_b)}")
@@ -119,7 +119,7 @@ def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
         lines += [f"  {', '.join(odd)}; {c.nan_new:,} newly NaN"] if odd else []
         if c.ulps is not None:
             top = int(np.flatnonzero(c.ulps)[-1]) + 1 if c.ulps.any() else 1
-            lines.append(f"  steps of the type  0 {spark(c.ulps[:top])} {c.furthest:,}")
+            lines.append(f"  ULPs  0 {spark(c.ulps[:top])} {c.furthest:,}")
         for axis, counts in enumerate(c.bands if c.bands is not None else ()):
             size = row.shape_b[axis]
             each = max(-(-size // len(counts)), 1)
@@ -132,7 +132,7 @@ def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
 
 
 def diff_html(diff: Diff) -> str:
-    """The same as tables that unfold; inherits the page's colours."""
+    """Return the same as collapsible tables, in the colours of the page."""
     cell = 'style="text-align:right;padding:0 1em 0 0;vertical-align:top"'
     left = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top"'
     heads = "".join(f"<th {cell}>{escape(head)}</th>" for head in HEADS) + f"<th {left}>tensor</th>"
@@ -176,7 +176,7 @@ def _sides(diff: Diff, width: int | None) -> list[str]:
 
 
 def _table(rows: Sequence[TensorDiff], width: int | None) -> list[str]:
-    """The columns as wide as they must be, the rest for names: what is said of a tensor is no use without its name."""
+    """Return the table with columns as narrow as their content; tensor names get the rest of the width."""
     if not rows:
         return []
     table = [_cells(row) for row in rows]
@@ -218,7 +218,7 @@ def _shapes(row: TensorDiff) -> str:
 
 
 def _shape_beside(row: TensorDiff, room: int) -> str:
-    """The shape, unless the name needs its room and it did not change."""
+    """Return the shape, unless it is unchanged and the name needs the room."""
     shape = _shapes(row)
     tight = columns(safe(row.key_b)) + 1 + columns(shape) > room
     return "" if tight and (row.shape_a == row.shape_b or columns(shape) > room // 2) else shape

@@ -1,4 +1,4 @@
-"""The tensors of a diff placed by layer and module, and summed up to cells that a page can show.
+"""The tensors of a diff arranged by layer and module, summarised in as many cells as a page can show.
 
 ::
 
@@ -6,8 +6,8 @@
     layers.3.experts.17.w1.weight   ──►  row experts.*.w1.weight, column 3: one cell for all experts
     norm.weight                     ──►  row norm.weight, column "–"
 
-A cell is what changed most in it. More than :data:`COLUMNS` layers are taken together, neighbours first; more than
-:data:`ROWS` modules by the beginnings of their names.
+A cell shows its most changed tensor. Beyond :data:`COLUMNS` layers, neighbouring layers share a column; beyond
+:data:`ROWS` modules, modules that share a name prefix share a row.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
+from workbench.core.arrays import Array
 from workbench.views.names import safe
 
-__all__ = ["KINDS", "Board", "Cell", "Grid", "layer_and_module"]
+__all__ = ["KINDS", "Board", "Grid", "GridCell", "layer_and_module"]
 
-Array = np.ndarray[Any, Any]
-COLUMNS, ROWS = 96, 48  #: most cells of a picture, each way
+COLUMNS, ROWS = 96, 48  #: maximum number of cells of a picture, each way
 NO_LAYER = "–"
-#: What a cell shows, the least first: what is further down covers what is further up.
-KINDS = ("equal", "not compared", "changed, not measured", "changed", "NaN in B only", "another shape")
+#: What a cell shows, in rising order of precedence: a later kind hides an earlier one.
+KINDS = ("equal", "not compared", "changed, not measured", "changed", "NaN in B only", "different shape")
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _EXPERT = re.compile(r"\bexperts\.\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One place of a grid.
+class GridCell:
+    """One cell of a grid.
 
     Attributes:
-        column, row: where.
-        kind: of :data:`KINDS`.
-        value: relative L2 change of the tensor that changed most; NaN where there is none.
+        column, row: its position.
+        kind: one of :data:`KINDS`.
+        value: relative L2 change of the tensor that changed most; NaN if no tensor has one.
         at: that tensor's position in ``Diff.rows``.
-        tensors, changed: how many lie here, and how many of them differ.
+        tensors, changed: number of tensors in the cell, and how many of them differ.
     """
 
     column: int
@@ -59,16 +58,16 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Cells with the names of their columns (layers) and rows (modules), harmless to show."""
+    """Cells with the names of their columns (layers) and rows (modules), safe to display."""
 
     layers: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    cells: tuple[Cell, ...] = ()
-    chosen: Array = field(default_factory=lambda: np.zeros(0, np.int64))  #: positions in ``Diff.rows``, rising
-    place: Array = field(default_factory=lambda: np.zeros(0, np.int64))  #: of each: row × columns + column
+    cells: tuple[GridCell, ...] = ()
+    chosen: Array = field(default_factory=lambda: np.zeros(0, np.int64))  #: positions in ``Diff.rows``, ascending
+    place: Array = field(default_factory=lambda: np.zeros(0, np.int64))  #: cell of each: row × columns + column
 
-    def cell_of(self, at: int) -> Cell | None:
-        """The cell that a row of the diff lies in."""
+    def cell_of(self, at: int) -> GridCell | None:
+        """Return the cell that contains a row of the diff."""
         n = int(np.searchsorted(self.chosen, at))
         if n == len(self.chosen) or self.chosen[n] != at:
             return None
@@ -77,11 +76,11 @@ class Grid:
 
 
 class Board:
-    """What the pictures and tables of one diff are made from; made once, in seconds at 100,000 tensors.
+    """What the pictures and tables of one diff are drawn from; built once, which takes seconds at 100,000 tensors.
 
     Attributes:
-        diff: whose.
-        listed: rows that a table lists, those that differ most first, then those that were not compared.
+        diff: the diff.
+        listed: rows listed in a table: those that differ, most changed first, then those that were not compared.
         keys, roles: of all rows, as numpy arrays of text.
     """
 
@@ -104,11 +103,11 @@ class Board:
                 self._at_a.setdefault(key, n)
 
     def find(self, key: str) -> int | None:
-        """Position of the row with this key of ``b``, else of ``a``."""
+        """Return the position of the row with this key in ``b``, or else in ``a``."""
         return self._at_b.get(key, self._at_a.get(key))
 
     def matching(self, pattern: str, role: str) -> Array:
-        """``(rows,) bool``: whose key of ``b`` matches a regular expression somewhere, and whose role it is.
+        """Return ``(rows,) bool``: rows of a role whose key in ``b`` contains a match of a regular expression.
 
         Raises:
             re.error, OverflowError, RecursionError: it is not a valid regular expression.
@@ -122,14 +121,14 @@ class Board:
         return keep
 
     def pictured(self, role: str) -> str:
-        """The role that the grid shows: the given one, else weights, else that of the most tensors."""
+        """Return the role to show in the grid: the given one, else weights, else the role with the most tensors."""
         if role or not len(self.roles):
             return role
         names, counts = np.unique(self.roles.astype(str), return_counts=True)
         return "param" if "param" in names else str(names[counts.argmax()])
 
     def grid(self, keep: Array) -> Grid:
-        """The chosen rows by layer and module."""
+        """Arrange the chosen rows by layer and module."""
         chosen = np.flatnonzero(keep)
         places = [self._places[at] for at in chosen.tolist()]
         columns, layers = _columns([layer for layer, _, _ in places])
@@ -144,13 +143,15 @@ class Board:
             at, where = int(chosen[n]), int(place[n])
             kind = KINDS[self._kind[at]]
             value = float(self._value[at]) if kind == "changed" else math.nan
-            cells.append(Cell(int(columns[n]), int(rows[n]), kind, value, at, int(counts[where]), int(changed[where])))
+            cells.append(
+                GridCell(int(columns[n]), int(rows[n]), kind, value, at, int(counts[where]), int(changed[where]))
+            )
         return Grid(tuple(layers), tuple(modules), tuple(cells), chosen, place)
 
 
 @lru_cache(1 << 18)
 def layer_and_module(name: str) -> tuple[int, str, str]:
-    """``(layer, what is before it, what is after it)``; layer −1 where the name has no number of one."""
+    """Return ``(layer, text before it, text after it)``; the layer is −1 if the name has no layer number."""
     found = _LAYER.search(name)
     if found is None or found.end() == len(name) or len(found[1]) > 6:
         return -1, "", name
@@ -160,7 +161,7 @@ def layer_and_module(name: str) -> tuple[int, str, str]:
 def _kind(row: TensorDiff) -> tuple[int, float]:
     c = row.comparison
     if row.status == "shape":
-        return KINDS.index("another shape"), 0.0
+        return KINDS.index("different shape"), 0.0
     if c is not None and c.nan_new:
         return KINDS.index("NaN in B only"), 0.0
     if row.status in ("unread", "unknown"):
@@ -174,7 +175,7 @@ def _kind(row: TensorDiff) -> tuple[int, float]:
 
 
 def _columns(found: Sequence[int]) -> tuple[Array, list[str]]:
-    """Column of each tensor and the columns' names; neighbours together where there are too many."""
+    """Return the column of each tensor and the names of the columns; neighbours share one if there are too many."""
     numbers = np.asarray(found, np.int64)
     layers = np.unique(numbers[numbers >= 0])
     step = max(-(-len(layers) // COLUMNS), 1)
@@ -188,7 +189,7 @@ def _columns(found: Sequence[int]) -> tuple[Array, list[str]]:
 
 
 def _rows(found: Sequence[tuple[str, str]]) -> tuple[Array, list[str]]:
-    """Row of each tensor and the rows' names; modules of one beginning together where there are too many."""
+    """Return the row of each tensor and the names of the rows; modules with a common prefix share one if too many."""
     places = list(dict.fromkeys(found))
     names: dict[tuple[str, str], str] = {}
     for depth in (99, 4, 3, 2, 1):

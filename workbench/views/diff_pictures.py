@@ -1,4 +1,4 @@
-"""Pictures of a difference: where it is, how large it is, and what the values were and are.
+"""Pictures of a diff: where the changes are, how large they are, and the values before and after.
 
 ::
 
@@ -6,7 +6,7 @@
                                                                   tail     how many elements changed by how much
                                                                   bands    which rows, which columns changed
 
-Equal is an empty frame, so that no shade can be taken for it; what has no number has a colour off the scale.
+Equal tensors are empty frames, which cannot be mistaken for a shade. Cells without a number have colours off the scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.pair_histogram import PairHistogram
 from workbench.views import units
-from workbench.views.diff_grid import Cell, Grid
+from workbench.views.diff_grid import Grid, GridCell
 from workbench.views.names import safe, shorten_all
 from workbench.views.picture import FRAME, GREY, OKABE_ITO, legend, ticks
 
@@ -31,17 +31,17 @@ __all__ = ["Frame", "band_picture", "heat_picture", "side_names", "tail_picture"
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
 KINDS = {"equal": GREY, "not compared": ORANGE, "changed, not measured": SKY, "NaN in B only": PINK,
-         "another shape": RED}  # fmt: skip
+         "different shape": RED}  # fmt: skip
 TOOLS = ["pan", "box_zoom", "wheel_zoom", "reset", "save"]
 DIMS = ["layer", "module", "right", "bottom"]
 GAP = 0.04
 ROW = 24  #: pixels
-NAME = 30  #: characters of a row's name; it is whole in the tooltip
+NAME = 30  #: characters of a row's name; the tooltip has the full name
 TIPS = [("tensor", "@tensor"), ("change", "@words")]
 
 
 def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = None) -> hv.Overlay:
-    """Cells by layer and module; a cell's tooltip names the tensor in it that changed most."""
+    """Draw cells by layer and module; the tooltip of a cell names its most changed tensor."""
     measured = [cell for cell in grid.cells if cell.kind == "changed"]
     value = hv.Dimension("value", label="‖b − a‖ / ‖a‖")
     layers: list[Any] = []
@@ -84,7 +84,7 @@ def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = N
     options["hooks"] = [*options["hooks"], *([] if frame is None else [frame.hook])]
     return hv.Overlay(layers).opts(
         **options,
-        xlabel="layer (–: in none)" if "–" in grid.layers else "layer",
+        xlabel="layer (–: none)" if "–" in grid.layers else "layer",
         ylabel="",
         xlim=(0, max(len(grid.layers), 1)),
         ylim=(0, max(len(grid.modules), 1)),
@@ -96,31 +96,31 @@ def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = N
 
 
 class Frame:
-    """The frame around the selected cell, in every rendering of one picture.
+    """The frame around the selected cell, in every rendering of a picture.
 
-    It is drawn beside HoloViews, which would send the whole picture anew, with its own colours and sizes of text in
-    the place of the page's.
+    It is drawn directly in Bokeh. HoloViews would send the whole picture again and replace the page's colours and text
+    sizes with its own.
     """
 
     def __init__(self) -> None:
-        self._cell: Cell | None = None
+        self._cell: GridCell | None = None
         self._drawn: list[Any] = []
 
     def hook(self, plot: Any, element: Any) -> None:
-        """For the picture's options."""
+        """Attach the frame to a rendering; pass this to the options of the picture."""
         if "frame" not in plot.handles:
             from bokeh.models import ColumnDataSource
 
             source = plot.handles["frame"] = ColumnDataSource(self._data())
-            for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, so that it shows on any colour
+            for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, visible on any colour
                 plot.state.quad(
                     left="left", right="right", top="top", bottom="bottom", source=source, fill_alpha=0,
                     line_color=colour, line_width=width, level="overlay",
                 )  # fmt: skip
             self._drawn.append(source)
 
-    def show(self, cell: Cell | None) -> None:
-        """Move it; ``None`` takes it away."""
+    def show(self, cell: GridCell | None) -> None:
+        """Move the frame; ``None`` removes it."""
         self._cell = cell
         for source in self._drawn:
             source.data = self._data()
@@ -132,7 +132,7 @@ class Frame:
 
 
 def value_picture(found: PairHistogram, names: tuple[str, str]) -> hv.Overlay:
-    """Both histograms as steps over the same bins.
+    """Draw both histograms as steps over the same bins.
 
     Args:
         names: of the two sides, for the legend.
@@ -155,7 +155,7 @@ def value_picture(found: PairHistogram, names: tuple[str, str]) -> hv.Overlay:
 
 
 def tail_picture(found: Comparison) -> hv.Overlay | None:
-    """Share of the elements that changed by at least so much; ``None`` where nothing changed by a number."""
+    """Draw the share of elements by minimum change; return ``None`` if no change has a number."""
     points = [(t, share) for t, share in found.tail() if t > 0]
     if not points:
         return None
@@ -166,7 +166,7 @@ def tail_picture(found: Comparison) -> hv.Overlay | None:
     words = [units.plural(round(value / one), "element") for value in share.tolist()]
     marks = hv.Scatter((t, share, words), "change", ["share", "words"]).opts(
         color=BLUE, size=6, tools=["hover"],
-        hover_tooltips=[("|Δ| at least", "@change{0.00e+0}"), ("share", "@share{0.00e+0} %"), ("that is", "@words")],
+        hover_tooltips=[("|Δ| at least", "@change{0.00e+0}"), ("share", "@share{0.00e+0} %"), ("elements", "@words")],
     )  # fmt: skip
     return hv.Overlay([line, marks]).opts(
         **{**FRAME, "default_tools": TOOLS[:2] + TOOLS[3:], "active_tools": [], "show_legend": False},
@@ -181,7 +181,7 @@ def tail_picture(found: Comparison) -> hv.Overlay | None:
 
 
 def band_picture(found: Comparison, shape: tuple[int, ...]) -> hv.Overlay | None:
-    """Changed elements along each axis, a strip an axis; ``None`` where there is no place to tell."""
+    """Draw the changed elements along each axis, one strip per axis; return ``None`` if positions are unknown."""
     if found.bands is None or not found.changed or found.changed == found.seen:
         return None
     axes = [axis for axis, size in enumerate(shape) if size > 1 and axis < len(found.bands)]
@@ -216,28 +216,28 @@ def band_picture(found: Comparison, shape: tuple[int, ...]) -> hv.Overlay | None
 
 
 def side_names(diff: Diff) -> tuple[str, str]:
-    """``A, step 2`` and ``B, step 4``."""
+    """Return ``A, step 2`` and ``B, step 4``."""
     first, second = (
         letter if step is None else f"{letter}, step {step:,}" for letter, step in zip("AB", diff.steps, strict=True)
     )
     return first, second
 
 
-def _box(cell: Cell) -> tuple[float, float, float, float]:
+def _box(cell: GridCell) -> tuple[float, float, float, float]:
     return cell.column + GAP, cell.row + GAP, cell.column + 1 - GAP, cell.row + 1 - GAP
 
 
-def _told(cell: Cell, rows: Sequence[TensorDiff]) -> tuple[str, str]:
-    """The tensor's whole name, and its numbers."""
+def _told(cell: GridCell, rows: Sequence[TensorDiff]) -> tuple[str, str]:
+    """Return the tensor's full name and its numbers."""
     row, c = rows[cell.at], rows[cell.at].comparison
     words = cell.kind
     if cell.kind == "changed" and c is not None:
         words = f"{_short(cell.value)} relative, {units.percent(c.changed, c.seen)} of {c.seen:,} elements"
         words += "" if c.max_abs is None else f", max |Δ| {_short(c.max_abs)}"
-    elif cell.kind == "another shape":
+    elif cell.kind == "different shape":
         words = f"{units.shape(row.shape_a)} → {units.shape(row.shape_b)}"
     if cell.tensors > 1:
-        words += f"; most of {cell.tensors:,} tensors here, of which {cell.changed:,} differ"
+        words += f"; the largest change of {cell.tensors:,} tensors here ({cell.changed:,} differ)"
     return safe(row.key_b), words
 
 
@@ -248,7 +248,7 @@ def _short(value: float | int) -> str:
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Whole powers of ten around the finite values, two decades at least."""
+    """Return the powers of ten that enclose the finite values, two or more decades apart."""
     finite = [math.log10(value) for value in values if 0 < value < math.inf]
     if not finite:
         return 1e-6, 1.0
@@ -259,7 +259,7 @@ def _decades(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _powers(low: float, high: float) -> dict[str, Any]:
-    """Marks of a colour bar at whole powers of ten."""
+    """Return the ticks of a colour bar at powers of ten."""
     from bokeh.models import FixedTicker
 
     first, last = round(math.log10(low)), round(math.log10(high))

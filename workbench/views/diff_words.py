@@ -1,6 +1,6 @@
-"""What a page says of a difference, as HTML: both sides, one tensor, what is no tensor, what has no partner.
+"""The HTML text of a diff: both sides, one tensor, non-tensor state, tensors without a counterpart.
 
-Everything from a checkpoint is escaped; long lists end with how much more the JSON holds.
+Everything from a checkpoint is escaped. Long lists end with the number of further items in the JSON.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from workbench.views.names import safe
 __all__ = ["lists_html", "objects_html", "sides_html", "tensor_html"]
 
 MOST = 300  #: entries of one list
-OPEN = 40  #: changes of objects that are all shown unfolded
+OPEN = 40  #: object changes up to which everything is shown expanded
 THIN = "\u2009"
 STATUS = {
-    "equal": "equal to the bit", "changed": "values changed", "type": "another element type",
-    "shape": "another shape: values were not compared", "unknown": "not read, and no evidence",
+    "equal": "bitwise equal", "changed": "values changed", "type": "different dtype",
+    "shape": "different shape: values were not compared", "unknown": "not read, no other evidence",
     "unread": "could not be compared",
 }  # fmt: skip
 
 
 def sides_html(diff: Diff, names: tuple[str, str] | None = None) -> str:
-    """Which is A and which is B; by their paths, unless they are called otherwise."""
+    """Return a table of A and B: their paths, unless other names are given, and their steps."""
     rows = []
     for letter, path, name, step in zip("AB", names or (diff.a, diff.b), diff.formats, diff.steps, strict=True):
         when = "no step stored" if step is None else f"step {_count(step)}"
@@ -40,7 +40,7 @@ def sides_html(diff: Diff, names: tuple[str, str] | None = None) -> str:
 
 
 def tensor_html(row: TensorDiff) -> str:
-    """Its name whole, its numbers, and the form of the change, a fact, with what usually does it, a guess."""
+    """Return the full name, the numbers, and the pattern of the change (a fact) with its usual cause (a guess)."""
     title = f'<h2 class="name changed">{_text(row.key_b)}</h2>'
     if row.key_a != row.key_b:
         title += f'<p class="muted">in A: <span class="name">{_text(row.key_a)}</span></p>'
@@ -50,17 +50,17 @@ def tensor_html(row: TensorDiff) -> str:
     words = [f'<div class="facts">{tiles}</div>', *(f"<p>{escape(sentence)}</p>" for sentence in _sentences(row))]
     if row.pattern is not None:
         likely = f"<br>Likely: {_text(row.pattern.likely)}" if row.pattern.likely else ""
-        told = f"<b>{_text(row.pattern.name)}</b>: {_text(row.pattern.sentence)}{likely}"
-        words.append(f'<div class="said warning pattern" role="note">{told}</div>')
+        text = f"<b>{_text(row.pattern.name)}</b>: {_text(row.pattern.sentence)}{likely}"
+        words.append(f'<div class="said warning pattern" role="note">{text}</div>')
     if row.why:
         words.append(f'<div class="said error" role="note">{_text(row.why)}</div>')
     return title + "".join(words)
 
 
 def objects_html(changes: Sequence[ObjectChange]) -> str:
-    """A fold for each object, with the paths inside it, before and after."""
+    """Return a collapsible section per object with the changed paths inside it, before and after."""
     if not changes:
-        return '<p class="muted">What is no tensor is the same on both sides.</p>'
+        return '<p class="muted">Non-tensor state is the same on both sides.</p>'
     groups: dict[str, list[ObjectChange]] = {}
     for change in changes[: 4 * MOST]:
         groups.setdefault(_root(change.path), []).append(change)
@@ -76,9 +76,9 @@ def objects_html(changes: Sequence[ObjectChange]) -> str:
 
 
 def lists_html(diff: Diff) -> str:
-    """Folds: only in A, only in B, renamed, notes, checked, not checked; empty ones are left out."""
+    """Return collapsible lists: only in A, only in B, renamed, notes, checked, not checked; empty ones are left out."""
     renamed = [row for row in diff.rows if row.by == RENAMED]
-    told: list[tuple[str, int, Iterable[str]]] = [
+    lists: list[tuple[str, int, Iterable[str]]] = [
         ("Only in A", len(diff.removed), (_named(key, why) for key, why in diff.removed.items())),
         ("Only in B", len(diff.added), (_named(key, why) for key, why in diff.added.items())),
         ("Renamed", len(renamed), (f"{_named(row.key_a)} → {_named(row.key_b)}" for row in renamed)),
@@ -87,7 +87,7 @@ def lists_html(diff: Diff) -> str:
         ("Not checked", len(diff.not_checked), (_fact(*item) for item in diff.not_checked.items())),
     ]
     parts = []
-    for title, many, items in told:
+    for title, many, items in lists:
         if many:
             shown = "".join(f"<li>{item}</li>" for item, _ in zip(items, range(MOST), strict=False))
             more = f'<li class="muted">{_count(many - MOST)} more in the JSON</li>' if many > MOST else ""
@@ -117,7 +117,7 @@ def _tiles(row: TensorDiff) -> list[tuple[str, str]]:
         near = 0.9999 < c.cosine < 1
         found.append(("cosine", f"1 − {_number(1 - c.cosine)}" if near else _number(c.cosine)))
     if c.ulp_max is not None:
-        found.append(("furthest, in steps of the type", _count(c.ulp_max)))
+        found.append(("largest change in ULPs", _count(c.ulp_max)))
     return found
 
 
@@ -125,7 +125,7 @@ def _sentences(row: TensorDiff) -> list[str]:
     c: Comparison | None = row.comparison
     found = []
     if c is None or not c.changed:
-        return [f"Told by {row.source}; no payload was read."] if row.source else []
+        return [f"Source: {row.source}. No payload was read."] if row.source else []
     if c.max_at is not None:
         at = ", ".join(map(str, c.max_at))
         found.append(f"The largest change is at [{at}]: {_number(c.max_a)} → {_number(c.max_b)}.")
@@ -133,9 +133,9 @@ def _sentences(row: TensorDiff) -> list[str]:
         if before or after:
             found.append(f"{name}: {_count(before)} → {_count(after)} elements.")
     if c.same_number:
-        found.append(f"{_count(c.same_number)} of them mean the same number (signs of zero, kinds of NaN).")
+        found.append(f"{_count(c.same_number)} of them represent the same number (signs of zero, NaN payloads).")
     if c.rounded is not None:
-        found.append(f"{_count(c.rounded)} are equal after rounding to the narrower type.")
+        found.append(f"{_count(c.rounded)} are equal after rounding to the narrower dtype.")
     return found
 
 
@@ -153,7 +153,7 @@ def _change(change: ObjectChange, root: str) -> str:
 
 
 def _root(path: str) -> str:
-    """The object's name, at the beginning of a path: up to the first key or position."""
+    """Return the object's name, which begins a path: everything up to the first key or index."""
     ends = [at for at in (path.find("."), path.find("[")) if at > 0]
     return path[: min(ends)] if ends and path[0] not in "'\"" else path
 

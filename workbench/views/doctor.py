@@ -1,4 +1,4 @@
-"""A diagnosis in text: what happened, what proves it, what to do, how sure; then what was compared and what was not.
+"""A diagnosis as text: what happened, the proof, the remedy and the certainty; then what was compared and what was not.
 
 ::
 
@@ -11,8 +11,8 @@
       sure      certain: the moments of 291 of 291 parameters are equal bit for bit
     COMPARED   291 of 291 weights, 582 of 582 moments; data position not compared
 
-The first screen has no ids of rules; everything, with the ids, is in :func:`diagnosis_lines`. What does not fit is
-counted, never dropped in silence.
+The first screen has no rule ids; :func:`diagnosis_lines` has everything, with the ids. Items that do not fit are
+counted, never dropped silently.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ WIDTH = 100  #: columns
 SCREEN = 40  #: lines of the first screen
 MARK = {"error": "ERROR", "warn": "WARN", "info": "info"}
 HEAD = 15  #: columns of a section's name
-MANY = 10_000  #: lines: all of them
+MANY = 10_000  #: lines; in effect all
 
 
 PROOFS, FURTHER, SECTION = 3, 3, 4  #: lines of proof; further causes; lines of a section, on the first screen
-#: Where a sign was seen → how a sentence about it begins.
+#: Where a sign was observed → how a sentence about it begins.
 PLACES = {
     "before → echo": "in the load", "before → after": "since the resume", "echo → after": "after the load",
     "before": "in the checkpoint", "echo": "in the echo", "after": "in the later checkpoint",
@@ -51,23 +51,23 @@ SURE = {
 
 
 def diagnosis_text(d: Diagnosis) -> str:
-    """The first screen: at most 40 lines of 100 columns, no ids."""
+    """Return the first screen: up to 40 lines of 100 columns, without rule ids."""
     return "\n".join(_screen(d))
 
 
 def diagnosis_lines(d: Diagnosis) -> list[str]:
-    """Everything, however long."""
+    """Return the full report, however long."""
     return list(_lines(d))
 
 
 def suspect_title(one: Suspect) -> str:
-    """``optimizer state not loaded (certain, since step 240)``."""
+    """Return ``optimizer state not loaded (certain, since step 240)``."""
     since = "" if one.since is None else f", since step {one.since:,}"
     return f"{safe(one.title).rstrip('.')} ({safe(one.certainty)}{since})"
 
 
 def suspect_rows(one: Suspect) -> Iterator[tuple[str, str]]:
-    """What is said of a cause as ``(row, sentence)``; rows of one name follow one another."""
+    """Return the facts about a cause as ``(row name, sentence)``; rows of the same name are consecutive."""
     for sign in one.signs:
         yield "proof", _proof(sign)
     for words in reasons(one.excludes):
@@ -84,27 +84,27 @@ def suspect_rows(one: Suspect) -> Iterator[tuple[str, str]]:
 
 
 def also_seen(d: Diagnosis) -> list[str]:
-    """Findings that no cause rests on, gravest first."""
-    told = {sign.rule for one in d.causes for sign in one.signs}
-    rest = [one for one in d.found if one.rule not in told]
+    """Return findings that no cause is based on, most severe first."""
+    used = {sign.rule for one in d.causes for sign in one.signs}
+    rest = [one for one in d if one.rule not in used]
     rest.sort(key=lambda one: SEVERITIES.index(one.severity))
     return [f"{safe(one.rule)} ({MARK[one.severity].lower()}) {safe(one.message)}" for one in rest]
 
 
 def cleared_sentence(one: Cleared) -> str:
-    """``weights: 291 of 291 equal (not A1, A2)``."""
+    """Return ``weights: 291 of 291 equal (not A1, A2)``."""
     return f"{safe(one.what)}: {safe(one.message)}{f' (not {_ids(one.causes)})' if one.causes else ''}"
 
 
 def most_excluding(cleared: Iterable[Cleared]) -> list[Cleared]:
-    """What excludes most causes first."""
+    """Sort facts by the number of causes that they exclude, most first."""
     return sorted(cleared, key=lambda one: -len(one.causes))
 
 
-def reasons(told: Mapping[str, str]) -> Iterator[str]:
-    """Rules (or causes) of one reason together."""
+def reasons(found: Mapping[str, str]) -> Iterator[str]:
+    """Group rules (or causes) by their reason."""
     together: dict[str, list[str]] = {}
-    for rule, why in told.items():
+    for rule, why in found.items():
         together.setdefault(why, []).append(rule)
     for why, rules in together.items():
         yield f"{', '.join(safe(rule) for rule in rules)}: {safe(why)}"
@@ -130,7 +130,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
         for note in _notes(d):
             yield from _wrapped(pad("NOTE", HEAD), note, 3)
         yield from _wrapped(pad("COMPARED", HEAD), safe(d.coverage), 3)
-    rest = [one for one in d.found if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
+    rest = [one for one in d if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
     yield from _section("ALSO SEEN", (safe(one.message) for one in rest), SECTION)
     kept = [one for one in d.ruled_out if not one.what.endswith((" (before)", " (after)"))]
     yield from _section("FOUND CORRECT", map(_cleared, kept), SECTION)
@@ -141,7 +141,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
 
 
 def _heading(d: Diagnosis) -> str:
-    """``RESUME DOCTOR  dcp, step 240 → echo → step 260``."""
+    """Return ``RESUME DOCTOR  dcp, step 240 → echo → step 260``."""
     parts: list[str] = []
     for one in d.subjects:
         step = "no step stored" if one.step is None else f"step {one.step:,}"
@@ -168,7 +168,7 @@ def _first(one: Suspect) -> Iterator[str]:
 
 
 def _sure(one: Suspect) -> str:
-    """``certain: the moments of 14 of 14 parameters are equal bit for bit``."""
+    """Return ``certain: the moments of 14 of 14 parameters are equal bit for bit``."""
     words = SURE[one.certainty]
     if one.certainty == "certain" and one.excludes:
         words += f": {safe(next(iter(one.excludes.values())))}"
@@ -187,7 +187,7 @@ def _explained(finding: Finding, causes: Sequence[Suspect]) -> bool:
 
 
 def _notes(d: Diagnosis) -> list[str]:
-    """What was chosen or exchanged: a run's folder, an echo of another step."""
+    """Return notes on substituted inputs: the checkpoint chosen in a run's folder, an echo of another step."""
     return [safe(note) for note in d.notes]
 
 
@@ -208,7 +208,7 @@ def _lines(d: Diagnosis) -> Iterator[str]:
         yield from _suspect(number, suspect)
     yield from _section("ALSO SEEN", also_seen(d), MANY)
     yield from _section("FOUND CORRECT", map(cleared_sentence, most_excluding(d.ruled_out)), MANY)
-    yield from _section("NOT LOOKED AT", reasons(d.not_checked), MANY)
+    yield from _section("NOT CHECKED", reasons(d.not_checked), MANY)
     yield from _section("NOT NEEDED", reasons(d.not_applicable), MANY)
 
 
@@ -227,7 +227,7 @@ def _suspect(number: int, one: Suspect) -> Iterator[str]:
 
 
 def _proof(sign: Sign) -> str:
-    """``P01  before → after: steps went from 240 to 0``; a mild sign says that it is one."""
+    """Return ``P01  before → after: steps went from 240 to 0``; weak signs are marked as such."""
     mild = "" if sign.severity == "error" else f"({MARK[sign.severity].lower()}) "
     where = f"{safe(sign.evidence['in'])}: " if sign.evidence.get("in") else ""
     return f"{pad(safe(sign.rule), 4)} {mild}{where}{safe(sign.message)}"
@@ -241,7 +241,7 @@ def _affected(one: Suspect) -> str:
 
 
 def _ids(causes: Iterable[str]) -> str:
-    """``A1, A2, E1–E4``: runs of a letter's numbers joined."""
+    """Return ``A1, A2, E1–E4``: consecutive numbers of a letter are joined."""
     runs: list[list[str]] = []
     for cause in dict.fromkeys(causes):
         if runs and _follows(runs[-1][-1], cause):

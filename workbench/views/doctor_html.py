@@ -1,9 +1,9 @@
-"""A diagnosis as HTML: in a notebook it takes the page's colours; as a page of its own it brings pictures and no links.
+"""A diagnosis as HTML: a fragment in the notebook's colours, or a standalone page with pictures and no links.
 
 ::
 
-    <div>  verdict · causes (first one open) · compared · found correct · not looked at · facts  </div>
-    page:  the same, then the pictures, their script inlined: opens without a network, light or dark as the reader's
+    <div>  verdict · causes (first one open) · compared · found correct · not checked · facts  </div>
+    page:  the same, then the pictures, with inlined scripts: opens without a network, light or dark like the browser
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ summary { cursor: pointer; } figure { margin: 0 0 2em; } figcaption { opacity: .
 
 
 def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
-    """Verdict first; causes unfold.
+    """Return the diagnosis as HTML: the verdict, then one collapsible section per cause.
 
     Args:
-        brief: the verdict is told elsewhere, and everything but the first cause is folded.
+        brief: leave out the verdict, which is shown elsewhere, and collapse everything except the first cause.
     """
     subjects = "".join(
         f"<tr><td {LABEL}>{escape(safe(one.which))}</td><td {LABEL}>{escape(safe(one.format))}</td>"
@@ -60,7 +60,7 @@ def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
     parts += [_suspect(number, one) for number, one in enumerate(d.causes, 1)]
     parts.append(_fold("also seen", also_seen(d), not brief))
     parts.append(_fold("found correct", map(cleared_sentence, most_excluding(d.ruled_out)), not brief))
-    parts.append(_fold("not looked at", reasons(d.not_checked), not brief))
+    parts.append(_fold("not checked", reasons(d.not_checked), not brief))
     parts.append(_fold("not needed", reasons(d.not_applicable), not brief))
     parts.append(_fold("checked", reasons(d.checked), False))
     parts.append(_facts(d.facts))
@@ -68,10 +68,10 @@ def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
 
 
 def diagnosis_page(d: Diagnosis, pictures: Mapping[str, Any] | None = None) -> str:
-    """A whole page that needs no network.
+    """Return a standalone page that needs no network.
 
     Args:
-        pictures: name → HoloViews element, as :func:`workbench.views.doctor_pictures.doctor_pictures` makes them; their
+        pictures: name → HoloViews element, from :func:`workbench.views.doctor_pictures.doctor_pictures`; their
             script (Bokeh's, a megabyte) is then in the page.
     """
     head, body = "", ""
@@ -110,12 +110,12 @@ def _fold(name: str, sentences: Iterable[str], unfolded: bool) -> str:
 
 
 def _facts(facts: Mapping[str, Mapping[str, tuple[Any, str]]]) -> str:
-    """Trainer facts with where they stand."""
+    """Return the trainer's facts and where each is stored."""
     rows = [
         f"<tr><td {LABEL}>{escape(safe(which))}</td><td {LABEL}>{escape(safe(fact))}</td>"
         f"<td {CELL}>{escape(shorten(safe(_value(value)), 100))}</td><td {CELL}>{escape(safe(source))}</td></tr>"
-        for which, told in facts.items()
-        for fact, (value, source) in told.items()
+        for which, values in facts.items()
+        for fact, (value, source) in values.items()
     ]
     return f"<details><summary>facts</summary><table>{''.join(rows)}</table></details>" if rows else ""
 
@@ -125,7 +125,7 @@ def _value(value: Any) -> str:
 
 
 def _drawn(pictures: Mapping[str, Any]) -> tuple[str, str]:
-    """Scripts for a page's head, and its figures."""
+    """Return the scripts for the page's head, and the figures."""
     import holoviews as hv
     from bokeh.embed import components
     from bokeh.resources import Resources

@@ -1,18 +1,17 @@
-"""Pictures of a diagnosis, most telling first; each with what it means in its title, its axes and its legend.
+"""Pictures of a diagnosis, most informative first; title, axes and legend explain each.
 
 ::
 
-    transition   every sampled element against two laws: healthy ones are right of one line and below the other
-    reach        layer × module: how far weights moved, of what the optimizer can move them
-    shards       file × tensor: which stored pieces are those of before
-    rows         which row of a tensor was which row
-    low bits     zeros at the end of fp32 masters: a heap at 16 is a rebuild from bf16
-    timeline     learning rate against its plan, norms, gradients
+    transition   sampled elements against two laws: healthy ones are right of one line and below the other
+    reach        layer × module: how far weights moved, relative to how far the optimizer can move them
+    shards       file × tensor: which stored pieces equal those of before
+    rows         which row of a tensor came from which row
+    low bits     trailing zero bits of fp32 masters: a peak at 16 means that they were rebuilt from bf16
+    timeline     learning rate against its schedule, norms, gradients
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,9 @@ import numpy as np
 
 from workbench.doctor.passes.pair import PairState
 from workbench.doctor.pictured.samples import ENDS, Cloud, low_bits, sample_pair
-from workbench.doctor.pictured.shards import STATES, Rows, Shards, match_rows, shard_map
+from workbench.doctor.pictured.shards import STATES, Rows, ShardProfile, match_rows, shard_map
 from workbench.doctor.reasoning.diagnosis import Diagnosis
+from workbench.names.weights import parse
 from workbench.views.names import safe, shorten, shorten_all
 from workbench.views.picture import GREY, OKABE_ITO, boxes, curves, legend, ticks
 
@@ -41,23 +41,21 @@ BINS = 120
 POINTS = 3000  #: elements that are drawn one by one
 STATE_COLOURS = dict(zip(STATES, (SKY, ORANGE, RED, YELLOW, GREY), strict=True))
 WHICH = {"before": BLUE, "echo": ORANGE, "after": GREEN}
-_LAYER = re.compile(r"(?:^|(?<=\.))(layers?|blocks?|h|stages?)\.(\d+)\.")
-_EXPERT = re.compile(r"\bexperts\.\d+\.")
 BAR: dict[str, Any] = {"colorbar": True, "colorbar_opts": {"width": 10}}
 LAYOUTS = ("E", "F7", "B5", "A2")  #: beginnings of causes that exchange rows
 MOMENTS = ("B5", "B6", "E13")  #: … of the optimizer's state
 
 
 def doctor_pictures(d: Diagnosis) -> dict[str, Any]:
-    """The pictures that there is data for, by name, most telling first.
+    """Draw every picture for which there is data, by name, most informative first.
 
-    Some thousand elements of each tensor are read for them; what cannot be read has no picture.
+    A few thousand elements of each tensor are read; data that cannot be read has no picture.
     """
     return {name: draw() for name, draw in doctor_drawers(d).items()}
 
 
 def doctor_drawers(d: Diagnosis) -> dict[str, Callable[[], Any]]:
-    """The same, read but not drawn: reading may be done elsewhere, HoloViews wants to draw on one thread."""
+    """Read the data and return functions that draw: reading can run on any thread, HoloViews must draw on one."""
     evidence, values = d.pictured.get("evidence"), d.pictured.get("pair")
     found: dict[str, Callable[[], Any]] = {}
     if evidence is None:
@@ -85,7 +83,7 @@ def doctor_drawers(d: Diagnosis) -> dict[str, Callable[[], Any]]:
 
 
 def transition_picture(cloud: Cloud) -> hv.Overlay:
-    """Density of what obeys, a point each for what does not, and the two lines between."""
+    """Draw the density of elements that obey the laws, a point for each that does not, and the two limits."""
     x = np.clip(cloud.ratio, *_limits(cloud.ratio, WINDOW[0], cloud.floor[0]))
     y = np.clip(cloud.excess, *_limits(cloud.excess, WINDOW[1], 0.0))
     left, right = min(x.min(), cloud.floor[0]) - 0.3, max(x.max(), 0.0) + 0.3
@@ -95,7 +93,7 @@ def transition_picture(cloud: Cloud) -> hv.Overlay:
     layers: list[Any] = []
     if good.any():
         counts, xs, ys = np.histogram2d(x[good], y[good], bins=BINS, range=((left, right), (low, high)))
-        obey = hv.Dimension("obey", label="elements that obey")
+        obey = hv.Dimension("obey", label="elements within both limits")
         centres = (xs[:-1] + xs[1:]) / 2, (ys[:-1] + ys[1:]) / 2, np.where(counts > 0, counts, np.nan).T
         layers.append(
             hv.Image(centres, dims, [obey]).opts(cmap="cividis", cnorm="log", clim=(1, max(counts.max(), 2)), **BAR)
@@ -104,21 +102,21 @@ def transition_picture(cloud: Cloud) -> hv.Overlay:
     shown = broken[:: max(-(-len(broken) // POINTS), 1)]
     names = [safe(name) for name in cloud.fqns]
     rows = [(x[i], y[i], names[cloud.tensor[i]]) for i in shown.tolist()]
-    words = f"break a law: {len(broken):,} of {len(x):,} sampled elements"
+    words = f"beyond a limit: {len(broken):,} of {len(x):,} sampled elements"
     points = hv.Points(rows, dims, ["tensor"], label=words).opts(
         color=RED, size=5, alpha=0.6, marker="x", tools=["hover"], hover_tooltips=[("tensor", "@tensor")]
     )
     for at in dict.fromkeys(cloud.floor):
-        floor = hv.Curve([(at, low), (at, high)], *dims, label="floor of v: healthy is right of it")
+        floor = hv.Curve([(at, low), (at, high)], *dims, label="lower limit of v: healthy elements are right of it")
         layers.append(floor.opts(color=BLUE, line_dash="dashed"))
-    most = hv.Curve([(left, 0), (right, 0)], *dims, label="most that m can change: healthy is not above")
+    most = hv.Curve([(left, 0), (right, 0)], *dims, label="largest possible change of m: healthy elements are below it")
     layers.append(most.opts(color=BLUE))
     k = f"{cloud.k[0]:,}" if cloud.k[0] == cloud.k[1] else f"{cloud.k[0]:,} to {cloud.k[1]:,}"
     return hv.Overlay([*layers, points]).opts(
         **legend(
             title=f"Did the moments evolve from the older ones? ({k} update{'' if k == '1' else 's'} between)",
             xlabel="log10 v after / v before",
-            ylabel="log10 (Δm)² / (K·Δv), beyond the frame: on its edge",
+            ylabel="log10 (Δm)² / (K·Δv); values outside the frame are drawn on its edge",
             xlim=(left, right),
             ylim=(low, high),
             height=460,
@@ -127,7 +125,7 @@ def transition_picture(cloud: Cloud) -> hv.Overlay:
 
 
 def reach_picture(states: Mapping[str, PairState]) -> hv.Overlay:
-    """A cell a parameter; what went beyond reach is crossed."""
+    """Draw one cell per parameter; parameters that moved beyond reach are crossed out."""
     cells: dict[tuple[str, str], list[tuple[str, PairState]]] = {}
     for fqn, sums in states.items():
         if sums.reach.of:
@@ -154,7 +152,7 @@ def reach_picture(states: Mapping[str, PairState]) -> hv.Overlay:
     marks = marks.opts(color=RED, marker="x", size=14, line_width=3, **tips)
     return hv.Overlay([grid, marks]).opts(
         **legend(
-            title="How far did weights move? max |ΔW| / (√K·Σlr): 1 is all that the optimizer can do",
+            title="How far did weights move? max |ΔW| / (√K·Σlr): 1 is the most the optimizer can do",
             xlabel="module",
             ylabel="layer",
             xticks=ticks([named[module] for module in modules]),
@@ -168,8 +166,8 @@ def reach_picture(states: Mapping[str, PairState]) -> hv.Overlay:
     )
 
 
-def shard_picture(shards: Shards) -> hv.Overlay:
-    """A cell for what a file holds of a tensor."""
+def shard_picture(shards: ShardProfile) -> hv.Overlay:
+    """Draw one cell for the part of a tensor in a file."""
     states = list(dict.fromkeys(role for _, role in shards.tensors))
     names = list(dict.fromkeys(fqn for fqn, _ in shards.tensors))
     held = {(file, shards.tensors[column][1]) for file, column in np.argwhere(shards.state >= 0).tolist()}
@@ -181,13 +179,13 @@ def shard_picture(shards: Shards) -> hv.Overlay:
         cells[words].append((names.index(fqn), rows.index((file, role)), text))
     files = _short(shards.files, 30)
     labels = [f"{files[file]}  {role}" for file, role in rows]
-    told = {f"{words}: {len(found):,}": found for words, found in cells.items() if found}
-    colours = {new: STATE_COLOURS[new.rpartition(": ")[0]] for new in told}
+    classes = {f"{words}: {len(found):,}": found for words, found in cells.items() if found}
+    colours = {new: STATE_COLOURS[new.rpartition(": ")[0]] for new in classes}
     how = "every element was compared" if shards.whole else "samples of each piece were compared"
     left = f", {shards.left_out:,} tensors left out" if shards.left_out else ""
-    return boxes(told, colours, ("tensor", "file"), "piece").opts(
+    return boxes(classes, colours, ("tensor", "file"), "piece").opts(
         **legend(
-            title=f"Which stored pieces came through the load? {how}{left}",
+            title=f"Which stored pieces survived the load? {how}{left}",
             xlabel="tensor",
             ylabel="file and state",
             xticks=ticks(_short(names), 48),
@@ -202,12 +200,12 @@ def shard_picture(shards: Shards) -> hv.Overlay:
 
 
 def row_picture(rows: Rows) -> hv.Overlay:
-    """A point a row: identity is the diagonal, exchanged blocks and strides are seen by their form."""
+    """Draw one point per row: unmoved rows are on the diagonal; swapped blocks and strides show as patterns."""
     count, index = len(rows.place), np.arange(len(rows.place))
     home = (rows.source == 0) & (rows.place == index)
     classes: dict[str, tuple[Any, str]] = {
-        "where it was": (home, BLUE),
-        "another row of it": ((rows.source == 0) & ~home, RED),
+        "same place": (home, BLUE),
+        "another row of the tensor": ((rows.source == 0) & ~home, RED),
     }
     used = [number for number in np.unique(rows.source).tolist() if number > 0]
     for number, colour in zip(used[:3], (GREEN, PINK, SKY), strict=False):
@@ -224,13 +222,13 @@ def row_picture(rows: Rows) -> hv.Overlay:
     lost = np.flatnonzero(rows.source < 0)
     if len(lost):
         beside = np.full(len(lost), -0.03 * count), lost
-        made = hv.Scatter(beside, "before", "after", label=f"no row of before: {len(lost):,}")
+        made = hv.Scatter(beside, "before", "after", label=f"matches no row of before: {len(lost):,}")
         layers.append(made.opts(color=ORANGE, size=max(size, 6), marker="x"))
-    how = "equal rows" if rows.exact else "rows by their cosine (> 0.9)"
+    how = "equal rows" if rows.exact else "rows matched by cosine (> 0.9)"
     role = "" if rows.role == "param" else f" ({rows.role})"
     return hv.Overlay(layers).opts(
         **legend(
-            title=f"Which row was which? {shorten(_label(rows.fqn), 60)}{role}, {how}",
+            title=f"Where did each row come from? {shorten(_label(rows.fqn), 60)}{role}, {how}",
             xlabel="row of before (dotted: the same row)",
             ylabel="row after the load",
             invert_yaxis=True,
@@ -242,21 +240,21 @@ def row_picture(rows: Rows) -> hv.Overlay:
 
 
 def low_bit_picture(found: Mapping[str, Any]) -> hv.Overlay:
-    """Share of the sampled masters by how many zero bits they end in.
+    """Draw the share of sampled masters by number of trailing zero bits.
 
     Args:
         found: ``before``, ``echo``, ``after`` → counts.
     """
     lines = {which: (range(len(counts)), 100 * counts / counts.sum()) for which, counts in found.items()}
     plan = 100 * 0.5 ** np.arange(1.0, 25.0)
-    law = hv.Curve((np.arange(24.0), plan), "bits", "share", label="by chance, as updates leave them")
+    law = hv.Curve((np.arange(24.0), plan), "bits", "share", label="expected after updates")
     layers = [law.opts(color=GREY, line_dash="dashed"), *curves(lines, ("bits", "share"), WHICH)]
-    edge = hv.Curve([(16, 0), (16, 60)], "bits", "share", label="what bfloat16 holds begins here")
+    edge = hv.Curve([(16, 0), (16, 60)], "bits", "share", label="exactly representable in bfloat16 from here on")
     layers.append(edge.opts(color=GREY, line_dash="dotted"))
     return hv.Overlay(layers).opts(
         **legend(
-            title="Have the fp32 masters low bits? A heap from 16 on: rebuilt from bfloat16 weights",
-            xlabel="zero bits at the end of a master",
+            title="Do the fp32 masters have low bits? A peak from 16 on: rebuilt from bfloat16 weights",
+            xlabel="trailing zero bits of a master",
             ylabel="sampled masters, %",
             height=340,
         )
@@ -264,17 +262,17 @@ def low_bit_picture(found: Mapping[str, Any]) -> hv.Overlay:
 
 
 def timeline_picture(frame: pd.DataFrame, resumed: int | None = None) -> hv.Layout:
-    """Three strips over the steps of a run: learning rate, gradients and weights, and how far weights moved.
+    """Draw three strips over the steps of a run: learning rate, norms of gradients and weights, and weight changes.
 
     Args:
-        frame: step lr plan norm_param gradient change, as :func:`workbench.doctor.pictured.history.history` makes it;
-            what is missing is not drawn.
-        resumed: step of the checkpoint before, marked.
+        frame: step lr plan norm_param gradient change, from :func:`workbench.doctor.pictured.history.history`;
+        missing columns are not drawn.
+        resumed: step of the checkpoint before the resume, which is marked.
     """
     strips = (
-        ("Is the learning rate where its plan has it?", "learning rate", {"lr": "stored", "plan": "by the plan"}, True),
+        ("Does the learning rate follow its schedule?", "learning rate", {"lr": "stored", "plan": "scheduled"}, True),
         ("How large are gradients and weights?", "norm", {"gradient": "gradient, √Σv", "norm_param": "weights"}, True),
-        ("How far do weights move?", "‖ΔW‖ / ‖W‖", {"change": "since the step before"}, True),
+        ("How far do weights move?", "‖ΔW‖ / ‖W‖", {"change": "since the previous step"}, True),
     )
     made = []
     ends = (frame["step"].min() - 1, frame["step"].max() + 1)
@@ -302,11 +300,9 @@ NO_LAYER = "no layer"
 
 
 def _place(fqn: str) -> tuple[str, str]:
-    """Module and layer of a parameter; experts of a layer are one module."""
-    found = _LAYER.search(fqn)
-    if found is None:
-        return fqn, NO_LAYER
-    return _EXPERT.sub("experts.*.", fqn[found.end() :]), found[2]
+    """Return the module and layer of a parameter; the experts of a layer count as one module."""
+    weight = parse(fqn)
+    return weight.inside, NO_LAYER if weight.layer is None else str(weight.layer)
 
 
 def _matched(d: Diagnosis, pair: Any) -> Rows | None:
@@ -325,7 +321,7 @@ def _low(evidence: Any, which: str) -> Any:
 
 
 def _limits(values: Any, window: tuple[float, float], line: float) -> tuple[float, float]:
-    """Where an axis ends: at what is there, within the window; what has no logarithm stands on the end."""
+    """Return the limits of an axis: the data within the window; values without a logarithm are put at the end."""
     finite = values[(values > ENDS[0]) & (values < ENDS[1])]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (line, line)
     return max(min(low, line) - 0.2, min(window[0], line - 1)), min(max(high, line) + 0.2, window[1])
@@ -336,6 +332,6 @@ def _short(names: Sequence[str], width: int = 30) -> list[str]:
 
 
 def _label(name: str) -> str:
-    """A name that Bokeh does not take for TeX, for which it would fetch a script."""
+    """Return a name that Bokeh does not mistake for TeX, for which it would fetch a script."""
     plain = safe(name).replace("$$", "$ $")
     return plain.replace("\\(", "\\ (").replace("\\[", "\\ [")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from html import escape
 
-from workbench.reshard.report import ExportReport, TensorReport
+from workbench.export.report import ExportReport, TensorReport
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
@@ -17,7 +17,7 @@ CASTS = 10  #: casts that are listed
 
 
 def export_text(report: ExportReport, *, width: int | None = WIDTH) -> str:
-    """The summary, what it takes, its files, and what a cast changed; ``None`` as width cuts no name."""
+    """Return the summary, the cost, the files, and what a cast changed; ``width=None`` truncates no names."""
     lines = [shorten(safe(str(report)), 4 * WIDTH)]
     lines += [f"  {pad(name, 9)} {text}" for name, text in export_facts(report, width=width)]
     lines += _files(report, width)
@@ -26,17 +26,17 @@ def export_text(report: ExportReport, *, width: int | None = WIDTH) -> str:
 
 
 def export_html(report: ExportReport) -> str:
-    """The same, in a notebook."""
+    """Return the same for a notebook."""
     return f"<pre>{escape(export_text(report))}</pre>"
 
 
 def export_facts(report: ExportReport, *, width: int | None = WIDTH) -> list[tuple[str, str]]:
-    """What it takes, as pairs of a word and a text; several lines of one word follow each other, the others unnamed."""
+    """Return the facts as ``(name, text)``; further lines of the same fact follow it with an empty name."""
     size = units.nbytes
     facts = [
         ("reads", f"{size(report.read_nbytes)} in {report.copies:,} {'copy' if report.copies == 1 else 'copies'}"),
         ("writes", f"{size(report.nbytes)} in {units.plural(len(report.files), 'file')}"),
-        ("memory", f"at most {size(report.peak_nbytes)}"),
+        ("memory", f"up to {size(report.peak_nbytes)}"),
     ]
     if report.mesh is not None:
         facts.append(("mesh", report.mesh or "one rank"))
@@ -57,7 +57,7 @@ def export_facts(report: ExportReport, *, width: int | None = WIDTH) -> list[tup
 
 
 def _casts(report: ExportReport, width: int | None) -> list[str]:
-    """A line a tensor that was cast or changed, the largest change first; its pieces together."""
+    """Return one line per tensor that was cast or changed, largest change first; its pieces are summed."""
     pieces: dict[tuple[str, str, str], list[TensorReport]] = defaultdict(list)
     for one in report.casts:
         pieces[one.name, one.source_dtype, one.dtype].append(one)
@@ -67,14 +67,14 @@ def _casts(report: ExportReport, width: int | None) -> list[str]:
         line = f": {old if old == new else f'{old} → {new}'}"
         if parts[0].target is not None:
             changed, lost = sum(one.changed for one in parts), sum(one.overflowed for one in parts)
-            line += f", {changed:,} changed by at most {max(one.max_abs for one in parts):.3g}"
+            line += f", {changed:,} changed by up to {max(one.max_abs for one in parts):.3g}"
             line += f", {lost:,} overflowed" if lost else ""
         lines.append(shorten(safe(name), width and max(width - len(line), 12)) + line)
     return lines
 
 
 def _files(report: ExportReport, width: int | None) -> list[str]:
-    """The largest files, in the order of their names; with a mesh each is a rank's."""
+    """Return the largest files, in the order of their names; with a mesh, each belongs to a rank."""
     shown = {one.name for one in sorted(report.files, key=lambda one: -one.nbytes)[:FILES]}
     rows = [one for one in report.files if one.name in shown]
     names = [shorten(safe(one.name), width and 60) for one in rows]

@@ -1,24 +1,23 @@
-"""What the reprs say about a checkpoint, before it is words or HTML. From the catalog's columns; no file is read."""
+"""The facts that the reprs show about a checkpoint, from the columns of its catalog; no file is read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from workbench.checkpoint import Checkpoint
-from workbench.core.catalog import OPAQUE, Catalog
+from workbench.core.arrays import Array
+from workbench.core.catalog import Catalog
+from workbench.core.codecs import OPAQUE
 from workbench.core.dtypes import ALL
 from workbench.views import units
 from workbench.views.names import safe, shorten
 from workbench.views.tree import Node, build
 
 __all__ = ["Share", "by_dtype", "by_role", "describe", "heading", "nodes", "oddities"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Share:
 
 
 def heading(ckpt: Checkpoint) -> list[tuple[str, str]]:
-    """Name and value of each line that every checkpoint has, harmless to print."""
+    """Return name and value of the lines that every checkpoint has, safe to print."""
     catalog = ckpt.catalog
     size = int(catalog.tensor_nbytes.sum())
     lines = [
@@ -49,29 +48,29 @@ def heading(ckpt: Checkpoint) -> list[tuple[str, str]]:
 
 
 def by_role(ckpt: Checkpoint) -> list[Share]:
-    """Bytes by role, largest first."""
+    """Return the bytes by role, largest first."""
     return _shares(ckpt.roles, ckpt.catalog.tensor_nbytes)
 
 
 def by_dtype(ckpt: Checkpoint) -> list[Share]:
-    """Bytes by element type, largest first."""
+    """Return the bytes by dtype, largest first."""
     return _shares([units.dtype(ALL[code].name) for code in ckpt.catalog.dtype.tolist()], ckpt.catalog.tensor_nbytes)
 
 
 def nodes(catalog: Catalog) -> tuple[Node, ...]:
-    """The catalog's names as a tree of modules."""
+    """Return the catalog's names as a tree of modules."""
     shapes = [tuple(row[:n]) for row, n in zip(catalog.shape.tolist(), catalog.ndim.tolist(), strict=True)]
     dtypes = [ALL[code].name for code in catalog.dtype.tolist()]
     return build(catalog.keys, shapes, dtypes, catalog.tensor_nbytes.tolist())
 
 
 def oddities(ckpt: Checkpoint) -> list[str]:
-    """Sentences on what an ordinary checkpoint does not have, harmless to print."""
+    """Return sentences about what an ordinary checkpoint does not have, safe to print."""
     catalog = ckpt.catalog
     found = [safe(note) for note in ckpt.notes]
     nameless = [key for key, fqn, role in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True) if _unknown(fqn, role)]
     if nameless:
-        found.append(f"{units.plural(len(nameless), 'tensor')} of a parameter that is not named: {_listed(nameless)}")
+        found.append(f"{units.plural(len(nameless), 'tensor')} of an unnamed parameter: {_listed(nameless)}")
     copies = int(catalog.replica.max(initial=0)) + 1
     if copies > 1:
         twice = len(np.unique(catalog.tensor[catalog.replica > 0]))
@@ -79,11 +78,11 @@ def oddities(ckpt: Checkpoint) -> list[str]:
     lacking = _lacking(catalog)
     if len(lacking):
         names = _listed([catalog.keys[t] for t in lacking.tolist()])
-        found.append(f"{units.plural(len(lacking), 'tensor')} with elements that no chunk holds: {names}")
+        found.append(f"{units.plural(len(lacking), 'tensor')} with elements that are stored in no chunk: {names}")
     sealed = np.unique(catalog.tensor[catalog.codec == OPAQUE])
     if len(sealed):
         names = _listed([catalog.keys[t] for t in sealed.tolist()])
-        found.append(f"{units.plural(len(sealed), 'tensor')} stored through an unknown transform, unreadable: {names}")
+        found.append(f"{units.plural(len(sealed), 'tensor')} encoded with an unknown transform, unreadable: {names}")
     gone = [name for name, stat in zip(catalog.files, catalog.file_stats, strict=True) if stat.size < 0]
     if gone:
         found.append(f"{units.plural(len(gone), 'file')} missing: {_listed(gone)}")
@@ -91,7 +90,7 @@ def oddities(ckpt: Checkpoint) -> list[str]:
 
 
 def describe(shares: Sequence[Share], most: int = 5) -> str:
-    """``param 4.1 GiB · exp_avg 4.1 GiB · …``."""
+    """Return ``param 4.1 GiB · exp_avg 4.1 GiB · …``."""
     parts = [f"{share.label} {units.nbytes(share.nbytes)}" for share in shares[:most]]
     rest = shares[most:]
     if rest:
@@ -111,7 +110,7 @@ def _unknown(fqn: str | None, role: str) -> bool:
 
 @cache
 def _OF_PARAMETERS() -> frozenset[str]:
-    from workbench.naming import STATES
+    from workbench.names.roles import STATES
 
     return frozenset(STATES.values()) | {"master"}
 
@@ -145,7 +144,7 @@ def _files(catalog: Catalog) -> str:
 
 
 def _listed(names: Sequence[str], room: int = 60) -> str:
-    """As many names as fit, then how many more."""
+    """Return as many names as fit, then the number of the others."""
     shown: list[str] = []
     for name in names:
         text = shorten(safe(name), 48)
@@ -167,7 +166,7 @@ def _shares(labels: Sequence[str], nbytes: Array) -> list[Share]:
 
 
 def _lacking(catalog: Catalog) -> Array:
-    """Tensors whose first copies are too few to cover them (a necessary test: overlaps could hide a hole)."""
+    """Return tensors whose first copies have too few elements to cover them; overlaps can still hide other holes."""
     have = np.zeros(len(catalog) + 1, np.int64)
     if catalog.chunks:
         volume = np.where(catalog.replica == 0, catalog.sizes.prod(axis=1), 0)

@@ -1,8 +1,8 @@
-"""HTML reprs: folding by ``<details>``, no JavaScript, no colours of their own.
+"""HTML reprs: collapsible through ``<details>``, without JavaScript or colours of their own.
 
-They must read in a light and in a dark notebook, and on pages that strip styles and SVG (GitHub): so text carries
-every fact, colours are inherited, and style only tidies. Everything from a checkpoint is escaped twice over, once
-against control and bidi characters, once against markup. The size is bounded whatever the checkpoint holds.
+They must be readable in light and dark notebooks, and on pages that strip styles and SVG (GitHub). Text therefore
+carries every fact, colours are inherited, and styles only tidy up. Everything from a checkpoint is escaped twice: once
+against control and bidi characters, once against markup. The size is bounded whatever the checkpoint contains.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from html import escape
 
 from workbench.analysis.summary import Profile, profile
 from workbench.checkpoint import Checkpoint
-from workbench.core.catalog import CODECS
+from workbench.core.codecs import CODECS
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 from workbench.views import facts, units
 from workbench.views.names import safe, shorten
 from workbench.views.spark import bars
-from workbench.views.text import SAMPLE, distribution, sick
+from workbench.views.text import SAMPLE, anomalies, distribution
 from workbench.views.tree import Node
 
 __all__ = ["checkpoint_html", "tensor_html"]
 
-BUDGET = 40_000  #: characters of a tree; what is beyond is counted, not shown
+BUDGET = 40_000  #: characters of a tree; nodes beyond are counted, not shown
 SIBLINGS = 40  #: children of one module that are shown
 LEVELS = 12  #: depth to which modules are shown
 CHUNKS = 12  #: chunks of a tensor that are shown
 NOTES = 8
-BINS = 40  #: of the drawn histogram; the one in text has a quarter
+BINS = 40  #: of the drawn histogram; the text histogram has a quarter as many
 NAME = 100  #: characters of a name
 
 _TABLE = 'style="border-collapse:collapse;text-align:left"'
@@ -38,7 +38,7 @@ _ROW = 'style="text-align:left;padding:0 1em 0 0;white-space:pre-wrap"'
 
 
 def checkpoint_html(ckpt: Checkpoint) -> str:
-    """What it is, how large, what is in it, what is odd; and the modules to unfold."""
+    """Return what the checkpoint is, its size, contents and oddities, and its modules, which expand on click."""
     total = int(ckpt.catalog.tensor_nbytes.sum())
     rows = [(name, escape(value)) for name, value in facts.heading(ckpt)]
     rows += [
@@ -55,18 +55,18 @@ def checkpoint_html(ckpt: Checkpoint) -> str:
 
 
 def tensor_html(tensor: LazyTensor, *, limit: int | None = SAMPLE) -> str:
-    """Shape, type and size; of at most ``limit`` elements the distribution; the chunks to unfold. Raises nothing."""
+    """Return shape, dtype, size, the distribution of up to ``limit`` elements, and the chunks. Raises nothing."""
     kind = units.dtype(tensor.element.name)
     rows = [
         (
             "shape",
-            f"{units.shape(tensor.shape)} {escape(kind)}, {tensor.numel:,} elements, {units.nbytes(tensor.nbytes)}",
+            f"{units.shape(tensor.shape)} {escape(kind)}, {tensor.numel():,} elements, {units.nbytes(tensor.nbytes)}",
         ),
         ("role", escape(safe(tensor.role)) + (f" of <code>{_name(tensor.fqn)}</code>" if tensor.fqn else "")),
     ]
     try:
         found = profile(tensor, BINS, limit=limit)
-        words = " ".join(f"<b>{escape(word)}</b>" for word in sick(found.summary))
+        words = " ".join(f"<b>{escape(word)}</b>" for word in anomalies(found.summary))
         if not found.summary.exact and found.summary.kind != "raw bytes":
             words += f" (a sample of {found.summary.seen:,} elements)"
         rows.append(("values", f"{escape(distribution(_coarse(found)))} {words}"))
@@ -165,5 +165,5 @@ def _chunks(tensor: LazyTensor) -> str:
 
 
 def _name(text: str | None) -> str:
-    """A name between ``<bdi>``, so that right-to-left letters do not turn their neighbours around."""
+    """Return a name inside ``<bdi>``: right-to-left letters must not reverse their neighbours."""
     return f'<bdi dir="ltr">{escape(shorten(safe(text), NAME)) or "&#39;&#39;"}</bdi>'

@@ -1,9 +1,9 @@
-"""A layout in text and HTML: what is proven, who stores how much, and what is wrong.
+"""A layout as text and HTML: proven placements, bytes per rank, and what is wrong.
 
 ::
 
     layout of dcp checkpoint sample_ckpts/dcp_fsdp2
-      mesh        ranks=4, told by boxes of 117 tensors and their writers
+      mesh        ranks=4, from boxes of 117 tensors and their writers
       tensors     117 proven, 45 unknown of 162
 """
 
@@ -20,31 +20,31 @@ from workbench.views.names import pad, safe, shorten
 __all__ = ["holder_text", "layout_html", "layout_lines", "layout_text", "tensor_lines"]
 
 WIDTH = 100
-WAYS = 12  #: placements that are listed
+PLACEMENTS = 12  #: placements that are listed
 ROWS = 16  #: ranks and files that are listed
 WORST = 6  #: holes and overlaps that are listed
 
 
 def layout_text(found: Layout) -> str:
-    """At most some 60 lines, 100 columns wide."""
+    """Return the layout as text: about 60 lines, 100 columns wide."""
     return "\n".join(layout_lines(found, ROWS))
 
 
 def layout_lines(found: Layout, most: int | None = None, *, width: int | None = WIDTH) -> list[str]:
-    """The layout, line by line; ``most`` bounds the rows of its tables, and ``None`` as width cuts no name."""
+    """Return the layout as lines. ``most`` limits the rows of its tables; ``width=None`` truncates no names."""
     lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", width)]
     for name, words in _heading(found):
         lines += textwrap.wrap(
             words, WIDTH, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14, break_long_words=False
         )  # fmt: skip
-    lines += _ways(found, width)
+    lines += _placements(found, width)
     lines += _ranks(found, most, width)
     lines += _wrong(found, width)
     return lines
 
 
 def tensor_lines(found: Layout, key: str) -> list[str]:
-    """One tensor: how it lies, why, and each of its chunks. Raises as :meth:`Layout.placed`."""
+    """Return the placement of one tensor, the reason, and its chunks. Raises the errors of :meth:`Layout.placed`."""
     placed, pieces = found.placed(key), found.pieces(key)
     lines = [f"{safe(key)}: {placed}, {placed.status}"]
     if placed.torch is not None:
@@ -60,7 +60,7 @@ def tensor_lines(found: Layout, key: str) -> list[str]:
 
 
 def holder_text(view: HolderView, most: int | None = ROWS, *, width: int | None = WIDTH) -> str:
-    """One rank: where it is on the mesh, who its peers are, and what it stores, largest first."""
+    """Return the position of a rank on the mesh, its peers, and what it stores, largest first."""
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
     lines = [f"{safe(view.label)}{f' at {at}' if at else ''}: {units.nbytes(view.nbytes)} in "
              f"{units.plural(len(view.pieces), 'chunk')}"]  # fmt: skip
@@ -77,16 +77,16 @@ def holder_text(view: HolderView, most: int | None = ROWS, *, width: int | None 
 
 
 def layout_html(found: Layout) -> str:
-    """The same as tables; inherits the page's colours."""
+    """Return the same as tables, in the colours of the page."""
     cell = 'style="text-align:right;padding:0 1em 0 0;vertical-align:top"'
     left = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top"'
     head = "".join(f"<tr><th {left}>{escape(n)}</th><td {left}>{escape(w)}</td></tr>" for n, w in _heading(found))
     rows = [
         f"<tr><td {left}><code>{escape(str(placed))}</code></td><td {cell}>{len(tensors):,}</td>"
         f"<td {cell}>{escape(size)}</td><td {left}>{escape(placed.status)}</td><td {left}>{escape(why)}</td></tr>"
-        for placed, tensors, size, why in _rows(found)[: 2 * WAYS]
+        for placed, tensors, size, why in _rows(found)[: 2 * PLACEMENTS]
     ]
-    ways = f"<tr><th {left}>placement</th><th {cell}>tensors</th><th {cell}>bytes</th><th {left}></th>" + (
+    placements = f"<tr><th {left}>placement</th><th {cell}>tensors</th><th {cell}>bytes</th><th {left}></th>" + (
         f"<th {left}>why</th></tr>{''.join(rows)}"
     )
     table = found.ranks.head(2 * ROWS)
@@ -96,7 +96,7 @@ def layout_html(found: Layout) -> str:
     wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found, WIDTH))
     return (
         f"<div><b>{escape(f'layout of {found.format} checkpoint {safe(found.path)}')}</b><table>{head}</table>"
-        f"<table>{ways}</table><details><summary>who stores how much ({len(found.ranks):,})</summary>{ranks}{more}"
+        f"<table>{placements}</table><details><summary>bytes per rank ({len(found.ranks):,})</summary>{ranks}{more}"
         f"</details>{wrong}</div>"
     )
 
@@ -106,7 +106,7 @@ def layout_html(found: Layout) -> str:
 
 def _heading(found: Layout) -> list[tuple[str, str]]:
     s = found.summary
-    mesh = f"{found.mesh}, told by {safe(found.told)}" if found.mesh.axes else safe(found.told)
+    mesh = f"{found.mesh}, from {safe(found.mesh_source)}" if found.mesh.axes else safe(found.mesh_source)
     known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
     noun = "rank" if found.holders.ranked else "holder"
     spread = found.balance
@@ -121,35 +121,35 @@ def _heading(found: Layout) -> list[tuple[str, str]]:
         lines.append(("balance", f"{units.nbytes(spread.smallest)} to {units.nbytes(spread.largest)}; {even}"))
     if s["copies"]:
         share = units.percent(s["copies"], s["stored"])
-        lines.append(("copies", f"{units.nbytes(s['copies'])} ({share}) are stored more than once"))
+        lines.append(("copies", f"{units.nbytes(s['copies'])} ({share}) stored more than once"))
     return lines
 
 
 def _rows(found: Layout) -> list[tuple[Placed, list[int], str, str]]:
     nbytes = found.catalog.tensor_nbytes
     rows = []
-    for placed, tensors in found.ways():
+    for placed, tensors in found.placements():
         whys = {found.inferred.placed[found.inferred.of_tensor[t]].why for t in tensors}
-        why = placed.why if len(whys) == 1 else f"{placed.why}; and others alike"
+        why = placed.why if len(whys) == 1 else f"{placed.why}; similarly for the others"
         rows.append((placed, tensors, units.nbytes(int(nbytes[tensors].sum())), safe(why)))
     return rows
 
 
-def _ways(found: Layout, width: int | None) -> list[str]:
+def _placements(found: Layout, width: int | None) -> list[str]:
     rows = _rows(found)
     if not rows:
         return []
-    first = max(9, *(len(safe(placed)) for placed, *_ in rows[:WAYS]))
+    first = max(9, *(len(safe(placed)) for placed, *_ in rows[:PLACEMENTS]))
     first = first if width is None else min(first, 48)
     lines = [f"  {pad('placement', first)}  tensors       bytes"]
-    for placed, tensors, size, _ in rows[:WAYS]:
+    for placed, tensors, size, _ in rows[:PLACEMENTS]:
         status = placed.status
         example = shorten(safe(found.catalog.keys[tensors[0]]), None if width is None else max(width - first - 37, 12))
         lines.append(
             f"  {pad(shorten(safe(placed), first), first)}  {len(tensors):>7,}  {size:>10}  {status:<7}  {example}"
         )
-    if len(rows) > WAYS:
-        lines.append(f"  … {units.plural(len(rows) - WAYS, 'more placement')}")
+    if len(rows) > PLACEMENTS:
+        lines.append(f"  … {units.plural(len(rows) - PLACEMENTS, 'more placement')}")
     return lines
 
 
@@ -187,5 +187,5 @@ def _wrong(found: Layout, width: int | None) -> list[str]:
             lines.append(f"  … {units.plural(len(frame) - WORST, f'more {what}')}")
     for tensor in found.covered.tangled[:WORST]:
         key = shorten(safe(found.catalog.keys[tensor]), width and 60)
-        lines.append(f"  HOLES NOT LOOKED FOR  in {key}: its chunks overlap, or leave holes, in too many ways")
+        lines.append(f"  HOLES NOT CHECKED  in {key}: it has too many overlaps or holes")
     return lines

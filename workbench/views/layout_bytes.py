@@ -1,39 +1,38 @@
-"""Files as rows of bytes, chunk by chunk; where chunks are narrower than pixels, as shares of the roles.
+"""Files as rows of bytes, chunk by chunk; as shares of the roles if chunks are narrower than pixels.
 
 ::
 
-    __0_0.distcp  │████ param ████│▒▒ exp_avg ▒▒│  ·  │        zoomed in: each chunk; a gap is no tensor's
-    __1_0.distcp  │██▒▒│██▒▒│███▒│██▒▒│██▒▒│                   zoomed out: of each block, how much is of which role
+    __0_0.distcp  │████ param ████│▒▒ exp_avg ▒▒│  ·  │        zoomed in: each chunk; gaps belong to no tensor
+    __1_0.distcp  │██▒▒│██▒▒│███▒│██▒▒│██▒▒│                   zoomed out: the share of each role in each block
 
-A random order of roles, painted pixel by pixel, is noise; the share of each in a block of pixels is not.
+Roles in random order, painted pixel by pixel, look like noise; their shares per block of pixels do not.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.layout import Layout
-from workbench.views.layout_paint import Boxes, Window, raster
+from workbench.core.arrays import Array
+from workbench.views.layout_paint import PaintBoxes, PaintWindow, raster
 
 __all__ = ["GAP", "OTHER", "Bytes"]
 
-Array = np.ndarray[Any, Any]
-CLASSES = 5  #: roles of a colour of their own
+CLASSES = 5  #: roles that have their own colour
 OTHER = "other roles"
 BLOCK = 16  #: pixels
-CROWDED = 0.25  #: chunks a pixel from which on blocks are shown
+CROWDED = 0.25  #: chunks per pixel above which blocks are shown
 GAP = 0.1  #: of a row's height, on either side
 
 
 class Bytes:
-    """The chunks of a layout in the order of their bytes.
+    """The chunks of a layout in byte order.
 
     Attributes:
-        size: ``(F,)`` bytes of each file, as far as its chunks reach where it is absent.
-        roles: what is told apart, most bytes first; the last is :data:`OTHER` where there are more.
+        size: ``(F,)`` bytes of each file; for an absent file, the end of its last chunk.
+        roles: the roles that are distinguished, most bytes first; further roles share :data:`OTHER`, the last.
         rows: chunk rows by file and byte; ``file``, ``start``, ``stop``, ``code`` (of the role) follow them.
     """
 
@@ -54,35 +53,35 @@ class Bytes:
         return len(self.rows)
 
     @cached_property
-    def boxes(self) -> Boxes:
-        """Every chunk, in bytes across and files down."""
+    def boxes(self) -> PaintBoxes:
+        """Every chunk: bytes across, files down."""
         return self.boxes_of(np.arange(len(self)))
 
-    def boxes_of(self, places: Array) -> Boxes:
-        """The chunks at some places of the order."""
+    def boxes_of(self, places: Array) -> PaintBoxes:
+        """Return the chunks at the given positions of the byte order."""
         file = self.file[places]
         code = self.code[places].astype(np.int32)
-        return Boxes(self.start[places], self.stop[places], file + GAP, file + 1 - GAP, code)
+        return PaintBoxes(self.start[places], self.stop[places], file + GAP, file + 1 - GAP, code)
 
     def of_tensor(self, found: Layout, tensor: int) -> Array:
-        """Places of a tensor's chunks in the order."""
+        """Return the positions of a tensor's chunks in the byte order."""
         span = found.catalog.rows_of(tensor)
         return np.sort(self._place[span.start : span.stop])
 
-    def twice(self, found: Layout) -> Boxes:
-        """Chunks that hold elements which another chunk holds too."""
+    def twice(self, found: Layout) -> PaintBoxes:
+        """Return chunks with elements that another chunk stores, too."""
         rows = sorted({row for *_, a, b in found.covered.overlaps for row in (a, b)})
         return self.boxes_of(self._place[np.array(rows, np.int64)])
 
     @cached_property
     def _place(self) -> Array:
-        """Place of each chunk row."""
+        """Position of each chunk row in the byte order."""
         found = np.empty(len(self.rows), np.int64)
         found[self.rows] = np.arange(len(self.rows))
         return found
 
     def at(self, byte: float, file: float) -> int | None:
-        """The chunk row that a byte lies in, the one that begins last where several share it."""
+        """Return the chunk row that contains a byte; if several do, the one that begins last."""
         n = int(np.floor(file))
         if not 0 <= n < len(self.files):
             return None
@@ -94,7 +93,7 @@ class Bytes:
         return None
 
     def near(self, byte: float, file: float, reach: float) -> int | None:
-        """As :meth:`at`, else the nearest chunk of the file not further than ``reach`` bytes: a tap may miss a hair."""
+        """Return the chunk row at a byte, or the nearest within ``reach`` bytes: a tap may miss a narrow chunk."""
         if (hit := self.at(byte, file)) is not None:
             return hit
         n = int(np.floor(file))
@@ -107,8 +106,8 @@ class Bytes:
         away, place = min(beside, default=(np.inf, -1))
         return int(self.rows[place]) if away <= reach else None
 
-    def crowded(self, window: Window) -> bool:
-        """Whether a window has more chunks than it could show."""
+    def crowded(self, window: PaintWindow) -> bool:
+        """Return whether a window has more chunks than it can show."""
         files = self._visible(window)
         seen = 0
         for file in files.tolist():
@@ -116,11 +115,10 @@ class Bytes:
             seen += int(np.searchsorted(self.start[part], window.x1) - np.searchsorted(self.start[part], window.x0))
         return seen > CROWDED * window.width * max(len(files), 1)
 
-    def paint(self, window: Window) -> Array:
-        """``(height, width)`` codes of roles, the first row at ``y0``; -1 for the gap between files.
+    def paint(self, window: PaintWindow) -> Array:
+        """Return ``(height, width)`` codes of roles, the first row at ``y0``; -1 is the gap between files.
 
-        ``len(roles)`` is a byte of the file that is no tensor's; what is above are the roles again, of every other
-        chunk.
+        ``len(roles)`` marks bytes of no tensor. Higher codes are the same roles again, for every second chunk.
         """
         files = self._visible(window)
         image = self._extent(window, files)
@@ -130,24 +128,24 @@ class Bytes:
         inside[files] = True
         places = np.flatnonzero(inside[self.file] & (self.start < window.x1) & (self.stop > window.x0))
         mine = self.boxes_of(places)
-        mine.code[places % 2 == 1] += len(self.roles) + 1  # neighbours of one role are told apart
+        mine.code[places % 2 == 1] += len(self.roles) + 1  # neighbours of the same role get different shades
         flat = raster(mine, window, image=image)
         thin = (mine.right - mine.left) * window.width < window.x1 - window.x0
         return raster(mine.take(np.flatnonzero(thin)), window, 1, flat) if thin.any() else flat
 
-    def _visible(self, window: Window) -> Array:
-        """Files of which a pixel's row shows something; not more than there are rows."""
+    def _visible(self, window: PaintWindow) -> Array:
+        """Return the files visible in some row of pixels; no more than there are rows."""
         centres = window.y0 + (np.arange(window.height) + 0.5) * (window.y1 - window.y0) / window.height
         found = np.unique(np.floor(centres).astype(np.int64))
         return found[(found >= 0) & (found < len(self.files))]
 
-    def _extent(self, window: Window, files: Array) -> Array:
+    def _extent(self, window: PaintWindow, files: Array) -> Array:
         size = self.size[files].astype(np.float64)
         code = np.full(len(files), len(self.roles), np.int32)
-        return raster(Boxes(np.zeros(len(files)), size, files + GAP, files + 1 - GAP, code), window)
+        return raster(PaintBoxes(np.zeros(len(files)), size, files + GAP, files + 1 - GAP, code), window)
 
-    def _shares(self, window: Window, files: Array, image: Array) -> Array:
-        """Blocks of pixels, each filled with its roles in proportion to their bytes, always in the same order."""
+    def _shares(self, window: PaintWindow, files: Array, image: Array) -> Array:
+        """Fill blocks of pixels with roles in proportion to their bytes, always in the same order."""
         blocks = -(-window.width // BLOCK)
         step = (window.x1 - window.x0) / window.width
         edges = window.x0 + np.arange(blocks + 1) * BLOCK * step
@@ -168,7 +166,7 @@ class Bytes:
         return image
 
     def _before(self, code: int, files: Array, edges: Array) -> Array:
-        """``(files, edges)`` bytes of a role that lie before each byte of each file."""
+        """Return ``(files, edges)`` bytes of a role before each byte of each file."""
         base, start, length, total = self._lines[code]
         query = base[files][:, None] + np.clip(edges[None, :], 0, self.size[files][:, None])
         k = np.searchsorted(start, query.ravel(), side="right") - 1
@@ -186,14 +184,14 @@ class Bytes:
             length = (self.stop[mine] - self.start[mine]).astype(np.float64)
             start = base[self.file[mine]] + self.start[mine]
             total = np.concatenate([[0.0], np.cumsum(length)])
-            # an end that nothing is found behind: an empty role has one chunk of no bytes
+            # a sentinel at the end: an empty role has one chunk of zero bytes
             found.append((base, start, length, total[:-1]) if len(mine) else (base, np.zeros(1), np.zeros(1),
                                                                               np.zeros(1)))  # fmt: skip
         return found
 
 
 def _classes(found: Layout) -> tuple[list[str], Array]:
-    """Roles that have a colour of their own, and the code of each tensor."""
+    """Return the roles that have their own colour, and the code of each tensor."""
     catalog = found.catalog
     names: dict[str, int] = {}
     code = np.array([names.setdefault(role, len(names)) for role in found.roles], np.int64)

@@ -1,4 +1,4 @@
-"""What the pictures of a layout share: colours of classes and of what is wrong, frames, painting window by window."""
+"""Shared by the pictures of a layout: colours of classes and errors, frames, and painting window by window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import holoviews as hv
 import numpy as np
 
-from workbench.views.layout_paint import Window
+from workbench.core.arrays import Array
+from workbench.views.layout_paint import PaintWindow
 from workbench.views.picture import FRAME, OKABE_ITO
 
 __all__ = [
@@ -16,19 +17,18 @@ __all__ = [
     "palette", "rgba", "unit_of",
 ]  # fmt: skip
 
-Array = np.ndarray[Any, Any]
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
 CLASSES = (BLUE, ORANGE, GREEN, PINK, SKY)
-HOLE, OVERLAP = RED, YELLOW  #: what is wrong has these colours in every picture, and nothing else has
-NO_TENSOR = "#B0B0B0"  #: bytes of a file that are no tensor's
+HOLE, OVERLAP = RED, YELLOW  #: reserved for errors in every picture
+NO_TENSOR = "#B0B0B0"  #: bytes of a file that belong to no tensor
 TOOLS = ["pan", "box_zoom", "wheel_zoom", "reset", "save"]
 SIDES = ["left", "upper", "right", "lower"]
 
 
 class Marks:
-    """Frames around what is selected, in every rendering of one picture.
+    """Frames around the selection, in every rendering of a picture.
 
-    They are drawn beside HoloViews, which would send the whole picture anew.
+    They are drawn directly in Bokeh: HoloViews would send the whole picture again.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Marks:
         self._drawn: list[Any] = []
 
     def hook(self, plot: Any, element: Any) -> None:
-        """For the picture's options."""
+        """Attach the frames to a rendering; pass this to the options of the picture."""
         if "marks" in plot.handles:
             return
         from bokeh.models import ColumnDataSource
 
         source = plot.handles["marks"] = ColumnDataSource(self._data())
-        for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, so that it shows on any colour
+        for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, visible on any colour
             plot.state.quad(
                 left="left", right="right", top="top", bottom="bottom", source=source, fill_alpha=0,
                 line_color=colour, line_width=width, level="overlay",
@@ -50,7 +50,7 @@ class Marks:
         self._drawn.append(source)
 
     def show(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:
-        """Move them: left, top, right, bottom of each."""
+        """Move the frames: left, top, right and bottom of each."""
         self._boxes = boxes
         for source in self._drawn:
             source.data = self._data()
@@ -62,7 +62,7 @@ class Marks:
 
 
 def palette(count: int) -> list[str]:
-    """Colours of so many classes; above five they are steps of one scale, in the order of the classes."""
+    """Return a colour per class; above five, they are steps of one scale in the order of the classes."""
     if count <= len(CLASSES):
         return list(CLASSES[:count])
     from bokeh.palettes import Cividis256
@@ -71,25 +71,25 @@ def palette(count: int) -> list[str]:
 
 
 def ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
+    """Return black or white, whichever is more legible on a colour."""
     r, g, b = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     light = 0.2126 * r**2.2 + 0.7152 * g**2.2 + 0.0722 * b**2.2
     return "#000000" if light > 0.18 else "#FFFFFF"
 
 
 def painted(
-    paint: Callable[[Window], Array], bounds: tuple[float, float, float, float], options: dict[str, Any]
+    paint: Callable[[PaintWindow], Array], bounds: tuple[float, float, float, float], options: dict[str, Any]
 ) -> Any:
-    """A picture that is painted anew for every window that is looked at."""
+    """Return a picture that is repainted for every visible window."""
     x0, x1, y0, y1 = bounds
-    shape = {"width": 900, "height": options["height"] - 60}  # until the browser says
+    shape = {"width": 900, "height": options["height"] - 60}  # until the browser reports its size
 
     def drawn(x_range: Any, y_range: Any, width: Any, height: Any, scale: Any = None) -> hv.RGB:
         left, right = _within(x_range, x0, x1)
         low, high = _within(y_range, y0, y1)
         wide = min(max(int(width or shape["width"]), 32), 2400)
         tall = min(max(int(height or shape["height"]), 16), 1600)
-        image = paint(Window(left, right, low, high, wide, tall))
+        image = paint(PaintWindow(left, right, low, high, wide, tall))
         return hv.RGB(image[::-1], bounds=(left, low, right, high), kdims=["left", "upper"])
 
     streams = [hv.streams.RangeXY(), hv.streams.PlotSize()]
@@ -97,7 +97,7 @@ def painted(
 
 
 def _within(asked: Any, low: float, high: float) -> tuple[float, float]:
-    """A range that is looked at, cut to what there is."""
+    """Clip a visible range to the data."""
     if asked is None or None in asked or not all(np.isfinite(asked)):
         return low, high
     a, b = max(min(asked), low), min(max(asked), high)
@@ -114,7 +114,7 @@ def rgba(names: Sequence[str]) -> Array:
 
 
 def lighter(colour: str) -> str:
-    """A shade that is still told to be of the same class."""
+    """Return a lighter shade, still recognisable as the same class."""
     parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(part + 0.28 * (255 - part)):02X}" for part in parts)
 

@@ -1,4 +1,4 @@
-"""All tensors in few rows: the tree of their names, opened where its bytes are, until the rows are full.
+"""All tensors in few rows: the tree of their names, expanded where most bytes are, until the rows are full.
 
 ::
 
@@ -13,29 +13,28 @@ import heapq
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.layout import Layout
+from workbench.core.arrays import Array
 from workbench.views.names import safe
 
-__all__ = ["Group", "Share", "groups", "shares"]
+__all__ = ["GroupShares", "TensorGroup", "groups", "shares"]
 
-Array = np.ndarray[Any, Any]
-ROWS = 40  #: most groups
-BUNDLED = 8  #: neighbours are taken together where there are so many
-COLUMNS = 1024  #: most columns; more holders are taken together, neighbours first
+ROWS = 40  #: maximum number of groups
+BUNDLED = 8  #: neighbours are merged if there are this many
+COLUMNS = 1024  #: maximum number of columns; beyond, neighbouring holders share one
 _NUMBER = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Tensors that make one row.
+class TensorGroup:
+    """Tensors that share a row.
 
     Attributes:
-        name: of the one tensor, or what their names begin with: ``model.layers.0–7.*``.
-        tensors: positions, rising.
+        name: of the only tensor, or the common prefix: ``model.layers.0–7.*``.
+        tensors: positions, ascending.
     """
 
     name: str
@@ -43,18 +42,18 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
-    """Who stores how much of each group.
+class GroupShares:
+    """How many bytes of each group each holder stores.
 
     Attributes:
         groups: the rows.
-        per: holders a column.
+        per: holders per column.
         nbytes: ``(groups, columns)`` stored bytes.
-        whole: ``(groups,)`` bytes of the tensors, once.
-        wrong: ``(groups,)`` holes and overlaps.
+        whole: ``(groups,)`` bytes of the tensors, each counted once.
+        wrong: ``(groups,)`` number of holes and overlaps.
     """
 
-    groups: list[Group]
+    groups: list[TensorGroup]
     per: int
     nbytes: Array
     whole: Array
@@ -63,13 +62,13 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class _Node:
-    depth: int  # parts of the name that all have in common
+    depth: int  # number of leading name parts that all have in common
     tensors: Array
-    span: str = ""  # some of the parts that follow: "0–7"; empty for all of them
+    span: str = ""  # range of the next part: "0–7"; empty for all
 
 
-def groups(keys: Sequence[str], nbytes: Array, chosen: Array, most: int = ROWS) -> list[Group]:
-    """The chosen tensors as at most ``most`` groups, in the order of their names, numbers as numbers."""
+def groups(keys: Sequence[str], nbytes: Array, chosen: Array, most: int = ROWS) -> list[TensorGroup]:
+    """Group the chosen tensors in up to ``most`` rows, in natural order of their names."""
     if not len(chosen):
         return []
     parts = {t: keys[t].split(".") for t in chosen.tolist()}
@@ -86,7 +85,7 @@ def groups(keys: Sequence[str], nbytes: Array, chosen: Array, most: int = ROWS) 
             done.append(node)
             continue
         for child in children:
-            if len(child.tensors) == 1 or child.span:  # spans stay: neighbours are to look alike
+            if len(child.tensors) == 1 or child.span:  # spans stay closed: neighbours should look alike
                 done.append(child)
             else:
                 heapq.heappush(heap, (-float(weight[child.tensors].sum()), tick, child))
@@ -95,8 +94,8 @@ def groups(keys: Sequence[str], nbytes: Array, chosen: Array, most: int = ROWS) 
     return [_group(node, keys) for node in done]
 
 
-def shares(found: Layout, rows: Sequence[Group]) -> Share:
-    """The bytes of each group that each holder stores."""
+def shares(found: Layout, rows: Sequence[TensorGroup]) -> GroupShares:
+    """Compute the bytes of each group that each holder stores."""
     catalog, who = found.catalog, found.holders
     per = max(-(-len(who) // COLUMNS), 1)
     columns = max(-(-len(who) // per), 1)
@@ -116,14 +115,14 @@ def shares(found: Layout, rows: Sequence[Group]) -> Share:
     for tensor in [t for t, *_ in found.covered.holes] + [t for t, *_ in found.covered.overlaps]:
         if of[tensor] >= 0:
             wrong[of[tensor]] += 1
-    return Share(list(rows), per, held, whole, wrong)
+    return GroupShares(list(rows), per, held, whole, wrong)
 
 
 def _children(node: _Node, parts: dict[int, list[str]], free: int, fair: float) -> list[_Node]:
-    """What a node falls into at the next part of its names where they differ; neighbours together if too many.
+    """Split a node at the next part of its names that differs; merge neighbours if there are too many children.
 
     Args:
-        free: rows that are left; ``fair``: as many of them as its bytes are of those that may still be opened.
+        free: remaining rows; ``fair``: their part in proportion to the node's share of bytes.
     """
     depth, tensors = node.depth, node.tensors.tolist()
     while True:
@@ -135,7 +134,7 @@ def _children(node: _Node, parts: dict[int, list[str]], free: int, fair: float) 
             break
         depth += 1
     order = sorted(found, key=_natural)
-    if len(order) == 1:  # names that are alike to their ends
+    if len(order) == 1:  # all names are the same to the end
         return [node]
     step = 1
     if len(order) > free:
@@ -151,9 +150,9 @@ def _children(node: _Node, parts: dict[int, list[str]], free: int, fair: float) 
     return made
 
 
-def _group(node: _Node, keys: Sequence[str]) -> Group:
+def _group(node: _Node, keys: Sequence[str]) -> TensorGroup:
     if len(node.tensors) == 1:
-        return Group(safe(keys[int(node.tensors[0])]), node.tensors)
+        return TensorGroup(safe(keys[int(node.tensors[0])]), node.tensors)
     split = [keys[t].split(".") for t in node.tensors.tolist()]
     first, depth = split[0], node.depth
     if not node.span:
@@ -161,9 +160,9 @@ def _group(node: _Node, keys: Sequence[str]) -> Group:
             depth += 1
     deeper = any(len(parts) > depth + 1 for parts in split[:64])
     last = f"{node.span}.*" if node.span and deeper else node.span or "*"
-    return Group(safe(".".join([*first[:depth], last])), node.tensors)
+    return TensorGroup(safe(".".join([*first[:depth], last])), node.tensors)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Order in which 2 comes before 10."""
+    """Return a sort key in which 2 comes before 10."""
     return [(1, int(one), "") if one.isdecimal() and len(one) < 19 else (0, 0, one) for one in _NUMBER.split(name)]

@@ -1,4 +1,4 @@
-"""Where each holder of a layout stands on the page: its coordinates as rows and columns.
+"""The position of each holder of a layout on the page: its coordinates as rows and columns.
 
 ::
 
@@ -10,29 +10,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.layout import Layout
+from workbench.core.arrays import Array
 
 __all__ = ["Standing", "standing"]
 
-Array = np.ndarray[Any, Any]
 WIDEST = 32
 GAP = 0.35  #: of a row, between blocks of the outer axes
 
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """Cells of one unit, for each holder.
+    """Unit cells, one for each holder.
 
     Attributes:
         x, y: ``(H,)`` left and upper edges.
-        empty: ``(E, 2)`` cells of the mesh where nobody stored anything.
-        rows: middle of each row and what its holders have in common.
-        across: what goes across.
-        columns, height: of the whole.
+        empty: ``(E, 2)`` cells of the mesh whose rank stored nothing.
+        rows: middle of each row and its label: the coordinates that its holders share.
+        across: label of the axis that goes across.
+        columns, height: of the whole picture.
     """
 
     x: Array
@@ -44,13 +43,13 @@ class Standing:
     height: float
 
     def at(self, x: float, y: float) -> int | None:
-        """The holder whose cell a point lies in."""
+        """Return the holder whose cell contains a point."""
         hit = np.flatnonzero((self.x <= x) & (x < self.x + 1) & (self.y <= y) & (y < self.y + 1))
         return int(hit[0]) if len(hit) else None
 
 
 def standing(found: Layout) -> Standing:
-    """Of a layout; holders without coordinates stand in their order, beneath the others."""
+    """Place the holders of a layout; those without coordinates follow below the others, in their order."""
     places, mesh = found.inferred.places, found.mesh
     count = len(found.holders)
     x, y = np.zeros(count), np.zeros(count)
@@ -96,6 +95,6 @@ def standing(found: Layout) -> Standing:
         width = max(width, wide)
         x[left], y[left] = np.arange(len(left)) % wide, top + np.arange(len(left)) // wide
         if known.any():
-            rows.append((top + 0.5, "place not stored"))
+            rows.append((top + 0.5, "position not stored"))
         top += -(-len(left) // wide) + GAP
     return Standing(x, y, empty, rows, across, width, max(top - GAP, 1.0))

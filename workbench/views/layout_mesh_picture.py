@@ -1,10 +1,10 @@
-"""The picture of a mesh: holders on their axes, coloured by what they store or by whose peers they are.
+"""The picture of a mesh: holders on its axes, coloured by stored bytes or by peer groups.
 
 ::
 
                  tp 0  1  2  3
-    dp=0            ■  ■  ■  ■        a cell for each holder, with its rank in it where there is room;
-    dp=1            ■  ■  ┈  ■        a dotted one where nobody stored anything
+    dp=0            ■  ■  ■  ■        a cell per holder, labelled with its rank if there is room;
+    dp=1            ■  ■  ┈  ■        dotted if the rank stored nothing
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["mesh_picture", "peer_colours"]
 def mesh_picture(
     found: Layout, at: Standing, peers: Mapping[str, Sequence[str]] | None = None, marks: Marks | None = None
 ) -> hv.Overlay:
-    """Holders on their axes; coloured by the bytes that they store, or, with ``peers``, by whose peers they are."""
+    """Draw holders on their axes, coloured by stored bytes or, with ``peers``, by the axis that they share."""
     who = found.holders
     nbytes = found.ranks["nbytes"].to_numpy()
     tips = [("", "@who"), ("stores", "@words")]
@@ -45,9 +45,9 @@ def mesh_picture(
     if peers is None:
         low, high = float(nbytes.min(initial=0)), float(nbytes.max(initial=1))
         unit, divisor = unit_of(high)
-        data = [(*cell, size / divisor, safe(label), told) for cell, size, label, told in
+        data = [(*cell, size / divisor, safe(label), tip) for cell, size, label, tip in
                 zip(cells, nbytes.tolist(), who.label, words, strict=True)]  # fmt: skip
-        # from nothing: balanced ranks are to look alike
+        # starts at zero: balanced ranks should look alike
         low = 0.0 if low >= 0.5 * high else low
         layers.append(
             hv.Rectangles(data, SIDES, [hv.Dimension("stored", label="stored"), "who", "words"]).opts(
@@ -62,7 +62,7 @@ def mesh_picture(
         paint = peer_colours(peers)
         role = {label: axis for axis, labels in reversed(list(peers.items())) for label in labels}
         fills = [paint.get(role.get(label, ""), NO_TENSOR) for label in who.label]
-        data = [(*cell, fill, safe(label), told) for cell, fill, label, told in
+        data = [(*cell, fill, safe(label), tip) for cell, fill, label, tip in
                 zip(cells, fills, who.label, words, strict=True)]  # fmt: skip
         layers.append(
             hv.Rectangles(data, SIDES, ["fill", "who", "words"]).opts(
@@ -91,7 +91,7 @@ def mesh_picture(
 
 
 def peer_colours(peers: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The colour of the peers along each axis."""
+    """Return the colour of the peers along each axis."""
     axes = [axis for axis, labels in peers.items() if len(labels) > 1]
     return dict(zip(axes, (CLASSES * (1 + len(axes) // len(CLASSES)))[: len(axes)], strict=True))
 

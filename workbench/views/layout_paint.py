@@ -1,33 +1,33 @@
-"""Boxes of any number → the pixels of a window, in milliseconds; what is picked out is never thinner than a pixel.
+"""Paint any number of boxes into the pixels of a window in milliseconds; chosen boxes are never thinner than a pixel.
 
 ::
 
     boxes (left, right, top, bottom, colour) ──► first and last pixel of each ──► runs ──► image
-            1M                                     pixel centres decide; `least` keeps what lies between two of them
+            1M                                     pixel centres decide; `least` keeps boxes between two centres
 
-The later of two boxes covers the earlier one. A box costs as many writes as it has pixels, so that boxes which do not
-overlap cost no more than the image.
+A later box covers an earlier one. A box costs as many writes as it has pixels; boxes that do not overlap cost no more
+than the image.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-__all__ = ["Boxes", "Window", "colours", "raster"]
+from workbench.core.arrays import Array
 
-Array = np.ndarray[Any, Any]
+__all__ = ["PaintBoxes", "PaintWindow", "colours", "raster"]
 
-BOXES = 65_536  #: painted at a time: what is worked out about them stays in a core's cache
-PIXELS = 4_000_000  #: written at a time, or those of one box: boxes that lie on each other need no memory for each
+
+BOXES = 65_536  #: painted at a time: intermediate results stay in a core's cache
+PIXELS = 4_000_000  #: written at a time, or those of one box: stacked boxes do not need memory for each
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What is looked at: ``x0 … x1`` across, ``y0 … y1`` down, on ``width`` × ``height`` pixels."""
+class PaintWindow:
+    """The visible window: ``x0 … x1`` across, ``y0 … y1`` down, on ``width`` × ``height`` pixels."""
 
     x0: float
     x1: float
@@ -38,7 +38,7 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class PaintBoxes:
     """``(N,)`` edges, ``left`` < ``right`` and ``top`` < ``bottom`` unless a box is empty, and a code, 0 or more."""
 
     left: Array
@@ -50,22 +50,22 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.left)
 
-    def take(self, rows: Array | slice) -> Boxes:
-        """Some of them."""
-        return Boxes(self.left[rows], self.right[rows], self.top[rows], self.bottom[rows], self.code[rows])
+    def take(self, rows: Array | slice) -> PaintBoxes:
+        """Return the boxes at the given positions."""
+        return PaintBoxes(self.left[rows], self.right[rows], self.top[rows], self.bottom[rows], self.code[rows])
 
     def at(self, x: float, y: float) -> Array:
-        """Positions of those that a point lies in."""
+        """Return the positions of the boxes that contain a point."""
         inside = (self.left <= x) & (x < self.right) & (self.top <= y) & (y < self.bottom)
         return np.flatnonzero(inside)
 
 
-def raster(boxes: Boxes, window: Window, least: int = 0, image: Array | None = None) -> Array:
-    """``(height, width) int32`` codes, the first row at ``y0``; -1 where no box is.
+def raster(boxes: PaintBoxes, window: PaintWindow, least: int = 0, image: Array | None = None) -> Array:
+    """Paint boxes; return ``(height, width) int32`` codes, the first row at ``y0``, -1 outside all boxes.
 
     Args:
-        least: pixels that a box which touches the window has at least, each way.
-        image: painted onto, instead of an empty one.
+        least: minimum width and height, in pixels, of a box that touches the window.
+        image: paint onto this image instead of an empty one.
     """
     image = np.full((window.height, window.width), -1, np.int32) if image is None else image
     for start in range(0, len(boxes), BOXES):
@@ -74,12 +74,12 @@ def raster(boxes: Boxes, window: Window, least: int = 0, image: Array | None = N
 
 
 def colours(image: Array, palette: Array) -> Array:
-    """``(height, width, 4) uint8`` of codes; ``palette`` is ``(codes, 4)``; -1 is transparent."""
+    """Map codes to ``(height, width, 4) uint8``; ``palette`` is ``(codes, 4)``; -1 is transparent."""
     table = np.concatenate([palette.astype(np.uint8), np.zeros((1, 4), np.uint8)])
     return table[image]
 
 
-def _paint(boxes: Boxes, window: Window, least: int, image: Array) -> None:
+def _paint(boxes: PaintBoxes, window: PaintWindow, least: int, image: Array) -> None:
     seen = (boxes.left < window.x1) & (boxes.right > window.x0)
     seen &= (boxes.top < window.y1) & (boxes.bottom > window.y0)
     mine = boxes if seen.all() else boxes.take(np.flatnonzero(seen))
@@ -94,13 +94,13 @@ def _paint(boxes: Boxes, window: Window, least: int, image: Array) -> None:
     edges = [0, *(np.flatnonzero(np.diff(np.cumsum(area) // PIXELS)) + 1).tolist(), len(area)]
     for start, stop in itertools.pairwise(edges):
         here = slice(start, stop)
-        line, row = _runs(upper[here], lower[here])  # a line of pixels of each box
+        line, row = _runs(upper[here], lower[here])  # one row of pixels of each box
         pixel, column = _runs(first[here][line], last[here][line])
         image.reshape(-1)[row[pixel] * window.width + column] = code[here][line[pixel]]
 
 
 def _pixels(low: Array, high: Array, start: float, stop: float, pixels: int, least: int) -> tuple[Array, Array]:
-    """First pixel, and the one after the last, whose centres lie in each range."""
+    """Return the first pixel, and the one after the last, whose centres are in each range."""
     scale = pixels / (stop - start)
     a, b = (low - start) * scale, (high - start) * scale
     first, last = np.ceil(a - 0.5), np.ceil(b - 0.5)
@@ -112,7 +112,7 @@ def _pixels(low: Array, high: Array, start: float, stop: float, pixels: int, lea
 
 
 def _runs(first: Array, last: Array) -> tuple[Array, Array]:
-    """All integers of each range, with the number of the range they are of."""
+    """Return all integers of each range, with the index of their range."""
     counts = last - first
     ends = np.cumsum(counts)
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -1,12 +1,12 @@
-"""Pictures of a layout: who stores which box of a tensor, how much of which module, and which bytes.
+"""Pictures of a layout: boxes of a tensor by rank, shares of modules by rank, and bytes of files by role.
 
 ::
 
     shares   modules × ranks, the share as a colour           bytes   files × bytes, the role as a colour
     shards   one tensor on two of its axes, rank by rank
 
-Holes and overlaps are found exactly before anything is drawn, painted last, and never thinner than a pixel. Up to
-:data:`FEW` boxes are rectangles that tell what they are; more are painted, window by window.
+Holes and overlaps are computed exactly before drawing, painted last, and never thinner than a pixel. Up to
+:data:`FEW` boxes are rectangles with tooltips; more are painted, window by window.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import holoviews as hv
 import numpy as np
 
 from workbench.analysis.layout import Layout
+from workbench.core.arrays import Array
 from workbench.views import units
 from workbench.views.layout_bytes import Bytes
 from workbench.views.layout_canvas import (
@@ -34,9 +35,9 @@ from workbench.views.layout_canvas import (
     palette,
     rgba,
 )  # fmt: skip
-from workbench.views.layout_groups import Share
-from workbench.views.layout_paint import Boxes, Window, colours, raster
-from workbench.views.layout_shards import SEVERAL, Shards
+from workbench.views.layout_groups import GroupShares
+from workbench.views.layout_paint import PaintBoxes, PaintWindow, colours, raster
+from workbench.views.layout_shards import SEVERAL, TensorShards
 from workbench.views.names import safe, shorten_all
 from workbench.views.picture import ticks
 
@@ -45,19 +46,18 @@ __all__ = [
     "shares_picture",
 ]  # fmt: skip
 
-Array = np.ndarray[Any, Any]
 FEW = 10_000  #: boxes that are drawn one by one
-LABELS = 64  #: boxes that have their owner written on them
-NAME = 38  #: characters of a name beside an axis; it is whole in the tooltip
+LABELS = 64  #: boxes up to which each is labelled with its owner
+NAME = 38  #: characters of a name beside an axis; the tooltip has the full name
 
 
 # ---- modules and ranks -----------------------------------------------------------------------------------------------
 
 
-def shares_picture(share: Share, labels: Sequence[str], marks: Marks | None = None) -> hv.Overlay:
-    """Modules down, holders across; the colour is the share of the module's bytes that the holder stores.
+def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | None = None) -> hv.Overlay:
+    """Draw modules down and holders across, coloured by the share of the module's bytes that the holder stores.
 
-    A holder that stores nothing of a module has no cell. Modules with holes or overlaps have a frame.
+    A holder that stores nothing of a module has no cell. Modules with holes or overlaps are framed.
 
     Args:
         labels: of the holders.
@@ -114,8 +114,8 @@ def shares_picture(share: Share, labels: Sequence[str], marks: Marks | None = No
 # ---- one tensor ------------------------------------------------------------------------------------------------------
 
 
-def shards_picture(shown: Shards, marks: Marks | None = None) -> Any:
-    """The boxes of a tensor, coloured by who stores them."""
+def shards_picture(shown: TensorShards, marks: Marks | None = None) -> Any:
+    """Draw the boxes of a tensor, coloured by the rank or file that stores them."""
     across, down = shown.extent
     paint = owner_colours(shown)
     wrong = (("hole", shown.holes, HOLE), ("overlap", shown.overlaps, OVERLAP))
@@ -136,11 +136,11 @@ def shards_picture(shown: Shards, marks: Marks | None = None) -> Any:
     if len(shown.boxes) > FEW:
         table = rgba([*(paint[name] for name in shown.names), HOLE, OVERLAP])
 
-        def drawn(window: Window) -> Array:
+        def drawn(window: PaintWindow) -> Array:
             image = raster(shown.boxes, window)
             for n, (_, boxes, _colour) in enumerate(wrong):
                 code = np.full(len(boxes), len(shown.names) + n, np.int32)
-                raster(Boxes(boxes.left, boxes.right, boxes.top, boxes.bottom, code), window, 2, image)
+                raster(PaintBoxes(boxes.left, boxes.right, boxes.top, boxes.bottom, code), window, 2, image)
             return colours(image, table)
 
         return painted(drawn, (0, across, 0, down), options)
@@ -178,8 +178,8 @@ def shards_picture(shown: Shards, marks: Marks | None = None) -> Any:
     return hv.Overlay(layers).opts(**options)
 
 
-def owner_colours(shown: Shards) -> dict[str, str]:
-    """The colour of each name of a shard map."""
+def owner_colours(shown: TensorShards) -> dict[str, str]:
+    """Return the colour of each name of a shard map."""
     own = [name for name in shown.names if name != SEVERAL]
     return {**dict(zip(own, palette(len(own)), strict=True)), SEVERAL: NO_TENSOR}
 
@@ -188,7 +188,7 @@ def owner_colours(shown: Shards) -> dict[str, str]:
 
 
 def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> Any:
-    """Files down, bytes across; the colour is the role of the tensor that a chunk is of."""
+    """Draw files down and bytes across, coloured by the role of the chunk's tensor."""
     from bokeh.models import AdaptiveTicker, CustomJSTickFormatter
 
     files, longest = len(index.files), max(int(index.size.max(initial=1)), 1)
@@ -200,7 +200,7 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
         "xticks": AdaptiveTicker(base=1024, mantissas=[1 << n for n in range(10)], desired_num_ticks=6),
         "xformatter": CustomJSTickFormatter(code=BYTES),
         "yticks": ticks(names, 40),
-        "default_tools": ["xwheel_zoom" if tool == "wheel_zoom" else tool for tool in TOOLS],  # names stay in sight
+        "default_tools": ["xwheel_zoom" if tool == "wheel_zoom" else tool for tool in TOOLS],  # keeps names visible
         "xlabel": "byte of the file",
         "ylabel": "",
         "invert_yaxis": True,
@@ -211,9 +211,11 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
     twice = index.twice(found)
     if len(index) > FEW:
         table = np.concatenate([table, rgba([OVERLAP])])
-        last = Boxes(twice.left, twice.right, twice.top, twice.bottom, np.full(len(twice), len(table) - 1, np.int32))
+        last = PaintBoxes(
+            twice.left, twice.right, twice.top, twice.bottom, np.full(len(twice), len(table) - 1, np.int32)
+        )
 
-        def drawn(window: Window) -> Array:
+        def drawn(window: PaintWindow) -> Array:
             return colours(raster(last, window, 2, index.paint(window)), table)
 
         return painted(drawn, (0, longest, 0, files), options)
@@ -222,7 +224,7 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
     layers: list[Any] = [
         hv.Rectangles(whole, SIDES, ["file"]).opts(
             color=NO_TENSOR, line_color=None, tools=["hover"],
-            hover_tooltips=[("", "@file"), ("", "no tensor's bytes: header, objects, gaps")],
+            hover_tooltips=[("", "@file"), ("", "no tensor data: header, objects or padding")],
         )
     ]  # fmt: skip
     b, catalog = index.boxes, found.catalog
@@ -253,7 +255,7 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
 
 
 def role_colours(index: Bytes) -> dict[str, str]:
-    """The colour of each role of a byte map."""
+    """Return the colour of each role of a byte map."""
     return dict(zip(index.roles, palette(len(index.roles)), strict=True))
 
 
@@ -279,7 +281,7 @@ def _column(labels: Sequence[str], first: int, per: int) -> str:
 
 
 def _short(heads: Sequence[str]) -> list[str]:
-    """What stands beneath the columns: numbers alone where all are ranks."""
+    """Return the labels below the columns: bare numbers if all are ranks."""
     if all(head.startswith("rank ") for head in heads):
         return [
             f"{'rank ' if n == 0 else ''}{head.removeprefix('rank ').split(' ')[0]}" for n, head in enumerate(heads)

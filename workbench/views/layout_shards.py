@@ -1,4 +1,4 @@
-"""The boxes of one tensor on two of its axes, with who stores each: what the shard map is drawn from.
+"""The boxes of one tensor on two of its axes, with the rank or file that stores each: the data of the shard map.
 
 ::
 
@@ -7,64 +7,65 @@
     ──► axis 0 down, axis 2 across     │           ├────────┼────────┤
         (the two that are cut most)    ▼           │ rank 2 │ rank 3 │
 
-Boxes that differ on the other axes alone lie on each other here: one box, of *several* ranks if they are not of one.
+Boxes that differ only on other axes coincide here: they are shown as one box, of *several* ranks if owners differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.layout import Layout
+from workbench.core.arrays import Array
 from workbench.errors import UsageError
-from workbench.views.layout_paint import Boxes
+from workbench.views.layout_paint import PaintBoxes
 
-__all__ = ["BY", "SEVERAL", "Shards", "axes_of", "chunks_at", "shards"]
+__all__ = ["BY", "SEVERAL", "TensorShards", "axes_of", "chunks_at", "shards"]
 
-Array = np.ndarray[Any, Any]
-BY = ("rank", "file")  #: what colours a box
+BY = ("rank", "file")  #: what the colour of a box means
 SEVERAL = "several"
 
 
 @dataclass(frozen=True, eq=False)
-class Shards:
-    """One tensor, flattened onto two axes.
+class TensorShards:
+    """One tensor, projected onto two axes.
 
     Attributes:
         key, shape: of the tensor.
-        down, across: the axes that are shown; ``None`` where it has none left.
-        boxes: distinct on these axes; ``code`` counts into ``names``.
-        names: ranks or files that store it, in order; :data:`SEVERAL` last, where boxes of several lie on each other.
-        chunks: of each box.
-        holes, overlaps: boxes that nothing stores, and that two chunks do.
+        down, across: the axes shown; ``None`` if the tensor has too few.
+        boxes: distinct on these axes; ``code`` is an index into ``names``.
+        names: ranks or files that store it, in order; :data:`SEVERAL` last, for coinciding boxes of several owners.
+        chunks: number of chunks of each box.
+        holes, overlaps: boxes that are stored in no chunk, and in more than one.
     """
 
     key: str
     shape: tuple[int, ...]
     down: int | None
     across: int | None
-    boxes: Boxes
+    boxes: PaintBoxes
     names: list[str]
     chunks: Array
-    holes: Boxes
-    overlaps: Boxes
+    holes: PaintBoxes
+    overlaps: PaintBoxes
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Elements across and down."""
+        """Number of elements across and down."""
         across = 1 if self.across is None else self.shape[self.across]
         down = 1 if self.down is None else self.shape[self.down]
         return max(across, 1), max(down, 1)
 
 
-def shards(found: Layout, key: str, axes: tuple[int | None, int | None] | None = None, by: str = "rank") -> Shards:
-    """The boxes of a tensor.
+def shards(
+    found: Layout, key: str, axes: tuple[int | None, int | None] | None = None, by: str = "rank"
+) -> TensorShards:
+    """Return the boxes of a tensor.
 
     Args:
-        axes: down and across; ``None`` for the two that are cut most.
+        axes: down and across; ``None`` for the two that are split most.
         by: one of :data:`BY`.
 
     Raises:
@@ -88,17 +89,17 @@ def shards(found: Layout, key: str, axes: tuple[int | None, int | None] | None =
         names += [SEVERAL] if mixed else []
     holes = [(low, size) for t, low, size in found.covered.holes if t == tensor]
     twice = [(low, size) for t, low, size, *_ in found.covered.overlaps if t == tensor]
-    return Shards(
+    return TensorShards(
         key, shape, down, across, boxes, names, chunks, _listed(holes, len(shape), down, across),
         _listed(twice, len(shape), down, across),
     )  # fmt: skip
 
 
 def axes_of(text: str, ndim: int) -> tuple[int | None, int | None] | None:
-    """Down and across from ``"0,2"``; ``None`` for an empty text or a tensor of less than two axes.
+    """Parse ``"0,2"`` as the axes down and across; return ``None`` for an empty text or fewer than two axes.
 
     Raises:
-        UsageError: they are no two different axes of the tensor.
+        UsageError: these are not two different axes of the tensor.
     """
     if not text or ndim < 2:
         return None
@@ -107,11 +108,11 @@ def axes_of(text: str, ndim: int) -> tuple[int | None, int | None] | None:
         down, across = (int(part) for part in parts)
         if down != across and max(down, across) < ndim:
             return down, across
-    raise UsageError(f"axes {text!r} are no two different axes of a tensor of {ndim}; 0,1 would be")
+    raise UsageError(f"axes {text!r} are not two different axes of a tensor with {ndim} axes; write, for example, 0,1")
 
 
-def chunks_at(found: Layout, shown: Shards, x: float, y: float) -> Array:
-    """Chunk rows that a point of the map lies in."""
+def chunks_at(found: Layout, shown: TensorShards, x: float, y: float) -> Array:
+    """Return the chunk rows whose boxes contain a point of the map."""
     catalog = found.catalog
     span = catalog.rows_of(catalog.index[shown.key])
     inside = np.ones(span.stop - span.start, bool)
@@ -133,15 +134,15 @@ def _most_cut(offsets: Array, ndim: int) -> tuple[int | None, int | None]:
     return first, second
 
 
-def _projected(offsets: Array, sizes: Array, down: int | None, across: int | None, code: Array) -> Boxes:
+def _projected(offsets: Array, sizes: Array, down: int | None, across: int | None, code: Array) -> PaintBoxes:
     none = np.zeros(len(offsets), np.int64)
     left, width = (none, none + 1) if across is None else (offsets[:, across], sizes[:, across])
     top, height = (none, none + 1) if down is None else (offsets[:, down], sizes[:, down])
-    return Boxes(left, left + width, top, top + height, code)
+    return PaintBoxes(left, left + width, top, top + height, code)
 
 
-def _distinct(every: Boxes, several: int) -> tuple[Boxes, Array, bool]:
-    """Boxes that are not alike, the chunks of each, and whether any has several owners: its code is ``several``."""
+def _distinct(every: PaintBoxes, several: int) -> tuple[PaintBoxes, Array, bool]:
+    """Return distinct boxes, the chunks of each, and whether any has several owners (code ``several``)."""
     if not len(every):
         return every, np.zeros(0, np.int64), False
     columns = (every.right, every.left, every.bottom, every.top)
@@ -154,13 +155,13 @@ def _distinct(every: Boxes, several: int) -> tuple[Boxes, Array, bool]:
     mine = every.take(order[starts])
     mixed = low != high
     code = np.where(mixed, several, low).astype(np.int32)
-    made = Boxes(mine.left, mine.right, mine.top, mine.bottom, code)
+    made = PaintBoxes(mine.left, mine.right, mine.top, mine.bottom, code)
     return made, np.diff(np.append(starts, len(order))), bool(mixed.any())
 
 
 def _listed(
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], ndim: int, down: int | None, across: int | None
-) -> Boxes:
+) -> PaintBoxes:
     offsets = np.array([low for low, _ in boxes], np.int64).reshape(len(boxes), ndim)
     sizes = np.array([size for _, size in boxes], np.int64).reshape(len(boxes), ndim)
     return _projected(offsets, sizes, down, across, np.zeros(len(boxes), np.int32))

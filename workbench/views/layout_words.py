@@ -1,17 +1,14 @@
-"""A layout in HTML sentences beside its pictures; every name escaped."""
+"""A layout as HTML sentences next to its pictures; every name is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
-
-import numpy as np
 
 from workbench.analysis.layout import Layout
 from workbench.analysis.layout.mesh import HolderView
 from workbench.views import units
-from workbench.views.layout_groups import Share
+from workbench.views.layout_groups import GroupShares
 from workbench.views.names import safe
 
 __all__ = [
@@ -25,17 +22,16 @@ __all__ = [
     "wrong",
 ]
 
-Array = np.ndarray[Any, Any]
-MOST = 6  #: of a list that is written out
+MOST = 6  #: items of a list that are shown
 
 
 def head(found: Layout) -> str:
-    """What a layout comes to: mesh, what is proven, bytes, balance, copies."""
+    """Return the summary of a layout: mesh, proven placements, bytes, balance, copies."""
     s, spread = found.summary, found.balance
     noun = "rank" if found.holders.ranked else "holder"
     known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
     facts = {
-        "mesh": safe(found.mesh) if found.mesh.axes else "not told",
+        "mesh": safe(found.mesh) if found.mesh.axes else "not stored",
         "placements": known,
         "stored": f"{_size(s['stored'])} in {units.plural(s['chunks'], 'chunk')}",
         "by": f"{units.plural(s['holders'], noun)}, {units.plural(s['files'], 'file')}",
@@ -45,14 +41,14 @@ def head(found: Layout) -> str:
     if s["copies"]:
         facts["stored again"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
     cells = "".join(f"<div><small>{escape(k)}</small><span>{escape(v)}</span></div>" for k, v in facts.items())
-    told = f'<p class="muted">The mesh is told by {_html(found.told)}.</p>' if found.mesh.axes else (
-        f'<p class="muted">{_html(found.told[:1].upper() + found.told[1:])}.</p>'
+    source_line = f'<p class="muted">The mesh comes from {_html(found.mesh_source)}.</p>' if found.mesh.axes else (
+        f'<p class="muted">{_html(found.mesh_source[:1].upper() + found.mesh_source[1:])}.</p>'
     )  # fmt: skip
-    return f'<div class="facts">{cells}</div>{told}'
+    return f'<div class="facts">{cells}</div>{source_line}'
 
 
 def wrong(found: Layout) -> str:
-    """Holes and overlaps in one sentence; empty where there are none."""
+    """Return the holes and overlaps in one sentence; empty if there are none."""
     holes, twice = len(found.covered.holes), len(found.covered.overlaps)
     tangled = len(found.covered.tangled)
     if not holes + twice + tangled:
@@ -61,15 +57,15 @@ def wrong(found: Layout) -> str:
     broken = [one[0] for one in found.covered.holes] + [one[0] for one in found.covered.overlaps]
     broken += found.covered.tangled
     keys = dict.fromkeys(catalog.keys[t] for t in broken)
-    counts = (holes, "hole"), (twice, "overlap"), (tangled, "tensor not looked at whole")
+    counts = (holes, "hole"), (twice, "overlap"), (tangled, "tensor not fully checked")
     parts = [units.plural(n, noun) for n, noun in counts if n]
     some = ", ".join(safe(key) for key in list(keys)[:MOST])
     more = f" and {len(keys) - MOST:,} more" if len(keys) > MOST else ""
-    return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different ones; in {some}{more}"
+    return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different chunks; in {some}{more}"
 
 
 def tensor_words(found: Layout, key: str) -> str:
-    """One tensor: its shape, how it lies, and why that is known."""
+    """Return the shape and placement of one tensor, and how the placement is known."""
     placed, catalog = found.placed(key), found.catalog
     tensor = catalog.index[key]
     torch = (
@@ -90,7 +86,7 @@ def tensor_words(found: Layout, key: str) -> str:
 
 
 def chunk_words(found: Layout, rows: Sequence[int]) -> str:
-    """Some chunks: tensor, box, holder, file and bytes of each."""
+    """Return tensor, box, holder, file and bytes of each chunk."""
     catalog = found.catalog
     lines = []
     for row in list(rows)[:MOST]:
@@ -115,8 +111,8 @@ def chunk_words(found: Layout, rows: Sequence[int]) -> str:
     return "".join(lines)
 
 
-def group_words(found: Layout, share: Share, row: int, column: int) -> str:
-    """One cell of the map of all: whose, how much, and of which tensors."""
+def group_words(found: Layout, share: GroupShares, row: int, column: int) -> str:
+    """Return what one cell of the share map shows: the holders, the bytes, and the tensors."""
     group, who = share.groups[row], found.holders.label[column * share.per : (column + 1) * share.per]
     held, whole = int(share.nbytes[row, column]), int(share.whole[row])
     name = _html(who[0]) if len(who) == 1 else f"{_html(who[0])} to {_html(who[-1])}"
@@ -129,7 +125,7 @@ def group_words(found: Layout, share: Share, row: int, column: int) -> str:
 
 
 def holder_words(view: HolderView) -> str:
-    """One holder: where it stands, how much it stores, who its peers are."""
+    """Return the position of a holder, the bytes it stores, and its peers."""
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
     place = f"<p>At {_html(at)}: " if at else "<p>"
     lines = [
@@ -145,18 +141,17 @@ def holder_words(view: HolderView) -> str:
 
 
 def mesh_words(found: Layout) -> str:
-    """How the mesh picture is read."""
+    """Return how to read the mesh picture."""
     if not found.mesh.axes:
-        return (
-            f'<p class="muted">{_html(found.told[:1].upper() + found.told[1:])}; each cell is one of what stored.</p>'
-        )
-    names = " Its axes have no names in the files; axis0 is the outermost." if "axis0" in found.mesh.axes else ""
+        source = found.mesh_source[:1].upper() + found.mesh_source[1:]
+        return f'<p class="muted">{_html(source)}; each cell is a file or rank that stored something.</p>'
+    names = " The files do not name its axes; axis0 is the outermost." if "axis0" in found.mesh.axes else ""
     words = f"Each cell is a rank on its mesh, {_html(found.mesh)}.{names} Tap one, or choose it above."
     return f'<p class="muted">{words}</p>'
 
 
 def key_of_colours(colours: Mapping[str, str], note: str = "") -> str:
-    """A legend; above twelve names it is a bar from the first to the last."""
+    """Return a legend; beyond twelve names, a colour bar from the first to the last."""
     names = list(colours)
     if len(names) > 12:
         some = [colours[names[at * (len(names) - 1) // 8]] for at in range(9)]

@@ -1,7 +1,7 @@
-"""Names from a checkpoint, made harmless for a terminal or a page.
+"""Names from a checkpoint, made safe for a terminal or a page.
 
-Whoever wrote the file chose its names. Escape sequences could recolour or rewrite a terminal, bidirectional marks
-could make one name look like another; both are shown instead of obeyed::
+The author of the file chose its names. Escape sequences could recolour or rewrite a terminal; bidirectional marks
+could make one name look like another. Both are shown instead of obeyed::
 
     layer\\x1b[2J.weight      ESC [ 2 J would have cleared the screen
     user\\u202egpj.exe        RIGHT-TO-LEFT OVERRIDE would have turned the rest around
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 __all__ = ["columns", "pad", "safe", "shorten", "shorten_all"]
 
-_NUMBER = re.compile(r"(?<![^\W_])\d+(?![^\W_])")  #: by itself: of a layer or a shard, not that of ``float32``
+_NUMBER = re.compile(r"(?<![^\W_])\d+(?![^\W_])")  #: a number by itself; not that in ``float32``
 
 
 def safe(text: object) -> str:
-    """The text with every character that does not print (controls, bidi marks, surrogates) as a visible escape."""
+    """Return the text with non-printing characters (controls, bidi marks, surrogates) as visible escapes."""
     plain = str(text)
     if plain.isprintable():
         return plain
@@ -28,10 +28,10 @@ def safe(text: object) -> str:
 
 
 def shorten(text: str, width: int | None, ending: float = 0.6) -> str:
-    """At most ``width`` characters, the middle left out, as names differ at their ends; ``ending`` is their share.
+    """Cut the middle of a text to fit ``width`` characters: names differ at their ends. ``ending`` is the tail's share.
 
-    What is left out holds no number (of a layer, of an expert) where that is possible: ``model…layers.3.self_attn.k``.
-    Without a width, as in a pipe, nothing is left out.
+    If possible, the cut contains no number (of a layer, of an expert): ``model…layers.3.self_attn.k``.
+    Without a width, as in a pipe, nothing is cut.
     """
     if width is None or len(text) <= width:
         return text
@@ -39,7 +39,7 @@ def shorten(text: str, width: int | None, ending: float = 0.6) -> str:
     spans = [match.span() for match in _NUMBER.finditer(text)]
     if spans and width > 1:
         begins, ends = [span[0] for span in spans], [span[1] for span in spans]
-        out = len(text) - width + 1  #: characters that are left out, behind `width - 1 - tail` that stay
+        out = len(text) - width + 1  #: characters to cut, after the `width - 1 - tail` that stay
 
         def lost(kept: int) -> int:
             head = width - 1 - kept
@@ -51,7 +51,7 @@ def shorten(text: str, width: int | None, ending: float = 0.6) -> str:
 
 
 def shorten_all(texts: Sequence[str], widths: Sequence[int | None]) -> list[str]:
-    """The names of one column, each at most its width, cut where they stay different from one another."""
+    """Shorten the names of a column to its width, cutting where they remain distinct."""
     best: list[str] = []
     for ending in (0.6, 0.75, 0.9, 1.0, 0.4, 0.2):
         short = [shorten(text, width, ending) for text, width in zip(texts, widths, strict=True)]
@@ -63,7 +63,7 @@ def shorten_all(texts: Sequence[str], widths: Sequence[int | None]) -> list[str]
 
 
 def columns(text: str) -> int:
-    """Columns that a text takes in a terminal: East Asian wide characters two, combining marks none."""
+    """Return the terminal columns of a text: two per East Asian wide character, none per combining mark."""
     if text.isascii():
         return len(text)
     return sum(
@@ -72,7 +72,7 @@ def columns(text: str) -> int:
 
 
 def pad(text: str, width: int) -> str:
-    """The text with spaces to ``width`` columns."""
+    """Pad the text with spaces to ``width`` columns."""
     return text + " " * max(width - columns(text), 0)
 
 

@@ -1,7 +1,7 @@
-"""What the pictures of the views share: colours, axes, and how they sit on a light or a dark page.
+"""Shared by all pictures: colours, axes, and their look on light and dark pages.
 
-One small set of colours: Okabe–Ito for classes, cividis for magnitudes. Text and axes are a grey that reads on white
-and on black alike; backgrounds are the page's.
+There is one small set of colours: Okabe–Ito for classes, cividis for magnitudes. Text and axes are a grey that is
+legible on white and on black; the background is the page's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 __all__ = ["FRAME", "GREY", "OKABE_ITO", "boxes", "curves", "legend", "ticks"]
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-LINE = 80  #: characters of a legend that fit beside each other at 800 pixels
+LINE = 80  #: characters of a legend that fit on one line of 800 pixels
 GREY = "#777777"  #: 4.5 : 1 on white, 4.1 : 1 on black
 hv.Store.set_current_backend("bokeh")
 
 
 def _page(plot: Any, element: Any) -> None:
-    """The page's background; text that reads on any."""
+    """Use the page's background, and text that is legible on any."""
     figure = plot.state
     figure.background_fill_color = figure.border_fill_color = None
     figure.outline_line_color = None
@@ -35,7 +35,7 @@ def _page(plot: Any, element: Any) -> None:
         one.background_fill_alpha, one.border_line_color, one.label_text_color = 0.0, None, GREY
         one.location, one.padding, one.margin, one.spacing = "left", 2, 2, 14
         one.label_text_font_size = "9pt"
-        if one.items:  # a line that is wider than the page would make it scroll sideways
+        if one.items:  # a line wider than the page would make it scroll sideways
             one.ncols = max(LINE // (max(len(_words(item)) for item in one.items) + 6), 1)
     for one in figure.select({"type": _model("ColorBar")}):
         one.background_fill_color, one.title_text_color, one.major_label_text_color = None, GREY, GREY
@@ -60,7 +60,7 @@ FRAME: dict[str, Any] = {
 
 
 def legend(**more: Any) -> dict[str, Any]:
-    """Options of an overlay with its legend above the data, where it covers nothing."""
+    """Return the options of an overlay whose legend is above the data, where it covers nothing."""
     return {
         **FRAME,
         "show_legend": True,
@@ -71,7 +71,7 @@ def legend(**more: Any) -> dict[str, Any]:
 
 
 def ticks(names: Sequence[str], most: int = 60) -> list[tuple[float, str]]:
-    """Names in the middle of unit cells, as many as can be read."""
+    """Return ticks with names in the middle of unit cells, as many as are legible."""
     step = max(-(-len(names) // most), 1)
     return [(at + 0.5, name) for at, name in enumerate(names) if at % step == 0]
 
@@ -79,7 +79,7 @@ def ticks(names: Sequence[str], most: int = 60) -> list[tuple[float, str]]:
 def boxes(
     cells: Mapping[str, Sequence[tuple[Any, ...]]], colours: Mapping[str, str], axes: tuple[str, str], says: str
 ) -> hv.Overlay:  # fmt: skip
-    """Unit cells of a grid in classes, each class with its colour and its words in the legend.
+    """Draw unit cells of a grid by class; each class has a colour and a legend entry.
 
     Args:
         cells: class → ``(column, row, text)``.
@@ -96,7 +96,7 @@ def boxes(
 def curves(
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], axes: tuple[str, str], colours: Mapping[str, str]
 ) -> list[Any]:  # fmt: skip
-    """Lines with a mark at every point, so that a single point shows, too."""
+    """Draw lines with a mark at every point, which makes single points visible, too."""
     made: list[Any] = []
     for words, (x, y) in lines.items():
         data = (np.asarray(x, float), np.asarray(y, float))

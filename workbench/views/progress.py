@@ -1,11 +1,11 @@
-"""A bar on a terminal or in a notebook while something long goes on; nothing in a pipe, nor for what is over at once.
+"""A progress bar on a terminal or in a notebook for long work; none in a pipe, and none for short work.
 
 ::
 
     stats step-48000  ▕█████████▌          ▏  48 %  1 min left
 
-The command line asks for it (:func:`progress`). Functions that people call in IPython show it by themselves
-(:func:`followed`), as nobody else would tell them how far it is.
+The command line shows it with :func:`progress_bar`. Functions that users call in IPython show it automatically
+(:func:`followed`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 from workbench.views import units
 from workbench.views.names import columns, safe, shorten
 
-__all__ = ["followed", "progress"]
+__all__ = ["followed", "progress_bar"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 PATIENCE = 0.4  #: seconds before anything is shown
-CELL_PATIENCE = 1.0  #: in a notebook, where what was shown leaves an empty line
+CELL_PATIENCE = 1.0  #: in a notebook, where a removed bar leaves an empty line
 EVERY = 0.1  #: seconds between two drawings
 BAR = 24  #: cells of the bar
 _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 @contextmanager
-def progress(title: str, stream: TextIO | None = None) -> Iterator[Callable[[float], None]]:
-    """Show how far something is, on stderr.
+def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on stderr.
 
     Yields:
-        ``tick(share)``, to be told the share that is done, 0 to 1, from one thread; the line is wiped at the end,
-        also when the work raises. On anything but a terminal it does nothing.
+        a function to call with the fraction done, 0 to 1, from one thread. The line is erased at the end,
+        even if the work raises. If stderr is not a terminal, the function does nothing.
     """
     out = sys.stderr if stream is None else stream
     if not _terminal(out):
@@ -49,37 +49,37 @@ def progress(title: str, stream: TextIO | None = None) -> Iterator[Callable[[flo
         return
     line = _Line(safe(title), out)
     try:
-        yield line.tick
+        yield line.update
     finally:
         line.wipe()
 
 
 def followed(function: Callable[P, R], title: str = "") -> Callable[P, R]:
-    """The function, showing how far it is when it is called in IPython and takes long.
+    """Wrap a function to show a progress bar when it is called in IPython and takes long.
 
-    It has a keyword ``tick``: a function that is given takes the place of the bar, ``False`` shows nothing. Outside of
-    IPython, and in threads, the function is called as it is.
+    The keyword ``progress`` takes a function to call instead of showing the bar, or ``False`` to show nothing. Outside
+    IPython, and in other threads, the function is called unchanged.
     """
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        tick = options.pop("tick", None)
-        shell = _shell() if tick is None else None
+        progress = options.pop("progress", None)
+        shell = _shell() if progress is None else None
         if shell is None:
-            return _told(function, tick or None, args, options)
+            return _call(function, progress or None, args, options)
         with _in_ipython(title or function.__name__, shell) as shown:
-            return _told(function, shown, args, options)
+            return _call(function, shown, args, options)
 
-    call.__module__ = "workbench"  # whence it is imported, and so what a pickle of it names
+    call.__module__ = "workbench"  # users import it from here, and so pickles must refer to it here
     return call
 
 
-def _told(function: Callable[..., R], tick: object, args: Any, options: Any) -> R:
-    return function(*args, **options) if tick is None else function(*args, tick=tick, **options)
+def _call(function: Callable[..., R], progress: object, args: Any, options: Any) -> R:
+    return function(*args, **options) if progress is None else function(*args, progress=progress, **options)
 
 
 def _shell() -> Any:
-    """The running IPython; ``None`` outside of it, and in threads other than the one that runs cells."""
+    """Return the running IPython shell; ``None`` outside it, and in threads other than the one that runs cells."""
     here = threading.current_thread() is threading.main_thread()
     asked = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return asked() if here and asked is not None else None
@@ -88,12 +88,12 @@ def _shell() -> Any:
 @contextmanager
 def _in_ipython(title: str, shell: Any) -> Iterator[Callable[[float], None]]:
     if not hasattr(shell, "kernel"):  # a terminal, or a script that embeds IPython
-        with progress(title) as tick:
-            yield tick
+        with progress_bar(title) as progress:
+            yield progress
         return
     cell = _Cell(title)
     try:
-        yield cell.tick
+        yield cell.update
     finally:
         cell.wipe()
 
@@ -106,7 +106,7 @@ class _Bar:
         self._begin = self._drawn = time.monotonic()
         self._shown = False
 
-    def tick(self, share: float) -> None:
+    def update(self, share: float) -> None:
         now = time.monotonic()
         if now - self._begin < self._patience or (self._shown and now - self._drawn < EVERY):
             return
@@ -119,7 +119,7 @@ class _Bar:
 
 
 class _Line(_Bar):
-    """The line of a terminal that is drawn over and over."""
+    """A line of a terminal that is redrawn repeatedly."""
 
     def __init__(self, title: str, out: TextIO) -> None:
         super().__init__(title, PATIENCE)
@@ -138,12 +138,12 @@ class _Line(_Bar):
         try:
             self._out.write(text)
             self._out.flush()
-        except (OSError, UnicodeError):  # a terminal that went away, or cannot draw blocks: the work matters more
+        except (OSError, UnicodeError):  # the terminal is gone, or cannot draw blocks: the work matters more
             self._shown = False
 
 
 class _Cell(_Bar):
-    """An output of a notebook's cell that is replaced over and over, in plain HTML and in text."""
+    """An output of a notebook cell that is replaced repeatedly, as plain HTML and as text."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title, CELL_PATIENCE)
@@ -178,7 +178,7 @@ def _bar(share: float) -> str:
 
 
 def _left(spent: float, share: float) -> str:
-    """What remains at the pace so far; nothing while that is a guess."""
+    """Return the remaining time at the current pace; empty while that is a guess."""
     return f"{units.age(spent * (1 - share) / share)} left" if share > 0.02 else ""
 
 

@@ -1,4 +1,4 @@
-"""A check's report in text and HTML: findings first, then what was and what was not looked at."""
+"""The report of a check as text and HTML: findings first, then what was checked and what was not."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from workbench.views.names import safe, shorten
 __all__ = ["headline", "report_html", "report_text"]
 
 WIDTH = 100  #: columns of the text
-SHOWN = 50  #: findings that are shown; the rest is counted
+SHOWN = 50  #: findings that are shown; the rest are counted
 _MARK = {"error": "ERROR", "warn": "WARN ", "info": "info "}
 
 
 def report_text(report: Report, *, width: int | None = WIDTH) -> str:
-    """Findings, gravest first, each with its hint; then checked and not checked.
+    """Return findings, most severe first, each with its hint; then what was checked and what was not.
 
-    ``width`` is that of the first line, whose path is cut to fit; ``None``, as in a pipe, cuts nothing.
+    ``width`` is that of the first line, whose path is shortened to fit; ``None``, as in a pipe, shortens nothing.
     """
     lines = [shorten(headline(report), width)]
-    for one in report.found[:SHOWN]:
+    for one in list(report)[:SHOWN]:
         lines += _wrapped(f"  {_MARK[one.severity]} {one.rule}  ", _sentence(one))
         if one.hint:
             lines += _wrapped("        → ", safe(one.hint))
-    if len(report.found) > SHOWN:
-        lines.append(f"  … {units.plural(len(report.found) - SHOWN, 'more finding')}")
+    if len(report) > SHOWN:
+        lines.append(f"  … {units.plural(len(report) - SHOWN, 'more finding')}")
     for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
         if facts:
             lines.append(title)
@@ -37,15 +37,15 @@ def report_text(report: Report, *, width: int | None = WIDTH) -> str:
 
 
 def report_html(report: Report) -> str:
-    """The same as a table; inherits the page's colours."""
+    """Return the same as a table, in the colours of the page."""
     cell = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
     rows = [
         f"<tr><td {cell}><b>{_MARK[one.severity].strip()}</b></td><td {cell}><code>{escape(one.rule)}</code></td>"
         f"<td {cell}>{escape(_sentence(one))}{f'<br>→ {escape(safe(one.hint))}' if one.hint else ''}</td></tr>"
-        for one in report.found[:SHOWN]
+        for one in list(report)[:SHOWN]
     ]
-    if len(report.found) > SHOWN:
-        more = units.plural(len(report.found) - SHOWN, "more finding")
+    if len(report) > SHOWN:
+        more = units.plural(len(report) - SHOWN, "more finding")
         rows.append(f"<tr><td></td><td></td><td>… {more}</td></tr>")
     parts = [f"<b>{escape(headline(report))}</b>", f"<table>{''.join(rows)}</table>" if rows else ""]
     for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
@@ -56,13 +56,13 @@ def report_html(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """One line: how many findings of what severity, about what, and whether no value was looked at."""
+    """Return in one line the findings by severity, their subject, and whether values were left unchecked."""
     counts = [(report.count("error"), "error"), (report.count("warn"), "warning"), (report.count("info"), "remark")]
-    told = ", ".join(units.plural(count, noun) for count, noun in counts if count) or "nothing found"
+    counted = ", ".join(units.plural(count, noun) for count, noun in counts if count) or "nothing found"
     unread = (
         "values" if "values" in report.not_checked else "some tensors" if "unread tensors" in report.not_checked else ""
     )
-    return f"{safe(report.subject)}: {told}" + (f"; {unread} not checked" if unread else "")
+    return f"{safe(report.subject)}: {counted}" + (f"; {unread} not checked" if unread else "")
 
 
 def _sentence(one: Finding) -> str:

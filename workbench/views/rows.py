@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
-from workbench.core.catalog import CODECS, Catalog
+from workbench.core.catalog import Catalog
+from workbench.core.codecs import CODECS
 from workbench.core.dtypes import ALL
 from workbench.core.frames import distinct_files, group_max
 
@@ -13,7 +14,7 @@ __all__ = ["chunk_rows", "tensor_rows"]
 
 
 def tensor_rows(ckpt: Checkpoint) -> list[dict[str, Any]]:
-    """One dict a tensor: key fqn role dtype shape numel nbytes chunks files replicas (``Checkpoint.tensors``)."""
+    """Return a row per tensor (``Checkpoint.tensors``): key fqn role dtype shape numel nbytes chunks files replicas."""
     catalog = ckpt.catalog
     counts = (catalog.row_ptr[1:] - catalog.row_ptr[:-1]).tolist()
     replicas = group_max(catalog.replica.astype("i8") + 1, catalog.row_ptr).tolist()
@@ -34,9 +35,9 @@ def tensor_rows(ckpt: Checkpoint) -> list[dict[str, Any]]:
 
 
 def chunk_rows(catalog: Catalog, tensor: int) -> list[dict[str, Any]]:
-    """One dict a chunk: key offsets sizes dtype file start stop rank replica codec (``Checkpoint.chunks``).
+    """Return one dict per chunk: key offsets sizes dtype file start stop rank replica codec (``Checkpoint.chunks``).
 
-    ``rank`` is ``None`` where it is not known.
+    ``rank`` is ``None`` if unknown.
     """
     rows, dims = catalog.rows_of(tensor), int(catalog.ndim[tensor])
     dtype = catalog.dtype_of(tensor).name

@@ -1,4 +1,4 @@
-"""A histogram in a line of text, or in a few bytes of SVG."""
+"""Histograms in a line of text, or in a few bytes of SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def spark(counts: np.ndarray[Any, Any]) -> str:
-    """One block a bin, the highest full; an empty bin is a space, so that an outlier's gap is seen.
+    """Return one block per bin, the highest full. Empty bins are spaces, which show the gap before an outlier.
 
     >>> spark(np.array([1, 4, 0, 8]))
     '▁▄ █'
@@ -22,7 +22,7 @@ def spark(counts: np.ndarray[Any, Any]) -> str:
 
 
 def bars(counts: np.ndarray[Any, Any], width: int = 160, height: int = 28) -> str:
-    """The same as inline SVG in the colour of the text around it."""
+    """Return the same as inline SVG in the colour of the surrounding text."""
     top, step = int(counts.max(initial=0)) or 1, width / max(len(counts), 1)
     paths = []
     for at, n in enumerate(counts.tolist()):

@@ -1,4 +1,4 @@
-"""A table of statistics as text of 100 columns, the sick marked in words.
+"""A table of statistics as text, 100 columns wide, with anomalies spelled out.
 
 ::
 
@@ -20,10 +20,10 @@ from workbench.views.names import columns, pad, safe, shorten, shorten_all
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["sick_words", "stats_lines"]
+__all__ = ["anomaly_words", "stats_lines"]
 
 WIDTH = 100
-NAME = 34  #: columns that a name keeps at least; columns of numbers are left out before
+NAME = 34  #: minimum width of the name column; numeric columns are dropped first
 _NUMBERS = ("mean", "std", "min", "max", "norm")
 _SPREAD = ("min", "q01", "q25", "q50", "q75", "q99", "max", "distinct")
 _LEAST_WANTED = ("file", "shape", "sizes", "distinct", "q25", "q75", "rank", "dtype", "norm", "tensors")
@@ -32,7 +32,7 @@ _WORDS = (("nan", "NaN!"), ("posinf", "+Inf!"), ("neginf", "-Inf!"))
 
 
 def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int | None = WIDTH) -> Iterator[str]:
-    """Header, then a line a row, and one more for what is wrong with it; names are cut where they stay different.
+    """Return the header, one line per row, and one more for its anomalies; names are cut where they remain distinct.
 
     Without a width, as in a pipe, nothing is cut or left out.
     """
@@ -54,12 +54,12 @@ def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int | None = 
             space = " " * (widths[title] - columns(cell))
             line += "  " + (space + cell if title in numbers else cell + space)
         yield line.rstrip()
-        if at and (words := sick_words(rows[at - 1])):
+        if at and (words := anomaly_words(rows[at - 1])):
             yield shorten("  " + ", ".join(words), width)
 
 
-def sick_words(row: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a row: ``NaN! ×3``, ``all +Inf!``, ``all zeros``, why it is incomplete; nothing if healthy."""
+def anomaly_words(row: Mapping[str, Any]) -> list[str]:
+    """Return the anomalies of a row: ``NaN! ×3``, ``all +Inf!``, ``all zeros``, why it is incomplete."""
     total, found = int(row["numel"]), []
     for column, word in _WORDS:
         if n := int(row[column]):
@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def _number(row: Mapping[str, Any], name: str) -> str:
-    """Three digits; counts whole; a dash for what no element tells, ``nan`` for a norm over NaN."""
+    """Format with three digits, counts exactly; a dash if no element defines the value, ``nan`` for a norm over NaN."""
     value = row[name]
     if str(value) in _MISSING:
         return "nan" if name == "norm" and row["nan"] else "–"
@@ -104,7 +104,7 @@ def _number(row: Mapping[str, Any], name: str) -> str:
 
 
 def _drop(cells: dict[str, list[str]], width: int, wanted: int) -> None:
-    """Leave out columns, the least wanted first, until names have room."""
+    """Drop columns, least important first, until names have room."""
     for name in _LEAST_WANTED:
         if width - sum(2 + max(map(columns, column)) for column in cells.values()) >= wanted:
             return

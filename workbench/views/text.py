@@ -1,4 +1,4 @@
-"""Text reprs: a checkpoint at a glance, a tensor in one line, modules as a tree, elements as numpy shows them."""
+"""Text reprs: a checkpoint at a glance, a tensor in one line, modules as a tree, elements as NumPy shows them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from workbench.views.names import columns, pad, safe, shorten
 from workbench.views.spark import spark
 from workbench.views.tree import Node, walk
 
-__all__ = ["checkpoint_text", "sick", "tensor_line", "tree_lines"]
+__all__ = ["anomalies", "checkpoint_text", "tensor_line", "tree_lines"]
 
 WIDTH = 100  #: columns of the reprs
 BIGGEST = 4  #: modules that a checkpoint's repr lists
-ODD = 4  #: oddities that it tells
-SAMPLE = 1 << 18  #: elements that a tensor's line reads at most, so that it takes less than 50 ms
+ODD = 4  #: oddities that it lists
+SAMPLE = 1 << 18  #: maximum number of elements read for a tensor's line, which keeps it below 50 ms
 BINS = 10
-FEW = 8  #: elements that are shown themselves
+FEW = 8  #: number of elements up to which the values are shown
 
 
 def checkpoint_text(ckpt: Checkpoint) -> str:
-    """Some 15 lines: what it is, how large, what is in it, what is odd."""
+    """Return about 15 lines: what the checkpoint is, its size, contents and oddities."""
     total = int(ckpt.catalog.tensor_nbytes.sum())
     lines = [shorten(f"{ckpt.format} checkpoint {safe(ckpt.path)}", WIDTH)]
     lines += [_field(name, value) for name, value in facts.heading(ckpt)]
@@ -46,14 +46,14 @@ def checkpoint_text(ckpt: Checkpoint) -> str:
 
 
 def tensor_line(tensor: LazyTensor, *, limit: int | None = SAMPLE) -> str:
-    """One line: name, shape, type, size, and of at most ``limit`` elements range, shape of the distribution, mean, std.
+    """Return one line: name, shape, dtype, size; range, distribution, mean and std of up to ``limit`` elements.
 
-    What cannot be read says so in the line; nothing is raised.
+    Read errors are reported in the line; nothing is raised.
     """
     parts = [tensor_heading(tensor)]
     try:
         found = profile(tensor, BINS, limit=limit)
-        parts += [distribution(found), *sick(found.summary)]
+        parts += [distribution(found), *anomalies(found.summary)]
         if _tells_more(found.summary):
             parts.append(f"= {_few(tensor)}")
     except WorkbenchError as error:
@@ -62,11 +62,13 @@ def tensor_line(tensor: LazyTensor, *, limit: int | None = SAMPLE) -> str:
 
 
 def tensor_heading(tensor: LazyTensor) -> str:
-    """``name [64, 64] bf16 n=4,096 (8 KiB) 4 chunks``; nothing is read."""
+    """Return ``name [64, 64] bf16 n=4,096 (8 KiB) 4 chunks``; nothing is read."""
     rows = tensor._payloads.catalog.rows_of(tensor._tensor)
     chunks = rows.stop - rows.start
     name = shorten(safe(tensor.key) or _NAMELESS, 60)
-    size = f"n={tensor.numel:,} ({units.nbytes(tensor.nbytes)})" if tensor.shape else f"({units.nbytes(tensor.nbytes)})"
+    size = (
+        f"n={tensor.numel():,} ({units.nbytes(tensor.nbytes)})" if tensor.shape else f"({units.nbytes(tensor.nbytes)})"
+    )
     role = "" if tensor.role in ("param", "other") else f" {safe(tensor.role)}"
     kind = units.dtype(tensor.element.name)
     return f"{name}{role} {units.shape(tensor.shape)} {kind} {size}" + (
@@ -75,7 +77,7 @@ def tensor_heading(tensor: LazyTensor) -> str:
 
 
 def distribution(found: Profile) -> str:
-    """``x∈[-3.91 ▁▂▅█▅▂▁ 3.98] μ=0.015 σ=1``; ``≈`` in front when sampled, ``|x|`` for complex elements."""
+    """Return ``x∈[-3.91 ▁▂▅█▅▂▁ 3.98] μ=0.015 σ=1``; ``≈`` in front when sampled, ``|x|`` for complex elements."""
     s = found.summary
     if s.kind == "raw bytes":
         return "raw bytes (elements share bytes)"
@@ -89,8 +91,8 @@ def distribution(found: Profile) -> str:
     return ("" if s.exact else "≈ ") + span + mean
 
 
-def sick(s: Summary) -> list[str]:
-    """What is wrong with a tensor, in words: ``NaN!``, ``+Inf!``, ``all zeros`` …; counted where not everything is."""
+def anomalies(s: Summary) -> list[str]:
+    """Return the anomalies of a tensor: ``NaN!``, ``+Inf!``, ``all zeros`` …, counted unless all elements have them."""
     found = []
     for word, n in (("NaN!", s.nan), ("+Inf!", s.posinf), ("-Inf!", s.neginf)):
         if n:
@@ -101,7 +103,7 @@ def sick(s: Summary) -> list[str]:
 
 
 def tree_lines(nodes: Sequence[Node], *, depth: int | None = None) -> Iterator[str]:
-    """The modules with their tensors, indented, repeats folded: name, repeats, shape, type, bytes."""
+    """Yield the modules and their tensors, indented, repeats folded: name, repeats, shape, dtype, bytes."""
     rows = [(level, node) for level, node in walk(nodes) if depth is None or level < depth]
     names = ["  " * level + (node.name or _NAMELESS) for level, node in rows]
     width = min(max(map(columns, names), default=0), 72)
@@ -119,7 +121,7 @@ def _field(name: str, value: str) -> str:
 
 
 def _wrapped(name: str, value: str) -> list[str]:
-    # sizes and their units, and a role and its size, stay on one line
+    # sizes and their units, and roles and their sizes, stay on one line
     whole = re.sub(r"(?<! ·) (?!·)", "\u00a0", value) if " · " in value else value
     lines = textwrap.wrap(whole, WIDTH, initial_indent=f"  {name:<11} ", subsequent_indent=" " * 14, max_lines=2,
                           placeholder=" …")  # fmt: skip
@@ -127,7 +129,7 @@ def _wrapped(name: str, value: str) -> list[str]:
 
 
 def _biggest(nodes: Sequence[Node]) -> list[Node]:
-    """The largest modules; one that is nearly everything is opened, so that something is told."""
+    """Return the largest modules; one that makes up nearly everything is replaced by its children."""
     shown = list(nodes)
     total = sum(node.nbytes for node in nodes)
     while True:
@@ -146,7 +148,7 @@ def _under(parent: Node, child: Node) -> Node:
 
 
 def _tells_more(s: Summary) -> bool:
-    """Whether the elements themselves are worth showing: few, of a type with numbers, and not all one number."""
+    """Return whether the elements are worth showing: few, numeric, and not all equal."""
     return s.kind == "numbers" and 1 < s.numel <= FEW and not (s.finite == s.seen and s.min == s.max)
 
 

@@ -1,13 +1,13 @@
-"""Names as a tree of modules, repeats folded: a transformer of 80 layers fits a screen.
+"""Names as a tree of modules, repeats folded: a transformer of 80 layers fits on a screen.
 
-Siblings named by integers whose subtrees are alike (names, shapes, element types) become one::
+Siblings with integer names and equal subtrees (names, shapes, dtypes) are folded into one::
 
     layers.0.wq.weight   (64, 64)
     layers.1.wq.weight   (64, 64)      ─▶      layers.[0-2]
     layers.2.wq.weight   (64, 64)                wq.weight    ×3   [64, 64] bf16   24 KiB
 
-Alike is decided by interning: a subtree's number is that of the tuple (names and numbers of its children), so the
-work is linear in the names. A module with a single child is joined with it (``wq.weight``).
+Equality is decided by interning: the number of a subtree is that of the tuple (names and numbers of its children), so
+the work is linear in the names. A module with a single child is joined with it (``wq.weight``).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from workbench.views.units import ranges
 
 __all__ = ["Node", "build", "walk"]
 
-ITSELF = "(itself)"  #: a tensor whose name is also a module's
-DEPTH = 24  #: levels of a name that become modules; what lies deeper stays one name
+ITSELF = "(itself)"  #: a tensor whose name is also that of a module
+DEPTH = 24  #: levels of a name that become modules; deeper levels stay one name
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A module or a tensor, or several alike.
+    """A module or a tensor, or several equal ones.
 
     Attributes:
-        name: harmless to print; relative to the parent (it can be empty); ``layers.[0-31]`` where repeats are folded.
-        times: how many places this node stands for, repeats of its parents included.
-        tensors: tensors below, all repeats counted; equals ``times`` for a tensor.
-        nbytes: their bytes, all repeats counted.
+        name: safe to print; relative to the parent (can be empty); ``layers.[0-31]`` for folded repeats.
+        times: number of places this node represents, including repeats of its parents.
+        tensors: number of tensors below, including repeats; equals ``times`` for a tensor.
+        nbytes: their bytes, including repeats.
         shape, dtype: of a tensor; ``None`` for a module.
         children: empty for a tensor.
     """
@@ -51,16 +51,16 @@ class Node:
 def build(
     keys: Sequence[str], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], nbytes: Sequence[int]
 ) -> tuple[Node, ...]:
-    """The modules at the top, in the order of the names."""
+    """Return the top-level modules, in the order of the names."""
     root: dict[Any, Any] = {}
-    homes: dict[str, dict[Any, Any]] = {}  # module → its dict, so that each module's name is taken apart once
+    homes: dict[str, dict[Any, Any]] = {}  # module → its dict: the name of each module is split once
     for position, key in enumerate(keys):
         dot = key.rfind(".")
         home = root if dot < 0 else homes.get(key[:dot])
         if home is None:
             home = homes[key[:dot]] = _descend(root, key[:dot].split(".", DEPTH - 1))
         leaf = key[dot + 1 :]
-        if leaf in home:  # a tensor "a" stands beside "a.b": it goes inside, under None, which is no name
+        if leaf in home:  # a tensor "a" next to "a.b": it goes inside under None, which is not a possible name
             home[leaf][None] = position
         else:
             home[leaf] = position
@@ -68,7 +68,7 @@ def build(
 
 
 def walk(nodes: Sequence[Node], depth: int = 0) -> Iterator[tuple[int, Node]]:
-    """Every node with its depth, parents first."""
+    """Yield every node with its depth, parents first."""
     for node in nodes:
         yield depth, node
         yield from walk(node.children, depth + 1)
@@ -84,7 +84,7 @@ def _descend(node: dict[Any, Any], parts: list[str]) -> dict[Any, Any]:
 
 
 class _Builder:
-    """Raw trees (a dict a module, a position a tensor) to nodes."""
+    """Convert raw trees (a dict per module, a position per tensor) to nodes."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], nbytes: Sequence[int]) -> None:
         self._shapes, self._dtypes, self._nbytes = shapes, dtypes, nbytes
@@ -107,7 +107,7 @@ class _Builder:
         return Node(name, times, sum(c.tensors for c in inside), sum(c.nbytes for c in inside), children=inside)
 
     def _groups(self, node: dict[Any, Any]) -> Iterator[tuple[str, Any, int]]:
-        """Children: printed name, the first of its kind, how many. Like ones stand where their first one stood."""
+        """Return the children: printed name, first of its kind, count. Equal ones take the place of the first."""
         alike: dict[int, list[int]] = {}
         numbered = {part for part in node if part is not None and _NUMBER(part)}
         for part in numbered:

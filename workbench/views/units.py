@@ -16,7 +16,7 @@ _AGES = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (30 * 86_400, 86_
 
 
 def nbytes(value: int) -> str:
-    """``1.2 GiB``: binary units, one digit after the point.
+    """Format as ``1.2 GiB``: binary units, one digit after the point.
 
     >>> nbytes(512), nbytes(8192), nbytes(1_300_000_000_000)
     ('512 B', '8 KiB', '1.2 TiB')
@@ -29,7 +29,7 @@ def nbytes(value: int) -> str:
 
 
 def count(value: int) -> str:
-    """``1.24 B``: thousands, millions, billions (10⁹), trillions; exact below 10,000.
+    """Format as ``1.24 B``: thousands, millions, billions (10⁹), trillions; exact below 10,000.
 
     >>> count(4096), count(1_236_000_123)
     ('4,096', '1.24 B')
@@ -42,7 +42,7 @@ def count(value: int) -> str:
 
 
 def number(value: float | int | None) -> str:
-    """A value with three significant digits; integers whole, with commas.
+    """Format with three significant digits; integers exactly, with commas.
 
     >>> number(-3.90625), number(0.0), number(-1234567)
     ('-3.91', '0', '-1,234,567')
@@ -55,7 +55,7 @@ def number(value: float | int | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """``81 %``; ``<1 %`` for what is not nothing."""
+    """Format as ``81 %``; ``<1 %`` for small shares above zero."""
     if not whole:
         return "0 %"
     share = 100 * part / whole
@@ -63,30 +63,30 @@ def percent(part: float, whole: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """``5 min``, ``3 h``, ``12 d``; a time in the future (clocks differ) counts as now."""
+    """Format as ``5 min``, ``3 h``, ``12 d``; a time in the future (clocks differ) counts as now."""
     seconds = max(seconds, 0)
     _, unit, name = next(row for row in _AGES if seconds < row[0])
     return f"{int(seconds // unit)} {name}"
 
 
 def plural(value: int, noun: str) -> str:
-    """``1 chunk``, ``2,000 chunks``."""
+    """Format as ``1 chunk``, ``2,000 chunks``."""
     return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def dtype(name: str) -> str:
-    """``bf16`` for ``bfloat16``, ``f8_e4m3fn`` for ``float8_e4m3fn``; names without a size stay."""
+    """Return ``bf16`` for ``bfloat16``, ``f8_e4m3fn`` for ``float8_e4m3fn``; names without a size are unchanged."""
     found = _SIZED.fullmatch(name)
     return _SHORT[found[1]] + found[2] if found else name
 
 
 def shape(sizes: tuple[int, ...]) -> str:
-    """``[64, 64]``, ``[]`` for a single element; no separators inside a size, so that it can be pasted."""
+    """Format as ``[64, 64]``, or ``[]`` for a scalar; no thousands separators, so the result can be pasted."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
 def ranges(values: list[int], most: int = 4) -> str:
-    """Sorted integers as ranges, with a step where they have one; long lists end in ``…``.
+    """Format sorted integers as ranges, with a step if they have one; long lists end in ``…``.
 
     >>> ranges([0, 1, 2, 3, 7]), ranges([0, 2, 4, 6])
     ('0-3,7', '0-6:2')

@@ -1,4 +1,4 @@
-"""Elements of a tensor in print and in JSON: only those that are shown are read.
+"""Elements of a tensor as text and as JSON: only the elements that are shown are read.
 
 ::
 
@@ -12,29 +12,29 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.jsonable import finite
 from workbench.tensor import LazyTensor
 
 __all__ = ["elements", "json_values", "values_text"]
 
-Array = np.ndarray[Any, Any]
 WHOLE = 200  #: elements up to which everything is printed
-LONG_AXES = 6  #: axes longer than two edges that a print can bear
+LONG_AXES = 6  #: maximum number of axes that are abbreviated to their edges
 
 
 def values_text(tensor: LazyTensor, *, whole: int = WHOLE) -> str:
-    """The elements as numpy prints them; of a larger tensor only the edges of each axis.
+    """Return the elements as NumPy prints them; only the edges of each axis if the tensor is larger.
 
     Raises:
         HoleError, OpenError: a shown element is stored nowhere or cannot be read.
     """
     if Decoder(tensor.element).kind == "raw bytes":
         return f"raw bytes: {tensor.element} packs several elements into a byte; read them with .numpy()"
-    edge = 0 if tensor.numel <= whole else 3 if tensor.ndim <= 3 else 1
+    edge = 0 if tensor.numel() <= whole else 3 if tensor.ndim <= 3 else 1
     cut = [axis for axis, size in enumerate(tensor.shape) if edge and size > 2 * edge]
     if len(cut) > LONG_AXES:
-        return f"… {tensor.numel:,} elements along {tensor.ndim} axes; show a slice of them"
+        return f"… {tensor.numel():,} elements along {tensor.ndim} axes; show a slice of them"
     shown = elements(_edges(tensor, cut, edge), tensor.element)
     texts = np.array([_text(value) for value in shown.reshape(-1).tolist()], object).reshape(shown.shape)
     width = max((len(text) for text in texts.reshape(-1)), default=0)
@@ -42,12 +42,12 @@ def values_text(tensor: LazyTensor, *, whole: int = WHOLE) -> str:
 
 
 def json_values(tensor: LazyTensor) -> Any:
-    """All elements as nested lists; NaN and infinities in words, complex numbers as ``[real, imaginary]``."""
+    """Return all elements as nested lists; NaN and infinities as strings, complex numbers as ``[real, imaginary]``."""
     return _plain(elements(tensor.numpy(), tensor.element).tolist())
 
 
 def elements(bits: Array, dtype: DType) -> Array:
-    """What ``LazyTensor.numpy()`` gave, as numbers of a numpy type, however numpy lacks the stored one."""
+    """Convert the result of ``LazyTensor.numpy()`` to a numeric NumPy type, even if NumPy lacks the stored dtype."""
     if dtype.kind == "c":
         if dtype.name == "complex32":
             parts = np.ascontiguousarray(bits).reshape(-1).view("<f2").reshape(*bits.shape, 2).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A window on a tensor's values as a table, in HTML and as a frame: positions along both edges."""
+"""A window of a tensor's values as a table, in HTML and as a DataFrame, with positions along both edges."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BOX = "overflow-x:auto;max-width:100%;padding-bottom:6px"
 
 
 def window_html(here: Window, values: np.ndarray[Any, Any]) -> str:
-    """The table, with a sentence on what of the slice it shows.
+    """Return the table, with a sentence about which part of the slice it shows.
 
     Args:
-        values: elements of ``here.shown``, as :func:`workbench.views.values.elements` gives them.
+        values: elements of ``here.shown``, from :func:`workbench.views.values.elements`.
     """
     grid = _grid(values)
     rows, cols = _edges(here)
@@ -37,7 +37,7 @@ def window_html(here: Window, values: np.ndarray[Any, Any]) -> str:
 
 
 def window_frame(here: Window, values: np.ndarray[Any, Any]) -> pd.DataFrame:
-    """The same for a file: a first column of row positions, then a column a position."""
+    """Return the same for a file: a column of row positions, then one column per position."""
     import pandas as pd
 
     rows, cols = _edges(here)
@@ -50,8 +50,8 @@ def _about(here: Window) -> str:
     names = " and ".join(f"{edge} are axis {axis}" for edge, axis in zip(("rows", "columns"), here.axes, strict=False))
     whole = " × ".join(f"{n:,}" for n in here.shape) or "one element"
     shown = tuple(map(len, here.index))
-    told = f"the first {' × '.join(map(str, shown))} of {whole}" if shown != here.shape else whole
-    return f"{told}; {names}" if names else told
+    shown_part = f"the first {' × '.join(map(str, shown))} of {whole}" if shown != here.shape else whole
+    return f"{shown_part}; {names}" if names else shown_part
 
 
 def _grid(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,17 +1,17 @@
-"""Which rank, file and byte range holds each box of a checkpoint, and what placements that proves.
+"""Which rank, file and byte range stores each box of a checkpoint, and which placements that proves.
 
 ::
 
     holders    who stored each chunk: ranks, mesh coordinates, files        holders.py
-    classes    tensors that lie in one way, looked at once                  classes.py
-    mesh       from what files state, or from the order of pieces           digits.py, infer.py
-    fit        placements that give every holder its very boxes             runs.py, fit.py, place.py, flat.py
+    classes    tensors with the same sharding pattern, analysed once        classes.py
+    mesh       stored in files, or inferred from the order of pieces        digits.py, infer.py
+    fit        placements that give every holder exactly its boxes          runs.py, fit.py, place.py, flat.py
     figures    bytes by rank, file, role …, balance, copies                 figures.py
     coverage   holes and overlaps, exactly                                  coverage.py
 
-Only the catalog's columns are looked at; nothing is read. A placement counts as proven when it gives, from the holders'
-coordinates alone, the very boxes that they stored, and all holders of the mesh are accounted for. What a save leaves
-out (copies that were stored once, ranks that no file names) stays unknown, and is said.
+Only the catalog's columns are used; nothing is read. A placement counts as proven if it yields, from the holders'
+coordinates alone, exactly the boxes that they stored, and all holders of the mesh are accounted for. What a save leaves
+out (copies that were stored only once, ranks that no file names) is reported as unknown.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from collections.abc import Callable
 from workbench.analysis.layout.coverage import coverage
 from workbench.analysis.layout.holders import holders
 from workbench.analysis.layout.infer import infer
-from workbench.analysis.layout.placed import Mesh, Placed
+from workbench.analysis.layout.placed import InferredMesh, Placed
 from workbench.analysis.layout.result import Layout
 from workbench.checkpoint import Checkpoint
 from workbench.core.source import needs_descriptors
 
-__all__ = ["Layout", "Mesh", "Placed", "layout"]
+__all__ = ["InferredMesh", "Layout", "Placed", "layout"]
 
 
 @needs_descriptors()
-def layout(ckpt: Checkpoint, *, tick: Callable[[float], None] | None = None) -> Layout:
-    """Where everything lies in a checkpoint (or a selection of it): see :class:`Layout`.
+def layout(ckpt: Checkpoint, *, progress: Callable[[float], None] | None = None) -> Layout:
+    """Infer where everything in a checkpoint (or a selection of it) is stored: see :class:`Layout`.
 
     Takes seconds for a million chunks; no tensor byte is read.
 
     Args:
-        tick: called with the share that is done; what it raises passes through.
+        progress: called with the fraction done; raise to cancel.
     """
-    told = tick or (lambda share: None)
+    told = progress or (lambda share: None)
     who = holders(ckpt)
     told(0.2)
     covered = coverage(ckpt.catalog)

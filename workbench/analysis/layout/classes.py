@@ -1,7 +1,7 @@
-"""Tensors that are cut alike and lie with the same holders, so that each way of lying is looked at once.
+"""Classes of tensors with the same cuts and holders: each sharding pattern is analysed only once.
 
-A checkpoint of a million chunks has a handful of ways. Rows of a tensor are summed into one 64-bit number; tensors of
-one number are compared row by row with the first of them, so that equal numbers alone decide nothing.
+A checkpoint of a million chunks has a handful of patterns. Rows of a tensor are summed into one 64-bit number; tensors
+with equal numbers are compared row by row with the first of them, so equal numbers alone decide nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Ints
 from workbench.core.catalog import Catalog
 
 __all__ = ["alike"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def alike(catalog: Catalog, holder: Ints) -> tuple[Ints, Ints]:
@@ -44,7 +43,7 @@ def alike(catalog: Catalog, holder: Ints) -> tuple[Ints, Ints]:
         sums = _mix(sums + np.asarray(column).astype(np.uint64))
     _, first, group = np.unique(sums, return_index=True, return_inverse=True)
     same = _same_rows(catalog, columns, counts, first[group], inside)
-    if not same.all():  # two ways of one number: those that differ stand alone
+    if not same.all():  # two patterns with the same number: those that differ get their own class
         odd = np.flatnonzero(~same)
         group = group.copy()
         group[odd] = len(first) + np.arange(len(odd))
@@ -53,7 +52,7 @@ def alike(catalog: Catalog, holder: Ints) -> tuple[Ints, Ints]:
 
 
 def _same_rows(catalog: Catalog, columns: list[Ints], counts: Ints, first: Ints, inside: Ints) -> Any:
-    """Whether each tensor is what the first of its group is."""
+    """Return whether each tensor equals the first of its group."""
     same = (counts == counts[first]) & (catalog.ndim == catalog.ndim[first])
     same &= (catalog.shape == catalog.shape[first]).all(axis=1)
     rows = np.flatnonzero(same[catalog.tensor])
@@ -66,7 +65,7 @@ def _same_rows(catalog: Catalog, columns: list[Ints], counts: Ints, first: Ints,
 
 
 def _mix(values: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Each bit over all bits (splitmix64)."""
+    """Spread each bit over all bits (splitmix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

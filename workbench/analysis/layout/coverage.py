@@ -1,8 +1,8 @@
-"""Elements that no chunk holds, and elements that two different chunks hold; exact boxes."""
+"""Exact boxes of elements stored in no chunk, and of elements stored in two different chunks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,19 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Coverage", "coverage"]
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-LISTED = 1024  #: holes, and overlaps, of one tensor that are listed at most
-ALL = 20_000  #: of all tensors
+LISTED = 1024  #: maximum number of holes, and of overlaps, listed per tensor
+ALL = 20_000  #: the same for all tensors together
 
 
 class Coverage(NamedTuple):
-    """Boxes by tensor, at most :data:`LISTED` of each kind and :data:`ALL` of all tensors together.
+    """Boxes by tensor, up to :data:`LISTED` of each kind, and up to :data:`ALL` of all tensors together.
 
     Attributes:
         holes: tensor, offsets, sizes.
         overlaps: tensor, offsets, sizes, and the two chunk rows that overlap.
-        tangled: tensors whose chunks overlap in so many ways, or have so many holes, that the holes were not all
-            looked for.
+        tangled: tensors with too many overlaps or holes to search for all holes.
     """
 
     holes: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
@@ -34,7 +32,7 @@ class Coverage(NamedTuple):
     tangled: list[int]
 
     def frames(self, catalog: Catalog) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """``holes``: key offsets sizes numel; ``overlaps``: those and file_a, file_b."""
+        """Return tables ``holes``: key offsets sizes numel; ``overlaps``: the same and file_a, file_b."""
         import pandas as pd
 
         holes = [(catalog.keys[t], low, size, int(np.prod(size, dtype=np.int64))) for t, low, size in self.holes]
@@ -48,7 +46,7 @@ class Coverage(NamedTuple):
 
 
 def coverage(catalog: Catalog) -> Coverage:
-    """Holes and overlaps of all tensors; copies of one box (``replica`` above 0) are no overlap."""
+    """Find holes and overlaps of all tensors; copies of a box (``replica`` above 0) do not count as overlaps."""
     found = Coverage([], [], [])
     if not len(catalog):
         return found

@@ -1,12 +1,12 @@
-"""Mesh axes from the order in which ranks hold pieces.
+"""Mesh axes, inferred from the order in which ranks store pieces.
 
-A rank is a number in mixed radix, its digits the coordinates on the mesh, the first axis outermost. A placement makes
-the index of a rank's piece a sum over its digits::
+A rank is a number in mixed radix; its digits are the coordinates on the mesh, the first axis outermost. A placement
+makes the index of a rank's piece a sum over its digits::
 
-    rank               0  1  2  3      along ranks the index goes +2, then −1: the innermost axis has 2 ranks, weight 2;
+    rank               0  1  2  3      along ranks, goes +2, then −1: the innermost axis has 2 ranks, weight 2;
     piece of 0:515     0  2  1  3      of every second rank, +1: an outer axis of 2 ranks, weight 1
 
-Axes that follow on each other in one index (weights 2 and 1 on 2 and 2 ranks, outer first) look like one axis of 4.
+Axes that are consecutive in one index (weights 2 and 1 on 2 and 2 ranks, outer first) look like one axis of 4.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise, product
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Ints
+
 __all__ = ["coordinates", "finer", "radices", "refine"]
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-MOST = 64  #: ways to split axes that are tried
+MOST = 64  #: maximum number of splits of axes to try
 
 
 def radices(index: Ints) -> tuple[int, ...] | None:
-    """Sizes of the mesh axes, outermost first, that ``(ranks, dims)`` indices of pieces tell; ``None`` if none do."""
+    """Infer the sizes of the mesh axes, outermost first, from ``(ranks, dims)`` indices of pieces, if possible."""
     found: list[int] = []
     while len(index) > 1:
         step = index[1] - index[0]
@@ -42,7 +42,7 @@ def radices(index: Ints) -> tuple[int, ...] | None:
 
 
 def finer(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The mesh, then meshes in which some axes are several: uneven pieces show where a cut was cut again."""
+    """Yield the mesh, then meshes with some axes split: uneven pieces show where a cut was cut again."""
     yield tuple(sizes)
     ways = [list(islice(_factorings(size), MOST)) for size in sizes]
     for number, way in enumerate(product(*ways)):
@@ -54,7 +54,7 @@ def finer(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def refine(meshes: Iterable[Sequence[int]], world: int) -> tuple[int, ...]:
-    """The coarsest mesh of ``world`` ranks that has the axes of all; one that contradicts those before it is left."""
+    """Return the coarsest mesh of ``world`` ranks that has the axes of all; skip those that contradict earlier ones."""
     edges = {1, world}
     for mesh in meshes:
         mine = {prod(mesh[at:]) for at in range(len(mesh))}
@@ -68,7 +68,7 @@ def refine(meshes: Iterable[Sequence[int]], world: int) -> tuple[int, ...]:
 
 
 def coordinates(ranks: Ints, sizes: Sequence[int]) -> Ints:
-    """``(R, axes)`` digits of ranks."""
+    """Return ``(R, axes)`` digits of ranks."""
     found = np.empty((len(ranks), len(sizes)), np.int64)
     rest = np.asarray(ranks, np.int64)
     for axis in range(len(sizes) - 1, -1, -1):
@@ -78,7 +78,7 @@ def coordinates(ranks: Ints, sizes: Sequence[int]) -> Ints:
 
 
 def _factorings(size: int) -> Iterator[tuple[int, ...]]:
-    """Ordered factorings into numbers above 1, those of fewest factors first."""
+    """Yield ordered factorings into numbers above 1, fewest factors first."""
     yield (size,)
     for first in range(2, size):
         if size % first == 0:

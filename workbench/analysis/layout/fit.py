@@ -1,7 +1,7 @@
-"""Placements that give, rank by rank, the very boxes that are stored.
+"""Placements that yield, rank by rank, exactly the stored boxes.
 
-Holders are points of a mesh. Those that agree on some axes are taken together (a save without copies lets any of them
-write); what each group holds must be what cuts along these axes leave to it::
+Holders are points of a mesh. Holders that agree on some axes form a group (in a save without copies, any of them may
+write); what each group stores must be what cuts along these axes leave to it::
 
     linear_fc1 = [gate; up] (192, 64), tp=2 × dp=2, each piece written by one of its two holders
         rank 0  tp 0 dp 0  rows 96:144 ┐ tp 0: rows 0:48, 96:144      = StridedShard(0, 2) along tp, coordinate 0
@@ -9,8 +9,8 @@ write); what each group holds must be what cuts along these axes leave to it::
         rank 1  tp 1 dp 0  rows 144:192┐ tp 1: rows 48:96, 144:192    = …, coordinate 1
         rank 3  tp 1 dp 1  rows 48:96  ┘
 
-As many axes as can cut do: a group of fewer would always fit as well. Most savers store a local tensor in one piece;
-then holders of one group must have stored the same.
+As many axes as possible cut: fewer would always fit as well. Most savers store a local tensor in one piece; then the
+holders of a group must have stored the same.
 """
 
 from __future__ import annotations
@@ -19,29 +19,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 from math import prod
-from typing import Any
 
-import numpy as np
+from workbench.analysis.layout.runs import AxisCut, Run, cut_axis, joined
+from workbench.core.arrays import Ints
 
-from workbench.analysis.layout.runs import Cut, Run, cut_axis, joined
+__all__ = ["Fit", "ShardingPattern", "fits", "product_of", "sharding_pattern_of"]
 
-__all__ = ["Fit", "Way", "fits", "product_of", "way_of"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 Box = tuple[tuple[Run, ...], ...]  #: runs of each axis; their product is the box or boxes
-AXES = 4  #: axes of a mesh that are looked at; more do not occur
-TRIED = 4096  #: placements that are tried for one way
+AXES = 4  #: maximum number of mesh axes; more do not occur
+TRIED = 4096  #: maximum number of placements tried per sharding pattern
 PARTS = (2, 3)  #: parts of fused weights: [gate; up], [q; k; v]
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
-    """One way of lying: the boxes of each holder.
+class ShardingPattern:
+    """A sharding pattern: the boxes that each holder stores.
 
     Attributes:
         shape: of the tensor.
-        holders: distinct holders, in their order.
-        boxes: of each holder, distinct: ``((low, size), …)`` an axis each.
+        holders: distinct holders, in order.
+        boxes: distinct boxes of each holder: ``((low, size), …)``, one pair per axis.
     """
 
     shape: tuple[int, ...]
@@ -51,14 +48,14 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Cuts that give the stored boxes, and the axes of the mesh that they use."""
+    """Cuts that yield the stored boxes, and the mesh axes that they use."""
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[AxisCut, ...]
     axes: tuple[int, ...]
 
 
-def way_of(shape: tuple[int, ...], holder: Ints, offsets: Ints, sizes: Ints) -> Way:
-    """Boxes by holder; empty ones hold nothing."""
+def sharding_pattern_of(shape: tuple[int, ...], holder: Ints, offsets: Ints, sizes: Ints) -> ShardingPattern:
+    """Collect boxes by holder, without empty ones."""
     ndim = len(shape)
     found: dict[int, set[tuple[Run, ...]]] = {}
     rows = zip(holder.tolist(), offsets[:, :ndim].tolist(), sizes[:, :ndim].tolist(), strict=True)
@@ -67,25 +64,27 @@ def way_of(shape: tuple[int, ...], holder: Ints, offsets: Ints, sizes: Ints) -> 
         if all(size):
             mine.add(tuple(zip(low, size, strict=True)))
     order = sorted(found)
-    return Way(shape, tuple(order), tuple(frozenset(found[who]) for who in order))
+    return ShardingPattern(shape, tuple(order), tuple(frozenset(found[who]) for who in order))
 
 
-def fits(way: Way, sizes: Sequence[int], places: Ints, allowed: Sequence[int], *, parts: bool = False) -> list[Fit]:
-    """Every fit that uses the most axes; several differ in which axes.
+def fits(
+    pattern: ShardingPattern, sizes: Sequence[int], places: Ints, allowed: Sequence[int], *, parts: bool = False
+) -> list[Fit]:
+    """Return every fit with the maximum number of axes; they differ in which axes.
 
     Args:
-        way: the boxes.
+        pattern: the boxes.
         sizes: of the mesh's axes.
-        places: ``(len(way.holders), axes)`` coordinates; rows with -1 on an axis keep that axis from cutting.
+        places: ``(len(pattern.holders), axes)`` coordinates; a row with -1 on an axis excludes that axis.
         allowed: axes that may cut.
-        parts: whether a holder may have stored a part of its local tensor only; else each stored all of it.
+        parts: whether a holder may have stored only a part of its local tensor; otherwise each stored all of it.
     """
     known = [axis for axis in allowed if sizes[axis] > 1 and (places[:, axis] >= 0).all()][:AXES]
     for count in range(len(known), 0, -1):
         found = []
         for axes in combinations(known, count):
-            grouped = _grouped(way, places[:, axes], parts)
-            if grouped is not None and (cuts := _cuts(way.shape, axes, sizes, grouped)) is not None:
+            grouped = _grouped(pattern, places[:, axes], parts)
+            if grouped is not None and (cuts := _cuts(pattern.shape, axes, sizes, grouped)) is not None:
                 found.append(Fit(cuts, axes))
         if found:
             return found
@@ -93,7 +92,7 @@ def fits(way: Way, sizes: Sequence[int], places: Ints, allowed: Sequence[int], *
 
 
 def product_of(boxes: Sequence[tuple[Run, ...]]) -> Box | None:
-    """Boxes as the product of runs of each axis, or ``None`` where they are none."""
+    """Return boxes as the product of runs along each axis, or ``None`` if they are not a product."""
     if not boxes:
         return ()
     runs = [sorted({one[dim] for one in boxes}) for dim in range(len(boxes[0]))]
@@ -102,10 +101,10 @@ def product_of(boxes: Sequence[tuple[Run, ...]]) -> Box | None:
     return tuple(tuple(joined(axis)) for axis in runs)
 
 
-def _grouped(way: Way, places: Ints, parts: bool) -> dict[tuple[int, ...], Box] | None:
-    """What the holders of each coordinate have together; ``None`` if that is no product of runs, or they differ."""
+def _grouped(pattern: ShardingPattern, places: Ints, parts: bool) -> dict[tuple[int, ...], Box] | None:
+    """Return what the holders of each coordinate store together; ``None`` if no product of runs, or if they differ."""
     together: dict[tuple[int, ...], set[tuple[Run, ...]]] = {}
-    for at, boxes in zip(map(tuple, places.tolist()), way.boxes, strict=True):
+    for at, boxes in zip(map(tuple, places.tolist()), pattern.boxes, strict=True):
         mine = together.setdefault(at, set(boxes))
         if not parts and mine != boxes:
             return None
@@ -120,7 +119,7 @@ def _grouped(way: Way, places: Ints, parts: bool) -> dict[tuple[int, ...], Box] 
 
 
 def _merged(boxes: list[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
-    """Boxes that lie side by side along one axis as one, so that it does not matter who wrote which half."""
+    """Merge boxes that are adjacent along one axis: it does not matter which holder wrote which half."""
     for dim in range(len(boxes[0]) if boxes else 0):
         beside: dict[tuple[Run, ...], list[Run]] = {}
         for box in boxes:
@@ -131,8 +130,8 @@ def _merged(boxes: list[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
 
 def _cuts(
     shape: tuple[int, ...], axes: tuple[int, ...], sizes: Sequence[int], held: dict[tuple[int, ...], Box]
-) -> tuple[Cut, ...] | None:
-    """Cuts along all of these axes that give each coordinate what it holds, and nothing to those that hold nothing."""
+) -> tuple[AxisCut, ...] | None:
+    """Return cuts along all of these axes that give each coordinate exactly what it stores, possibly nothing."""
     points = list(held)
     if prod(sizes[axis] for axis in axes) <= 64 * len(points):
         points = list(product(*(range(sizes[axis]) for axis in axes)))
@@ -152,25 +151,25 @@ def _candidates(
     sizes: Sequence[int],
     dims: Sequence[int],
     held: dict[tuple[int, ...], Box],
-) -> Iterator[tuple[Cut, ...]]:
-    """Ways to spread the axes over the tensor's axes that are cut, plain ones first."""
+) -> Iterator[tuple[AxisCut, ...]]:
+    """Yield assignments of mesh axes to the cut axes of the tensor, plain ones first."""
     if len(axes) < len(dims):
         return
     spread = [way for way in product(dims, repeat=len(axes)) if set(way) == set(dims)]
     orders = list(permutations(range(len(axes))))
-    for order in orders:  # the order counts only among those of one dim
+    for order in orders:  # the order matters only within one dim
         for way in spread:
-            yield tuple(Cut(axes[k], way[k]) for k in order)
+            yield tuple(AxisCut(axes[k], way[k]) for k in order)
     for order in orders:
         for way in spread:
             dim = way[order[0]]
             for parts in _parts(shape[dim], dim, held):
-                first = Cut(axes[order[0]], dim, parts)
-                yield (first, *(Cut(axes[k], way[k]) for k in order[1:]))
+                first = AxisCut(axes[order[0]], dim, parts)
+                yield (first, *(AxisCut(axes[k], way[k]) for k in order[1:]))
 
 
 def _parts(length: int, dim: int, held: dict[tuple[int, ...], Box]) -> list[tuple[int, ...]]:
-    """Parts of fused weights that these runs may be cut from: equal, or where the first coordinate's runs begin."""
+    """Yield possible parts of fused weights: equal ones, or starting where the first coordinate's runs start."""
     found = {tuple(min(-(-length // n), max(length - k * -(-length // n), 0)) for k in range(n)) for n in PARTS}
     starts = sorted({run[0] for at, box in held.items() if box and not any(at) for run in box[dim]})
     if 1 < len(starts) <= 64 and starts[0] == 0:
@@ -179,10 +178,14 @@ def _parts(length: int, dim: int, held: dict[tuple[int, ...], Box]) -> list[tupl
 
 
 def _gives(
-    shape: tuple[int, ...], axes: tuple[int, ...], sizes: Sequence[int], cuts: tuple[Cut, ...],
-    at: tuple[int, ...], box: Box,
-) -> bool:  # fmt: skip
-    """Whether the cuts leave exactly ``box`` to a coordinate."""
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    sizes: Sequence[int],
+    cuts: tuple[AxisCut, ...],
+    at: tuple[int, ...],
+    box: Box,
+) -> bool:
+    """Return whether the cuts leave exactly ``box`` to a coordinate."""
     where = dict(zip(axes, at, strict=True))
     left = []
     for dim, length in enumerate(shape):

@@ -1,29 +1,27 @@
 """Ranges of flattened tensors: what ZeRO, FSDP1 and Megatron's distributed optimizer leave to a rank.
 
-A buffer holds tensors end to end and is cut into equal parts; a tensor is whole in one part, or cut where parts meet::
+A buffer contains tensors end to end and is cut into equal parts; a tensor is inside one part, or cut where parts meet::
 
     buffer   │ wq          │ wk    │ w1                 │
     ranks    │ 0        │ 1          │ 2       │ 3      │       rank 1: the end of wq, wk, the beginning of w1
 
-A range of a row-major tensor is a few boxes, of which each is a range for itself.
+A range of a row-major tensor consists of a few boxes, and each box is itself a range.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from workbench.core import box
+from workbench.core.arrays import Bools, Ints
 from workbench.core.build import row_major
 
-__all__ = ["Ranges", "flat_parts", "ranges_of"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
+__all__ = ["FlatRanges", "flat_parts", "ranges_of"]
 
 
-class Ranges(NamedTuple):
+class FlatRanges(NamedTuple):
     """Ranges of flattened tensors, by tensor and start; ``(P,)`` each."""
 
     tensor: Ints
@@ -33,7 +31,7 @@ class Ranges(NamedTuple):
 
 
 def ranges_of(shapes: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints, Bools]:
-    """First and last element (exclusive) of boxes in their flattened tensors, and whether they are all between."""
+    """Return start and stop of boxes in their flattened tensors, and whether they contain all elements between."""
     strides = row_major(shapes)
     start = (offsets * strides).sum(axis=1)
     stop = start + ((sizes - 1) * strides).sum(axis=1) + 1
@@ -42,16 +40,16 @@ def ranges_of(shapes: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints, Boo
 
 def flat_parts(
     tensor: Ints, holder: Ints, shapes: Ints, offsets: Ints, sizes: Ints, count: int
-) -> tuple[Ranges, Bools]:
-    """Boxes (none empty, none twice) joined to one range for each tensor and holder.
+) -> tuple[FlatRanges, Bools]:
+    """Join boxes (none empty, none twice) to one range for each tensor and holder.
 
     Args:
         tensor, holder: ``(N,)``.
         shapes, offsets, sizes: ``(N, D)``; ``shapes`` is the flattened tensor's.
-        count: how many tensors there are.
+        count: number of tensors.
 
     Returns:
-        the ranges, and ``(count,)`` whether each tensor is disjoint ranges that cover it, one a holder.
+        the ranges, and ``(count,)`` whether each tensor is covered by disjoint ranges, one per holder.
     """
     start, stop, solid = ranges_of(shapes, offsets, sizes)
     flat = np.ones(count, bool)
@@ -63,8 +61,8 @@ def flat_parts(
     begins = np.concatenate([[True], ~(same & (holder[1:] == holder[:-1]))]) if len(tensor) else np.empty(0, bool)
     heads = np.flatnonzero(begins)
     tails = np.concatenate([heads[1:], [len(tensor)]])[: len(heads)] - 1
-    found = Ranges(tensor[heads], holder[heads], start[heads], stop[tails])
+    found = FlatRanges(tensor[heads], holder[heads], start[heads], stop[tails])
     pair = found.tensor * (int(holder.max(initial=0)) + 1) + found.holder
     twice = np.bincount(np.unique(pair, return_inverse=True)[1], minlength=1)[np.unique(pair, return_inverse=True)[1]]
-    flat[found.tensor[twice > 1]] = False  # a holder of two ranges
+    flat[found.tensor[twice > 1]] = False  # a holder with two ranges
     return found, flat

@@ -1,7 +1,7 @@
-"""Who stored each chunk: a rank where file names tell one, else the coordinates that a file states, else the file.
+"""The holder of each chunk: a rank if file names contain it, else the coordinates stored in a file, else the file.
 
-A writer holds what it wrote. Who else held a copy is only stored where every rank saves all of its own: a save without
-duplicates (DCP, Megatron) lets one of several holders write, and says nothing of the others.
+A writer holds what it wrote. Other holders of a copy are only known if every rank saves everything it has: in a save
+without duplicates (DCP, Megatron), one of several holders writes, and nothing is stored about the others.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Ints
 
 __all__ = ["Holders", "holders"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +25,12 @@ class Holders:
     """The holders, ordered by rank, then by file.
 
     Attributes:
-        rank: ``(H,)``, -1 where none is stored.
-        label: how each is called: ``rank 3``, ``tp=0 pp=1`` or a file's name.
-        axes: mesh axes that the files state, with their sizes as far as they are known.
-        coordinates: ``(H, axes)``, -1 where not stated.
+        rank: ``(H,)``, -1 if not stored.
+        label: the name of each: ``rank 3``, ``tp=0 pp=1`` or a file name.
+        axes: mesh axes stored in the files, with their sizes as far as known.
+        coordinates: ``(H, axes)``, -1 if not stored.
         of_chunk: ``(N,)`` holder of each chunk row.
-        source: what states the coordinates; empty where nothing does.
+        source: where the coordinates are stored; empty if nowhere.
     """
 
     rank: Ints
@@ -51,11 +50,11 @@ class Holders:
 
 
 def holders(ckpt: Checkpoint) -> Holders:
-    """The holders of a checkpoint's chunks."""
+    """Determine the holders of a checkpoint's chunks."""
     catalog, mesh = ckpt.catalog, ckpt.mesh
     files = len(catalog.files)
     stated, named, axes = _stated(ckpt, mesh)
-    # one code a (rank, file); then what is told of it: coordinates, else the rank, else the file's name
+    # one code per (rank, file); then what is known of it: coordinates, else the rank, else the file name
     pair = (catalog.rank.astype(np.int64) + 1) * max(files, 1) + catalog.file
     used, of_pair = np.unique(pair, return_inverse=True)
     codes = [(code // max(files, 1) - 1, code % max(files, 1)) for code in used.tolist()]
@@ -84,7 +83,7 @@ def holders(ckpt: Checkpoint) -> Holders:
 def _table(
     numbers: dict[Any, int], rank: Ints, axes: dict[str, int], mesh: Mapping[str, Any], of_chunk: Ints
 ) -> Holders:
-    """Holders in order, from what tells them apart."""
+    """Return the holders in order, from what distinguishes them."""
     names = list(axes)
     place = np.full((len(numbers), len(names)), -1, np.int64)
     label = []
@@ -108,7 +107,7 @@ def _key(at: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 def _stated(
     ckpt: Checkpoint, mesh: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]], dict[str, int]]:
-    """Coordinates by rank and by file, and the axes they are on."""
+    """Return coordinates by rank and by file, and their axes."""
     told = mesh.get("ranks")
     ranks = {str(name): _numbers(at) for name, at in told.items()} if isinstance(told, Mapping) else {}
     by_rank = {name: at for name, at in ranks.items() if name.isdecimal()}

@@ -1,8 +1,8 @@
-"""Every tensor's placement, and the mesh that all of them tell together.
+"""Every tensor's placement, and the mesh inferred from all of them together.
 
-The mesh is what the files state; else what the boxes prove: ranks hold pieces in an order that only some meshes give.
-Where a save without copies lets ranks take turns (HSDP), tensors cut alike are taken together: ranks 0 and 1 wrote the
-halves of some, 2 and 3 those of others, so pieces repeat along an outer axis.
+The mesh is the one stored in the files, or else what the boxes prove: ranks hold pieces in an order that only some
+meshes produce. If ranks take turns in a save without copies (HSDP), tensors with equal cuts are pooled: ranks 0 and 1
+wrote the halves of some, 2 and 3 those of others, so pieces repeat along an outer axis.
 """
 
 from __future__ import annotations
@@ -10,32 +10,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from workbench import formats
 from workbench.analysis.layout import digits
 from workbench.analysis.layout.coverage import Coverage
-from workbench.analysis.layout.fit import Way
+from workbench.analysis.layout.fit import ShardingPattern
 from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.place import divided, index_of, place
-from workbench.analysis.layout.placed import PROVEN, UNKNOWN, Mesh, Placed
+from workbench.analysis.layout.placed import PROVEN, UNKNOWN, InferredMesh, Placed
+from workbench.analysis.layout.sharding_patterns import ragged, sharding_patterns
 from workbench.analysis.layout.simple import Ground, Table, called, flat_roles, put_flat, put_singles
-from workbench.analysis.layout.ways import ragged, ways
 from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Ints
 
 __all__ = ["Inferred", "infer"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-#: Formats that store the parts of one local tensor (gate and up) as items, which several of its holders may share out.
-IN_PARTS = ("megatron_dist",)
-#: Axes along which these formats never cut a tensor's axes: there lie copies, or ranges of flat buffers.
-NO_GRID = {
-    "megatron_dist": ("dp", "cp"),
-    "megatron_legacy": ("dp", "cp"),
-    "deepspeed": ("dp",),
-    "paddlenlp": ("dp", "sharding"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,21 +34,20 @@ class Inferred:
 
     Attributes:
         of_tensor: ``(T,)`` index into ``placed``.
-        placed: the ways that tensors lie.
-        mesh: of the checkpoint; no axes where nothing tells one.
-        places: ``(H, axes)`` coordinates of each holder on ``mesh``, -1 where not known.
-        told: what tells the mesh.
+        placed: the distinct placements.
+        mesh: of the checkpoint; without axes if it cannot be inferred.
+        places: ``(H, axes)`` coordinates of each holder on ``mesh``, -1 if unknown.
     """
 
     of_tensor: Ints
     placed: list[Placed]
-    mesh: Mesh
+    mesh: InferredMesh
     places: Ints
-    told: str
+    told: str  #: the source of the mesh, as text
 
 
 def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
-    """Placements of all tensors of a checkpoint."""
+    """Infer the placements of all tensors of a checkpoint."""
     catalog = ckpt.catalog
     table = Table(len(catalog))
     for tensor, kind, why in _broken(covered):
@@ -67,26 +56,27 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     table.put(empty, Placed("empty", PROVEN, "it has no elements", copies=(0, 0)))
     single = (np.diff(catalog.row_ptr) == 1) & table.open
     flat = ragged(catalog, who, np.flatnonzero(table.open & ~single))
-    found = ways(catalog, who, np.flatnonzero(table.open & ~single & ~flat))
-    several = [] if "flat_parameters" in catalog.meta else [way for way, _ in found]
+    found = sharding_patterns(catalog, who, np.flatnonzero(table.open & ~single & ~flat))
+    several = [] if "flat_parameters" in catalog.meta else [pattern for pattern, _ in found]
     mesh, places, told = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
     ground = Ground(who, mesh, places)
-    never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else NO_GRID.get(ckpt.format, ())
+    its = formats.record(ckpt.format)
+    never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else its.never_cuts
     allowed = [axis for axis, name in enumerate(mesh.axes) if name not in never]
-    buffers = bool(flat.any() or flat_roles(ckpt) or ckpt.format in NO_GRID)
+    buffers = bool(flat.any() or flat_roles(ckpt) or its.never_cuts)
     experts = _experts(ckpt, who)
     of_experts = np.array([experts is not None and ".experts." in key for key in catalog.keys], bool)
     if experts is not None and of_experts.any():
         told = f"{told}; experts on {experts.mesh}"
-    for way, tensors in found:
+    for pattern, tensors in found:
         dense = [tensor for tensor in tensors if not of_experts[tensor]]
         if len(dense):
-            placed = _place(way, ground, allowed, ckpt.world_size, ckpt.format)
-            table.put(dense, placed if buffers else _doubted(way, placed))
+            placed = _place(pattern, ground, allowed, ckpt.world_size, its.stores_parts)
+            table.put(dense, placed if buffers else _doubted(pattern, placed))
         if experts is not None and len(dense) < len(tensors):
-            rows = list(way.holders)
+            rows = list(pattern.holders)
             cutting = [experts.mesh.axes.index(axis) for axis in ("ep", "etp")]
-            placed = place(way, experts.mesh, experts.places[rows], cutting, called(who, rows), parts=True)
+            placed = place(pattern, experts.mesh, experts.places[rows], cutting, called(who, rows), parts=True)
             table.put([tensor for tensor in tensors if of_experts[tensor]], placed)
     put_flat(table, catalog, ground, np.flatnonzero(flat & ~of_experts))
     if experts is not None:
@@ -96,7 +86,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
 
 
 def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
-    """The mesh that experts lie on, where it is another one than the other tensors': Megatron's, with ep.
+    """Return the mesh of experts if it differs from that of the other tensors: Megatron's, with ep.
 
     ::
 
@@ -106,7 +96,7 @@ def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
     stated = ckpt.mesh.get("axes")
     sizes = {axis: size for axis, size in stated.items() if type(size) is int} if isinstance(stated, Mapping) else {}
     ep, pp = sizes.get("ep", 1), sizes.get("pp", 1)
-    if ckpt.format != "megatron_dist" or ep < 2 or "ep" in who.axes or not who.source:
+    if not formats.record(ckpt.format).experts_apart or ep < 2 or "ep" in who.axes or not who.source:
         return None
     dense = sizes.get("tp", 0) * sizes.get("cp", 1) * sizes.get("dp", 0)
     etp = sizes.get("etp", sizes.get("tp", 1))
@@ -119,23 +109,23 @@ def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
         if (at == stage)[ranked].all():
             places = np.stack([at, copy, who.rank // etp % ep, who.rank % etp], axis=1).astype(np.int64)
             places[~ranked] = -1
-            return Ground(who, Mesh(("pp", "edp", "ep", "etp"), (pp, edp, ep, etp)), places)
+            return Ground(who, InferredMesh(("pp", "edp", "ep", "etp"), (pp, edp, ep, etp)), places)
     return None
 
 
-def _doubted(way: Way, placed: Placed) -> Placed:
-    """Ranges of whole rows prove no flat buffer where nothing else does: uneven shards look the same."""
-    if placed.kind != "flat" or max(map(len, way.boxes)) > 1:
+def _doubted(pattern: ShardingPattern, placed: Placed) -> Placed:
+    """Downgrade flat ranges of whole rows without other evidence: uneven shards look the same."""
+    if placed.kind != "flat" or max(map(len, pattern.boxes)) > 1:
         return placed
-    why = f"{placed.cut}, in the order of their holders: a flat buffer's, or shards along axes that nothing tells"
+    why = f"{placed.cut}, in the order of their holders: a flat buffer, or shards along unknown axes"
     return Placed("irregular", UNKNOWN, why, cut=placed.cut, pieces=placed.pieces, copies=placed.copies)
 
 
 def _broken(covered: Coverage) -> list[tuple[int, str, str]]:
-    """Tensors with holes or overlaps, and what is wrong with each."""
+    """Return tensors with holes or overlaps, and what is wrong with each."""
     twice = dict.fromkeys((tensor for tensor, *_ in covered.overlaps), "elements are stored in two different chunks")
     holes = dict.fromkeys((tensor for tensor, *_ in covered.holes), "elements are stored in no chunk")
-    tangled = dict.fromkeys(covered.tangled, "its chunks overlap, or leave holes, in more ways than are looked at")
+    tangled = dict.fromkeys(covered.tangled, "its chunks have more overlaps or holes than can be checked")
     return [(t, "hole", why) for t, why in (holes | tangled).items()] + [
         (t, "overlap", why) for t, why in twice.items() if t not in holes and t not in tangled
     ]
@@ -144,51 +134,55 @@ def _broken(covered: Coverage) -> list[tuple[int, str, str]]:
 # ---- the mesh --------------------------------------------------------------------------------------------------------
 
 
-def _mesh(who: Holders, ways: Sequence[Way], tensors: int, world: int | None) -> tuple[Mesh, Ints, str]:
-    """The mesh of a checkpoint, the coordinates of its holders, and what tells them."""
+def _mesh(
+    who: Holders, patterns: Sequence[ShardingPattern], tensors: int, world: int | None
+) -> tuple[InferredMesh, Ints, str]:
+    """Return the mesh of a checkpoint, the coordinates of its holders, and their source."""
     if who.source:
-        return Mesh(tuple(who.axes), tuple(who.axes.values()), False), who.coordinates, who.source
+        return InferredMesh(tuple(who.axes), tuple(who.axes.values()), False), who.coordinates, who.source
     nowhere = np.full((len(who), 0), -1, np.int64)
     if not who.ranked:
-        return Mesh(), nowhere, "no ranks are stored"
+        return InferredMesh(), nowhere, "no ranks are stored"
     ranks = max(world or 0, int(who.rank.max()) + 1)
-    told = [own for way in ways if (own := _own(way, who, ranks)) is not None]
-    sizes = digits.refine([*told, *_pooled(ways, who, ranks)], ranks)
-    source = f"boxes of {tensors:,} tensors and their writers" if told or len(sizes) > 1 else "writers' ranks alone"
+    told = [own for pattern in patterns if (own := _own(pattern, who, ranks)) is not None]
+    sizes = digits.refine([*told, *_pooled(patterns, who, ranks)], ranks)
+    source = f"boxes of {tensors:,} tensors and their writers" if told or len(sizes) > 1 else "only the writers' ranks"
     return _numbered(sizes or (1,)), digits.coordinates(who.rank, sizes or (1,)), source
 
 
-def _numbered(sizes: tuple[int, ...]) -> Mesh:
-    """A mesh whose axes have no names."""
-    return Mesh(("ranks",) if len(sizes) == 1 else tuple(f"axis{number}" for number in range(len(sizes))), sizes)
+def _numbered(sizes: tuple[int, ...]) -> InferredMesh:
+    """Return a mesh whose axes have no names."""
+    return InferredMesh(
+        ("ranks",) if len(sizes) == 1 else tuple(f"axis{number}" for number in range(len(sizes))), sizes
+    )
 
 
-def _own(way: Way, who: Holders, world: int) -> tuple[int, ...] | None:
-    """The mesh that one way proves, where every rank holds a part."""
-    ranks = who.rank[list(way.holders)]
-    if len(ranks) != world or len(set(ranks.tolist())) != world or not all(way.boxes):
+def _own(pattern: ShardingPattern, who: Holders, world: int) -> tuple[int, ...] | None:
+    """Return the mesh proven by one sharding pattern in which every rank holds a part."""
+    ranks = who.rank[list(pattern.holders)]
+    if len(ranks) != world or len(set(ranks.tolist())) != world or not all(pattern.boxes):
         return None
     order = np.argsort(ranks)
-    index = index_of(way)
+    index = index_of(pattern)
     sizes = None if index is None else digits.radices(index[order])
     for mesh in digits.finer(sizes) if sizes else ():
-        found = place(way, _numbered(mesh), digits.coordinates(ranks, mesh), range(len(mesh)), "")
+        found = place(pattern, _numbered(mesh), digits.coordinates(ranks, mesh), range(len(mesh)), "")
         if found.status == PROVEN and found.kind in ("grid", "whole"):
             return mesh
     return None
 
 
-def _pooled(ways: Sequence[Way], who: Holders, world: int) -> list[tuple[int, ...]]:
-    """Meshes that tensors cut alike tell together, where each rank wrote always the same piece."""
+def _pooled(patterns: Sequence[ShardingPattern], who: Holders, world: int) -> list[tuple[int, ...]]:
+    """Return meshes proven jointly by tensors with equal cuts, if each rank always wrote the same piece."""
     pools: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = defaultdict(dict)
     spoilt = set()
-    for way in ways:
-        index = index_of(way)
+    for pattern in patterns:
+        index = index_of(pattern)
         if index is None or not index.any():
             continue
         counts = tuple((index.max(axis=0) + 1).tolist())
         kept = index[:, index.max(axis=0) > 0]
-        for rank, at in zip(who.rank[list(way.holders)].tolist(), map(tuple, kept.tolist()), strict=True):
+        for rank, at in zip(who.rank[list(pattern.holders)].tolist(), map(tuple, kept.tolist()), strict=True):
             if pools[counts].setdefault(rank, at) != at:
                 spoilt.add(counts)
     found = []
@@ -202,20 +196,22 @@ def _pooled(ways: Sequence[Way], who: Holders, world: int) -> list[tuple[int, ..
 # ---- placements ------------------------------------------------------------------------------------------------------
 
 
-def _place(way: Way, ground: Ground, allowed: Sequence[int], world: int | None, format: str) -> Placed:
-    who, mesh, rows = ground.who, ground.mesh, list(way.holders)
+def _place(pattern: ShardingPattern, ground: Ground, allowed: Sequence[int], world: int | None, parts: bool) -> Placed:
+    who, mesh, rows = ground.who, ground.mesh, list(pattern.holders)
     known = called(who, rows)
     if not mesh.axes:
-        cut, pieces, copies = divided(way)
+        cut, pieces, copies = divided(pattern)
         kind = "whole" if pieces == 1 else "grid"
         return Placed(kind, UNKNOWN, f"{cut}; no ranks are stored", cut=cut, pieces=pieces, copies=copies)
-    found = place(way, mesh, ground.places[rows], allowed, known, parts=format in IN_PARTS)
+    found = place(pattern, mesh, ground.places[rows], allowed, known, parts=parts)
     if not who.ranked or (found.status != UNKNOWN and found.kind != "flat"):
         return found
-    own = None if len(allowed) < len(mesh.axes) else _own(way, who, max(world or 0, int(who.rank.max()) + 1))
+    own = None if len(allowed) < len(mesh.axes) else _own(pattern, who, max(world or 0, int(who.rank.max()) + 1))
     if own is not None and own != mesh.shape:
         names = ("all",) if len(own) == 1 else tuple(f"own{number}" for number in range(len(own)))
-        other = place(way, Mesh(names, own), digits.coordinates(who.rank[rows], own), range(len(own)), known)
+        other = place(
+            pattern, InferredMesh(names, own), digits.coordinates(who.rank[rows], own), range(len(own)), known
+        )
         if other.status == PROVEN and other.kind == "grid":
-            return replace(other, why=f"{other.why}, on a mesh of its own ({other.mesh})")
+            return replace(other, why=f"{other.why}, on a separate mesh ({other.mesh})")
     return found

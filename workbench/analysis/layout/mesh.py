@@ -1,4 +1,4 @@
-"""The mesh that a checkpoint was saved on, as far as it is told, and one holder of it."""
+"""The mesh that a checkpoint was saved on, as far as known, and one holder on it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["HolderView"]
 
 @dataclass(frozen=True, eq=False)
 class HolderView:
-    """One holder: a rank, or the point of a mesh that a file's name tells.
+    """One holder: a rank, or the mesh coordinates in a file's name.
 
     Attributes:
         holder: its row in ``Layout.ranks``.
-        rank: ``None`` where not stored.
+        rank: ``None`` if not stored.
         label: ``rank 3``, ``tp=0 pp=1`` or a file's name.
-        coordinates: on the mesh, as far as they are known.
-        peers: by axis, the labels of those that differ from it on that axis alone, itself included, in order.
-        nbytes: of the chunks that it stores.
-        pieces: a row a chunk: key role offsets sizes nbytes replica file start stop.
+        coordinates: on the mesh, as far as known.
+        peers: by axis, the labels of holders that differ from it only on that axis, including itself, in order.
+        nbytes: bytes of the chunks that it stores.
+        pieces: one row per chunk: key role offsets sizes nbytes replica file start stop.
     """
 
     holder: int

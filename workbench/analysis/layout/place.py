@@ -1,4 +1,4 @@
-"""One way of lying on one mesh: what cuts it, and what the axes that do not cut do."""
+"""One sharding pattern on one mesh: which axes cut it, and what the other axes do."""
 
 from __future__ import annotations
 
@@ -9,63 +9,71 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.layout.fit import Fit, Way, fits, product_of
-from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, Mesh, Placed
+from workbench.analysis.layout.fit import Fit, ShardingPattern, fits, product_of
+from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, InferredMesh, Placed
 from workbench.analysis.layout.runs import Run, joined
+from workbench.core.arrays import Ints
 
 __all__ = ["STAGES", "divided", "index_of", "place"]
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-STAGES = ("pp", "ep")  #: axes whose coordinates hold other tensors than their neighbours, rather than copies
+STAGES = ("pp", "ep")  #: axes whose coordinates store different tensors rather than copies
 
 
-def place(way: Way, mesh: Mesh, places: Ints, allowed: Sequence[int], known: str, *, parts: bool = False) -> Placed:
-    """Placements of one way that tiles its tensor.
+def place(
+    pattern: ShardingPattern,
+    mesh: InferredMesh,
+    places: Ints,
+    allowed: Sequence[int],
+    known: str,
+    *,
+    parts: bool = False,
+) -> Placed:
+    """Find the placement of a sharding pattern that tiles its tensor.
 
     Args:
-        way: the boxes.
+        pattern: the boxes.
         mesh: the axes.
-        places: ``(len(way.holders), axes)`` coordinates.
+        places: ``(len(pattern.holders), axes)`` coordinates.
         allowed: axes that may cut.
-        known: the holders in words: ``ranks 0–3``.
-        parts: whether a holder may have stored a part of its local tensor only.
+        known: the holders as text: ``ranks 0–3``.
+        parts: whether a holder may have stored only a part of its local tensor.
     """
-    cut, pieces, copies = divided(way)
+    cut, pieces, copies = divided(pattern)
     facts: dict[str, Any] = {"cut": cut, "pieces": pieces, "copies": copies}
     whole = pieces == 1
-    found = [] if whole else fits(way, mesh.shape, places, allowed, parts=parts)
+    found = [] if whole else fits(pattern, mesh.shape, places, allowed, parts=parts)
     if len(found) > 1:
         names = " or ".join("·".join(mesh.axes[axis] for axis in fit.axes) for fit in found)
-        why = f"{cut}; the holders, {known}, tell not along which axis: {names}"
+        why = f"{cut}; the holders, {known}, do not determine the axis: {names}"
         return Placed("grid", UNKNOWN, why, **facts)
     fit = found[0] if found else Fit((), ())
-    flat = None if whole else _flat(way, fit, mesh, places)
-    if not (whole or found or parts) and flat is None:  # ranges of what other axes cut
-        for one in fits(way, mesh.shape, places, allowed, parts=True):
-            if (flat := _flat(way, one, mesh, places)) is not None:
+    flat = None if whole else _flat(pattern, fit, mesh, places)
+    if not (whole or found or parts) and flat is None:  # ranges of what other axes left
+        for one in fits(pattern, mesh.shape, places, allowed, parts=True):
+            if (flat := _flat(pattern, one, mesh, places)) is not None:
                 fit, found = one, [one]
                 break
     left = [axis for axis in range(len(mesh.axes)) if axis not in fit.axes and mesh.shape[axis] > 1]
     if not whole and not found and flat is None:
         return Placed("irregular", UNKNOWN, f"{cut}; no placement along {mesh} gives them to {known}", **facts)
-    others = {} if flat == -1 else {axis: _other(way, mesh, places, axis) for axis in left if axis != flat}
+    others = {} if flat == -1 else {axis: _other(pattern, mesh, places, axis) for axis in left if axis != flat}
     if flat is not None:
         others = {axis: text for axis, text in others.items() if text != "Replicate()" or copies[0] > 1}
     kind = "whole" if whole else "flat" if flat is not None else "grid"
-    status, why = _verdict(whole, others, mesh, known, len(way.holders))
+    status, why = _verdict(whole, others, mesh, known, len(pattern.holders))
     return Placed(kind, status, why, mesh, fit.cuts, flat, others, **facts)
 
 
-def divided(way: Way) -> tuple[str, int, tuple[int, int]]:
-    """How a tensor is divided, into how many boxes, and the fewest and most copies of one."""
+def divided(pattern: ShardingPattern) -> tuple[str, int, tuple[int, int]]:
+    """Return how a tensor is divided, the number of boxes, and the minimum and maximum number of copies."""
     boxes: dict[tuple[Run, ...], int] = {}
-    for mine in way.boxes:
+    for mine in pattern.boxes:
         for box in mine:
             boxes[box] = boxes.get(box, 0) + 1
     copies = (min(boxes.values(), default=0), max(boxes.values(), default=0))
     if len(boxes) <= 1:
         return "one piece", len(boxes), copies
-    counts = [len({box[dim] for box in boxes}) for dim in range(len(way.shape))]
+    counts = [len({box[dim] for box in boxes}) for dim in range(len(pattern.shape))]
     if prod(counts) != len(boxes):
         return f"{len(boxes):,} boxes", len(boxes), copies
     dims = [dim for dim, count in enumerate(counts) if count > 1]
@@ -74,19 +82,19 @@ def divided(way: Way) -> tuple[str, int, tuple[int, int]]:
     return f"{sizes} pieces along {noun} {', '.join(map(str, dims))}", len(boxes), copies
 
 
-def _verdict(whole: bool, others: dict[int, str], mesh: Mesh, known: str, holders: int) -> tuple[str, str]:
+def _verdict(whole: bool, others: dict[int, str], mesh: InferredMesh, known: str, holders: int) -> tuple[str, str]:
     unknown = [mesh.axes[axis] for axis, text in others.items() if text == "?"]
     if not unknown:
-        return PROVEN, f"gives {known} the boxes that they store"
+        return PROVEN, f"gives {known} exactly the boxes that they store"
     if whole and holders == 1:
-        return UNKNOWN, f"stored once, by {known}: copied to others and saved once, or held there alone"
+        return UNKNOWN, f"stored once, by {known}: replicated but saved once, or held only there"
     if whole and all(text == "?" for text in others.values()):
-        return UNKNOWN, f"stored by {known}, not by the others of {mesh}: what those hold is not stored"
-    return PARTLY, f"gives {known} the boxes that they store; what others along {', '.join(unknown)} hold is not stored"
+        return UNKNOWN, f"stored by {known}, not by the others of {mesh}: what these hold is unknown"
+    return PARTLY, f"gives {known} the boxes that they store; what others along {', '.join(unknown)} hold is unknown"
 
 
-def _other(way: Way, mesh: Mesh, places: Ints, axis: int) -> str:
-    """``Replicate()`` where all coordinates of an axis store the same, ``Only(…)`` of a stage, else ``?``."""
+def _other(pattern: ShardingPattern, mesh: InferredMesh, places: Ints, axis: int) -> str:
+    """Return ``Replicate()`` if all coordinates of an axis store the same, ``Only(…)`` for a stage, else ``?``."""
     at = places[:, axis]
     if (at < 0).any():
         return "?"
@@ -98,21 +106,21 @@ def _other(way: Way, mesh: Mesh, places: Ints, axis: int) -> str:
     for row, key in enumerate(map(tuple, rest.tolist())):
         groups.setdefault(key, []).append(row)
     for rows in groups.values():
-        alike = {way.boxes[row] for row in rows}
+        alike = {pattern.boxes[row] for row in rows}
         if len(alike) > 1 or len({int(at[row]) for row in rows}) < mesh.shape[axis]:
             return "?"
     return "Replicate()"
 
 
-def _flat(way: Way, fit: Fit, mesh: Mesh, places: Ints) -> int | None:
-    """The axis along which the holders of one local tensor have ranges of it, in order; -1: all holders, no axis."""
+def _flat(pattern: ShardingPattern, fit: Fit, mesh: InferredMesh, places: Ints) -> int | None:
+    """Return the axis along which the holders of a local tensor have consecutive ranges; -1: all holders, no axis."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for row, at in enumerate(map(tuple, places[:, list(fit.axes)].tolist())):
         groups.setdefault(at, []).append(row)
     if all(len(rows) == 1 for rows in groups.values()):
         return None
     for rows in groups.values():
-        if not _in_order([way.boxes[row] for row in rows]):
+        if not _in_order([pattern.boxes[row] for row in rows]):
             return None
     left = [axis for axis in range(len(mesh.axes)) if axis not in fit.axes]
     varying = [axis for axis in left if len(set(places[:, axis].tolist())) > 1]
@@ -122,7 +130,7 @@ def _flat(way: Way, fit: Fit, mesh: Mesh, places: Ints) -> int | None:
 
 
 def _in_order(parts: Sequence[frozenset[tuple[Run, ...]]]) -> bool:
-    """Whether each holder's boxes are one range of their common local tensor, one after the other."""
+    """Return whether each holder's boxes are one range of their common local tensor, one after the other."""
     every = [box for boxes in parts for box in boxes]
     if len(set(every)) != len(every):
         return False
@@ -151,7 +159,7 @@ def _in_order(parts: Sequence[frozenset[tuple[Run, ...]]]) -> bool:
 
 
 def _local(boxes: Sequence[tuple[Run, ...]]) -> tuple[list[dict[int, int]], list[int]] | None:
-    """The local tensor that these boxes tile: where each run's first element is on its axes, and its shape."""
+    """Return the local tensor that these boxes tile: the start of each run along its axes, and its shape."""
     axes, shape = [], []
     for dim in range(len(boxes[0]) if boxes else 0):
         edges = sorted({edge for box in boxes for edge in (box[dim][0], sum(box[dim]))})
@@ -171,13 +179,13 @@ def _local(boxes: Sequence[tuple[Run, ...]]) -> tuple[list[dict[int, int]], list
     return axes, shape
 
 
-def index_of(way: Way) -> Ints | None:
-    """``(holders, dims)`` number of the piece that each holder has along each axis; ``None`` where it is no grid."""
-    mine = [product_of(sorted(boxes)) for boxes in way.boxes]
-    if any(box is None or (box == () and way.shape) for box in mine):
+def index_of(pattern: ShardingPattern) -> Ints | None:
+    """Return ``(holders, dims)``: the index of each holder's piece along each axis; ``None`` if not a grid."""
+    mine = [product_of(sorted(boxes)) for boxes in pattern.boxes]
+    if any(box is None or (box == () and pattern.shape) for box in mine):
         return None
-    found = np.zeros((len(mine), len(way.shape)), np.int64)
-    for dim in range(len(way.shape)):
+    found = np.zeros((len(mine), len(pattern.shape)), np.int64)
+    for dim in range(len(pattern.shape)):
         runs = [box[dim] for box in mine if box is not None]
         order = {run: number for number, run in enumerate(sorted(set(runs)))}
         found[:, dim] = [order[run] for run in runs]

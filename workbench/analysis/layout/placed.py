@@ -1,25 +1,25 @@
-"""What is known of where a tensor lies: value objects.
+"""Value objects: what is known about the placement of a tensor.
 
-``proven``   the placement, applied to the coordinates of the holders, gives the very boxes that are stored, and every
+``proven``   the placement, applied to the coordinates of the holders, yields exactly the stored boxes, and every
              holder of the mesh is accounted for
-``partly``   so for the axes that cut; what the holders on the other axes have is not stored (a save without copies)
-``unknown``  the boxes tell no placement, or several; ``why`` says which
+``partly``   the same for the axes that cut; what holders on the other axes have is unknown (a save without copies)
+``unknown``  the boxes prove no placement, or fit several; ``why`` says which
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workbench.analysis.layout.runs import Cut
+from workbench.analysis.layout.runs import AxisCut
 
-__all__ = ["PARTLY", "PROVEN", "UNKNOWN", "Mesh", "Placed"]
+__all__ = ["PARTLY", "PROVEN", "UNKNOWN", "InferredMesh", "Placed"]
 
 PROVEN, PARTLY, UNKNOWN = "proven", "partly", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
-    """Named axes, the outermost first, and their sizes; ``ranks`` are numbered row by row where ``ordered``."""
+class InferredMesh:
+    """Named axes, outermost first, and their sizes; if ``ordered``, ``ranks`` are numbered row by row."""
 
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
@@ -31,28 +31,28 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """How tensors of one way lie.
+    """The placement of all tensors with one sharding pattern.
 
     Attributes:
         kind: ``whole``, ``grid`` (cut along axes), ``flat`` (ranges of the flattened tensor), ``irregular``,
             ``hole``, ``overlap`` or ``empty``.
         status: ``proven``, ``partly`` or ``unknown``.
-        why: in words, what proves it or what is lacking.
-        mesh: what the placements below are along.
-        cuts: what cuts the tensor, in the order applied; ``Cut.axis`` is an axis of ``mesh``.
-        flat: axis along which ranges of the flattened local tensor lie, applied last; ``None`` for none, -1 where it
-            is no axis of the mesh but all holders in order.
+        why: what proves it, or what is missing, as text.
+        mesh: the mesh of the placements below.
+        cuts: the cuts of the tensor, in the order applied; ``AxisCut.axis`` is an axis of ``mesh``.
+        flat: axis along which the flattened local tensor is split into ranges, applied last; ``None`` for none, -1 if
+            it is not a mesh axis but all holders in order.
         others: the other axes of ``mesh``: ``Replicate()``, ``Only(0)`` or ``?``, by position.
-        cut: how the tensor is divided, whoever holds the pieces: ``2 × 4 pieces along axes 0, 1``.
+        cut: how the tensor is divided, independent of the holders: ``2 × 4 pieces along axes 0, 1``.
         pieces: distinct boxes.
-        copies: times that each element is stored, fewest and most.
+        copies: minimum and maximum number of times that an element is stored.
     """
 
     kind: str
     status: str
     why: str
-    mesh: Mesh = Mesh()
-    cuts: tuple[Cut, ...] = ()
+    mesh: InferredMesh = InferredMesh()
+    cuts: tuple[AxisCut, ...] = ()
     flat: int | None = None
     others: dict[int, str] = field(default_factory=dict)
     cut: str = ""
@@ -60,7 +60,7 @@ class Placed:
     copies: tuple[int, int] = (1, 1)
 
     def __str__(self) -> str:
-        """``tp Shard(0), dp Flat()``, as placement rules are written; ``?`` where nothing is known."""
+        """Return ``tp Shard(0), dp Flat()``, in the form of placement rules; ``?`` if nothing is known."""
         if self.kind == "empty":
             return "empty"
         names = self.mesh.axes
@@ -72,10 +72,10 @@ class Placed:
 
     @property
     def torch(self) -> tuple[str, ...] | None:
-        """DTensor placements, one a mesh axis: ``("_StridedShard(0, sf=2)", "Shard(0)")``.
+        """DTensor placements, one per mesh axis: ``("_StridedShard(0, sf=2)", "Shard(0)")``.
 
-        torch applies them from the first axis to the last; an axis that cuts what a later axis cut before is strided.
-        ``None`` where a DTensor cannot say it, or something is not known.
+        PyTorch applies them from the first axis to the last; an axis that cuts what a later axis has already cut is
+        strided. ``None`` if DTensor cannot represent the placement, or if something is unknown.
         """
         if self.flat is not None or any(cut.parts for cut in self.cuts) or not self.mesh.axes:
             return None

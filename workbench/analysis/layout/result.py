@@ -1,4 +1,4 @@
-"""What :func:`workbench.layout` returns."""
+"""The result of :func:`workbench.layout`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,31 +16,30 @@ from workbench.analysis.layout.figures import Balance
 from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.infer import Inferred
 from workbench.analysis.layout.mesh import HolderView
-from workbench.analysis.layout.placed import Mesh, Placed
+from workbench.analysis.layout.placed import InferredMesh, Placed
 from workbench.core.catalog import Catalog
+from workbench.core.shown import Shown, above
 from workbench.errors import TensorNotFoundError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from workbench.app.tabs.layout_view import LayoutView
+    from panel.viewable import Viewer
 
 __all__ = ["Layout"]
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 BY = ("role", "dtype", "layer", "stage")
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Which rank, file and byte range holds each box of each tensor, and what placements that proves.
+@dataclass(frozen=True, eq=False, repr=False)
+class Layout(Shown):
+    """Which rank, file and byte range stores each box of each tensor, and which placements that proves.
 
     Attributes:
         path, format: of the checkpoint.
         world_size: as stored, else ``None``.
         catalog: the tensors and chunks.
         fqns, roles: by tensor.
-        holders: who stored the chunks.
+        holders: the ranks or files that stored the chunks.
         inferred: placements by tensor.
         covered: holes and overlaps.
     """
@@ -58,53 +57,55 @@ class Layout:
     # ---- placements ----------------------------------------------------------------------------------------------
 
     @property
-    def mesh(self) -> Mesh:
-        """The mesh, ``str``: ``axis0=2, axis1=2``; no axes where nothing tells one. ``told`` says what does."""
+    def mesh(self) -> InferredMesh:
+        """The mesh; as ``str``, ``axis0=2, axis1=2``; without axes if unknown. See ``mesh_source``."""
         return self.inferred.mesh
 
     @property
-    def told(self) -> str:
-        """What tells the mesh, in words."""
+    def mesh_source(self) -> str:
+        """Where the mesh comes from, as text."""
         return self.inferred.told
 
     def placed(self, key: str) -> Placed:
-        """How one tensor lies.
+        """Return the placement of one tensor.
 
         Raises:
-            TensorNotFoundError: no tensor of that name.
+            TensorNotFoundError: no tensor has that name.
         """
         return self.inferred.placed[self.inferred.of_tensor[self._position(key)]]
 
     @cached_property
     def tensors(self) -> pd.DataFrame:
-        """One row a tensor: key fqn role dtype shape nbytes placement status kind cut pieces holders copies why."""
+        """One row per tensor: key fqn role dtype shape nbytes placement status kind cut pieces holders copies why."""
         import pandas as pd
 
         catalog, of = self.catalog, self.inferred.of_tensor.tolist()
         placed = self.inferred.placed
         texts = [str(one) for one in placed]
-        return pd.DataFrame({
-            "key": catalog.keys,
-            "fqn": pd.array(list(self.fqns), dtype="str"),
-            "role": pd.Categorical(self.roles),
-            "dtype": [catalog.dtype_of(t).name for t in range(len(catalog))],
-            "shape": [catalog.shape_of(t) for t in range(len(catalog))],
-            "nbytes": catalog.tensor_nbytes,
-            "placement": [texts[k] for k in of],
-            "status": pd.Categorical([placed[k].status for k in of]),
-            "kind": pd.Categorical([placed[k].kind for k in of]),
-            "cut": [placed[k].cut for k in of],
-            "pieces": [placed[k].pieces for k in of],
-            "holders": figures.distinct(catalog.tensor, self.holders.of_chunk, len(catalog)),
-            "copies": [placed[k].copies[1] for k in of],
-            "why": [placed[k].why for k in of],
-        })  # fmt: skip
+        return pd.DataFrame(
+            {
+                "key": catalog.keys,
+                "fqn": pd.array(list(self.fqns), dtype="str"),
+                "role": pd.Categorical(self.roles),
+                "dtype": [catalog.dtype_of(t).name for t in range(len(catalog))],
+                "shape": [catalog.shape_of(t) for t in range(len(catalog))],
+                "nbytes": catalog.tensor_nbytes,
+                "placement": [texts[k] for k in of],
+                "status": pd.Categorical([placed[k].status for k in of]),
+                "kind": pd.Categorical([placed[k].kind for k in of]),
+                "cut": [placed[k].cut for k in of],
+                "pieces": [placed[k].pieces for k in of],
+                "holders": figures.distinct(catalog.tensor, self.holders.of_chunk, len(catalog)),
+                "copies": [placed[k].copies[1] for k in of],
+                "why": [placed[k].why for k in of],
+            }
+        )
 
     def pieces(self, key: str) -> pd.DataFrame:
-        """Where the chunks of one tensor are: holder rank, axes, offsets sizes file start stop replica.
+        """Return where the chunks of one tensor are stored: holder rank, axes, offsets sizes file start stop replica.
 
         Raises:
-            TensorNotFoundError: no tensor of that name.
+            TensorNotFoundError: no tensor has that name.
         """
         span = self.catalog.rows_of(self._position(key))
         rows = np.arange(span.start, span.stop)
@@ -119,16 +120,16 @@ class Layout:
     # ---- the mesh ------------------------------------------------------------------------------------------------
 
     def rank(self, number: int | str) -> HolderView:
-        """One rank, by its number, or by its label where ranks are not stored.
+        """Return one rank, by its number, or by its label if ranks are not stored.
 
         Raises:
-            UsageError: none that stored anything.
+            UsageError: no such rank stored anything.
         """
         who, catalog = self.holders, self.catalog
         label = f"rank {number}" if isinstance(number, Integral) else number
         if label not in who.label:
             known = ", ".join(who.label[:8]) + (f", … {len(who) - 8:,} more" if len(who) > 8 else "")
-            raise UsageError(f"{label!r} stored nothing in {self.path!r}; stored have {known or 'none'}")
+            raise UsageError(f"{label!r} stored nothing in {self.path!r}; data was stored by {known or 'none'}")
         row = who.label.index(label)
         rows = np.flatnonzero(who.of_chunk == row)
         found = figures.chunk_rows(catalog, rows)
@@ -140,24 +141,24 @@ class Layout:
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
-        """One row a holder: label rank, a column an axis, files tensors chunks nbytes copies."""
+        """One row per holder: label rank, one column per axis, files tensors chunks nbytes copies."""
         return figures.rank_frame(self.catalog, self.holders, self.mesh, self.inferred.places)
 
     @cached_property
     def files(self) -> pd.DataFrame:
-        """One row a file: file size holders tensors chunks nbytes."""
+        """One row per file: file size holders tensors chunks nbytes."""
         return figures.file_frame(self.catalog, self.holders)
 
     # ---- figures -------------------------------------------------------------------------------------------------
 
     def by(self, what: str) -> pd.DataFrame:
-        """Bytes by ``role``, ``dtype``, ``layer`` or pipeline ``stage``: label tensors nbytes stored.
+        """Return the bytes by ``role``, ``dtype``, ``layer`` or pipeline ``stage``: label tensors nbytes stored.
 
         Raises:
-            UsageError: another word, or ``stage`` where no file tells a pipeline stage.
+            UsageError: another word, or ``stage`` if no pipeline stage is stored.
         """
         if what not in BY:
-            raise UsageError(f"bytes are known by {', '.join(BY)}; not by {what!r}")
+            raise UsageError(f"bytes can be grouped by {', '.join(BY)}, not by {what!r}")
         catalog = self.catalog
         if what == "stage":
             return self._by_stage()
@@ -166,17 +167,17 @@ class Layout:
 
     @property
     def balance(self) -> Balance:
-        """Bytes over the holders."""
+        """The distribution of bytes over the holders."""
         return figures.balance(self.ranks["nbytes"].to_numpy())
 
     @cached_property
     def holes(self) -> pd.DataFrame:
-        """Boxes that no chunk holds: key offsets sizes numel."""
+        """Boxes stored in no chunk: key offsets sizes numel."""
         return self.covered.frames(self.catalog)[0]
 
     @cached_property
     def overlaps(self) -> pd.DataFrame:
-        """Boxes that two different chunks hold: key offsets sizes numel file_a file_b."""
+        """Boxes stored in two different chunks: key offsets sizes numel file_a file_b."""
         return self.covered.frames(self.catalog)[1]
 
     @cached_property
@@ -194,8 +195,8 @@ class Layout:
             "holes": len(self.covered.holes), "overlaps": len(self.covered.overlaps),
         }  # fmt: skip
 
-    def ways(self) -> list[tuple[Placed, list[int]]]:
-        """Placements that say the same, each with its tensors, most bytes first."""
+    def placements(self) -> list[tuple[Placed, list[int]]]:
+        """Return the distinct placements, each with its tensors, most bytes first."""
         found: dict[tuple[Any, ...], tuple[Placed, list[int]]] = {}
         texts = [(str(one), one.status, one.kind) for one in self.inferred.placed]
         for tensor, k in enumerate(self.inferred.of_tensor.tolist()):
@@ -203,10 +204,10 @@ class Layout:
         nbytes = self.catalog.tensor_nbytes
         return sorted(found.values(), key=lambda one: (-int(nbytes[one[1]].sum()), str(one[0])))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values: path format mesh told summary ranks files tensors holes overlaps tangled.
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: path format mesh mesh_source summary ranks files tensors holes overlaps tangled.
 
-        ``tangled``: tensors whose chunks overlap, or leave holes, in so many ways that the holes were not looked for.
+        ``tangled``: tensors with too many overlaps or holes to search for holes.
         """
         import json
 
@@ -215,27 +216,16 @@ class Layout:
 
         mesh = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
         return {
-            "path": self.path, "format": self.format, "mesh": mesh, "told": self.told, "summary": self.summary,
+            "path": self.path, "format": self.format, "mesh": mesh,
+            "mesh_source": self.mesh_source, "summary": self.summary,
             "ranks": rows(self.ranks), "files": rows(self.files), "tensors": rows(self.tensors),
             "holes": rows(self.holes), "overlaps": rows(self.overlaps),
             "tangled": [self.catalog.keys[tensor] for tensor in self.covered.tangled],
         }  # fmt: skip
 
-    def view(self) -> LayoutView:
-        """The pictures of the dashboard's Layout tab, for a notebook's cell."""
-        from workbench.app.tabs.layout_view import LayoutView
-
-        return LayoutView(self)
-
-    def __repr__(self) -> str:
-        from workbench.views.layout import layout_text
-
-        return layout_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.views.layout import layout_html
-
-        return layout_html(self)
+    def view(self) -> Viewer:
+        """Return the pictures of the dashboard's Layout tab, for a notebook cell."""
+        return cast("Viewer", above(self, "view")(self))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -259,7 +249,7 @@ class Layout:
         import pandas as pd
 
         if "pp" not in self.mesh.axes:
-            raise UsageError("no file tells a pipeline stage")
+            raise UsageError("no pipeline stage is stored in this checkpoint")
         stage = self.inferred.places[self.holders.of_chunk, self.mesh.axes.index("pp")]
         nbytes = self.catalog.chunk_nbytes
         found = []

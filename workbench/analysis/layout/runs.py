@@ -1,12 +1,12 @@
-"""Placements applied forward, to one axis of one rank at a time: the other half of every proof here.
+"""Apply placements forward, to one axis of one rank at a time: the other half of every proof.
 
 An axis is a list of runs, ``(low, size)``; a placement keeps some of their elements, counted in the runs' order::
 
     16 rows, tp=2 StridedShard(0, 2), coordinate 0     (0, 4) (8, 4)
              dp=2 Shard(0), coordinate 1                       (8, 4)
 
-Sizes that do not divide are cut as ``torch.chunk`` does: ceil(n / ranks) each, the last ones short or empty.
-Written apart from the resharding's own arithmetic, which the tests hold against it.
+Sizes that do not divide evenly are cut as by ``torch.chunk``: ceil(n / ranks) each, the last ones short or empty.
+This is independent of the arithmetic of resharding, which the tests compare with it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cut", "Run", "chunk", "cut_axis"]
+__all__ = ["AxisCut", "Run", "chunk", "cut_axis"]
 
 Run = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AxisCut:
     """What one mesh axis does to one axis of a tensor.
 
     Attributes:
         axis: position of the mesh axis.
         dim: axis of the tensor.
-        parts: sizes of the parts that are each cut for themselves ([gate; up], [q; k; v]); none for a plain shard.
+        parts: sizes of the parts that are cut separately ([gate; up], [q; k; v]); empty for a plain shard.
     """
 
     axis: int
@@ -43,16 +43,16 @@ class Cut:
 
 
 def chunk(length: int, count: int, at: int) -> Run:
-    """Where ``torch.chunk`` puts piece ``at`` of ``count``, as ``(low, size)``."""
+    """Return the range of piece ``at`` of ``count`` from ``torch.chunk``, as ``(low, size)``."""
     each = -(-length // count)
     low = min(each * at, length)
     return low, min(each, length - low)
 
 
-def cut_axis(length: int, cuts: Sequence[tuple[Cut, int, int]]) -> list[Run]:
-    """What is left of an axis after some cuts in order; each with the size of its mesh axis and the coordinate on it.
+def cut_axis(length: int, cuts: Sequence[tuple[AxisCut, int, int]]) -> list[Run]:
+    """Return what remains of an axis after cuts in order, each with the size of its mesh axis and the coordinate on it.
 
-    Runs that touch are joined, in the order of the local tensor.
+    Adjacent runs are joined, in the order of the local tensor.
     """
     runs: list[Run] = [(0, length)] if length else []
     for cut, count, at in cuts:
@@ -67,7 +67,7 @@ def cut_axis(length: int, cuts: Sequence[tuple[Cut, int, int]]) -> list[Run]:
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """Runs that follow on one another as one."""
+    """Join consecutive runs."""
     found: list[Run] = []
     for low, size in runs:
         if found and sum(found[-1]) == low:
@@ -78,7 +78,7 @@ def joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def _between(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
-    """The elements ``start`` to ``stop`` of the runs laid end to end."""
+    """Return the elements ``start`` to ``stop`` of the concatenated runs."""
     found, at = [], 0
     for low, size in runs:
         first, last = max(start - at, 0), min(stop - at, size)

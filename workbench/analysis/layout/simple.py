@@ -1,4 +1,4 @@
-"""Tensors that need no fitting: ranges with an edge inside a row, and tensors in one chunk."""
+"""Tensors that need no fitting: ranges that start or end inside a row, and tensors in one chunk."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ import numpy as np
 
 from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.place import STAGES
-from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, Mesh, Placed
-from workbench.analysis.layout.ways import rows_of
+from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, InferredMesh, Placed
+from workbench.analysis.layout.sharding_patterns import rows_of
 from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Bools, Ints
 from workbench.core.catalog import Catalog
+from workbench.formats import record
 
 __all__ = ["Ground", "Table", "called", "flat_roles", "put_flat", "put_singles"]
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
-#: Formats whose optimizer files are parts of flat buffers, by definition: a tensor whole on one rank is a range too.
-FLAT = {"deepspeed": ("master", "exp_avg", "exp_avg_sq", "momentum")}
 FLAT_STATES = ("param", "exp_avg", "exp_avg_sq", "momentum")  #: of FSDP1's flat parameters
 
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """Holders on a mesh: ``places`` are their ``(H, axes)`` coordinates, -1 where not known."""
+    """Holders on a mesh: ``places`` are their ``(H, axes)`` coordinates, -1 if unknown."""
 
     who: Holders
-    mesh: Mesh
+    mesh: InferredMesh
     places: Ints
 
     @property
     def axes(self) -> list[int]:
-        """Axes of more than one coordinate."""
+        """Axes with more than one coordinate."""
         return [axis for axis, size in enumerate(self.mesh.shape) if size > 1]
 
     def stage(self, rows: Sequence[int], axis: int) -> str:
-        """``Only(…)`` for holders at some pipeline stages, ``?`` on other axes."""
+        """Return ``Only(…)`` for holders at some pipeline stages, ``?`` on other axes."""
         at = sorted(set(self.places[list(rows), axis].tolist()))
         known = at[0] >= 0 and self.mesh.axes[axis] in STAGES and len(at) < self.mesh.shape[axis]
         return f"Only({', '.join(map(str, at))})" if known else "?"
@@ -54,19 +52,19 @@ class Table:
 
     @property
     def open(self) -> Bools:
-        """Tensors without a placement so far."""
+        """Tensors that have no placement yet."""
         found: Bools = self.of_tensor < 0
         return found
 
     def put(self, tensors: Any, placed: Placed) -> None:
-        """Tensors that lie so."""
+        """Assign a placement to tensors."""
         if len(tensors):
             self.of_tensor[np.asarray(tensors)] = len(self.placed)
             self.placed.append(placed)
 
 
 def put_flat(table: Table, catalog: Catalog, ground: Ground, tensors: Ints) -> None:
-    """Tensors that are flat for certain: one entry for each set of holders from first to last."""
+    """Assign placements to tensors that can only be flat: one entry per set of holders from first to last."""
     if not len(tensors):
         return
     who, mesh, places = ground.who, ground.mesh, ground.places
@@ -80,7 +78,7 @@ def put_flat(table: Table, catalog: Catalog, ground: Ground, tensors: Ints) -> N
         varying = [axis for axis in ground.axes if len(set(places[[first, last], axis].tolist())) > 1]
         axis = varying[0] if len(varying) == 1 else -1
         others = {a: ground.stage(span, a) for a in ground.axes if a != axis} if axis >= 0 else {}
-        why = f"{called(who, span)} hold ranges of the flattened tensor, one after the other, cut inside a row"
+        why = f"{called(who, span)} hold consecutive ranges of the flattened tensor, cut inside a row"
         status = UNKNOWN if not mesh.axes else PARTLY if "?" in others.values() else PROVEN
         why = why if mesh.axes else f"{why}; no ranks are stored"
         cut = f"ranges in {count:,} boxes"
@@ -90,7 +88,7 @@ def put_flat(table: Table, catalog: Catalog, ground: Ground, tensors: Ints) -> N
 
 
 def put_singles(table: Table, ckpt: Checkpoint, ground: Ground, tensors: Ints) -> None:
-    """Tensors that lie in one chunk: one entry for each holder (and kind of state, where it tells more)."""
+    """Assign placements to tensors in one chunk: one entry per holder (and kind of state, if that is informative)."""
     roles, catalog = ckpt.roles, ckpt.catalog
     buffered = flat_roles(ckpt)
     flat = np.array([one.kind == "flat" for one in table.placed], bool)
@@ -105,7 +103,7 @@ def put_singles(table: Table, ckpt: Checkpoint, ground: Ground, tensors: Ints) -
 
 
 def called(who: Holders, rows: Sequence[int]) -> str:
-    """``ranks 0–3``, ``rank 2``, or the names of few holders."""
+    """Return ``ranks 0–3``, ``rank 2``, or the names of a few holders."""
     ranks = who.rank[list(rows)].tolist()
     if all(rank >= 0 for rank in ranks):
         ordered = sorted(set(ranks))
@@ -119,12 +117,12 @@ def called(who: Holders, rows: Sequence[int]) -> str:
 
 
 def flat_roles(ckpt: Checkpoint) -> tuple[str, ...]:
-    """Roles whose tensors are all parts of flat buffers, as the format defines or the checkpoint says."""
+    """Return roles whose tensors are all parts of flat buffers, by definition of the format or by stored facts."""
     buffers = ckpt.catalog.meta.get("flat_parameters")
     if isinstance(buffers, list) and buffers:
         inside = sum(one.get("parameters", 0) for one in buffers if isinstance(one, dict))
         return FLAT_STATES if inside == ckpt.roles.count("param") else ()
-    return FLAT.get(ckpt.format, ())
+    return record(ckpt.format).flat_roles
 
 
 def _single(ground: Ground, holder: int, kind: str, world: int | None) -> Placed:
@@ -138,15 +136,15 @@ def _single(ground: Ground, holder: int, kind: str, world: int | None) -> Placed
         axis = mesh.axes.index("dp") if "dp" in mesh.axes else 0
         others = {a: ground.stage([holder], a) for a in ground.axes if a != axis}
         status = PARTLY if "?" in others.values() else PROVEN
-        why = f"the format stores parts of flat buffers; it lies whole in that of {label}"
+        why = f"the format stores parts of flat buffers; the tensor is entirely in that of {label}"
         return Placed("flat", status, why, mesh, (), axis, others, cut=cut)
     others = {axis: ground.stage([holder], axis) for axis in ground.axes}
     if others and "?" not in others.values():
-        why = f"{label} alone stores it, and the files of the other stages are there"
+        why = f"only {label} stores it, and the files of the other stages exist"
         return Placed("whole", PROVEN, why, mesh, (), None, others, cut=cut)
-    why = f"stored once, by {label}: copied to others and saved once, or held there alone"
+    why = f"stored once, by {label}: replicated but saved once, or held only there"
     if kind == "beside":
-        why = f"stored once, by {label}: a flat range as others of its role are, or copied to others and saved once"
+        why = f"stored once, by {label}: a flat range like others of its role, or replicated but saved once"
     elif len(who) == 1:
-        why += "; how many ranks there were is not stored"
+        why += "; the number of ranks is not stored"
     return Placed("whole", UNKNOWN, why, mesh, (), None, others, cut=cut)

@@ -1,18 +1,18 @@
-"""How one tensor came from another, where the change has a form that can be proved.
+"""Identify how one tensor was made from another, if the change has a provable form.
 
 ::
 
-    b = a with its rows in another order     halves exchanged, heads interleaved, n blocks of another rank order …
-    b = a moved along an axis                rolled, or rows leave at one end and others enter at the other
+    b = a with its rows in another order     halves exchanged, heads interleaved, n blocks in another order …
+    b = a moved along an axis                rolled, or rows removed at one end and others added at the other
     b = f(a) element by element              c·a, −a, rounded to a narrower type, its bytes reversed
-    b = a but for a place                    flipped bits, a run of zeros, a block that was replaced
+    b = a except in one place                flipped bits, a run of zeros, a replaced block
     b = another tensor, or a in another shape
 
-A name is a fact: it is given when ``b`` equals what the pattern makes of ``a`` bit for bit on *all* elements, and when
-a random change would have had less than one chance in 2⁴⁰ to look alike (:mod:`.evidence`). What may lie
-behind it, told from the tensor's name, stands apart in ``likely``.
+A name is a fact: applying the pattern to ``a`` yields ``b`` bit for bit on *all* elements, and the probability that a
+random change looks like this is below 2⁻⁴⁰ (:mod:`.evidence`). The probable cause, inferred from the tensor's name, is
+separate, in ``likely``.
 
-Blocks of at most 4 MiB are in memory, whatever the size of the tensor, besides one number for each row of it.
+Whatever the size of the tensor, memory holds blocks of up to 4 MiB and one number per row.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from workbench.analysis.patterns.likely import likely
 from workbench.analysis.patterns.local import Difference, flipped, replaced
 from workbench.analysis.patterns.moved import moved, reordered
 from workbench.analysis.patterns.read import readable
-from workbench.analysis.patterns.shape import reshaped, sibling, transposed
+from workbench.analysis.patterns.shape import Sibling, reshaped, sibling, transposed
 from workbench.analysis.patterns.values import cast, elementwise
 from workbench.tensor import LazyTensor
 
-__all__ = ["Pattern", "recognise"]
+__all__ = ["Pattern", "Sibling", "recognise"]
 
 
-def recognise(a: LazyTensor, b: LazyTensor, *, siblings: Sequence[LazyTensor] = ()) -> Pattern | None:
-    """The form of the change from ``a`` to ``b``, or ``None`` when they are equal or the change has none.
+def recognise(a: LazyTensor, b: LazyTensor, *, siblings: Sequence[Sibling] = ()) -> Pattern | None:
+    """Return the form of the change from ``a`` to ``b``, or ``None`` if they are equal or the change has no form.
 
     Args:
-        siblings: other tensors that ``b`` may have been exchanged with, those of ``a``'s checkpoint, say. Only the
-            first elements of those that are not it are read.
+        siblings: other tensors that ``b`` may have been exchanged with, for example those of ``a``'s checkpoint. Only
+            the first elements of tensors that do not match are read.
 
     Raises:
-        HoleError, OpenError: an element that is needed is stored nowhere or cannot be read.
+        HoleError, OpenError: a needed element is not stored or cannot be read.
     """
-    if not (readable(a) and readable(b)) or not a.numel or not b.numel:
+    if not (readable(a) and readable(b)) or not a.numel() or not b.numel():
         return None
     found = _found(a, b, siblings)
     return None if found is None else replace(found, likely=likely(found, b))
 
 
-def _found(a: LazyTensor, b: LazyTensor, siblings: Sequence[LazyTensor]) -> Pattern | None:
+def _found(a: LazyTensor, b: LazyTensor, siblings: Sequence[Sibling]) -> Pattern | None:
     if a.element != b.element:
         return (cast(a, b) if a.shape == b.shape else None) or sibling(b, siblings)
     if a.shape != b.shape:

@@ -1,4 +1,4 @@
-"""Where in a file a run of a tensor's elements lies: what a lost page leaves behind is told by that.
+"""Locate a run of a tensor's elements in its file, which identifies lost pages.
 
 ::
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import catalog as cat
+from workbench.core import codecs
 from workbench.tensor import LazyTensor
 
 __all__ = ["PAGE", "chunk_boxes", "place_of"]
@@ -24,7 +24,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def chunk_boxes(tensor: LazyTensor, low: tuple[int, ...], high: tuple[int, ...]) -> list[Box]:
-    """Offsets and sizes of the stored chunks (of a tensor in several) that hold a box wholly."""
+    """Return offsets and sizes of the stored chunks that contain a box, for a tensor in several chunks."""
     rows = _rows(tensor)
     if len(rows) < 2:
         return []
@@ -37,21 +37,21 @@ def chunk_boxes(tensor: LazyTensor, low: tuple[int, ...], high: tuple[int, ...])
 def place_of(
     tensor: LazyTensor, low: tuple[int, ...], sizes: tuple[int, ...], start: int, length: int
 ) -> dict[str, Any] | None:
-    """``file``, ``byte_start``, ``byte_stop`` and whether they are ``aligned`` to pages, of a run of elements.
+    """Return ``file``, ``byte_start``, ``byte_stop`` of a run of elements, and whether it is ``aligned`` to pages.
 
     Args:
-        low, sizes: the box in whose row-major order the run is counted.
+        low, sizes: the box whose row-major order counts the run's elements.
 
     Returns:
-        ``None`` where the run is not one byte range of a file (several chunks, compressed or strided ones).
+        ``None`` if the run is not one byte range of a file (several chunks, compressed or strided ones).
     """
     payloads, itemsize = tensor._payloads, tensor.element.itemsize
     catalog = payloads.catalog
     for row in _rows(tensor).tolist():
         offsets = tuple(catalog.offsets[row, : len(low)].tolist())
-        extent = tuple(catalog.sizes[row, : len(low)].tolist())
-        if offsets[1:] != low[1:] or extent[1:] != sizes[1:] or catalog.codec[row] not in (cat.RAW, cat.TORCH_ZIP):
-            continue  # its order is another one
+        extent, codec = tuple(catalog.sizes[row, : len(low)].tolist()), catalog.codec[row]
+        if offsets[1:] != low[1:] or extent[1:] != sizes[1:] or codec not in (codecs.RAW, codecs.TORCH_ZIP):
+            continue  # its order differs
         skipped = (offsets[0] - low[0]) * prod(extent[1:]) if low else 0
         if not 0 <= start - skipped <= start - skipped + length <= prod(extent):
             continue
@@ -68,7 +68,7 @@ def place_of(
 
 
 def _rows(tensor: LazyTensor) -> np.ndarray[Any, Any]:
-    """Chunk rows of the copy that the tensor is read from; none for a slice, whose positions are its own."""
+    """Return chunk rows of the copy that the tensor is read from; none for a slice, whose positions differ."""
     catalog = tensor._payloads.catalog
     if not tensor._selection.is_whole or tensor.shape != catalog.shape_of(tensor._tensor):
         return np.empty(0, np.int64)

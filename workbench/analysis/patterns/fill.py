@@ -2,8 +2,8 @@
 
 ::
 
-    · · · · · ·      from the first to the last element that changed all are zero: a run, in row-major order;
-    · · · 0 0 0      of a tensor in several chunks also in the order of the one chunk that holds it,
+    · · · · · ·      all elements from the first to the last changed one are zero: a run, in row-major order
+    · · · 0 0 0      of the tensor or of the chunk that holds it,
     0 0 0 0 · ·      as a lost page of the file would be
 """
 
@@ -20,15 +20,14 @@ from workbench.analysis.patterns.flips import number_text
 from workbench.analysis.patterns.found import Pattern, box_text
 from workbench.analysis.patterns.local import KEPT, Difference
 from workbench.analysis.patterns.read import bits, runs_of
+from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
 __all__ = ["filled"]
 
-Array = np.ndarray[Any, Any]
-
 
 def filled(seen: Difference) -> Pattern | None:
-    """Every element that changed became the same value, and so the whole run or block between them has it."""
+    """Return a pattern if all changed elements became one value that fills the run or block between them."""
     if not seen.complete or seen.constant is None or not seen.count:
         return None
     value = seen.constant
@@ -41,7 +40,7 @@ def filled(seen: Difference) -> Pattern | None:
 
 
 def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, ...]) -> Pattern | None:
-    """The elements between the first and the last changed one, in the row-major order of a box, are all ``value``."""
+    """Return a pattern if all elements from the first to the last changed one, in a box's order, are ``value``."""
     a, b = seen.a, seen.b
     box = tuple(slice(k, k + n) for k, n in zip(low, sizes, strict=True))
     whole = sizes == seen.shape
@@ -52,7 +51,7 @@ def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, .
         return None
     zero = int(value) == 0
     length = stop - start
-    surprise = seen.count * (log2(a.numel / (last + 1 - first)) + _rarity(seen, value)) - 2 * log2(a.numel)
+    surprise = seen.count * (log2(a.numel() / (last + 1 - first)) + _rarity(seen, value)) - 2 * log2(a.numel())
     if surprise < MARGIN:
         return None
     told = number_text(a.element, int(value))
@@ -61,11 +60,11 @@ def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, .
     place = place_of(b, low, sizes, start, length)
     tell = f"{length:,} elements from flat position {start:,}"
     tell += "" if whole else f" of the stored chunk {box_text(low, _far(low, sizes), seen.shape)}"
-    if length == a.numel:
+    if length == a.numel():
         tell = f"all {length:,} elements"
     sentence = f"{tell} {'became zero' if zero else f'became {told}'}"
     if seen.count < length:
-        sentence += f" ({length - seen.count:,} were already)"
+        sentence += f" ({length - seen.count:,} already were)"
     if place is not None:
         detail |= place
         sentence += f"; in the file: bytes {place['byte_start']:,}:{place['byte_stop']:,} of {place['file']!r}"
@@ -82,12 +81,12 @@ def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, .
 
 
 def _far(low: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The far corner."""
+    """Return the far corner."""
     return tuple(k + n for k, n in zip(low, sizes, strict=True))
 
 
 def _ends(a: LazyTensor, b: LazyTensor) -> tuple[int, int]:
-    first, last = a.numel, -1
+    first, last = a.numel(), -1
     for run in runs_of(a.shape, a.element.itemsize):
         hits = np.flatnonzero((bits(a, run.key) != bits(b, run.key)).reshape(-1))
         if len(hits):
@@ -96,9 +95,9 @@ def _ends(a: LazyTensor, b: LazyTensor) -> tuple[int, int]:
 
 
 def _grown(b: LazyTensor, first: int, last: int, value: Any) -> tuple[int, int]:
-    """The longest run of ``value`` around ``[first, last]``; empty where that holds another one."""
+    """Return the longest run of ``value`` around ``[first, last]``; empty if the range has other values."""
     start, stop, inside = first, last + 1, False
-    other_before, other_after = -1, b.numel
+    other_before, other_after = -1, b.numel()
     for run in runs_of(b.shape, b.element.itemsize):
         others = np.flatnonzero(bits(b, run.key).reshape(-1) != value) + run.start
         if not len(others):
@@ -121,12 +120,12 @@ def _filled_box(seen: Difference, value: Any) -> Pattern | None:
     for run in runs_of(inner.shape, inner.element.itemsize):
         if (bits(inner, run.key) != value).any():
             return None
-    surprise = seen.count * (log2(seen.a.numel / inner.numel) + _rarity(seen, value))
+    surprise = seen.count * (log2(seen.a.numel() / inner.numel()) + _rarity(seen, value))
     surprise -= sum(pairs(n) for n in seen.shape)
     if surprise < MARGIN:
         return None
     told = number_text(seen.a.element, int(value))
-    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel:,} elements became {told}; all others are equal"
+    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel():,} elements became {told}; all others are equal"
     detail = {"offsets": list(low), "sizes": list(inner.shape), "changed": seen.count, "value": told}
 
     def make(array: Array, rest: Array | None) -> Array:
@@ -138,9 +137,9 @@ def _filled_box(seen: Difference, value: Any) -> Pattern | None:
 
 
 def _rarity(seen: Difference, value: Any) -> float:
-    """Bits that one element's becoming ``value`` is worth: seldom seen before, worth much."""
+    """Return the bits of evidence in one element that becomes ``value``: the rarer the value, the more."""
     known = seen.before[:KEPT]
-    # what changed was not ``value``: how common it is elsewhere is told by the first elements that stayed
+    # changed elements were not ``value``: unchanged elements show how common it is
     first = bits(seen.a, runs_of(seen.shape, seen.a.element.itemsize, 1 << 16)[0].key).reshape(-1)
     share = (np.count_nonzero(first == value) + 1) / (len(first) + 2)
-    return min(-log2(share), entropy(known))  # what was one constant may become another in many ways
+    return min(-log2(share), entropy(known))  # one constant can become another in many ways

@@ -1,4 +1,4 @@
-"""One element's bits in words: which bit differs, and what it means in its type.
+"""Describe which bit of an element differs, and its meaning in the element's type.
 
 ::
 
@@ -17,7 +17,7 @@ from workbench.core.dtypes import DType
 
 __all__ = ["flip_text", "number_text", "one_flip"]
 
-# mantissa bits; the sign is the top bit, the exponent lies between. E8M0 is all exponent, without a sign.
+# mantissa bits; the sign is the top bit, the exponent is between them. E8M0 has only an exponent.
 _MANTISSA = {
     "float64": 52,
     "float32": 23,
@@ -31,7 +31,7 @@ _MANTISSA = {
 
 
 def one_flip(element: DType, shape: tuple[int, ...], at: int, old: int, new: int) -> dict[str, Any]:
-    """Index, bit (0 is the lowest), its kind, and the values before and after, as JSON."""
+    """Return index, bit (0 is the lowest), its kind, and the values before and after, as JSON."""
     bit = (old ^ new).bit_length() - 1
     index = [int(k) for k in np.unravel_index(at, shape)] if shape else []
     hexes = [f"0x{bits:0{element.itemsize * 2}x}" for bits in (old, new)]
@@ -46,7 +46,7 @@ def one_flip(element: DType, shape: tuple[int, ...], at: int, old: int, new: int
 
 
 def flip_text(found: list[dict[str, Any]], numel: int) -> str:
-    """The sentence."""
+    """Return the sentence."""
     parts = [
         f"bit {one['bit']} ({one['kind']}) of element ({', '.join(f'{k:,}' for k in one['index'])}): "
         f"{one['bits'][0]} → {one['bits'][1]}, {one['before']} → {one['after']}"
@@ -58,7 +58,7 @@ def flip_text(found: list[dict[str, Any]], numel: int) -> str:
 
 
 def number_text(element: DType, bits: int) -> str:
-    """The number that some bits are, as short as tells it from its neighbours."""
+    """Return the shortest text of a number, given as bits, that distinguishes it from its neighbors."""
     raw = np.array([bits], element.raw)
     decoder = Decoder(element)
     if decoder.kind != "numbers":

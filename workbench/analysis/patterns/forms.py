@@ -1,17 +1,17 @@
-"""Orders: from the keys of the rows before and after to the plainest way to say how they were reordered.
+"""Find the simplest description of a reordering, from the keys of the rows before and after.
 
 ::
 
-    order[i] = the old row that stands at i now
+    order[i] = the old position of the row that is now at i
 
     halves      4 5 6 7 0 1 2 3                 swap        0 1 6 7 4 5 2 3     two ranges exchanged
     rolled      2 3 4 5 6 7 0 1                 reversed    7 6 5 4 3 2 1 0
     interleave  0 4 1 5 2 6 3 7                 x groups of p × q units of r rows, read as q × p
     blocks      2 3 6 7 0 1 4 5                 n equal blocks in another order
-    regroup     q q k v q q k v → q q q q k k v v      groups of unequal parts, gathered by part
-    order       anything else: its cycles, or the same of a part or of every n-th part
+    regroup     q q k v q q k v → q q q q k k v v      groups of unequal parts, collected by part
+    order       anything else: its cycles, or those of a part or of every n-th part
 
-Equal rows make many orders possible; a form is tried on the keys themselves, so that any of them will do.
+Equal rows make several orders possible; forms are tested on the keys themselves, so any of these orders is accepted.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ import numpy as np
 from workbench.analysis.patterns.evidence import choose, multinomial
 from workbench.analysis.patterns.index import anchors, assign, cycles, divisors, factors, parted, source
 from workbench.analysis.patterns.read import fold
+from workbench.core.arrays import Array, Ints
 
 __all__ = ["Form", "find_form"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-BLOCKS = 64  #: equal blocks whose order is listed
-MOVES = 8  #: moves that are listed of a general order
-FACTORS = 20_000  #: factorisations tried, at most
+BLOCKS = 64  #: maximum equal blocks whose order is listed
+MOVES = 8  #: maximum moves listed of a general order
+FACTORS = 20_000  #: maximum factorizations tried
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """An order and how it is said.
+    """An order and its description.
 
     Attributes:
         name: as in the drawing above.
         order: ``(n,)`` the old index of each row.
-        cost: bits it takes to say which order of its form it is.
-        say: the sentence, from the words for one row and for several.
+        cost: bits that select this order among those of its form.
+        say: returns the sentence, given the words for one row and for several rows.
         detail: the numbers, of JSON's types.
     """
 
@@ -58,7 +57,7 @@ class Form:
 
 
 def find_form(before: Array, after: Array) -> Form | None:
-    """How rows of keys ``before`` were reordered to ``after``, or ``None`` when they are not the same rows."""
+    """Return how rows with keys ``before`` were reordered to ``after``, or ``None`` if they are not the same rows."""
     if len(before) < 2 or len(before) != len(after) or not (np.sort(before) == np.sort(after)).all():
         return None
     order = assign(before, after)
@@ -75,7 +74,7 @@ def find_form(before: Array, after: Array) -> Form | None:
 
 
 def _plain(before: Array, after: Array, order: Ints) -> Form | None:
-    """A form of all rows."""
+    """Return a form of all rows."""
     n = len(order)
     for form in (_swap(order), *_rolls(before, order), _reversed(n)):
         if form is not None and (before[form.order] == after).all():
@@ -84,7 +83,7 @@ def _plain(before: Array, after: Array, order: Ints) -> Form | None:
 
 
 def _swap(order: Ints) -> Form | None:
-    """Two ranges of equal length exchanged; of all rows: the two halves."""
+    """Return the exchange of two ranges of equal length; for all rows, of the two halves."""
     n = len(order)
     moved = np.flatnonzero(order != np.arange(n))
     first, away = int(moved[0]), int(order[moved[0]] - moved[0])
@@ -121,7 +120,7 @@ def _rolls(before: Array, order: Ints) -> list[Form]:
     n = len(order)
     found = []
     for at in anchors(before, order)[:2] or [0]:
-        by = int(at - order[at]) % n  # as numpy.roll: positive moves rows to higher positions
+        by = int(at - order[at]) % n  # as in numpy.roll, positive moves rows to higher positions
         if not by:
             continue
         if 2 * by == n and n > 2:
@@ -141,7 +140,7 @@ def _reversed(n: int) -> Form:
 
 
 def _interleave(before: Array, after: Array, order: Ints) -> Form | None:
-    """``a.reshape(x, p, q, r)`` read as ``(x, q, p, r)``."""
+    """Return ``a.reshape(x, p, q, r)`` read as ``(x, q, p, r)``."""
     n = len(order)
     certain = [(at, int(order[at])) for at in anchors(before, order)]
     if not certain:
@@ -167,7 +166,7 @@ def _interleaved(made: Ints, x: int, p: int, q: int, r: int) -> Form:
 
 
 def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
-    """The fewest equal blocks of which only the order changed."""
+    """Return the smallest number of equal blocks that only changed their order."""
     n = len(before)
     for count in divisors(n):
         size = n // count
@@ -188,7 +187,7 @@ def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
 
 
 def _regroup(before: Array, after: Array) -> Form | None:
-    """Groups of unequal parts gathered by part, or the other way round."""
+    """Return groups of unequal parts collected by part, or the reverse."""
     n = len(before)
     for count in divisors(n):
         if not 4 < count <= 4096:
@@ -203,8 +202,9 @@ def _regroup(before: Array, after: Array) -> Form | None:
             groups, sizes = shape
             unit = n // count
 
-            def say(row: str, rows: str, g: int = groups, s: list[int] = sizes, u: int = unit,
-                    gathered: bool = gathered) -> str:  # fmt: skip
+            def say(
+                row: str, rows: str, g: int = groups, s: list[int] = sizes, u: int = unit, gathered: bool = gathered
+            ) -> str:
                 each = " + ".join(str(k) for k in s)
                 one, two = f"{g:,} groups of {each} blocks of {u:,} {rows}", f"{len(s)} contiguous parts"
                 return f"{one} became {two}" if gathered else f"{two} became {one}"
@@ -216,7 +216,7 @@ def _regroup(before: Array, after: Array) -> Form | None:
 
 
 def _repeated(before: Array, after: Array, order: Ints, general: bool = False) -> Form | None:
-    """The same reordering inside each of several equal parts."""
+    """Return a reordering that is the same inside each of several equal parts."""
     n = len(order)
     for times in reversed(divisors(n)):
         size = n // times
@@ -240,7 +240,7 @@ def _repeated(before: Array, after: Array, order: Ints, general: bool = False) -
 
 
 def _part(before: Array, after: Array, order: Ints) -> Form | None:
-    """A form of the rows between the first and the last that moved; the others stay."""
+    """Return a form of the rows between the first and the last that moved; the others stay."""
     moved = np.flatnonzero(order != np.arange(len(order)))
     first, last = int(moved[0]), int(moved[-1]) + 1
     for low, high in dict.fromkeys(_around(order, first, last)):
@@ -265,7 +265,7 @@ def _part(before: Array, after: Array, order: Ints) -> Form | None:
 
 
 def _around(order: Ints, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Ranges that a form may have: those that moved, and one unit more on each side (a corner that stays in place)."""
+    """Yield possible ranges of a form: the moved rows, and one more unit on each side (a corner that stays)."""
     yield first, last
     run = 1
     while first + run < last and order[first + run] == order[first] + run:

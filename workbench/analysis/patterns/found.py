@@ -1,4 +1,4 @@
-"""What the recogniser returns: a name, its numbers, and the function that proves it."""
+"""The pattern of a change: a name, its numbers, and the function that proves it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
 __all__ = ["NAMES", "Pattern", "axis_words", "box_text", "made"]
 
-Array = np.ndarray[Any, Any]
 Make = Callable[[Array, "Array | None"], Array]
 
-#: Every name that a pattern may have.
+#: All names of patterns.
 NAMES = (
     "halves", "swap", "rolled", "reversed", "interleave", "regroup", "blocks", "order",
     "shift", "resized", "transposed", "reshaped", "sibling",
@@ -26,14 +26,14 @@ NAMES = (
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """How a tensor came from another one.
+    """How a tensor was made from another one.
 
     Attributes:
-        name: one of :data:`NAMES`, which ``docs/patterns.md`` explains; stable.
+        name: one of :data:`NAMES`, explained in ``docs/patterns.md``; stable.
         sentence: the fact, with its numbers.
         detail: the same numbers, of JSON's types only.
-        likely: what usually does this to a tensor of this name, or ``""``. A guess, and only ever said as one.
-        evidence: bits by which a random change would have had to be lucky.
+        likely: the usual cause for a tensor of this name, or ``""``. A guess, and always presented as one.
+        evidence: bits of improbability of a random change with this form.
     """
 
     name: str
@@ -44,29 +44,29 @@ class Pattern:
     make: Make | None = field(default=None, repr=False)
 
     def apply(self, array: Array, rest: Array | None = None) -> Array:
-        """What the pattern makes of ``a.numpy()``: it equals ``b.numpy()`` bit for bit.
+        """Apply the pattern to ``a.numpy()``; the result equals ``b.numpy()`` bit for bit.
 
         Args:
-            rest: ``b.numpy()``, of which the elements are taken that the pattern says nothing about (rows that
-                entered, a block that was replaced); needed only by ``shift``, ``resized`` and ``replaced``.
+            rest: ``b.numpy()``, for the elements that the pattern does not determine (added rows, a replaced block);
+                needed only by ``shift``, ``resized`` and ``replaced``.
         """
         if self.make is None:
             raise ValueError(
-                f"the pattern {self.name!r} was read from JSON or a pickle; only a recognised one can be applied"
+                f"the pattern {self.name!r} was read from JSON or a pickle and cannot be applied; compare again"
             )
         return self.make(array, rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "make": None}  # a function of the tensors at hand; not pickled, as it is not in JSON
+        return {**vars(self), "make": None}  # a function of these tensors: neither pickled nor in JSON
 
-    def to_json(self) -> dict[str, Any]:
-        """``name sentence detail likely evidence``."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``name sentence detail likely evidence``."""
         plain = {"name": self.name, "sentence": self.sentence, "detail": dict(self.detail), "likely": self.likely}
         return plain | {"evidence": round(self.evidence, 1)}
 
 
 def made(of: Callable[[Array], Array], before: DType, after: DType) -> Make:
-    """The function of a pattern that turns flat bits into bits."""
+    """Return a pattern's function from flat bits to bits."""
 
     def make(array: Array, rest: Array | None) -> Array:
         raw = np.ascontiguousarray(array).view(before.raw).reshape(-1)
@@ -76,7 +76,7 @@ def made(of: Callable[[Array], Array], before: DType, after: DType) -> Make:
 
 
 def axis_words(ndim: int, axis: int) -> tuple[str, str]:
-    """What an index along an axis is called, one and several: row, rows."""
+    """Return the words for one and several indices along an axis: row, rows."""
     if ndim == 1:
         return "element", "elements"
     if ndim == 2:
@@ -85,7 +85,7 @@ def axis_words(ndim: int, axis: int) -> tuple[str, str]:
 
 
 def box_text(low: tuple[int, ...], high: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """A box as ``rows 3:5, columns 0:16``; axes that it covers are not told."""
+    """Return a box as ``rows 3:5, columns 0:16``, without axes that it covers completely."""
     parts = []
     for axis, (first, last, size) in enumerate(zip(low, high, shape, strict=True)):
         if (first, last) != (0, size):

@@ -1,22 +1,21 @@
-"""Arithmetic on orders: which old row a new one is, factorisations, cycles."""
+"""Arithmetic on orders: old positions of rows, factorizations, cycles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array, Ints
+
 __all__ = ["anchors", "assign", "cycles", "divisors", "factors", "parted", "source"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-ANCHORS = 8  #: rows that a form is tried on before all
+ANCHORS = 8  #: rows on which a form is tested first
 
 
 def assign(before: Array, after: Array) -> Ints:
-    """An old row for each new one: itself where it may stay, else equal rows in their order."""
+    """Return an old row for each new one: the same position if possible, otherwise equal rows in order."""
     order = np.arange(len(before))
     rest = np.flatnonzero(before != after)
     order[rest[np.argsort(after[rest], kind="stable")]] = rest[np.argsort(before[rest], kind="stable")]
@@ -24,7 +23,7 @@ def assign(before: Array, after: Array) -> Ints:
 
 
 def parted(order: Ints) -> tuple[int, list[int]] | None:
-    """Number of groups and sizes of their parts, where ``order`` reads part after part through all groups."""
+    """Return the number of groups and the sizes of their parts if ``order`` reads part after part over all groups."""
     n = len(order)
     run = 1
     while run < n and order[run] == order[run - 1] + 1:
@@ -50,7 +49,7 @@ def parted(order: Ints) -> tuple[int, list[int]] | None:
 
 
 def anchors(before: Array, order: Ints) -> list[int]:
-    """New positions of some rows that moved and have no equal, spread out; of such the old position is certain."""
+    """Return new positions of some unique rows that moved, spread out; their old positions are certain."""
     sorted_keys = np.sort(before)
     double = np.zeros(len(before) + 1, bool)
     double[1:-1] = sorted_keys[1:] == sorted_keys[:-1]
@@ -66,7 +65,7 @@ def anchors(before: Array, order: Ints) -> list[int]:
 
 
 def source(at: int, p: int, q: int, r: int) -> int:
-    """Where the row at ``at`` of ``(x, q, p, r)`` was in ``(x, p, q, r)``."""
+    """Return the position in ``(x, p, q, r)`` of the row at ``at`` in ``(x, q, p, r)``."""
     rest, unit = divmod(at, r)
     rest, group = divmod(rest, p)
     outer, each = divmod(rest, q)
@@ -74,7 +73,7 @@ def source(at: int, p: int, q: int, r: int) -> int:
 
 
 def factors(n: int) -> Iterator[tuple[int, int, int, int]]:
-    """``x·p·q·r = n`` with ``p, q ≥ 2``: fewest outer groups, largest units first."""
+    """Yield ``x·p·q·r = n`` with ``p, q ≥ 2``: fewest outer groups, largest units first."""
     for x in divisors(n):
         for r in reversed(divisors(n // x)):
             both = n // x // r
@@ -89,9 +88,9 @@ def divisors(n: int) -> list[int]:
 
 
 def cycles(order: Ints) -> Array:
-    """Lengths of the cycles that move something."""
+    """Return the lengths of the cycles with more than one row."""
     least, ahead = np.arange(len(order)), order.copy()
-    for _ in range(len(order).bit_length()):  # after k turns: the least of 2^k rows along the cycle
+    for _ in range(len(order).bit_length()):  # after k iterations: the smallest of 2^k rows along the cycle
         np.minimum(least, least[ahead], out=least)
         ahead = ahead[ahead]
     return np.unique(least[order != np.arange(len(order))], return_counts=True)[1]

@@ -1,4 +1,4 @@
-"""Where two tensors differ, and changes that are confined to a place: flipped bits, fills, replaced blocks.
+"""Find where two tensors differ, and local changes: flipped bits, fills, replaced blocks.
 
 ::
 
@@ -6,12 +6,13 @@
     · x x · · ·      hull  rows 1:3, columns 1:3
     · x x · · ·      touched  rows {1, 2}, columns {1, 2}
 
-One pass over both, the ends first; it stops as soon as nothing local and nothing element by element is left that it
-could find, which for a random change is after three blocks.
+A few small boxes spread over both tensors come first: they refute most random changes. Otherwise one pass over both,
+the ends first, which stops as soon as no local or elementwise pattern remains possible.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log2, prod
 from typing import Any, Protocol
 
@@ -22,59 +23,101 @@ from workbench.analysis.patterns.flips import flip_text, one_flip
 from workbench.analysis.patterns.found import Pattern, axis_words, box_text
 from workbench.analysis.patterns.read import bits, runs_of
 from workbench.analysis.patterns.rounding import half_step, numbers
-from workbench.analysis.runs import Run
+from workbench.core.arrays import Array
+from workbench.core.runs import ElementRun
 from workbench.tensor import LazyTensor
 
 __all__ = ["Difference", "Watcher", "flipped", "replaced"]
 
-Array = np.ndarray[Any, Any]
 
-FLIPS = 8  #: flipped bits that are listed
-ENOUGH = 64  #: elements a tensor must have for each flipped bit: in smaller ones every update looks like one
-MASK = 1 << 20  #: longest axis of which touched indices are remembered one by one
-KEPT = 1 << 16  #: changed elements kept for estimates
-LISTED = 64  #: indices of replaced rows that are listed
+SMALL = 1 << 16  #: elements of a tensor that is compared without a first look at a few boxes
+SPREAD = 16  #: such boxes; a power of two
+FLIPS = 8  #: maximum flipped bits listed
+ENOUGH = 64  #: minimum elements per flipped bit: in smaller tensors, any update looks like flipped bits
+MASK = 1 << 20  #: longest axis for which a mask of touched indices is kept
+KEPT = 1 << 16  #: maximum changed elements kept for estimates
+LISTED = 64  #: maximum indices of replaced rows listed
 
 
 class Watcher(Protocol):
-    """A hypothesis about every element, fed with the blocks of the pass."""
+    """A hypothesis about all elements, which receives the blocks of the pass."""
 
     alive: bool
 
     def feed(self, left: Array, right: Array) -> None:
-        """Look at the same elements of both tensors; turn ``alive`` off where the hypothesis fails."""
+        """Check the same elements of both tensors; clear ``alive`` if the hypothesis fails."""
 
 
 class Difference:
-    """Where ``b`` differs from ``a``, of one shape and element type.
+    """Where ``b`` differs from ``a``, which has the same shape and element type.
 
     Attributes:
         complete: whether every element was seen.
-        count: differing elements seen.
-        first, last: flat positions of the first and the last of them.
+        count: number of differing elements seen.
+        first, last: flat positions of the first and the last differing element.
         low, high: their hull, a box.
-        before, after: the bits of some of them, for estimates.
-        flips: position and bits of the differing elements, while there are at most ``FLIPS``.
+        before, after: the bits of some differing elements, for estimates.
+        flips: position and bits of the differing elements, as long as there are no more than ``FLIPS``.
         constant: the bits that every differing element of ``b`` has, or ``None``.
-        touched: for each axis a mask of the indices that hold one, or ``None`` for very long axes.
+        touched: for each axis, a mask of indices with differing elements, or ``None`` for very long axes.
+        kept: for each axis that was looked at, whether rows of ``b`` may have been rows of ``a`` (``patterns.moved``).
     """
 
     def __init__(self, a: LazyTensor, b: LazyTensor) -> None:
         self.a, self.b = a, b
         self.shape = a.shape
         self.complete, self.count = False, 0
-        self.first, self.last = a.numel, -1
+        self.first, self.last = a.numel(), -1
         self.low, self.high = list(self.shape), [0] * len(self.shape)
         self.before = self.after = np.empty(0, a.element.raw)
         self.flips: list[tuple[int, int, int]] = []
         self.constant: Any = None
         self._several = False
+        self.kept: dict[int, bool] = {}
         self.touched = [np.zeros(n, bool) if n <= MASK else None for n in self.shape]
         self._seen = [np.zeros(n, bool) if n <= MASK else None for n in self.shape]
 
-    def run(self, watchers: list[Any]) -> None:
-        """The pass."""
-        equal: list[Run] = []  # shown to those alive at the end: until a block differs, all would be
+    def refutes(self, watchers: Sequence[Watcher]) -> bool:
+        """Return whether a few boxes show that no local change and no hypothesis of the watchers is possible.
+
+        The pass is then not worth its reads: the attributes describe the boxes, and ``complete`` is false. A local
+        change affects at most half of the rows; it is missed if it affects more than three quarters of those sampled.
+        """
+        if self.a.numel() < SMALL:
+            return False
+        offsets, sizes = _spread(self.shape)
+        blocks = (
+            (np.array(left).view(self.a.element.raw), right.view(self.a.element.raw))
+            for left, right in zip(self.a.boxes(offsets, sizes), self.b.boxes(offsets, sizes), strict=True)
+        )
+        lefts, rights, touched = [], [], np.zeros(len(self.shape), np.int64)
+        for left, right in blocks:
+            different = left != right
+            if not different.any():
+                return False
+            for axis in range(different.ndim):
+                touched[axis] += np.count_nonzero(
+                    different.any(axis=tuple(k for k in range(different.ndim) if k != axis))
+                )
+            lefts.append(left.reshape(-1))
+            rights.append(right.flatten())
+        if (4 * touched <= 3 * sizes.sum(axis=0)).any():
+            return False
+        before, after = np.concatenate(lefts), np.concatenate(rights)
+        changed = before != after
+        if (after[changed] == after[changed][0]).all():
+            return False
+        for watcher in watchers:
+            if watcher.alive:
+                watcher.feed(before, after)
+            if watcher.alive:
+                return False
+        self.count, self.before, self.after = int(np.count_nonzero(changed)), before[changed], after[changed]
+        return True
+
+    def run(self, watchers: Sequence[Watcher]) -> None:
+        """Run the pass."""
+        equal: list[ElementRun] = []  # passed at the end to watchers that are still alive
         for run in runs_of(self.shape, self.a.element.itemsize).ends_first():
             left, right = bits(self.a, run.key), bits(self.b, run.key)
             if not self._look(left.reshape(run.sizes), right.reshape(run.sizes), run):
@@ -99,7 +142,7 @@ class Difference:
         """Entropy of a changed element's new value."""
         return entropy(self.after)
 
-    def _look(self, left: Array, right: Array, run: Run) -> int:
+    def _look(self, left: Array, right: Array, run: ElementRun) -> int:
         different = left != right
         count = int(np.count_nonzero(different))
         for axis, seen in enumerate(self._seen):
@@ -129,7 +172,7 @@ class Difference:
             self.flips = []
         return count
 
-    def _hull(self, different: Array, everything: bool, run: Run) -> None:
+    def _hull(self, different: Array, everything: bool, run: ElementRun) -> None:
         for axis in range(different.ndim):
             at, size = run.low[axis], run.sizes[axis]
             others = tuple(k for k in range(different.ndim) if k != axis)
@@ -142,10 +185,10 @@ class Difference:
                 touched[at : at + size] |= inside
 
     def _local(self) -> bool:
-        """Whether the change may still be confined to a place."""
+        """Return whether the change may still be local."""
         if self.count <= FLIPS or self.constant is not None:
             return True
-        if 2 * prod(h - low for h, low in zip(self.high, self.low, strict=True)) <= self.a.numel:
+        if 2 * prod(h - low for h, low in zip(self.high, self.low, strict=True)) <= self.a.numel():
             return True
         for touched, seen in zip(self.touched, self._seen, strict=True):
             if touched is None or seen is None:
@@ -155,9 +198,18 @@ class Difference:
         return False
 
 
+def _spread(shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return ``SPREAD`` boxes ``(offsets, sizes)``; on each axis they start at equal distances, in different orders."""
+    inner = (1,) * (len(shape) - 2) + (16, 256)[-len(shape) :]
+    sizes = np.array([max(min(most, n // 8), 1) for most, n in zip(inner, shape, strict=True)])
+    order = np.arange(SPREAD)[:, None] * (2 * np.arange(len(shape)) + 1) % SPREAD
+    offsets = order * (np.array(shape) - sizes) // (SPREAD - 1)
+    return offsets, np.tile(sizes, (SPREAD, 1))
+
+
 def flipped(seen: Difference) -> Pattern | None:
-    """At most ``FLIPS`` elements differ, each in one bit, among many that are equal."""
-    if not seen.complete or not 0 < seen.count <= FLIPS or seen.a.numel < ENOUGH * seen.count:
+    """Return a pattern if up to ``FLIPS`` elements differ, each in one bit, among many equal ones."""
+    if not seen.complete or not 0 < seen.count <= FLIPS or seen.a.numel() < ENOUGH * seen.count:
         return None
     if any((old ^ new).bit_count() != 1 for _, old, new in seen.flips):
         return None
@@ -175,17 +227,17 @@ def flipped(seen: Difference) -> Pattern | None:
     if surprise < MARGIN:
         return None
     name = "bit_flip" if len(found) == 1 else "bit_flips"
-    return Pattern(name, flip_text(found, seen.a.numel), {"flips": found}, evidence=surprise, make=make)
+    return Pattern(name, flip_text(found, seen.a.numel()), {"flips": found}, evidence=surprise, make=make)
 
 
 def replaced(seen: Difference) -> Pattern | None:
-    """All that differs lies in one block, or in some rows or columns; the rest is equal bit for bit."""
+    """Return a pattern if one block, or some rows or columns, differ and the rest is equal bit for bit."""
     if not seen.complete or not seen.count:
         return None
     volume = prod(h - low for h, low in zip(seen.high, seen.low, strict=True))
     best: tuple[float, Pattern] | None = None
-    if 2 * volume <= seen.a.numel and 2 * seen.count >= volume:
-        surprise = seen.count * log2(seen.a.numel / volume) - sum(pairs(n) for n in seen.shape)
+    if 2 * volume <= seen.a.numel() and 2 * seen.count >= volume:
+        surprise = seen.count * log2(seen.a.numel() / volume) - sum(pairs(n) for n in seen.shape)
         low, high = tuple(seen.low), tuple(seen.high)
         box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
         sentence = f"{box_text(low, high, seen.shape)}: {seen.count:,} elements differ; all others are equal"
@@ -193,11 +245,11 @@ def replaced(seen: Difference) -> Pattern | None:
         best = surprise, Pattern("replaced", sentence, detail, evidence=surprise, make=_with_rest(box))
     for axis, touched in enumerate(seen.touched):
         n, k = seen.shape[axis], 0 if touched is None else int(np.count_nonzero(touched))
-        if touched is None or not 0 < 2 * k <= n or 2 * seen.count < k * (seen.a.numel // n):
+        if touched is None or not 0 < 2 * k <= n or 2 * seen.count < k * (seen.a.numel() // n):
             continue
         surprise = seen.count * log2(n / k) - choose(n, k)
         if best is not None and seen.high[axis] - seen.low[axis] == k:
-            continue  # a range: the block says it too
+            continue  # a range: the block describes it already
         if best is None or surprise > best[0] + 1e-9:
             which = np.flatnonzero(touched)
             words = axis_words(len(seen.shape), axis)
@@ -212,7 +264,7 @@ def replaced(seen: Difference) -> Pattern | None:
 def _with_rest(key: Any) -> Any:
     def make(array: Array, rest: Array | None) -> Array:
         if rest is None:
-            raise ValueError("a replaced block holds what the pattern does not know; pass rest=b.numpy()")
+            raise ValueError("the pattern does not determine the replaced block; pass rest=b.numpy()")
         out = array.copy()
         out[key] = rest[key]
         return out
@@ -221,10 +273,10 @@ def _with_rest(key: Any) -> Any:
 
 
 def _untouched(seen: Difference) -> float:
-    """How surprising it is that an addition as large as the flip left the others as they are.
+    """Return how improbable it is that an addition as large as the flip would leave the other elements unchanged.
 
-    Adding little to all elements changes those first whose neighbours are nearest, often in one bit; so that a change
-    of the smallest element alone proves nothing, and one that would have shown in the others does.
+    A small addition to all elements first changes the smallest ones, whose neighbors are closest, often in one bit. So
+    a change of only the smallest element proves nothing, but one that would have been visible in others does.
     """
     element = seen.a.element
     with np.errstate(all="ignore"):
@@ -237,5 +289,5 @@ def _untouched(seen: Difference) -> float:
         values = numbers(some, element).astype(np.float64)
         values = values[np.isfinite(values)]
         worth = np.log2(np.fmax(change / half_step(values, element), 1.0)) if change > 0 else np.zeros(1)
-    # NaN: the flip made or undid one, which adding little does not
+    # NaN: the flip created or removed one, which a small addition cannot
     return float(16.0 * len(values) if np.isnan(change) else np.fmin(worth, 16.0).sum())

@@ -1,13 +1,11 @@
-"""Orders of a flat tensor too long for a number an element: a key for each unit of 2, 4, 8 … elements instead.
+"""Orders of a flat tensor that is too long for one key per element: one key per unit of 2, 4, 8 … elements.
 
 ::
 
-    2,097,152 elements   ▏4▕▏4▕▏4▕ …   524,288 units; blocks, halves and rolls by whole units are found
+    2,097,152 elements   ▏4▕▏4▕▏4▕ …   524,288 units; finds blocks, halves and rolls by whole units
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -16,18 +14,17 @@ from workbench.analysis.patterns.forms import find_form
 from workbench.analysis.patterns.found import Pattern
 from workbench.analysis.patterns.local import Difference
 from workbench.analysis.patterns.read import bits, differing, fold, runs_of
+from workbench.core.arrays import Array, Ints
 from workbench.tensor import LazyTensor
 
 __all__ = ["LONGEST", "reordered_units"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-LONGEST = 1 << 19  #: indices of an axis of which the order is looked for: some numbers are kept for each
+LONGEST = 1 << 19  #: longest axis searched for an order, as some numbers are kept per index
 
 
 def reordered_units(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
-    """``b`` has the units of ``a``, both of one axis longer than ``LONGEST``, in another order."""
+    """Return a pattern if ``b`` has the units of ``a`` in another order; both have one axis longer than ``LONGEST``."""
     (n,) = seen.shape
     unit = 1 << (-(-n // LONGEST) - 1).bit_length()
     runs = runs_of(seen.shape, a.element.itemsize)
@@ -51,7 +48,7 @@ def reordered_units(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern |
 
 
 def _unit_keys(tensor: LazyTensor, unit: int) -> Array:
-    found = np.zeros(tensor.numel // unit, np.uint64)
+    found = np.zeros(tensor.numel() // unit, np.uint64)
     for run in runs_of(tensor.shape, tensor.element.itemsize):
         rows = bits(tensor, run.key).reshape(-1, unit)
         inside = slice(run.start // unit, run.start // unit + len(rows))
@@ -60,7 +57,7 @@ def _unit_keys(tensor: LazyTensor, unit: int) -> Array:
 
 
 def _proved(a: LazyTensor, b: LazyTensor, order: Ints, unit: int) -> bool:
-    # what a unit was is read by its elements' positions, 8 bytes each: fewer at a time
+    # old units are read by positions of elements, 8 bytes each, so fewer at a time
     for run in runs_of(b.shape, b.element.itemsize, max(unit, 1 << 18) * b.element.itemsize).ends_first():
         first = run.start // unit
         old = order[first : first + run.sizes[0] // unit]

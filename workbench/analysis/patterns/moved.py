@@ -1,10 +1,11 @@
-"""Rows in another order, and rows that moved along their axis, of tensors that are never in memory whole.
+"""Find rows in another order and rows that moved along their axis, without loading whole tensors.
 
 ::
 
-    1  keys of a slab (256 elements of each row)      different rows? the end, for most changes
-    2  a form of the keys                             patterns_forms; of all elements' keys where some rows look alike
-    3  proof                                          b[i] against a[order[i]], all elements, block by block
+    1  keys of 16 elements of each row of a, 64 rows of b     none was in a: no pattern, as for most changes
+    2  keys of a slab (256 elements of each row)              different rows: no pattern
+    3  a form of the keys                                     forms.py; of all elements' keys if some rows look alike
+    4  proof                                                  b[i] against a[order[i]], all elements, block by block
 """
 
 from __future__ import annotations
@@ -19,30 +20,33 @@ from workbench.analysis.patterns.found import Pattern, axis_words, box_text
 from workbench.analysis.patterns.local import Difference
 from workbench.analysis.patterns.long import LONGEST, reordered_units
 from workbench.analysis.patterns.read import bits, differing, keys, runs_of, slab
+from workbench.core.arrays import Array, Ints
 from workbench.tensor import LazyTensor
 
 __all__ = ["moved", "reordered"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-SOME = 64  #: rows of which one at least must have been there before
+SOME = 64  #: sampled rows; one or more must have existed before
+FEW = 16  #: elements by which they are sought
 
 
 def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
-    """``b`` has the rows (columns, …) of ``a`` in another order; elsewhere on the other axes it may be equal."""
+    """Return a pattern if ``b`` has the rows (columns, …) of ``a`` in another order, possibly only in a band."""
     if len(seen.shape) == 1 and seen.shape[0] > LONGEST:
         return reordered_units(a, b, seen)
     for axis, n in enumerate(seen.shape):
         if not 2 <= n <= LONGEST:
             continue
         low, high = [0] * len(seen.shape), list(seen.shape)
-        if seen.complete:  # what changed may be a band of the other axes
+        if seen.complete:  # the change may be a band of the other axes
             low, high = list(seen.low), list(seen.high)
             low[axis], high[axis] = 0, n
         box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
         left, right = a.lazy[box], b.lazy[box]
-        found = _form(left, right, axis)
+        whole = tuple(high) == seen.shape and not any(low)
+        found = (
+            _form(left, right, axis) if (_any_kept(a, b, axis, seen) if whole else _kept(left, right, axis)) else None
+        )
         if found is None:
             continue
         form, gain = found
@@ -52,7 +56,6 @@ def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
             continue
         words = axis_words(len(seen.shape), axis)
         sentence = form.say(*words)
-        whole = tuple(high) == seen.shape and not any(low)
         sentence += "" if whole else f"; only in {box_text(tuple(low), tuple(high), seen.shape)}"
         detail = {"axis": axis, **form.detail}
         if not whole:
@@ -62,7 +65,7 @@ def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
 
 
 def moved(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern | None:
-    """Rows of ``a`` stand elsewhere along their axis in ``b``; others left, or entered."""
+    """Return a pattern if rows of ``a`` moved along their axis in ``b``, and others were removed or added."""
     for axis in range(len(a.shape)):
         rest = [k for k in range(len(a.shape)) if k != axis]
         if len(a.shape) != len(b.shape) or any(a.shape[k] != b.shape[k] for k in rest):
@@ -76,7 +79,7 @@ def moved(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern | No
 
 
 def _form(left: LazyTensor, right: LazyTensor, axis: int) -> tuple[Form, float] | None:
-    """The form of the order, and the bits that knowing the rows is worth on its own."""
+    """Return the form of the order, and the bits of evidence in the rows alone."""
     part = slab(left.shape, axis, left.element.itemsize)
     before, after = keys(left.lazy[part], axis), keys(right.lazy[part], axis)
     if not (np.sort(before) == np.sort(after)).all():
@@ -94,11 +97,30 @@ def _form(left: LazyTensor, right: LazyTensor, axis: int) -> tuple[Form, float] 
     return form, float((counts * np.log2(len(went) / counts)).sum())
 
 
+def _any_kept(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> bool:
+    """As :func:`_kept`, looked up once for both forms."""
+    if seen is None:
+        return _kept(a, b, axis)
+    if axis not in seen.kept:
+        seen.kept[axis] = _kept(a, b, axis)
+    return seen.kept[axis]
+
+
+def _kept(a: LazyTensor, b: LazyTensor, axis: int) -> bool:
+    """Return whether one of ``SOME`` rows of ``b`` may have been a row of ``a``, by its first elements."""
+    n, m = a.shape[axis], b.shape[axis]
+    part = list(slab((*a.shape[:axis], max(n, m), *a.shape[axis + 1 :]), axis, a.element.itemsize, FEW))
+    part[axis] = slice(None)
+    before = keys(a.lazy[tuple(part)], axis, max(n, m))
+    part[axis] = slice(None, None, max(m // SOME, 1))
+    return bool(np.isin(keys(b.lazy[tuple(part)], axis, max(n, m)), before).any())
+
+
 def _proved(left: LazyTensor, right: LazyTensor, axis: int, order: Ints) -> bool:
     runs = runs_of(right.shape, right.element.itemsize)
     for run in runs.ends_first():
         key = list(run.key)
-        if axis > runs.axis:  # the run holds the whole axis
+        if axis > runs.axis:  # the run contains the complete axis
             old = np.take(bits(left, run.key).reshape(run.sizes), order, axis)
         else:
             at = run.key[axis]
@@ -119,17 +141,17 @@ def _ordered(box: tuple[slice, ...], axis: int, order: Ints) -> Any:
 
 
 def _moved(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> Pattern | None:
+    if not _any_kept(a, b, axis, seen):
+        return None
     n, m = a.shape[axis], b.shape[axis]
     longest = max(n, m)
     part = list(slab((*a.shape[:axis], longest, *a.shape[axis + 1 :]), axis, a.element.itemsize))
     part[axis] = slice(None)
     before, after = (keys(one.lazy[tuple(part)], axis, longest) for one in (a, b))
-    if not np.isin(before, after[:: max(m // SOME, 1)]).any():
-        return None
     by = _offset(before, after)
     if by is None or (by == 0 and n == m):
         return None
-    first, last = max(0, -by), min(m, n - by)  # of b, the rows that were in a
+    first, last = max(0, -by), min(m, n - by)  # rows of b that were in a
     if last <= first or (before[first + by : last + by] != after[first:last]).any():
         return None
     other = _along(axis, first + by, last + by)
@@ -149,7 +171,7 @@ def _moved(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> 
 
 
 def _offset(before: Array, after: Array) -> int | None:
-    """``k`` with ``b[i] = a[i + k]`` for most rows that have no equal."""
+    """Return ``k`` with ``b[i] = a[i + k]`` for most unique rows."""
     (old, at), (new, to) = _single(before), _single(after)
     both, i, j = np.intersect1d(old, new, assume_unique=True, return_indices=True)
     if not len(both):
@@ -159,13 +181,13 @@ def _offset(before: Array, after: Array) -> int | None:
 
 
 def _single(names: Array) -> tuple[Array, Array]:
-    """Keys that come once, and where."""
+    """Return keys that occur once, and their positions."""
     values, index, counts = np.unique(names, return_index=True, return_counts=True)
     return values[counts == 1], index[counts == 1]
 
 
 def _matched(old: LazyTensor, new: LazyTensor, same: LazyTensor | None) -> tuple[int | None, Array]:
-    """How many elements are rightly told that would be wrong without the move; ``None`` when one is wrong with it."""
+    """Count elements that only the move predicts correctly; ``None`` if it predicts one incorrectly."""
     changed, samples = 0, np.empty(0, new.element.raw)
     for run in runs_of(new.shape, new.element.itemsize).ends_first():
         wanted = bits(new, run.key).reshape(-1)
@@ -188,11 +210,11 @@ def _said(b: LazyTensor, axis: int, n: int, m: int, by: int, first: int, last: i
     )
     detail["new"] = [[*ends, "zero" if zero else "new"] for ends, zero in zip(new, filled, strict=True)]
     if last - first == m:
-        return f"{rows} {by:,}:{by + m:,} of the {n:,} that were; the others are gone", detail
+        return f"{rows} {by:,}:{by + m:,} of the former {n:,}; the others were removed", detail
     if last - first == n:
         return f"{n:,} {rows} became {m:,}: the old ones are {first:,}:{last:,}; {told}", detail
     gone = n - (last - first)
-    return f"{rows} moved by {-by:+,}: {gone:,} left, {told}", detail
+    return f"{rows} moved by {-by:+,}: {gone:,} were removed, {told}", detail
 
 
 def _zero(part: LazyTensor) -> bool:
@@ -206,7 +228,7 @@ def _along(axis: int, first: int, last: int) -> tuple[slice, ...]:
 def _shifted(axis: int, m: int, by: int, first: int, last: int) -> Any:
     def make(array: Array, rest: Array | None) -> Array:
         if last - first < m and rest is None:
-            raise ValueError("rows entered that the pattern does not know; pass rest=b.numpy()")
+            raise ValueError("the pattern does not determine the added rows; pass rest=b.numpy()")
         old = array[_along(axis, first + by, last + by)]
         if rest is None:
             return old.copy()

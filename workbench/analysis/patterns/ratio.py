@@ -1,11 +1,11 @@
-"""A constant factor, found as what every element allows, and proved by computing with it.
+"""Find a constant factor: the interval that every element allows, then a proof by computation.
 
 ::
 
     a₁  ├──────────────┤
     a₂        ├─────────────┤           intervals of factors c that round(c·a) == b allows
     a₃     ├───────┤
-              ▲▲▲▲▲                     1/8? 1/3? 0.1? …: the plainest numbers here are computed with
+              ▲▲▲▲▲                     1/8? 1/3? 0.1? …: the simplest numbers here are tested
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from workbench.analysis.patterns.found import Pattern, made
 from workbench.analysis.patterns.local import Difference
 from workbench.analysis.patterns.read import bits, parts, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, half_step, numbers, rounded
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
 __all__ = ["Ratio"]
 
-Array = np.ndarray[Any, Any]
 
-PLAIN = 4096  #: largest numerator or denominator of a fraction that is said as one
-NEIGHBOURS = 16  #: numbers of a type that are tried one by one, when the interval has no more
+PLAIN = 4096  #: largest numerator or denominator of a factor shown as a fraction
+NEIGHBOURS = 16  #: maximum numbers of a type in the interval to test them one by one
 
 
 class Ratio:
-    """The factors that all elements so far allow."""
+    """The interval of factors that all elements so far allow."""
 
     def __init__(self, element: DType) -> None:
         self._element = element
         self.alive = element.name in FLOATS or (element.kind in "iu" and element.bits <= 32)
         self._low, self._high = -inf, inf
-        # a product that was rounded to float32 first may be off by 2⁻²⁴ of itself; float64 by a little of its own
+        # a product rounded to float32 first has a relative error up to 2⁻²⁴; in float64 much less
         self._slack = 2.0**-23 if element.bits <= 16 else 2.0**-50
 
     def feed(self, left: Array, right: Array) -> None:
@@ -50,7 +50,7 @@ class Ratio:
                 return
 
     def pattern(self, seen: Difference) -> Pattern | None:
-        """The plainest factor that gives every bit of ``b``, if one does."""
+        """Return the simplest factor that yields every bit of ``b``, if there is one."""
         if not (isfinite(self._low) and isfinite(self._high)) or self._low > self._high:
             return None
         each = min(steps(seen.before, seen.after, self._element.kind), seen.bits_each)
@@ -94,7 +94,7 @@ class Ratio:
 
 
 def _candidates(low: float, high: float, element: DType) -> list[tuple[float, str, float]]:
-    """Factors in an interval, the plainest first: number, how it is said, bits that saying it costs."""
+    """Return factors in an interval, simplest first: number, text, and its cost in bits."""
     sign = -1.0 if high < 0 else 1.0
     if low < 0 < high:
         return []
@@ -115,7 +115,7 @@ def _candidates(low: float, high: float, element: DType) -> list[tuple[float, st
     middle = (low + high) / 2
     found.append((middle, repr(middle), 64.0))
     if element.kind == "f":
-        # torch and jax turn a factor into float32 before they multiply
+        # torch and jax convert a factor to float32 before they multiply
         found += [(float(np.float32(value)), told, cost) for value, told, cost in found]
         for value in _between(low, high, np.float32):
             plain = Fraction(value).limit_denominator(64)
@@ -136,7 +136,7 @@ def _cost(plain: Fraction) -> float:
 
 
 def _simplest(low: Fraction, high: Fraction) -> Fraction:
-    """The fraction of the smallest denominator in an interval of positive numbers (Stern and Brocot's)."""
+    """Return the fraction with the smallest denominator in an interval of positive numbers (Stern–Brocot)."""
     whole = low.numerator // low.denominator
     if whole == low:
         return Fraction(whole) if whole else high
@@ -150,7 +150,7 @@ def _is_power(plain: Fraction) -> bool:
 
 
 def _between(low: float, high: float, kind: Any) -> list[float]:
-    """The numbers of a type in an interval, when they are few."""
+    """Return the numbers of a type in an interval, if they are few."""
     found: list[float] = []
     value = kind(low)
     value = value if value >= low else np.nextafter(value, kind(inf))
@@ -161,7 +161,7 @@ def _between(low: float, high: float, kind: Any) -> list[float]:
 
 
 def _ways(element: DType, factor: float) -> list[tuple[str, Callable[[Array], Array]]]:
-    """The ways to multiply: what they are called, and bits to bits."""
+    """Return the ways to multiply: name, and function from bits to bits."""
     wide = [np.float64] if element.bits > 32 or element.kind != "f" else [np.float64, np.float32]
     ways: list[tuple[str, Callable[[Array], Array]]] = []
     for kind in wide:

@@ -1,12 +1,12 @@
-"""Reading two tensors side by side in blocks, and a number for every row of one, without holding either.
+"""Read two tensors in parallel in blocks, and compute a key per row, without loading either completely.
 
 ::
 
-    runs      [0:4, :] [4:8, :] …                         row-major, at most READ bytes each
-    slab      every index of one axis, but few elements of each: the first 256 columns, say
-    keys      one uint64 an index along an axis: equal rows have equal keys, and others almost never do
+    runs      [0:4, :] [4:8, :] …                         row-major, up to READ bytes each
+    slab      every index of one axis, but few elements of each, such as the first 256 columns
+    keys      one uint64 per index along an axis: equal rows have equal keys, others almost never
 
-A key is only ever a hint. What it suggests is proved on the bits afterwards.
+A key is only a hint. Its suggestions are proved on the bits afterwards.
 """
 
 from __future__ import annotations
@@ -14,50 +14,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from workbench.analysis.runs import Key, Runs
+from workbench.core.arrays import Array
+from workbench.core.runs import Key, Runs
 from workbench.tensor import LazyTensor
 
 __all__ = ["READ", "bits", "corner", "differing", "fold", "keys", "parts", "readable", "runs_of", "slab"]
 
-Array = np.ndarray[Any, Any]
 
-READ = 4 << 20  #: bytes of one tensor that are in memory at a time, about
-ELEMENTS = 1 << 20  #: and no more than these, whose positions are lists of 8 MiB
-SLAB = 256  #: elements of each row that are looked at first
-FIRST = 4096  #: elements that most wrong hypotheses end at
+READ = 4 << 20  #: approximate bytes of one tensor in memory at a time
+ELEMENTS = 1 << 20  #: maximum elements at a time; their positions take 8 MiB
+SLAB = 256  #: elements of each row that are read first
+FIRST = 4096  #: elements that refute most wrong hypotheses
 PART = 1 << 17  #: elements converted at a time
-_SHORT = 64  #: bytes of a row up to which rows are mixed side by side, not hashed one by one
+_SHORT = 64  #: maximum bytes of rows that are mixed together instead of hashed one by one
 _MIX = tuple(np.uint64(odd) for odd in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53))  # splitmix64's finaliser
 
 
 def readable(tensor: LazyTensor) -> bool:
-    """Whether elements can be told apart: not where several share a byte, nor for 128-bit complex numbers."""
+    """Return whether elements can be compared: not if several share a byte, nor 128-bit complex numbers."""
     return not tensor.element.packed and tensor.element.bits <= 64
 
 
 def bits(tensor: LazyTensor, key: Key = ()) -> Array:
-    """The stored bits of a part, as contiguous unsigned integers."""
+    """Return the stored bits of a part as contiguous unsigned integers."""
     part = (tensor.lazy[key] if key else tensor).numpy()
     return np.ascontiguousarray(part).view(tensor.element.raw).reshape(part.shape)
 
 
 def runs_of(shape: tuple[int, ...], itemsize: int, most: int = 0) -> Runs:
-    """The runs of a shape, each at most ``most`` bytes (``READ`` by default), or one element of the last axis."""
+    """Return the runs of a shape, each up to ``most`` bytes (default ``READ``), or one element of the last axis."""
     return Runs(shape, max(min((most or READ) // itemsize, ELEMENTS), 1))
 
 
 def corner(tensor: LazyTensor, most: int = 4096) -> Array:
-    """The first elements, flat, at most about ``most``."""
+    """Return the first elements, flat, up to about ``most``."""
     return bits(tensor, runs_of(tensor.shape, 1, most)[0].key).reshape(-1)
 
 
-def slab(shape: tuple[int, ...], axis: int, itemsize: int) -> Key:
-    """A key that keeps an axis whole and at most ``SLAB`` elements at each of its indices."""
-    left = max(min(SLAB, READ // itemsize // max(shape[axis], 1)), 1)
+def slab(shape: tuple[int, ...], axis: int, itemsize: int, most: int = SLAB) -> Key:
+    """Return a key that keeps an axis complete, with up to ``most`` elements at each index."""
+    left = max(min(most, READ // itemsize // max(shape[axis], 1)), 1)
     sizes = list(shape)
     for other in reversed(range(len(shape))):
         if other != axis:
@@ -67,10 +66,10 @@ def slab(shape: tuple[int, ...], axis: int, itemsize: int) -> Key:
 
 
 def keys(tensor: LazyTensor, axis: int, longest: int = 0) -> Array:
-    """``(shape[axis],) uint64``: one number an index along an axis, over all its elements.
+    """Return ``(shape[axis],) uint64``: one number per index along an axis, over all its elements.
 
     Args:
-        longest: cut the work as if the axis were that long, so that tensors of other lengths have comparable keys.
+        longest: divide the work as if the axis had this length, to make keys of tensors of other lengths comparable.
     """
     n = tensor.shape[axis]
     found = np.zeros(n, np.uint64)
@@ -81,7 +80,7 @@ def keys(tensor: LazyTensor, axis: int, longest: int = 0) -> Array:
 
 
 def fold(state: Array, rows: Array) -> Array:
-    """The keys ``(n,)`` after ``n`` more rows ``(n, m)`` of elements."""
+    """Return the keys ``(n,)`` updated with rows ``(n, m)`` of elements."""
     rows = np.ascontiguousarray(rows)
     width = rows.shape[1] * rows.itemsize
     if width <= _SHORT:
@@ -94,18 +93,18 @@ def fold(state: Array, rows: Array) -> Array:
 
 
 def parts(count: int) -> list[tuple[int, int]]:
-    """Ranges of a block for work in wider types; the first is short, as most wrong hypotheses end there."""
+    """Return ranges of a block for work in wider types; the first is short, as it refutes most hypotheses."""
     cuts = [0, *range(min(FIRST, count), count, PART), count]
     return [(start, stop) for start, stop in pairwise(cuts) if stop > start]
 
 
 def differing(left: Array, right: Array) -> int:
-    """Number of elements that are not the same bits."""
+    """Return the number of elements whose bits differ."""
     return int(np.count_nonzero(left != right))
 
 
 def _cuts(shape: tuple[int, ...], axis: int, longest: int, itemsize: int) -> Iterator[tuple[Key, slice]]:
-    """Boxes in row-major order of the other axes; all indices of the axis, or where those are too many, some."""
+    """Yield boxes in row-major order of the other axes, with all indices of the axis, or some if there are too many."""
     others = tuple(size for k, size in enumerate(shape) if k != axis)
     wide = max(READ // itemsize // max(longest, 1), 1)  # elements of each index at a time
     for run in runs_of(others, 1, wide):

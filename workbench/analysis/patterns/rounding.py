@@ -1,31 +1,30 @@
-"""Rounding to a floating type, and writing its bits, without a library that knows the type.
+"""Round to a floating-point type, and encode its bits, without a library that supports the type.
 
 ::
 
     x = ±1.m × 2^e       quantum = 2^(max(e, emin) − mantissa bits)       rounded = rint(x / quantum) · quantum
 
-``rint`` rounds halves to even, as IEEE 754 and torch do; division by a power of two is exact. Beyond the largest
-number lies infinity, or NaN in the types that have no infinity (torch 2.13's conversion; a *saturating* one, which
-Transformer Engine uses, stops at the largest).
+``rint`` rounds halves to even, like IEEE 754 and torch; division by a power of two is exact. Numbers beyond the largest
+become infinity, or NaN in types without infinity (torch 2.13's conversion). A *saturating* conversion, as in
+Transformer Engine, yields the largest number.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from workbench.analysis.numbers import fp8_table
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
 __all__ = ["FLOATS", "encode", "half_step", "numbers", "rounded"]
 
-Array = np.ndarray[Any, Any]
-
 
 class Kind(NamedTuple):
-    """A floating type: bits of its mantissa, exponent of its smallest normal number, largest number."""
+    """A floating-point type: bits of its mantissa, exponent of its smallest normal number, largest number."""
 
     mantissa: int
     emin: int
@@ -47,7 +46,7 @@ FLOATS = {
 
 
 def numbers(raw: Array, element: DType) -> Array:
-    """Bits as float32 (float64 for float64), or as the integers that they are."""
+    """Return bits as float32 (float64 for float64), or as integers for integer types."""
     if element.name == "bfloat16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if element.name == "float16":
@@ -59,10 +58,10 @@ def numbers(raw: Array, element: DType) -> Array:
 
 
 def rounded(x: Array, name: str, how: str = "nearest") -> Array:
-    """The numbers of a type closest to ``x``, in the type of ``x`` (float32 or float64).
+    """Return the numbers of a type closest to ``x``, in the type of ``x`` (float32 or float64).
 
     Args:
-        how: ``nearest`` (halves to even), ``truncated`` (towards zero), ``saturating`` (nearest, at most the largest).
+        how: ``nearest`` (halves to even), ``truncated`` (towards zero), ``saturating`` (nearest, up to the largest).
     """
     kind = FLOATS[name]
     if kind.mantissa >= (23 if x.dtype == np.float32 else 52):
@@ -84,7 +83,7 @@ def rounded(x: Array, name: str, how: str = "nearest") -> Array:
 
 
 def half_step(y: Array, element: DType) -> Array:
-    """Half the distance to the next number of the type, at least."""
+    """Return half the distance to the next number of the type, or more."""
     kind = FLOATS.get(element.name)
     if kind is None:
         return np.full(len(y), 0.5)
@@ -93,7 +92,7 @@ def half_step(y: Array, element: DType) -> Array:
 
 
 def encode(x: Array, element: DType) -> Array:
-    """The bits of numbers that the type has exactly."""
+    """Return the bits of numbers that the type represents exactly."""
     name = element.name
     if name == "bfloat16":
         found = (x.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
@@ -106,7 +105,7 @@ def encode(x: Array, element: DType) -> Array:
 
 @cache
 def _codes(name: str) -> Array:
-    """``(65536,) uint8``: the byte of each number of the type, by the upper half of its float32."""
+    """Return ``(65536,) uint8``: the byte of each number of the type, by the upper half of its float32."""
     table = fp8_table(name)
     codes = np.zeros(1 << 16, np.uint8)
     codes[table.view(np.uint32) >> np.uint32(16)] = np.arange(256, dtype=np.uint8)

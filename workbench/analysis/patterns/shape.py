@@ -1,8 +1,9 @@
-"""The same elements under other indices: transposed, in another shape, or another tensor altogether."""
+"""Find the same elements at other indices: transposed, in another shape, or in another tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import permutations
 from typing import Any
 
@@ -12,22 +13,35 @@ from workbench.analysis.patterns.evidence import MARGIN, entropy
 from workbench.analysis.patterns.found import Pattern
 from workbench.analysis.patterns.local import Difference
 from workbench.analysis.patterns.read import bits, corner, runs_of
+from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["reshaped", "sibling", "transposed"]
-
-Array = np.ndarray[Any, Any]
-
-AXES = 5  #: tensors of more are not tried in every order of their axes
+__all__ = ["Sibling", "reshaped", "sibling", "transposed"]
 
 
-def sibling(b: LazyTensor, siblings: Sequence[LazyTensor]) -> Pattern | None:
-    """``b`` is another tensor, bit for bit."""
-    first = corner(b)
-    equal = [one for one in siblings if one.shape == b.shape and one.element == b.element and _same(one, b, first)]
+AXES = 5  #: maximum axes to try in every order
+
+
+class Sibling:
+    """A tensor that others may have been exchanged with; its first elements are read once for all of them."""
+
+    def __init__(self, tensor: LazyTensor) -> None:
+        self.tensor = tensor
+
+    @cached_property
+    def first(self) -> Array:
+        """The first elements, flat."""
+        return corner(self.tensor)
+
+
+def sibling(b: LazyTensor, siblings: Sequence[Sibling]) -> Pattern | None:
+    """Return a pattern if ``b`` equals another tensor bit for bit."""
+    alike = [one for one in siblings if one.tensor.shape == b.shape and one.tensor.element == b.element]
+    first = corner(b) if alike else np.empty(0)
+    equal = [one.tensor for one in alike if np.array_equal(one.first, first) and _same(one.tensor, b)]
     if not equal:
         return None
-    surprise = b.numel * entropy(_sample(b))
+    surprise = b.numel() * entropy(_sample(b))
     if surprise < MARGIN:
         return None
     names = [one.key for one in equal]
@@ -39,7 +53,7 @@ def sibling(b: LazyTensor, siblings: Sequence[LazyTensor]) -> Pattern | None:
 
 
 def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern | None:
-    """``b`` is ``a`` with its axes in another order."""
+    """Return a pattern if ``b`` is ``a`` with its axes in another order."""
     if not 2 <= len(a.shape) <= AXES or len(a.shape) != len(b.shape):
         return None
     for axes in permutations(range(len(a.shape))):
@@ -47,7 +61,7 @@ def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern
             continue
         if min(len(a.shape), sum(n > 1 for n in a.shape)) < 2 or not _turned(a, b, axes):
             continue
-        surprise = b.numel * entropy(_sample(b)) if seen is None else seen.count * seen.bits_each
+        surprise = b.numel() * entropy(_sample(b)) if seen is None else seen.count * seen.bits_each
         if surprise - 8 < MARGIN:
             continue
         told = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
@@ -57,13 +71,13 @@ def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern
 
 
 def reshaped(a: LazyTensor, b: LazyTensor) -> Pattern | None:
-    """The same elements in the same row-major order, in another shape."""
-    if a.numel != b.numel:
+    """Return a pattern if ``b`` has the elements of ``a`` in the same row-major order but another shape."""
+    if a.numel() != b.numel():
         return None
     for left, right in zip(_flat(a), _flat(b), strict=True):
         if (left != right).any():
             return None
-    surprise = b.numel * entropy(_sample(b))
+    surprise = b.numel() * entropy(_sample(b))
     if surprise < MARGIN:
         return None
     shape = b.shape
@@ -72,9 +86,7 @@ def reshaped(a: LazyTensor, b: LazyTensor) -> Pattern | None:
     return Pattern("reshaped", sentence, detail, evidence=surprise, make=lambda array, rest: array.reshape(shape))
 
 
-def _same(one: LazyTensor, b: LazyTensor, first: Array) -> bool:
-    if (corner(one) != first).any():
-        return False
+def _same(one: LazyTensor, b: LazyTensor) -> bool:
     runs = runs_of(b.shape, b.element.itemsize)
     return all((bits(one, run.key) == bits(b, run.key)).all() for run in runs.ends_first())
 
@@ -104,7 +116,7 @@ def _turn(axes: tuple[int, ...]) -> Any:
 
 
 def _flat(tensor: LazyTensor, size: int = 1 << 18) -> Iterator[Array]:
-    """The elements in row-major order, in pieces of equal size."""
+    """Yield the elements in row-major order, in pieces of equal size."""
     kept = np.empty(0, tensor.element.raw)
     for run in runs_of(tensor.shape, tensor.element.itemsize):
         kept = np.concatenate([kept, bits(tensor, run.key).reshape(-1)])

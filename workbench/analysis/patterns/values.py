@@ -1,13 +1,13 @@
-"""Changes that treat every element alike: a constant factor, a sign, a rounding, another type.
+"""Find changes that apply to every element: a constant factor, a sign, a rounding, another type.
 
 ::
 
     a            0.1234567     −3.000001      c·a, rounded: every element allows an interval of factors,
-    via bf16     0.12353516    −3.0           [ (b − ½ulp)/a, (b + ½ulp)/a ]; what lies in all of them is tried
+    via bf16     0.12353516    −3.0           [ (b − ½ulp)/a, (b + ½ulp)/a ]; their intersection is tested
 
-Roundings and signs are computed and compared block by block, and given up at the first element that is another one.
-A factor is first narrowed down to the interval, then the plainest numbers in it are computed with, in the ways a
-training loop would: in float64, or in float32 as torch does for types of 16 bits and less, or as a division.
+Roundings and signs are computed and compared block by block, up to the first element that differs. A factor is first
+narrowed down to an interval. Then the simplest numbers in it are tested as a training loop would apply them: in
+float64, in float32 as torch does for types of 16 bits or less, or as a division.
 """
 
 from __future__ import annotations
@@ -20,54 +20,55 @@ import numpy as np
 
 from workbench.analysis.patterns.evidence import MARGIN, steps
 from workbench.analysis.patterns.found import Pattern, made
-from workbench.analysis.patterns.local import Difference, Watcher
+from workbench.analysis.patterns.local import Difference
 from workbench.analysis.patterns.ratio import Ratio
 from workbench.analysis.patterns.read import bits, parts, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.tensor import LazyTensor
 
 __all__ = ["cast", "elementwise"]
 
-Array = np.ndarray[Any, Any]
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-_WORDS = {"nearest": "", "truncated": ", cut off instead of rounded", "saturating": ", saturating at its largest"}
+_WORDS = {"nearest": "", "truncated": ", truncated instead of rounded", "saturating": ", saturating at its largest"}
 
 
-class Same:
-    """``b == of(a)`` so far."""
+class SameValues:
+    """The hypothesis ``b == of(a)``."""
 
     def __init__(self, name: str, of: Callable[[Array], Array], sentence: str, detail: dict[str, Any]) -> None:
         self.name, self.of, self.sentence, self.detail = name, of, sentence, detail
         self.alive = True
 
     def feed(self, left: Array, right: Array) -> None:
-        """Compare; a first few elements, then the rest."""
+        """Compare a few elements, then the rest."""
         for start, stop in parts(len(left)):
             if (self.of(left[start:stop]) != right[start:stop]).any():
                 self.alive = False
                 return
 
     def pattern(self, seen: Difference, cost: float = 8.0) -> Pattern | None:
-        """The name, if a random change would hardly have it."""
+        """Return the pattern, if a random change is unlikely to match it."""
         element = seen.b.element
         each = min(steps(seen.before, seen.after, element.kind), seen.bits_each)
         surprise = seen.count * each - cost
         if surprise < MARGIN:
             return None
-        sentence = f"{self.sentence} ({seen.count:,} of {seen.a.numel:,} elements change)"
+        sentence = f"{self.sentence} ({seen.count:,} of {seen.a.numel():,} elements change)"
         detail = self.detail | {"changed": seen.count}
         return Pattern(self.name, sentence, detail, evidence=surprise, make=made(self.of, element, element))
 
 
 def elementwise(a: LazyTensor, b: LazyTensor, seen: Difference) -> Callable[[], Pattern | None]:
-    """Run the pass of ``seen`` with every hypothesis of this module; call the result for the one that holds."""
+    """Run the pass of ``seen`` with every hypothesis of this module; call the result for the one that is true."""
     element = a.element
+    if seen.refutes([*_hypotheses(element), Ratio(element)]):
+        return lambda: None
     same = list(_hypotheses(element))
     ratio = Ratio(element)
-    watchers: list[Watcher] = [*same, ratio]
-    seen.run(watchers)
+    seen.run([*same, ratio])
 
     def finish() -> Pattern | None:
         if not seen.complete:
@@ -81,7 +82,7 @@ def elementwise(a: LazyTensor, b: LazyTensor, seen: Difference) -> Callable[[], 
 
 
 def cast(a: LazyTensor, b: LazyTensor) -> Pattern | None:
-    """``b`` has the numbers of ``a``, rounded where its type needs that."""
+    """Return a pattern if ``b`` has the numbers of ``a``, rounded if its type requires it."""
     before, after = a.element, b.element
     if "c" in (before.kind, after.kind):
         return None
@@ -102,28 +103,32 @@ def cast(a: LazyTensor, b: LazyTensor) -> Pattern | None:
     detail = {"from": before.name, "to": after.name, "rounding": how, "changed": changed}
     sentence = f"the same numbers as {after.name} instead of {before.name}"
     if changed:
-        each = f"{changed:,} of {a.numel:,} elements lose digits"
+        each = f"{changed:,} of {a.numel():,} elements lose digits"
         sentence = f"{before.name} rounded to {after.name}{_WORDS[how]} ({each})"
-    return Pattern("cast", sentence, detail, evidence=float(a.numel), make=made(of, before, after))
+    return Pattern("cast", sentence, detail, evidence=float(a.numel()), make=made(of, before, after))
 
 
-def _hypotheses(element: DType) -> list[Same]:
+def _hypotheses(element: DType) -> list[SameValues]:
     found = []
     top = element.raw.type(1 << (element.bits - 1))
     if element.kind == "f" and element.name in FLOATS and not element.name.endswith("fnuz"):
-        found.append(Same("ratio", lambda raw: raw ^ top, "the sign of every element is flipped", {"ratio": -1.0}))
+        found.append(
+            SameValues("ratio", lambda raw: raw ^ top, "the sign of every element is flipped", {"ratio": -1.0})
+        )
     if element.itemsize > 1:
         words = "the bytes of every element are in reverse order (another endianness)"
-        found.append(Same("byteswap", lambda raw: raw.byteswap(), words, {}))
+        found.append(SameValues("byteswap", lambda raw: raw.byteswap(), words, {}))
     for narrow, how in _narrower(element):
         told = _SHORT.get(narrow, narrow)
         detail = {"through": narrow, "rounding": how}
-        found.append(Same("rounded", _through(element, narrow, how), f"rounded through {told}{_WORDS[how]}", detail))
+        found.append(
+            SameValues("rounded", _through(element, narrow, how), f"rounded through {told}{_WORDS[how]}", detail)
+        )
     return found
 
 
 def _narrower(element: DType) -> list[tuple[str, str]]:
-    """The types that may have come between, those that lose least first."""
+    """Return possible intermediate types, the most precise first."""
     if element.name not in FLOATS:
         return []
     own = FLOATS[element.name]
@@ -160,7 +165,7 @@ def _converted(raw: Array, before: DType, after: DType, how: str) -> Array:
 
 
 def _plainly(x: Array, after: DType) -> Array:
-    """Integers and booleans as another type; numbers that it cannot hold become others, and so do not compare."""
+    """Convert integers and booleans to another type; numbers that it cannot represent change and so do not match."""
     with np.errstate(all="ignore"):
         if after.name in FLOATS:
             return encode(rounded(x.astype(np.float64), after.name), after)

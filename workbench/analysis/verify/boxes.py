@@ -1,4 +1,4 @@
-"""Whether the chunks of each tensor cover it: every element in one box, and in its own bytes.
+"""Check that the chunks of each tensor cover it: every element is in exactly one box and has its own bytes.
 
 ::
 
@@ -13,30 +13,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.layout.coverage import coverage
-from workbench.analysis.verify.log import Subject, plural
-from workbench.core import box
-from workbench.core import catalog as cat
+from workbench.analysis.verify.log import Examined, plural
+from workbench.core import box, codecs
 from workbench.core.build import row_major
+from workbench.formats import record
 
 __all__ = ["check_boxes"]
 
-Array = np.ndarray[Any, Any]
-HOLES = 4  #: boxes named of one tensor
-#: Formats whose metadata gives every tensor bytes of its own (elsewhere views of one storage are the rule).
-OWN_BYTES = {"dcp", "megatron_dist", "safetensors", "bytecheckpoint", "vescale", "paddle_dist"}
+HOLES = 4  #: boxes listed per tensor
 
 
-def check_boxes(subject: Subject) -> None:
-    """Holes, overlaps, and byte ranges that two tensors claim."""
+def check_boxes(subject: Examined) -> None:
+    """Report holes, overlaps, and byte ranges that two tensors claim."""
     catalog, log = subject.catalog, subject.log
     log.checked["coverage"] = (
         f"{plural(catalog.chunks, 'chunk')} {'covers' if catalog.chunks == 1 else 'cover'} "
-        f"{plural(len(catalog), 'tensor')}: no element twice, none nowhere"
+        f"{plural(len(catalog), 'tensor')}: every element is stored exactly once"
     )
     if not len(catalog):
         return
@@ -47,7 +43,7 @@ def check_boxes(subject: Subject) -> None:
             "error",
             subject.key(a),
             f"{_slices(low, size)} is in two chunks: at {_start(subject, a)} and at {_start(subject, b)}",
-            "the metadata mixes two saves, or is damaged: which of the two counts cannot be known",
+            "the metadata mixes two saves, or is damaged: it is unknown which of the two is valid",
             box=[list(low), list(size)],
             files=[subject.file(a), subject.file(b)],
         )
@@ -71,22 +67,22 @@ def check_boxes(subject: Subject) -> None:
             "coverage.hole",
             "error",
             catalog.keys[tensor],
-            f"its {count:,} chunks overlap, or leave holes, in more ways than are looked at: which elements are stored "
-            "is not known",
-            "the metadata is damaged or was made to be slow: use another save",
+            f"its {count:,} chunks have more overlaps or holes than can be checked: it is unknown which elements are "
+            "stored",
+            "the metadata is damaged, or crafted to be slow: use another save",
         )
-    if catalog.format in OWN_BYTES:
+    if record(catalog.format).own_bytes:
         _shared_bytes(subject)
 
 
-def _shared_bytes(subject: Subject) -> None:
-    """Chunks that lie in one piece, and whose bytes run into each other.
+def _shared_bytes(subject: Examined) -> None:
+    """Report contiguous chunks whose bytes overlap.
 
-    A part of an archive is placed as if its payload began where the archive does: what overlaps so, overlaps.
+    A part of an archive is placed as if its payload began where the archive does; parts that overlap then do overlap.
     """
     catalog = subject.catalog
-    whole = np.isin(catalog.codec, (cat.TORCH_ZIP, cat.ZSTD_TORCH_ZIP))
-    parts = np.isin(catalog.codec, (cat.RAW, cat.RAW_BE, *cat.LAZY, cat.TORCH_PART, cat.ZSTD_TORCH_PART))
+    whole = codecs.WHOLE_ITEM[catalog.codec]
+    parts = (codecs.RAW_BYTES | codecs.ZIP)[catalog.codec] & ~whole
     if catalog.strides is not None:
         parts &= ((catalog.strides == row_major(catalog.sizes)) | (catalog.sizes <= 1)).all(axis=1)
     rows = np.flatnonzero(
@@ -103,14 +99,14 @@ def _shared_bytes(subject: Subject) -> None:
     hit = np.flatnonzero((file * span + start)[1:] < reach[:-1]) + 1
     for at in hit.tolist():
         a, b = int(rows[at - 1]), int(rows[at])
-        one_tensor = "of one tensor " if catalog.tensor[a] == catalog.tensor[b] else f"of {subject.key(a)!r} "
+        one_tensor = "of the same tensor " if catalog.tensor[a] == catalog.tensor[b] else f"of {subject.key(a)!r} "
         subject.log.add(
             "coverage.shared_bytes",
             "error",
             subject.key(b),
             f"bytes {int(start[at]):,} to {int(min(stop[at], stop[at - 1])):,} of {subject.file(b)!r} also hold a "
             f"chunk {one_tensor}at {_start(subject, a)}",
-            "the metadata is damaged: one of the two reads the other's bytes",
+            "the metadata is damaged: one of the two chunks reads the other's bytes",
             file=subject.file(b),
             start=int(start[at]),
             stop=int(stop[at]),
@@ -118,11 +114,11 @@ def _shared_bytes(subject: Subject) -> None:
         )
 
 
-def _start(subject: Subject, row: int) -> str:
+def _start(subject: Examined, row: int) -> str:
     offsets, sizes = subject.box(row)
     return f"{offsets} + {sizes} in {subject.file(row)!r}"
 
 
 def _slices(low: Sequence[int], extent: Sequence[int]) -> str:
     parts = [f"{a}:{a + n}" for a, n in zip(low, extent, strict=True)]
-    return f"[{', '.join(parts)}]" if parts else "the one element"
+    return f"[{', '.join(parts)}]" if parts else "the only element"

@@ -1,32 +1,32 @@
-"""Counting what is odd among stored numbers, in the pass over the bytes that :mod:`.values` judges.
+"""Counts of anomalous numbers, collected in the pass over the bytes that :mod:`.values` evaluates.
 
 ::
 
-    NaN, Inf            |bits| ≥ the exponent's ones    counted only where the largest |bits| of a piece says so
+    NaN, Inf            |bits| ≥ all-ones exponent      counted only if the largest |bits| of a piece reaches it
     exp_avg_sq < 0      sign bit on a number but -0
     master's low bits   16 zero bits, no power of two
 
-Counts are kept by chunk, so that a finding names the file and the place in the tensor.
+Counts are kept per chunk: a finding can then name the file and the position in the tensor.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify.log import Subject
+from workbench.analysis.verify.log import Examined
 from workbench.analysis.verify.pages import Pages
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
+from workbench.core.parts import storable
 from workbench.core.scan import Piece
 
-__all__ = ["SQUARES", "NumberScan", "Seen"]
+__all__ = ["SQUARES", "ChunkCounts", "NumberScan"]
 
-Array = np.ndarray[Any, Any]
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq")  #: means of squares
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq")  #: running means of squares
 
-# |bits| mask and the |bits| of infinity (None: the type has none, and the first of the two is NaN)
+# |bits| mask and the |bits| of infinity (None: the dtype has none, and the first value is NaN)
 _FLOATS: dict[str, tuple[int, int, bool]] = {
     "float64": (0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000, True),
     "float32": (0x7FFFFFFF, 0x7F800000, True),
@@ -39,9 +39,10 @@ _FLOATS: dict[str, tuple[int, int, bool]] = {
 _HALVES = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
+@storable
 @dataclass(slots=True)
-class Seen:
-    """What was met in one chunk."""
+class ChunkCounts:
+    """Counts of one chunk."""
 
     count: int = 0
     nonzero: bool = False
@@ -50,27 +51,27 @@ class Seen:
     neginf: int = 0
     negative: int = 0
     low: int = 0
-    full: int = 0  #: numbers among which ``low`` were counted
-    first: tuple[int, ...] | None = None  #: where the first bad one is
+    full: int = 0  #: number of elements checked for ``low``
+    first: tuple[int, ...] | None = None  #: position of the first bad element
     pages: list[tuple[int, int]] = field(default_factory=list)  #: file pages that may be all zero
 
 
 class NumberScan:
-    """The reducer; a state a chunk.
+    """The reducer; one state per chunk.
 
     Args:
-        numbers: look at what the numbers are, and not only for zeros.
+        numbers: check the values, not only for zeros.
     """
 
-    def __init__(self, subject: Subject, numbers: bool = True) -> None:
+    def __init__(self, subject: Examined, numbers: bool = True) -> None:
         self._numbers = numbers
         catalog, roles, fqns = subject.catalog, subject.ckpt.roles, subject.ckpt.fqns
-        self._catalog = catalog
+        self._payloads = subject.payloads
         self._pages = Pages(subject.payloads)
         floats = np.array([catalog.dtype_of(t).kind in "fc" for t in range(len(catalog))], bool)
         self._square = np.array([r in SQUARES for r in roles], bool) & floats
         half = {f: catalog.dtype_of(t).name for t, (f, r) in enumerate(zip(fqns, roles, strict=True)) if r == "param"}
-        # fp16 keeps 10 bits of 23, bf16 7; where no weight of 16 bits stands beside, bf16 is what masters are made from
+        # fp16 keeps 10 bits of 23, bf16 7; without a 16-bit weight to compare, masters are assumed to come from bf16
         self._low = np.array(
             [
                 0
@@ -81,14 +82,15 @@ class NumberScan:
             np.uint32,
         )
 
-    def begin(self, dtype: DType, other: DType | None) -> Seen:
-        """Nothing met yet."""
-        return Seen()
+    def begin(self, dtype: DType, other: DType | None) -> ChunkCounts:
+        """Return an empty state."""
+        return ChunkCounts()
 
-    def fold(self, state: Seen, piece: Piece) -> None:
-        """One piece into its chunk's state."""
-        tensor = int(self._catalog.tensor[piece.row])
-        dtype = self._catalog.dtype_of(tensor)
+    def fold(self, state: ChunkCounts, piece: Piece) -> None:
+        """Add a piece to its chunk's state."""
+        catalog = self._payloads.catalog
+        tensor = int(catalog.tensor[piece.row])
+        dtype = catalog.dtype_of(tensor)
         state.count += len(piece.bits)
         state.nonzero = state.nonzero or bool(_whole(piece.bits).any())
         self._pages.look(state.pages, piece)
@@ -105,7 +107,7 @@ class NumberScan:
         if self._low[tensor]:
             _low_bits(state, piece.bits, int(self._low[tensor]))
 
-    def merge(self, state: Seen, later: Seen) -> None:
+    def merge(self, state: ChunkCounts, later: ChunkCounts) -> None:
         """Add a later state of the same chunk."""
         for name in ("count", "nan", "posinf", "neginf", "negative", "low", "full"):
             setattr(state, name, getattr(state, name) + getattr(later, name))
@@ -114,7 +116,7 @@ class NumberScan:
         state.pages += later.pages
 
     @staticmethod
-    def _floats(state: Seen, piece: Piece, bits: Array, kind: tuple[int, int, bool], square: bool) -> None:
+    def _floats(state: ChunkCounts, piece: Piece, bits: Array, kind: tuple[int, int, bool], square: bool) -> None:
         mask, infinite, has_infinity = kind
         if square and int(bits.max(initial=0)) < infinite:  # no sign, no infinity, no NaN
             return
@@ -136,30 +138,30 @@ class NumberScan:
 
 
 def _whole(bits: Array) -> Array:
-    """The same bytes in a type that numpy can compare with zero."""
+    """View the same bytes as a type that NumPy can compare with zero."""
     return bits.view(np.uint8) if bits.dtype.kind == "V" else bits
 
 
 def _elements(halves: Array, piece: Piece) -> Array:
-    """Which elements it holds of: a complex number has two halves, and is NaN or infinite if one of them is."""
+    """Reduce a mask to elements: a complex number has two halves and is NaN or infinite if either is."""
     return np.logical_or.reduce(halves.reshape(len(piece.bits), -1), axis=1)
 
 
-def _count_nan(state: Seen, piece: Piece, nan: Array) -> None:
+def _count_nan(state: ChunkCounts, piece: Piece, nan: Array) -> None:
     count = int(np.count_nonzero(_elements(nan, piece)))
     if count:
         state.nan += count
         _first(state, piece, nan)
 
 
-def _first(state: Seen, piece: Piece, bad: Array) -> None:
+def _first(state: ChunkCounts, piece: Piece, bad: Array) -> None:
     if state.first is None and bad.any():
-        per = len(bad) // len(piece.bits)  # two halves a complex number
+        per = len(bad) // len(piece.bits)  # two halves per complex number
         state.first = piece.where(int(bad.argmax()) // per)
 
 
-def _low_bits(state: Seen, bits: Array, mask: int) -> None:
-    """Numbers whose low bits are zero; powers of two (and 0) are so by themselves and are not counted."""
+def _low_bits(state: ChunkCounts, bits: Array, mask: int) -> None:
+    """Count numbers whose low bits are zero, except powers of two and 0, whose low bits are always zero."""
     low = (bits & np.uint32(mask)) == 0
     plain = int(np.count_nonzero(low))
     if plain * 200 > len(bits):

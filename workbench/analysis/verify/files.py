@@ -1,10 +1,10 @@
-"""The files that a catalog names, as the file system sees them; nothing in them is read.
+"""Check the files of a catalog by their metadata in the file system; their contents are not read.
 
 ::
 
     named by the metadata   ├──────── 1,048,576 bytes ────────┤
-    on disk                 ├──────── 700,000 ───┤                  truncated: what lay behind is named
-    on disk                 ├──────── 1,048,576 ──────────────┼──┤  trailing: of a larger, older save
+    on disk                 ├──────── 700,000 ───┤                  truncated: the lost tensors are named
+    on disk                 ├──────── 1,048,576 ──────────────┼──┤  trailing: from a larger, older save
     on disk                 ├▓▓▓▓▓▓▓▓▓▓▓░░░░░░░▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓┤    sparse: blocks that were never written
 """
 
@@ -13,33 +13,30 @@ from __future__ import annotations
 import os
 import stat as stat_module
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify.log import Subject, names, plural
+from workbench.analysis.verify.log import Examined, names, plural
 from workbench.analysis.verify.siblings import check_siblings
-from workbench.core import catalog as cat
+from workbench.core import codecs
+from workbench.core.arrays import Array
 from workbench.core.place import Place
 from workbench.errors import WorkbenchError
 
 __all__ = ["check_files"]
 
-Array = np.ndarray[Any, Any]
 SECTOR = 512
 
-_ARCHIVED = (cat.TORCH_ZIP, cat.TORCH_PART, cat.ZSTD_TORCH_ZIP, cat.ZSTD_TORCH_PART)
 
-
-def check_files(subject: Subject) -> None:
-    """Absent, short, empty, unreadable and sparse files, and those that seem to be of another save."""
+def check_files(subject: Examined) -> None:
+    """Report absent, short, empty, unreadable and sparse files, and files that seem to be from another save."""
     catalog, log = subject.catalog, subject.log
     sizes = np.array([stat.size for stat in catalog.file_stats], np.int64)
     if catalog.chunks:
         subject.lost = catalog.stop > sizes[catalog.file]
     _absent_and_short(subject, sizes)
     wanted = dict.fromkeys([*catalog.files, *catalog.metadata_files])
-    present = {name: path for name in wanted for path in _resolved(subject.place, name)}
+    present = {name: path for name in wanted for path in _resolved(subject.place, name)} if subject.place.local else {}
     stats = {name: os.stat(path) for name, path in present.items()}
     for name, path in present.items():
         if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
@@ -51,7 +48,7 @@ def check_files(subject: Subject) -> None:
                 "files.unreadable",
                 "error",
                 name,
-                f"may not be read by this user (mode {mode})",
+                f"this user has no permission to read it (mode {mode})",
                 "ask its owner for `chmod a+r`",
                 mode=mode,
             )
@@ -60,15 +57,15 @@ def check_files(subject: Subject) -> None:
     check_siblings(subject, stats)
     _trailing(subject, sizes)
     log.checked["files"] = (
-        f"{plural(len(catalog.files), 'file')} and {plural(catalog.chunks, 'byte range')} in them: there, long enough, "
-        "readable, whole on disk, of one age"
+        f"{plural(len(catalog.files), 'file')} and {plural(catalog.chunks, 'byte range')} in them: present, long "
+        + ("enough, readable, fully allocated on disk, of similar age" if subject.place.local else "enough")
     )
 
 
 # ---- one file ------------------------------------------------------------------------------------------------------
 
 
-def _absent_and_short(subject: Subject, sizes: Array) -> None:
+def _absent_and_short(subject: Examined, sizes: Array) -> None:
     catalog, log, objects = subject.catalog, subject.log, subject.catalog.objects
     held = np.bincount(catalog.file, minlength=len(sizes)) if catalog.chunks else np.zeros(len(sizes), int)
     if objects.keys:
@@ -78,7 +75,7 @@ def _absent_and_short(subject: Subject, sizes: Array) -> None:
         name, size = catalog.files[number], int(sizes[number])
         mine = rows[catalog.file[rows] == number]
         keys = list(dict.fromkeys(subject.key(row) for row in mine.tolist()))
-        what = f"{plural(len(mine), 'chunk')} of {plural(len(keys), 'tensor')}: {names(keys)}" if keys else "no tensor"
+        what = f"{plural(len(mine), 'chunk')} of {plural(len(keys), 'tensor')}: {names(keys)}" if keys else "no tensors"
         if size < 0:
             if not held[number] and name not in catalog.metadata_files:
                 continue
@@ -86,7 +83,7 @@ def _absent_and_short(subject: Subject, sizes: Array) -> None:
                 "files.missing",
                 "error",
                 name,
-                f"is absent; in it: {what}",
+                f"is absent; it contained {what}",
                 "restore it, or use another step",
                 chunks=len(mine),
                 tensors=keys[:100],
@@ -97,8 +94,8 @@ def _absent_and_short(subject: Subject, sizes: Array) -> None:
                 "files.truncated",
                 "error",
                 name,
-                f"has {size:,} bytes, the metadata reads up to byte {end:,}; lost: {what}",
-                "the file is cut short or of another save: restore it",
+                f"has {size:,} bytes, but the metadata refers to bytes up to {end:,}; lost: {what}",
+                "the file is truncated or from another save: restore it",
                 size=size,
                 needed=end,
                 chunks=len(mine),
@@ -118,14 +115,14 @@ def _absent_and_short(subject: Subject, sizes: Array) -> None:
             )
 
 
-def _trailing(subject: Subject, sizes: Array) -> None:
-    """DCP's files end with their last item, torch.save's old ones with their last storage."""
+def _trailing(subject: Examined, sizes: Array) -> None:
+    """Report trailing bytes: DCP files end with their last item, old torch.save files with their last storage."""
     catalog, objects = subject.catalog, subject.catalog.objects
     ends, exact = np.full(len(sizes), -1, np.int64), np.ones(len(sizes), bool)
     np.maximum.at(ends, catalog.file, catalog.stop)
     if objects.keys:
         np.maximum.at(ends, objects.file, objects.stop)
-    exact[catalog.file[~np.isin(catalog.codec, _ARCHIVED)]] = False  # padding may end a file of raw bytes
+    exact[catalog.file[~codecs.ZIP[catalog.codec]]] = False  # a file of raw bytes may end in padding
     for number in np.flatnonzero(exact & (ends >= 0) & (sizes > ends)).tolist():
         name = catalog.files[number]
         if name.endswith(".distcp"):
@@ -133,8 +130,8 @@ def _trailing(subject: Subject, sizes: Array) -> None:
                 "files.trailing",
                 "warn",
                 name,
-                f"has {int(sizes[number] - ends[number]):,} bytes after the last that the metadata names",
-                "the metadata or the file is of another save",
+                f"has {int(sizes[number] - ends[number]):,} bytes after the last one in the metadata",
+                "the metadata or the file is from another save",
                 size=int(sizes[number]),
                 named=int(ends[number]),
             )
@@ -145,14 +142,14 @@ def _trailing(subject: Subject, sizes: Array) -> None:
                 "files.trailing",
                 "warn",
                 name,
-                f"has {size - end:,} bytes after byte {end:,}, where what torch.save wrote ends",
-                "torch.load ignores them: the file was written over a longer one, or something was appended to it",
+                f"has {size - end:,} bytes after byte {end:,}, where the data of torch.save ends",
+                "torch.load ignores them: the file overwrote a longer one, or something was appended to it",
                 size=size,
                 named=end,
             )
 
 
-def _sparse(subject: Subject, name: str, path: str, stat: os.stat_result) -> None:
+def _sparse(subject: Examined, name: str, path: str, stat: os.stat_result) -> None:
     if stat.st_blocks * SECTOR >= stat.st_size or not hasattr(os, "SEEK_HOLE"):
         return
     catalog = subject.catalog
@@ -166,9 +163,9 @@ def _sparse(subject: Subject, name: str, path: str, stat: os.stat_result) -> Non
             "files.sparse",
             "warn" if len(cut) else "info",
             name,
-            f"bytes {start:,} to {stop:,} were never written (a hole on disk, read as zeros), in {names(keys) or 'no '}"
-            f"{'' if keys else 'tensor'}",
-            "a write was lost, or the file was copied with its zeros left out: verify with --deep",
+            f"bytes {start:,} to {stop:,} were never written (a hole on disk, read as zeros), in "
+            f"{names(keys) or 'no tensor'}",
+            "a write was lost, or the file was copied as a sparse file: verify with --deep",
             start=start,
             stop=stop,
             tensors=keys,
@@ -198,5 +195,5 @@ def _holes(path: str, size: int) -> Iterator[tuple[int, int]]:
 def _resolved(place: Place, name: str) -> Iterator[str]:
     try:
         yield place.resolve(name)
-    except WorkbenchError:  # told as absent
+    except WorkbenchError:  # reported as absent
         return

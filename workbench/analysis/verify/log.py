@@ -1,8 +1,8 @@
-"""What the rules of ``verify`` share: the checkpoint they look at, and where they write what they find.
+"""Shared by the rules of ``verify``: the checkpoint under examination and the log of findings.
 
 ::
 
-    rules ── add(rule, severity, where, …) ──►  Log  ──►  Report: at most MOST findings a rule, the rest counted
+    rules ── add(rule, severity, where, …) ──►  Log  ──►  Report: up to MOST findings per rule, the rest counted
           ── lost(rows) ──────────────────────►       rows that no later rule tries to read
 """
 
@@ -17,21 +17,21 @@ import numpy as np
 
 from workbench.analysis.report import Finding, Report
 from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.errors import ChangedError, CorruptError, HoleError, MissingFileError, WorkbenchError
 
-__all__ = ["MOST", "Log", "Subject", "advice", "names", "plural"]
+__all__ = ["MOST", "Examined", "Log", "advice", "names", "plural"]
 
-Array = np.ndarray[Any, Any]
-Tick = Callable[[float], None]
-MOST = 20  #: findings of one rule that are spelled out
-NAMED = 4  #: names spelled out in one sentence
+Progress = Callable[[float], None]
+MOST = 20  #: findings listed per rule
+NAMED = 4  #: names listed in one sentence
 
 
 class Log:
-    """Findings, and what was and was not looked at."""
+    """Findings, and what was checked and what was not."""
 
     def __init__(self) -> None:
         self.found: list[Finding] = []
@@ -40,13 +40,13 @@ class Log:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, rule: str, severity: str, where: str, message: str, hint: str = "", **evidence: Any) -> None:
-        """One finding; those of a rule beyond :data:`MOST` are only counted."""
+        """Add a finding; beyond :data:`MOST` per rule, findings are only counted."""
         self._counts[rule, severity] += 1
         if self._counts[rule, severity] <= MOST:
             self.found.append(Finding(rule, severity, where, message, evidence, hint))
 
     def report(self, subject: str) -> Report:
-        """Everything as a report."""
+        """Return everything as a report."""
         more = [
             Finding(rule, severity, "", f"… {count - MOST:,} more of this rule", {"more": count - MOST})
             for (rule, severity), count in self._counts.items()
@@ -56,13 +56,13 @@ class Log:
 
 
 @dataclass
-class Subject:
+class Examined:
     """A checkpoint under examination.
 
     Attributes:
-        threads: how many may read side by side.
-        lost: ``(chunks,) bool`` rows whose bytes are known not to be there; no rule reads them again.
-        shut: files that may not be read.
+        threads: number of reader threads.
+        lost: ``(chunks,) bool`` rows whose bytes are known to be absent; no rule reads them again.
+        shut: files that the user has no permission to read.
     """
 
     ckpt: Checkpoint
@@ -84,55 +84,55 @@ class Subject:
 
     @property
     def payloads(self) -> Payloads:
-        """The bytes behind it."""
+        """The bytes of the checkpoint."""
         return self.ckpt.payloads
 
     def key(self, row: int) -> str:
-        """Stored name of a chunk row's tensor."""
+        """Return the stored name of a chunk row's tensor."""
         return self.catalog.keys[self.catalog.tensor[row]]
 
     def file(self, row: int) -> str:
-        """The file that a chunk row is in."""
+        """Return the file that contains a chunk row."""
         return self.catalog.files[self.catalog.file[row]]
 
     def unread(self, row: int) -> None:
-        """A chunk row that is stored in a form that is not read: nothing is known of its values, for good or bad."""
+        """Record a chunk row in an unsupported form, whose values remain unknown."""
         self.lost[row] = True
         self._unread[self.key(row)] = None
         self.log.not_checked["unread tensors"] = (
-            f"{plural(len(self._unread), 'tensor')} stored in a form that is not read: {names([*self._unread])}"
+            f"{plural(len(self._unread), 'tensor')} stored in an unsupported form: {names([*self._unread])}"
         )
 
     def gone(self, file: str, stop: int) -> bool:
-        """Whether a byte range of a file is known not to be there."""
+        """Return whether a byte range of a file is known to be absent."""
         if file in self.shut:
             return True
         number = self.catalog.files.index(file) if file in self.catalog.files else -1
         return number >= 0 and stop > self.catalog.file_stats[number].size
 
     def box(self, row: int) -> list[list[int]]:
-        """``[offsets, sizes]`` of a chunk row, elements."""
+        """Return ``[offsets, sizes]`` of a chunk row, in elements."""
         ndim = int(self.catalog.ndim[self.catalog.tensor[row]])
         return [self.catalog.offsets[row, :ndim].tolist(), self.catalog.sizes[row, :ndim].tolist()]
 
 
 def advice(error: WorkbenchError) -> str:
-    """What to do about bytes that could not be read."""
+    """Return the hint for bytes that could not be read."""
     if isinstance(error, ChangedError):
-        return "something writes to the checkpoint: verify it again when that has ended"
+        return "something is writing to the checkpoint: verify it again afterwards"
     if isinstance(error, (CorruptError, HoleError)):
-        return "the bytes are damaged or not those of this tensor: restore the file"
+        return "the bytes are damaged, or belong to another tensor: restore the file"
     if isinstance(error, MissingFileError):
         return "restore the file, or ask its owner for permission to read it"
-    return "verify again; if it fails in the same way, the message says what keeps it from being read"
+    return "verify again; if it fails again, the message gives the reason"
 
 
 def names(found: Sequence[str]) -> str:
-    """Some of the names, quoted, and how many more there are."""
+    """Return some of the names, quoted, and the number of others."""
     shown = ", ".join(repr(name) for name in found[:NAMED])
     return shown + (f" and {len(found) - NAMED:,} more" if len(found) > NAMED else "")
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 file``, ``2,048 files``."""
+    """Format as ``1 file``, ``2,048 files``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

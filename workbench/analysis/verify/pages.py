@@ -1,4 +1,4 @@
-"""Pages of a file that a lost write left zero.
+"""Pages of a file left zero by a lost write.
 
 ::
 
@@ -6,13 +6,13 @@
     tensor    ▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░░░▓▓▓▓▓▓▓▓▓▓▓▓▓             zeros from page to page: lost
     tensor    ▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░░░░▓▓▓▓▓▓▓▓▓▓             zeros from row to row: a token never seen
 
-Zeros are common: padded rows of a vocabulary, moments of tokens and experts that never came up, masks. What gives a
-lost write away is where they begin and end. For a run of zeros, ``chance`` is the probability that natural zeros
-would begin and end on pages as this one does: 16/4096 an end (zero bytes of the numbers beside it make an end fuzzy),
-row/4096 where the rows happen to lie on pages too. It is told when ``chance`` times the number of such runs in the
-tensor is below :data:`ALARM`, so that a tensor full of natural zeros does not cry wolf.
+Zeros are common: padded rows of a vocabulary, moments of tokens and experts that never occurred, masks. A lost write is
+recognised by where its zeros begin and end. For a run of zeros, ``chance`` is the probability that natural zeros begin
+and end on pages like this run: 16/4096 per end (zero bytes of neighbouring numbers blur an end), row/4096 if rows are
+aligned with pages. The run is reported if ``chance`` times the number of such runs in the tensor is below
+:data:`ALARM`; a tensor full of natural zeros therefore causes no false alarm.
 
-The pass looks at some bytes of each page while the page is in the cache; only pages that look empty are read again.
+The pass inspects some bytes of each page while the page is in the cache; only pages that look empty are read again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify.log import Subject, advice
-from workbench.core import catalog as cat
+from workbench.analysis.verify.log import Examined, advice
+from workbench.core import codecs
+from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.payload import Payloads
 from workbench.core.scan import PIECE, Piece
@@ -32,28 +33,26 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["PAGE", "Pages", "check_pages"]
 
-Array = np.ndarray[Any, Any]
-PAGE = 4096  #: bytes; file systems lose whole ones
-FUZZ = 16  #: bytes by which natural zeros beside a lost page widen the run
+PAGE = 4096  #: bytes; file systems lose whole pages
+FUZZ = 16  #: bytes by which natural zeros next to a lost page can extend the run
 ALARM = 1 / 50
-EDGE = 256  #: bytes of a page that a piece must hold to judge it
-STEP = 1 << 16  #: bytes looked at a time when a run is followed
-REACH = 1 << 30  #: bytes to which a run is followed beyond the tensor
-_FLAT = (cat.RAW, cat.RAW_BE, cat.TORCH_ZIP, cat.TORCH_PART)
+EDGE = 256  #: minimum bytes of a page in a piece to evaluate the page
+STEP = 1 << 16  #: bytes read at a time when following a run
+REACH = 1 << 30  #: maximum bytes to follow a run beyond the tensor
 
 
 class Pages:
-    """Finds the pages that may be empty."""
+    """A finder of possibly empty pages."""
 
     def __init__(self, payloads: Payloads) -> None:
-        self._payloads, self._catalog = payloads, payloads.catalog
+        self._payloads = payloads
 
     def look(self, found: list[tuple[int, int]], piece: Piece) -> None:
-        """Add the runs of file pages ``[first, last)`` that look empty where this piece lies."""
+        """Add the runs of file pages ``[first, last)`` in this piece that look empty."""
         at = position(self._payloads, piece.row)
         if at is None:
             return
-        catalog, row = self._catalog, piece.row
+        catalog, row = self._payloads.catalog, piece.row
         if flat(self._payloads, row):
             tensor = int(catalog.tensor[row])
             if catalog.dtype_of(tensor).packed:
@@ -73,8 +72,8 @@ class Pages:
                 _empty_pages(found, np.frombuffer(part, np.uint8), at)
 
 
-def check_pages(subject: Subject, pages: dict[int, list[tuple[int, int]]], zero: Array) -> None:
-    """Judge the pages that look empty: their runs of zeros, and what those cut."""
+def check_pages(subject: Examined, pages: dict[int, list[tuple[int, int]]], zero: Array) -> None:
+    """Evaluate the pages that look empty: their runs of zeros, and what these cut."""
     catalog = subject.catalog
     of_file: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row, runs in pages.items():
@@ -89,13 +88,13 @@ def check_pages(subject: Subject, pages: dict[int, list[tuple[int, int]]], zero:
 
 
 def position(payloads: Payloads, row: int) -> int | None:
-    """Byte of the file where a chunk's first element is; ``None`` where a transform lies between."""
+    """Return the file offset of a chunk's first element; ``None`` if it is encoded."""
     catalog = payloads.catalog
-    codec, start = int(catalog.codec[row]), int(catalog.start[row])
-    if codec not in _FLAT:
+    codec, start = codecs.TABLE[catalog.codec[row]], int(catalog.start[row])
+    if not codec.in_file:
         return None
     inner = 0 if catalog.inner is None else int(catalog.inner[row])
-    if codec in (cat.RAW, cat.RAW_BE):
+    if codec.raw:
         return start + inner
     item, _ = payloads.item(row)
     itemsize = catalog.dtype_of(int(catalog.tensor[row])).itemsize
@@ -103,19 +102,19 @@ def position(payloads: Payloads, row: int) -> int | None:
 
 
 def flat(payloads: Payloads, row: int) -> bool:
-    """Whether a chunk's elements lie in the file one after the other."""
+    """Return whether a chunk's elements are contiguous in the file."""
     catalog = payloads.catalog
-    ndim, codec = int(catalog.ndim[catalog.tensor[row]]), int(catalog.codec[row])
+    ndim, codec = int(catalog.ndim[catalog.tensor[row]]), codecs.TABLE[catalog.codec[row]]
     sizes = catalog.sizes[row, :ndim].tolist()
-    if codec in (cat.TORCH_ZIP, cat.TORCH_PART):
+    if codec.zip and codec.in_file:
         item, _ = payloads.item(row)
-        if not _contiguous(item.shape, item.stride):
-            return False
-    return codec == cat.TORCH_ZIP or catalog.strides is None or _contiguous(sizes, catalog.strides[row, :ndim].tolist())
+        if codec.part or not _contiguous(item.shape, item.stride):
+            return _contiguous(item.shape, item.stride)
+    return catalog.strides is None or _contiguous(sizes, catalog.strides[row, :ndim].tolist())
 
 
 def extent(payloads: Payloads, row: int) -> tuple[int, int]:
-    """Bytes of the file from a chunk's first element to the end of its last."""
+    """Return the byte range of the file from a chunk's first element to the end of its last."""
     catalog = payloads.catalog
     tensor = int(catalog.tensor[row])
     ndim, dtype = int(catalog.ndim[tensor]), catalog.dtype_of(tensor)
@@ -123,7 +122,7 @@ def extent(payloads: Payloads, row: int) -> tuple[int, int]:
     sizes = catalog.sizes[row, :ndim].tolist()
     if dtype.packed or flat(payloads, row):
         return at, at + int(catalog.chunk_nbytes[row])
-    if int(catalog.codec[row]) in (cat.RAW, cat.RAW_BE) and catalog.strides is not None:
+    if codecs.BITS[catalog.codec[row]] and catalog.strides is not None:
         steps = catalog.strides[row, :ndim].tolist()
         return at, at + (sum((n - 1) * s for n, s in zip(sizes, steps, strict=True)) + 1) * dtype.itemsize
     item, _ = payloads.item(row)
@@ -139,7 +138,7 @@ def _contiguous(sizes: Any, strides: Any) -> bool:
 
 
 def _empty_pages(found: list[tuple[int, int]], data: Array, at: int) -> None:
-    """Runs of pages that are empty as far as ``data``, at byte ``at`` of the file, tells."""
+    """Return runs of pages that are empty as far as ``data``, at byte ``at`` of the file, shows."""
     size = len(data)
     first, last = -(-at // PAGE), (at + size) // PAGE
     if last < first:  # within one page
@@ -168,10 +167,10 @@ def _add(found: list[tuple[int, int]], first: int, last: int) -> None:
 
 
 def _joined(source: Source, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The runs that are zero in the file too, in order, neighbours joined; bytes."""
+    """Return the byte ranges that are zero in the file too, in order, with neighbours joined."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(set(runs)):
-        # only the ends may be pages that the pieces saw in part
+        # only pages at the ends may have been seen in part
         for page in range(first, last) if last - first < 3 else (first, last - 1):
             if source.read(page * PAGE, min((page + 1) * PAGE, source.size)).any():
                 first, last = (page + 1, last) if page == first else (first, min(last, page))
@@ -181,7 +180,7 @@ def _joined(source: Source, runs: list[tuple[int, int]]) -> list[tuple[int, int]
 
 
 def _follow(source: Source, start: int, stop: int) -> tuple[int, int]:
-    """The whole run of zero bytes that a run of pages is part of."""
+    """Return the full run of zero bytes that contains a run of pages."""
     limit = start - REACH
     while start > max(limit, 0):
         low = max(start - STEP, 0)
@@ -204,9 +203,9 @@ def _follow(source: Source, start: int, stop: int) -> tuple[int, int]:
 # ---- judging -------------------------------------------------------------------------------------------------------
 
 
-def _judge_file(subject: Subject, file: int, runs: list[tuple[int, int]], size: int, zero: Array) -> None:
+def _judge_file(subject: Examined, file: int, runs: list[tuple[int, int]], size: int, zero: Array) -> None:
     catalog = subject.catalog
-    rows = np.flatnonzero((catalog.file == file) & np.isin(catalog.codec, _FLAT) & ~subject.lost)
+    rows = np.flatnonzero((catalog.file == file) & codecs.IN_FILE[catalog.codec] & ~subject.lost)
     spans = np.array([extent(subject.payloads, row) for row in rows.tolist()], np.int64).reshape(-1, 2)
     cuts: dict[int, list[tuple[tuple[int, int], float]]] = defaultdict(list)
     for run in dict.fromkeys(runs):
@@ -221,7 +220,7 @@ def _judge_file(subject: Subject, file: int, runs: list[tuple[int, int]], size: 
                     "values.zero_pages",
                     "warn",
                     subject.key(row),
-                    f"bytes {start:,} to {stop:,} of {subject.file(row)!r} are zero from page to page"
+                    f"bytes {start:,} to {stop:,} of {subject.file(row)!r} are zero from page start to page end"
                     f"{', to the end of the file' if stop == size else ''}, inside a chunk that is not",
                     "a write was lost in a crash, or the file was overwritten while it was saved: restore it",
                     file=subject.file(row),
@@ -231,11 +230,11 @@ def _judge_file(subject: Subject, file: int, runs: list[tuple[int, int]], size: 
                     box=subject.box(row),
                 )
     if runs:
-        subject.log.checked["zero pages"] = "runs of zeros that begin and end on pages of the file"
+        subject.log.checked["zero pages"] = "runs of zeros that begin and end at page boundaries of the file"
 
 
 def _chance(catalog: Catalog, row: int, span: Array, run: tuple[int, int], size: int) -> float:
-    """How likely natural zeros would lie as this run does; 1 where they have to."""
+    """Return the probability that natural zeros are aligned like this run; 1 if they must be."""
     tensor = int(catalog.tensor[row])
     ndim = int(catalog.ndim[tensor])
     sizes = catalog.sizes[row, :ndim].tolist()
@@ -253,7 +252,7 @@ def _chance(catalog: Catalog, row: int, span: Array, run: tuple[int, int], size:
         if on_page:
             chance *= min(1.0, line / PAGE) if on_row else FUZZ / PAGE
         elif run[1] == size and into < 0 and not on_row:
-            chance *= FUZZ / PAGE  # a tail cut off anywhere, in the midst of a row
+            chance *= FUZZ / PAGE  # a tail that begins anywhere, in the middle of a row
         else:
             return 1.0
     return chance if ends else 1.0

@@ -1,15 +1,15 @@
-"""What is stored twice must agree: replicas, tied weights, and weights beside their fp32 masters.
+"""Check that data stored twice agrees: replicas, tied weights, and weights with their fp32 masters.
 
 ::
 
     replica 0   ▓▓▓▓▓▓        bit for bit, element by element
-    replica 1   ▓▓▓▒▓▓   ✗    which rank drifted: the one that differs from most
+    replica 1   ▓▓▓▒▓▓   ✗    which rank drifted: the one that differs from most others
 
     weight bf16      0x3f81                                    rounded to nearest, ties to even
     master fp32      0x3f80c001  ──round──►  0x3f81   ✓
 
-An optimizer that rounds stochastically differs by one step of the last bit everywhere; more than one step means that
-weights and masters are of two saves (the loss is right at the first step after a resume, and wrong at the second).
+With stochastic rounding, weights differ by one ULP everywhere; a difference of more than one ULP means that weights and
+masters are from two saves (the loss is right at the first step after a resume, and wrong at the second).
 """
 
 from __future__ import annotations
@@ -21,27 +21,23 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify.log import Subject, names, plural
+from workbench.analysis.bit_patterns import float_steps
+from workbench.analysis.verify.log import Examined, names, plural
+from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
-from workbench.core.scan import Piece, Tick, scan
-from workbench.core.work import Work, pair_work
+from workbench.core.parts import storable
+from workbench.core.scan import Piece, Progress, scan
+from workbench.core.work import ReadWork, pair_work
 from workbench.errors import CorruptError, WorkbenchError
+from workbench.names.weights import tied_pairs
 
-__all__ = ["Rounding", "Same", "check_pairs", "pairs_nbytes"]
-
-Array = np.ndarray[Any, Any]
-#: Stored names of the two ends of a tied pair.
-TIED = (
-    ("embed_tokens.weight", "lm_head.weight"),
-    ("wte.weight", "lm_head.weight"),
-    ("word_embeddings.weight", "output_layer.weight"),
-    ("tok_embeddings.weight", "output.weight"),
-)
+__all__ = ["BitCounter", "Rounding", "check_pairs", "pairs_nbytes"]
 
 
+@storable
 @dataclass(slots=True)
 class Count:
-    """Elements compared, those that differ, and by how much at most."""
+    """Elements compared, elements that differ, and the largest difference."""
 
     seen: int = 0
     differ: int = 0
@@ -50,11 +46,11 @@ class Count:
     rows: tuple[int, int] = (-1, -1)
 
 
-class Same:
+class BitCounter:
     """Counts elements whose bits differ."""
 
     def begin(self, dtype: DType, other: DType | None) -> Count:
-        """Nothing compared yet."""
+        """Return an empty state."""
         return Count()
 
     def fold(self, state: Count, piece: Piece) -> None:
@@ -78,15 +74,15 @@ class Same:
             state.first, state.rows = later.first, later.rows
 
 
-class Rounding(Same):
+class Rounding(BitCounter):
     """Compares weights with their masters (float32), rounded to the weight's type."""
 
     def begin(self, dtype: DType, other: DType | None) -> Count:
-        """Nothing compared yet."""
+        """Return an empty state."""
         return Count()
 
     def fold(self, state: Count, piece: Piece) -> None:
-        """Compare one piece; NaNs are told elsewhere."""
+        """Compare one piece; NaNs are reported elsewhere."""
         weight, master = piece.bits, piece.other
         assert master is not None
         state.seen += len(weight)
@@ -95,14 +91,14 @@ class Rounding(Same):
         if differ.any():
             differ &= ~np.isnan(master.view(np.float32))
             _take(state, piece, differ)
-            state.ulps = max(state.ulps, int(_distance(rounded[differ], weight[differ]).max(initial=0)))
+            state.ulps = max(state.ulps, int(float_steps(rounded[differ], weight[differ]).max(initial=0)))
 
     def __init__(self, half: bool) -> None:
         self.half = half  #: IEEE half, else bfloat16 (or float32, which stays itself)
 
     @staticmethod
     def rounded(itemsize: int, half: bool, master: Array) -> Array:
-        """Bits of float32 numbers rounded to nearest even in 16 bits."""
+        """Return the bits of float32 numbers rounded to nearest even in 16 bits."""
         if itemsize == 4:
             return master
         if half:
@@ -113,9 +109,9 @@ class Rounding(Same):
 
 
 def check_pairs(
-    subject: Subject, tick: Tick | None = None, *, kinds: Collection[str] = ("replicas", "ties", "masters")
+    subject: Examined, progress: Progress | None = None, *, kinds: Collection[str] = ("replicas", "ties", "masters")
 ) -> None:
-    """Replicas, ties and masters, or those ``kinds`` of them; only what exists twice is read again."""
+    """Check replicas, ties and masters, or only the given ``kinds``; only data stored twice is read again."""
     make = {"replicas": _replica_passes, "ties": _tied_passes, "masters": _master_passes}
     passes = [one for kind, made in make.items() if kind in kinds for one in made(subject)]
     for kind in make.keys() & subject.log.not_checked.keys():
@@ -126,19 +122,19 @@ def check_pairs(
         mine = int(work.nbytes.sum())
 
         def step(share: float, mine: int = mine, done: int = done) -> None:
-            if tick is not None:
-                tick((done + share * mine) / total)
+            if progress is not None:
+                progress((done + share * mine) / total)
 
         def failed(side: int, row: int, error: WorkbenchError) -> None:
             subject.lost[row] = True
 
-        counts: dict[int, Count] = dict(scan(work, reducer, threads=subject.threads, tick=step, on_error=failed))
+        counts: dict[int, Count] = dict(scan(work, reducer, threads=subject.threads, progress=step, on_error=failed))
         judge(counts)
         done += mine
 
 
-def pairs_nbytes(subject: Subject) -> int:
-    """Bytes that :func:`check_pairs` reads, about: copies and their first, masters and their weights."""
+def pairs_nbytes(subject: Examined) -> int:
+    """Return about how many bytes :func:`check_pairs` reads: copies and originals, masters and weights."""
     catalog, ckpt = subject.catalog, subject.ckpt
     twice = 2 * int(catalog.chunk_nbytes[catalog.replica > 0].sum())
     sizes = catalog.tensor_nbytes.tolist()
@@ -150,7 +146,7 @@ def pairs_nbytes(subject: Subject) -> int:
 # ---- replicas ------------------------------------------------------------------------------------------------------
 
 
-def _replica_passes(subject: Subject) -> list[Any]:
+def _replica_passes(subject: Examined) -> list[Any]:
     catalog, log = subject.catalog, subject.log
     most = int(catalog.replica.max(initial=0))
     if not most:
@@ -172,38 +168,32 @@ def _replica_passes(subject: Subject) -> list[Any]:
                         "error",
                         key,
                         f"{count.differ:,} of {count.seen:,} elements differ between "
-                        f"its copies in {a!r} and {b!r}, first at {list(count.first or ())}",
+                        f"the copies in {a!r} and {b!r}, first at {list(count.first or ())}",
                         "one of the two ranks "
-                        "drifted or its file is damaged: which copy a loader takes decides the run",
+                        "drifted, or its file is damaged: the result of a resume depends on which copy is loaded",
                         files=[a, b],
                         differ=count.differ,
                         first=list(count.first or ()),
                     )
 
-        passes.append((work, Same(), judge))
+        passes.append((work, BitCounter(), judge))
     return passes
 
 
 # ---- ties ----------------------------------------------------------------------------------------------------------
 
 
-def _tied_passes(subject: Subject) -> list[Any]:
+def _tied_passes(subject: Examined) -> list[Any]:
     told = _told_tied(subject)
     if told is None:
         return []
     catalog = subject.catalog
     pairs = []
     params = {key: t for t, key in enumerate(catalog.keys) if subject.ckpt.roles[t] in ("param", "master")}
-    for first, second in TIED:
-        for key, tensor in params.items():
-            if key == first or key.endswith("." + first):
-                head = key[: len(key) - len(first)]
-                for prefix in (head, head.removesuffix("model."), head.removesuffix("embedding.")):
-                    other = params.get(prefix + second)
-                    if other is not None and catalog.shape_of(other) == catalog.shape_of(tensor):
-                        if catalog.dtype[other] == catalog.dtype[tensor]:
-                            pairs.append((tensor, other))
-                        break
+    for first, second in tied_pairs(params):
+        t, u = params[first], params[second]
+        if catalog.shape_of(t) == catalog.shape_of(u) and catalog.dtype[t] == catalog.dtype[u]:
+            pairs.append((t, u))
     if not pairs:
         return []
     a, b = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
@@ -216,23 +206,23 @@ def _tied_passes(subject: Subject) -> list[Any]:
                     "tied.differ",
                     "error",
                     two,
-                    f"{count.differ:,} of {count.seen:,} elements differ from {one!r}, to which {told} ties it",
-                    "one of the two is of another save, or was initialised anew: a loader keeps only one",
+                    f"{count.differ:,} of {count.seen:,} elements differ from {one!r}, although {told} ties them",
+                    "one of the two is from another save, or was reinitialised: a loader keeps only one",
                     other=one,
                     differ=count.differ,
                 )
 
-    subject.log.checked["ties"] = f"{plural(len(pairs), 'pair')} that {told} ties, bit for bit"
-    return [(_paired(subject, "ties", a, b), Same(), judge)]
+    subject.log.checked["ties"] = f"{plural(len(pairs), 'pair')} tied by {told}, bit for bit"
+    return [(_paired(subject, "ties", a, b), BitCounter(), judge)]
 
 
-def _told_tied(subject: Subject) -> str | None:
-    """What says that the embeddings are tied, or nothing."""
+def _told_tied(subject: Examined) -> str | None:
+    """Return what declares the embeddings as tied, if anything."""
     objects = subject.ckpt.objects
     for name in ("config", "args"):
         try:
             value = objects.get(name)
-        except (WorkbenchError, RecursionError):  # told by check_objects
+        except (WorkbenchError, RecursionError):  # reported by check_objects
             continue
         state = value if isinstance(value, Mapping) else getattr(value, "state", None)
         if isinstance(state, Mapping):
@@ -246,7 +236,7 @@ def _told_tied(subject: Subject) -> str | None:
 # ---- masters -------------------------------------------------------------------------------------------------------
 
 
-def _master_passes(subject: Subject) -> list[Any]:
+def _master_passes(subject: Examined) -> list[Any]:
     ckpt, catalog = subject.ckpt, subject.catalog
     of: dict[str, dict[str, int]] = defaultdict(dict)
     for tensor, (fqn, role) in enumerate(zip(ckpt.fqns, ckpt.roles, strict=True)):
@@ -270,11 +260,11 @@ def _master_passes(subject: Subject) -> list[Any]:
         words = f"{plural(len(a), 'weight')} of {dtype} equal their masters, rounded"
         subject.log.checked["masters"] = "; ".join(filter(None, (subject.log.checked.get("masters"), words)))
     if not passes:
-        subject.log.not_checked["masters"] = "no weight is stored beside a master of it"
+        subject.log.not_checked["masters"] = "no weight is stored together with its master"
     return passes
 
 
-def _judge_masters(subject: Subject, counts: dict[int, Count], params: Any, dtype: str) -> None:
+def _judge_masters(subject: Examined, counts: dict[int, Count], params: Any, dtype: str) -> None:
     bad = {group: count for group, count in sorted(counts.items()) if count.differ}
     if not bad:
         return
@@ -285,9 +275,8 @@ def _judge_masters(subject: Subject, counts: dict[int, Count], params: Any, dtyp
             "master.rounding",
             "warn",
             "",
-            f"{differ:,} of {seen:,} weights are one step of {dtype}'s last bit "
-            f"from their rounded masters: {names(keys)}",
-            "right for stochastic rounding; else weights and masters are of two steps",
+            f"{differ:,} of {seen:,} weights differ by one {dtype} ULP from their rounded masters: {names(keys)}",
+            "expected with stochastic rounding; otherwise weights and masters are from two steps",
             differ=differ,
             tensors=keys[:100],
         )
@@ -299,10 +288,10 @@ def _judge_masters(subject: Subject, counts: dict[int, Count], params: Any, dtyp
             "master.differs",
             "error",
             key,
-            f"{count.differ:,} of {count.seen:,} weights in {a!r} are not their "
-            f"rounded masters in {b!r}, by up to {count.ulps:,} steps of the last bit, first at "
+            f"{count.differ:,} of {count.seen:,} weights in {a!r} differ from their "
+            f"rounded masters in {b!r}, by up to {count.ulps:,} ULPs, first at "
             f"{list(count.first or ())}",
-            "weights and masters are of two saves, or one of the files is damaged",
+            "weights and masters are from two saves, or one of the files is damaged",
             differ=count.differ,
             ulps=count.ulps,
             files=[a, b],
@@ -313,11 +302,11 @@ def _judge_masters(subject: Subject, counts: dict[int, Count], params: Any, dtyp
 # ---- shared --------------------------------------------------------------------------------------------------------
 
 
-def _paired(subject: Subject, kind: str, a: Array, b: Array, replicas: tuple[int, int] = (0, 0)) -> Work:
-    """Tensors ``a[k]`` and ``b[k]`` side by side, without what cannot be read."""
+def _paired(subject: Examined, kind: str, a: Array, b: Array, replicas: tuple[int, int] = (0, 0)) -> ReadWork:
+    """Scan tensors ``a[k]`` and ``b[k]`` in parallel, skipping unreadable parts."""
     try:
         work = pair_work(subject.payloads, subject.payloads, a, b, replicas=replicas)
-    except CorruptError as error:  # told by check_boxes
+    except CorruptError as error:  # reported by check_boxes
         subject.log.not_checked[kind] = str(error)
         return pair_work(subject.payloads, subject.payloads, a[:0], b[:0])
     bad = np.zeros(len(work), bool)
@@ -332,15 +321,3 @@ def _take(state: Count, piece: Piece, differ: Array) -> None:
         state.differ += count
         if state.first is None:
             state.first, state.rows = piece.where(int(differ.argmax())), (piece.row, piece.other_row)
-
-
-def _distance(a: Array, b: Array) -> Array:
-    """Steps of the last bit between floats given as bits; -0 and 0 are one place."""
-    bits = a.dtype.itemsize * 8
-    sign = 1 << (bits - 1)
-
-    def place(x: Array) -> Array:
-        wide = x.astype(np.int64)
-        return np.where(wide & sign, sign - wide, wide)
-
-    return np.abs(place(a) - place(b))

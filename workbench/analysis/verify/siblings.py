@@ -1,11 +1,11 @@
-"""Files beside each other: of one save, and all of them?
+"""Check files against their siblings: are they from one save, and complete?
 
 ::
 
     model-00001.safetensors   17:02   0644
-    model-00002.safetensors   17:02   0600   ← its siblings may be read by all
+    model-00002.safetensors   17:02   0600   ← its siblings are readable by all
     model-00003.safetensors   09:11   0644   ← eight hours before its siblings
-    model-00004.safetensors.tmp              ← a save that was interrupted
+    model-00004.safetensors.tmp              ← an interrupted save
     __9_0.distcp                             ← no metadata names it
 """
 
@@ -16,10 +16,11 @@ import re
 import stat as stat_module
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
-from workbench.analysis.verify.log import Subject
+from workbench.analysis.verify.log import Examined
 from workbench.core.place import Place
 from workbench.core.source import no_descriptor
 from workbench.errors import WorkbenchError
@@ -27,10 +28,10 @@ from workbench.errors import WorkbenchError
 __all__ = ["check_folder", "check_siblings", "leftovers", "listed"]
 
 HOUR = 3_600_000_000_000  #: nanoseconds
-APART = 5  #: how many times wider than the rest of the family a gap in time must be
-#: Endings of files that are never empty (a rank without tensors writes an empty .distcp).
+APART = 5  #: minimum ratio of a time gap to the age range of the rest of the family
+#: Suffixes of files that are never empty (a rank without tensors writes an empty .distcp).
 STATE = (".json", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".metadata")
-MAX_SCANNED = 100_000  #: names looked at in one folder
+MAX_SCANNED = 100_000  #: maximum number of names checked in one folder
 
 _LEFTOVER = re.compile(
     r".*\.(?:tmp|temp|incomplete|part|partial|crdownload|aria2|download|writing)(?:[-_.]\w+)?|\.?tmp[-_.].*|.*\.tmp_\w+"
@@ -38,10 +39,10 @@ _LEFTOVER = re.compile(
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
 
 
-def check_siblings(subject: Subject, stats: dict[str, os.stat_result]) -> None:
-    """Permissions and ages within each family of data files, and of the metadata beside them."""
+def check_siblings(subject: Examined, stats: dict[str, os.stat_result]) -> None:
+    """Check permissions and ages within each family of data files, and of the metadata next to them."""
     catalog = subject.catalog
-    linked = {name for name in stats if os.path.islink(os.path.join(subject.place.root, name))}
+    linked = {name for name in stats if subject.place.is_link(name)}
     data = {catalog.files[number] for number in np.unique(catalog.file).tolist()} if catalog.chunks else set()
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in sorted((data & set(stats)) - linked - subject.shut):
@@ -53,22 +54,22 @@ def check_siblings(subject: Subject, stats: dict[str, os.stat_result]) -> None:
     _stale_metadata(subject, stats, data)
 
 
-def check_folder(subject: Subject) -> None:
-    """Leftovers of an interrupted save, and shards that the metadata does not name."""
+def check_folder(subject: Examined) -> None:
+    """Report leftovers of an interrupted save, and shards that are missing from the metadata."""
     place, log, known = subject.place, subject.log, set(subject.catalog.files)
     for name in leftovers(place):
         log.add(
             "files.leftover",
             "warn",
             name,
-            "is a temporary file: a save or a download was interrupted, or still runs",
-            "wait for it to end, or save again; then delete it",
+            "is a temporary file: a save or a download was interrupted, or is running",
+            "wait until it ends, or save again; then delete the file",
         )
     empty = (
         [name for name, size in listed(place, "") if size == 0 and name.endswith(STATE)] if place.file is None else []
     )
     for name in empty:
-        log.add("files.empty", "warn", name, "has no bytes", "a write was lost: restore it")
+        log.add("files.empty", "warn", name, "is empty", "a write was lost: restore the file")
     folders = {name.rpartition("/")[0] for name in known}
     extra = []
     for folder in sorted(folders):
@@ -81,14 +82,14 @@ def check_folder(subject: Subject) -> None:
             "files.unlisted",
             "warn",
             name,
-            "is a shard that no metadata names: of an older save into the same "
-            "folder, or the metadata is of another save",
-            "compare it with the run's log; delete it if it is a remainder",
+            "is a shard that is not in the metadata: it is from an older save into the same "
+            "folder, or the metadata is from another save",
+            "compare it with the run's log; delete it if it is a leftover",
         )
 
 
 def leftovers(place: Place) -> list[str]:
-    """Temporary files in the checkpoint's folder and the folders directly in it."""
+    """Return temporary files in the checkpoint's folder and its direct subfolders."""
     if place.file is not None:
         stem = place.file + "."
         return [name for name, _ in listed(place, "") if name.startswith(stem) and _LEFTOVER.fullmatch(name)]
@@ -99,12 +100,16 @@ def leftovers(place: Place) -> list[str]:
 
 
 def listed(place: Place, folder: str) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the regular files of a folder inside the place; nothing where it cannot be listed, or is a
-    link that leaves the place.
+    """Return names and sizes of the regular files of a folder inside the place.
+
+    Returns nothing if the folder cannot be listed or is a link that leaves the place.
     """
     try:
         inside = place.sub(folder) if folder else place
         if folder and inside.file is not None:
+            return
+        if not inside.local:
+            yield from ((name, stat.size) for name, stat in islice(inside.files.items(), MAX_SCANNED))
             return
         with os.scandir(inside.root) as entries:
             for count, entry in enumerate(entries):
@@ -118,7 +123,7 @@ def listed(place: Place, folder: str) -> Iterator[tuple[str, int]]:
         no_descriptor(error)
 
 
-def _modes(subject: Subject, family: list[str], stats: dict[str, os.stat_result]) -> None:
+def _modes(subject: Examined, family: list[str], stats: dict[str, os.stat_result]) -> None:
     if len(family) < 3:
         return
     bits = {name: stats[name].st_mode & 0o444 for name in family}
@@ -130,15 +135,15 @@ def _modes(subject: Subject, family: list[str], stats: dict[str, os.stat_result]
                 "files.permissions",
                 "warn",
                 name,
-                f"may be read by fewer users than its {len(family) - 1:,} siblings: {mode} and not {usual}",
-                "`chmod` it like its siblings, or a job of another user fails",
+                f"is readable by fewer users than its {len(family) - 1:,} siblings: mode {mode} instead of {usual}",
+                "`chmod` it like its siblings, otherwise jobs of other users fail",
                 mode=mode,
                 siblings=usual,
             )
 
 
-def _ages(subject: Subject, family: list[str], stats: dict[str, os.stat_result]) -> None:
-    """Files of one kind in two groups far apart in time, one of them small."""
+def _ages(subject: Examined, family: list[str], stats: dict[str, os.stat_result]) -> None:
+    """Report files of one kind in two groups far apart in time, one of them small."""
     if len(family) < 3:
         return
     ordered = sorted(family, key=lambda name: stats[name].st_mtime_ns)
@@ -157,14 +162,14 @@ def _ages(subject: Subject, family: list[str], stats: dict[str, os.stat_result])
             "warn",
             name,
             f"is {hours:,.1f} hours {word} than its {len(many):,} siblings, which were written together",
-            "it may be of another save: compare it with a copy that you trust",
+            "it may be from another save: compare it with a trusted copy",
             hours=round(hours, 2),
             siblings=len(many),
         )
 
 
-def _stale_metadata(subject: Subject, stats: dict[str, os.stat_result], data: set[str]) -> None:
-    """Metadata is written last; older than every shard by an hour, it is of an older save."""
+def _stale_metadata(subject: Examined, stats: dict[str, os.stat_result], data: set[str]) -> None:
+    """Report metadata an hour older than every shard: it is written last, so it is from an older save."""
     for name in subject.catalog.metadata_files:
         folder = name.rpartition("/")[0]
         times = [stats[other].st_mtime_ns for other in data & set(stats) if other.rpartition("/")[0] == folder]
@@ -176,7 +181,7 @@ def _stale_metadata(subject: Subject, stats: dict[str, os.stat_result], data: se
                 "files.age",
                 "warn",
                 name,
-                f"is {late / HOUR:,.1f} hours older than every file that it describes, though a save writes it last",
-                "the shards may be of a newer save whose metadata was lost",
+                f"is {late / HOUR:,.1f} hours older than every file that it describes, although it is written last",
+                "the shards may be from a newer save whose metadata was lost",
                 hours=round(late / HOUR, 2),
             )

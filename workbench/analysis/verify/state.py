@@ -1,11 +1,11 @@
-"""Whether parameters and optimizer state belong together, and whether every rank and layer is there.
+"""Check that parameters and optimizer state match, and that every rank and layer is present.
 
 ::
 
     fqn                  param   master   exp_avg   exp_avg_sq
     layers.0.wq            ✓       ✓         ✓          ✓
     layers.1.wq            ✓       ✓         ✓          ·      ← half of its state: lost
-    layers.2.wq            ✓       ·         ·          ·      frozen, tied or never stepped: may be meant
+    layers.2.wq            ✓       ·         ·          ·      frozen, tied or never stepped: may be intended
 
 Only names and shapes are compared.
 """
@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise, product
 from typing import Any
 
-from workbench.analysis.verify.log import NAMED, Subject, names, plural
+from workbench.analysis.verify.log import NAMED, Examined, names, plural
 from workbench.analysis.verify.siblings import listed
 from workbench.core.dtypes import ALL
+from workbench.names.weights import parse
 
 __all__ = ["check_ranks", "check_state"]
 
@@ -41,26 +42,25 @@ STATES = {
     "exp_avg_slow",
 }
 SHAPED = ("exp_avg", "exp_avg_sq", "master", "momentum")
-MOST_HAVE = 0.75  #: share of the parameters with state from which a kind of state is expected of all
-MAX_FOLDERS = 1000  #: looked into for files of ranks
-FAMILY = 3  #: tensors alike from which one can stand out
+MOST_HAVE = 0.75  #: share of the parameters with state above which a kind of state is expected for all
+MAX_FOLDERS = 1000  #: maximum number of folders searched for files of ranks
+FAMILY = 3  #: minimum number of similar tensors to detect an exception
 FULL = {"float32", "float64"}
 #: Files that every rank writes, by number.
 _NUMBERED = re.compile(
     r"(.*/)?(rng_state|extra_state_rank|random_states|saved_signal|scaler_rank|dataloader_rank)(_)(\d+)(\.\w+)?"
 )
-_LAYER = re.compile(r"^(.*?\b(?:layers|layer|h|blocks|block)\.)(\d{1,18})\.(.+)$")
-BESIDE = {"buffer", "scale", "zero_point", "amax_history", "other"}  #: roles that some layers may do without
+BESIDE = {"buffer", "scale", "zero_point", "amax_history", "other"}  #: roles that some layers may lack
 
 
-def check_state(subject: Subject) -> None:
-    """Partners of parameters in the optimizer, their shapes, and layers that a stack lacks."""
+def check_state(subject: Examined) -> None:
+    """Check the optimizer state of parameters, its shapes, and gaps in stacks of layers."""
     ckpt, catalog, log = subject.ckpt, subject.catalog, subject.log
     of: dict[str, dict[str, int]] = defaultdict(dict)
     for tensor, (fqn, role) in enumerate(zip(ckpt.fqns, ckpt.roles, strict=True)):
         if fqn is not None:
             of[fqn].setdefault(role, tensor)
-    # DeepSpeed's universal folders hold an fp32 copy of buffers and frozen parameters too: it is not optimizer state
+    # DeepSpeed's universal folders also have fp32 copies of buffers and frozen parameters: not optimizer state
     moments, frozen = STATES - {"master"}, set(catalog.meta.get("frozen", ()))
     stateful = {
         fqn: roles
@@ -88,7 +88,7 @@ def check_state(subject: Subject) -> None:
                     "warn",
                     fqn,
                     f"has {_words(stateful[fqn])} but no {role}, which {have:,} other parameters have",
-                    "a part of the optimizer's state was lost: a resume would start it from zero",
+                    "a part of the optimizer state was lost: a resume would start it from zero",
                     role=role,
                 )
     orphans = [fqn for fqn in stateful if "param" not in of[fqn] and (fqn, "param") not in viewed]
@@ -98,10 +98,10 @@ def check_state(subject: Subject) -> None:
                 "state.orphan",
                 "warn",
                 fqn,
-                f"has {_words(stateful[fqn])} but no weight is stored of it",
+                f"has {_words(stateful[fqn])} but no stored weight",
                 "a weight was lost, or it was renamed",
             )
-    bare = [  # what no gradient can be of is a buffer, whatever it is called
+    bare = [  # a tensor that cannot have a gradient is a buffer, whatever its name
         fqn
         for fqn in params
         if fqn not in stateful
@@ -109,21 +109,21 @@ def check_state(subject: Subject) -> None:
         and not any((fqn, role) in viewed for role in moments)
     ]
     numbered = any(f is None and r in SHAPED for f, r in zip(ckpt.fqns, ckpt.roles, strict=True))
-    if bare and not numbered:  # state under numbers may be theirs
+    if bare and not numbered:  # numbered state may belong to them
         log.add(
             "state.none",
             "info",
             "",
-            f"{len(bare):,} of {plural(len(params), 'tensor')} of the model without optimizer state: {names(bare)}",
-            "right for buffers (which few formats mark) and for frozen, tied and never used parameters",
+            f"{len(bare):,} of {plural(len(params), 'tensor')} of the model have no optimizer state: {names(bare)}",
+            "expected for buffers (which few formats mark) and for frozen, tied and unused parameters",
             parameters=bare[:100],
         )
     _shapes(subject, of)
     log.checked["optimizer"] = f"the state of {plural(len(stateful), 'parameter')} against its weight: kinds and shapes"
 
 
-def check_ranks(subject: Subject) -> None:
-    """Files that every rank writes, and the grid of ranks that file names tell."""
+def check_ranks(subject: Examined) -> None:
+    """Check files that every rank writes, and the grid of ranks in file names."""
     families: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     there_are = {*subject.catalog.files, *subject.place.files}
     for folder in subject.place.folders[:MAX_FOLDERS]:
@@ -133,7 +133,7 @@ def check_ranks(subject: Subject) -> None:
             families[match[1] or "", match[2] + match[3], match[5] or ""].add(int(match[4]))
     world = subject.ckpt.world_size
     for (folder, stem, suffix), there in families.items():
-        # a file named after the number of ranks (PaddleNLP's rng_state_8.pth) holds all of them
+        # a file named after the number of ranks (PaddleNLP's rng_state_8.pth) contains all of them
         if there == {world} or (len(there) == 1 and 0 not in there):
             continue
         count = max(there) + 1 - len(there)
@@ -144,7 +144,7 @@ def check_ranks(subject: Subject) -> None:
                 "ranks.gap",
                 "error",
                 f"{folder}{stem}{lost[0]}{suffix}",
-                f"is absent: ranks 0 to {max(there)} wrote such a file, and there is none of rank "
+                f"is absent: ranks 0 to {max(there)} wrote such a file, except rank "
                 f"{', '.join(map(str, lost[:NAMED]))}{more}",
                 "restore them, or those ranks cannot resume as they were",
                 lost=lost,
@@ -152,8 +152,8 @@ def check_ranks(subject: Subject) -> None:
     _grid(subject)
 
 
-def _grid(subject: Subject) -> None:
-    """Every combination of the coordinates that files are named after."""
+def _grid(subject: Examined) -> None:
+    """Check that every combination of the coordinates in file names exists."""
     ranks = subject.ckpt.mesh.get("folders") or subject.ckpt.mesh.get("ranks") or {}
     kinds: dict[tuple[Any, ...], list[tuple[str, tuple[Any, ...]]]] = defaultdict(list)
     for name, place in ranks.items():
@@ -167,27 +167,28 @@ def _grid(subject: Subject) -> None:
         seen = [sorted({place[k] for place in there}) for k in range(len(axes))]
         whole = math.prod(map(len, seen))
         count += len(found)
-        if len(there) < whole:  # by far, where names are not what they seem: the first lost ones are looked for alone
+        if len(there) < whole:  # possibly by far, if names mislead: only the first missing ones are searched for
             absent = (place for place in product(*seen) if place not in there)
             lost = [dict(zip(axes, place, strict=True)) for place in islice(absent, 100)]
             subject.log.add(
                 "ranks.grid",
                 "error",
                 stem,
-                f"{whole - len(there)} of {whole} ranks have no such file, first {lost[0]}",
+                f"{whole - len(there)} of {whole} ranks have no such file, the first is {lost[0]}",
                 "restore the files of those ranks",
                 lost=lost,
             )
     if count:
-        subject.log.checked["ranks"] = f"{plural(count, 'file')} named after ranks make up a whole grid"
+        subject.log.checked["ranks"] = f"{plural(count, 'file')} named after ranks form a complete grid"
 
 
-def _layers(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
-    """Stacks of layers that are alike but for one that is absent, or that lacks tensors."""
+def _layers(subject: Examined, of: Mapping[str, Mapping[str, int]]) -> None:
+    """Report stacks of similar layers in which a layer is absent or lacks tensors."""
     stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for fqn, roles in of.items():
-        if (match := _LAYER.match(fqn)) and not roles.keys() <= BESIDE:
-            stacks[match[1]][int(match[2])].add(match[3])
+        weight = parse(fqn)
+        if weight.layer is not None and not roles.keys() <= BESIDE:
+            stacks[f"{weight.stack}."][weight.layer].add(fqn.removeprefix(f"{weight.stack}.{weight.layer}."))
     for prefix, layers in stacks.items():
         [(common, times)] = Counter(frozenset(part) for part in layers.values()).most_common(1)
         # names without a dot are plain modules in a row, such as a Sequential whose activations store nothing
@@ -197,8 +198,8 @@ def _layers(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
             _thin_layers(subject, prefix, layers, common)
 
 
-def _absent_layers(subject: Subject, prefix: str, there: list[int]) -> None:
-    # pipeline stages that are checkpoints of their own begin anywhere: only gaps inside count
+def _absent_layers(subject: Examined, prefix: str, there: list[int]) -> None:
+    # pipeline stages that are separate checkpoints begin anywhere: only gaps inside count
     lost = there[-1] - there[0] + 1 - len(there)
     if lost and lost * 2 <= len(there) and not _interleaved(there):
         present = set(there)
@@ -207,29 +208,29 @@ def _absent_layers(subject: Subject, prefix: str, there: list[int]) -> None:
             "names.layer_gap",
             "warn",
             f"{prefix}{absent[0]}",
-            f"is absent: the stack has layers {there[0]} to {there[-1]} but for {absent[:NAMED]}",
-            "a file or a pipeline stage is missing, unless the model was pruned so",
+            f"is absent: the stack has layers {there[0]} to {there[-1]} except {absent[:NAMED]}",
+            "a file or a pipeline stage is missing, unless the model was pruned this way",
             absent=absent[:1000],
         )
 
 
 def _interleaved(there: list[int]) -> bool:
-    """Whether one rank of an interleaved pipeline has these layers: 0 to 3 and 8 to 11, say."""
+    """Return whether these can be the layers of one rank of an interleaved pipeline: for example, 0–3 and 8–11."""
     cuts = [at for at in range(1, len(there)) if there[at] != there[at - 1] + 1]
     runs = {stop - start for start, stop in pairwise([0, *cuts, len(there)])}
     gaps = {there[at] - there[at - 1] - 1 for at in cuts}
     return len(runs) == len(gaps) == 1 and min(gaps) % min(runs) == 0
 
 
-def _thin_layers(subject: Subject, prefix: str, layers: Mapping[int, set[str]], common: frozenset[str]) -> None:
-    """Layers that lack some of what the others have, and nothing else: those of another kind have other tensors."""
+def _thin_layers(subject: Examined, prefix: str, layers: Mapping[int, set[str]], common: frozenset[str]) -> None:
+    """Report layers that lack some tensors of the others and have no extra ones, as layers of another kind would."""
     thin = {n: sorted(common - own) for n, own in sorted(layers.items()) if own < common}
     full = layers.keys() - thin.keys()
     if len(thin) > max(1, len(layers) // 8) or len(full) < FAMILY:
-        return  # many: the model was made so
+        return  # many: this is the model's design
     unlisted = {key for one in subject.log.found if one.rule == "index.unlisted" for key in one.evidence["tensors"]}
     for number, lost in thin.items():
-        # the first and the last may do without something: a norm before them, what leads on to the next
+        # the first and the last may lack something: a norm before, or the link to the next layer
         if not min(full) < number < max(full) and 2 * len(lost) <= len(common):
             continue
         if unlisted.issuperset(f"{prefix}{number}.{name}" for name in lost):
@@ -238,27 +239,27 @@ def _thin_layers(subject: Subject, prefix: str, layers: Mapping[int, set[str]], 
             "names.layer_part",
             "warn",
             f"{prefix}{number}",
-            f"lacks {len(lost):,} of the {plural(len(common), 'tensor')} that the layers beside it have: {names(lost)}",
-            "tensors were lost, unless the model was pruned so",
+            f"lacks {len(lost):,} of the {plural(len(common), 'tensor')} that the other layers have: {names(lost)}",
+            "tensors were lost, unless the model was pruned this way",
             absent=lost[:1000],
         )
 
 
-def _types(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
-    """State in integers, and a tensor of another type than its like in every other layer."""
+def _types(subject: Examined, of: Mapping[str, Mapping[str, int]]) -> None:
+    """Report integer state, and tensors whose dtype differs from their counterparts in every other layer."""
     catalog, roles = subject.catalog, subject.ckpt.roles
     families: dict[tuple[str, str], list[int]] = defaultdict(list)
     for tensor, key in enumerate(catalog.keys):
         families[re.sub(r"(?<![^._])\d+(?![^._])", "#", key), roles[tensor]].append(tensor)
         dtype = catalog.dtype_of(tensor)
-        # integers of 8 bits are quantised state
+        # 8-bit integers are quantised state
         if dtype.kind in "iu" and dtype.bits > 8 and roles[tensor] in SHAPED:
             subject.log.add(
                 "state.dtype",
                 "warn",
                 key,
-                f"is {roles[tensor]} but of type {dtype}",
-                "the metadata says another type than was written, or the name means something else",
+                f"is {roles[tensor]} but has dtype {dtype}",
+                "the metadata has the wrong dtype, or the name means something else",
                 dtype=dtype.name,
             )
         elif dtype.kind in "iu" and dtype.bits > 8 and roles[tensor] == "param" and key.endswith((".weight", ".bias")):
@@ -266,8 +267,8 @@ def _types(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
                 "names.dtype",
                 "warn",
                 key,
-                f"is a weight but of type {dtype}",
-                "a header that says another type than was written makes other numbers of the same bytes",
+                f"is a weight but has dtype {dtype}",
+                "a wrong dtype in a header turns the same bytes into other numbers",
                 dtype=dtype.name,
             )
     for members in families.values():
@@ -277,20 +278,20 @@ def _types(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
             continue
         for tensor in members:
             mine, theirs = catalog.dtype_of(tensor), ALL[usual]
-            # of another size, it may be left out of a quantisation on purpose
+            # with another size, it may have been excluded from quantisation on purpose
             if mine.code != usual and mine.bits == theirs.bits:
                 subject.log.add(
                     "names.dtype",
                     "warn",
                     catalog.keys[tensor],
-                    f"is {mine}, the {count} tensors like it are {theirs}",
-                    "a header that says another type than was written makes other numbers of the same bytes",
+                    f"is {mine}, but its {count} counterparts are {theirs}",
+                    "a wrong dtype in a header turns the same bytes into other numbers",
                     dtype=mine.name,
                     usual=theirs.name,
                 )
 
 
-def _shapes(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
+def _shapes(subject: Examined, of: Mapping[str, Mapping[str, int]]) -> None:
     catalog = subject.catalog
     odd, equal = [], 0
     for fqn, roles in of.items():
@@ -307,8 +308,8 @@ def _shapes(subject: Subject, of: Mapping[str, Mapping[str, int]]) -> None:
                 "state.shape",
                 "warn",
                 fqn,
-                f"has shape {list(a)} but its {role} {list(b)}",
-                "one of the two is of another model",
+                f"has shape {list(a)}, but its {role} has {list(b)}",
+                "one of the two is from another model",
                 role=role,
                 param=list(a),
                 state=list(b),

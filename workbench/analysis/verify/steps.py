@@ -1,18 +1,17 @@
-"""Whether all parts of a checkpoint are of one step.
+"""Check that all parts of a checkpoint are from one step.
 
 ::
 
     folder             step-48000
-    trainer's state    global_step 48000        one a rank, where every rank saves its own
-    optimizer          step 48000               one scalar a parameter, in the shard of some rank
-                       step 47000               ← a shard of an older save
+    trainer's state    global_step 48000        one per rank, if every rank saves its own
+    optimizer          step 48000               one scalar per parameter, in the shard of some rank
+                       step 47000               ← a shard from an older save
 
-The scalars are tensors of one element: they are read at every depth (some bytes each).
+The scalars are tensors of one element and are read at every depth (a few bytes each).
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -20,21 +19,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
-from workbench.analysis.verify.log import Subject, advice, names, plural
+from workbench.analysis.verify.log import Examined, advice, names, plural
 from workbench.errors import WorkbenchError
+from workbench.names.steps import parse_name
 
 __all__ = ["check_steps"]
 
-MAX_SCALARS = 200_000  #: step scalars read
+MAX_SCALARS = 200_000  #: maximum number of step scalars read
 _STEPS = ("global_step", "global_steps", "iteration", "step")
-_FOLDER = re.compile(
-    r"(?:.*[-_.])?(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d{1,18})(?:\.\w+)?", re.I
-)
-_HINT = "the parts are of different saves, or a shard was left from an older one: restore what differs"
+_HINT = "the parts are from different saves, or a shard is left over from an older one: restore those that differ"
 
 
-def check_steps(subject: Subject) -> None:
-    """The steps that the folder, the trainer's state, each rank and the optimizer tell."""
+def check_steps(subject: Examined) -> None:
+    """Compare the steps of the folder, the trainer's state, each rank and the optimizer."""
     told = _objects(subject)
     scalars = _scalars(subject)
     log = subject.log
@@ -43,20 +40,20 @@ def check_steps(subject: Subject) -> None:
     _parts(subject, told)
     usual = _optimizer(subject, scalars)
     step = subject.ckpt.step
-    if step is None or not told:  # an object that cannot be read is told by check_objects
+    if step is None or not told:  # an unreadable object is reported by check_objects
         return
     _folder(subject, step)
     if usual is not None:
         if abs(sum(_by_optimizer(subject, scalars).values()) - step) <= 1:
-            return  # several optimizers: Lightning's global step counts the steps of all
+            return  # several optimizers: Lightning's global step is the sum of their steps
         files = sorted({subject.file(row) for row in scalars[usual]})
         _both(subject, step, usual, files[0] if len(files) == 1 else "optimizer", "steps")
     elif (powers := _powers(subject)) is not None:
-        _both(subject, step, powers, "beta_pow", "steps, as the powers of its betas tell")
+        _both(subject, step, powers, "beta_pow", "steps, according to the powers of its betas")
 
 
-def _parts(subject: Subject, told: Mapping[str, int]) -> None:
-    """The same fact as several ranks state it."""
+def _parts(subject: Examined, told: Mapping[str, int]) -> None:
+    """Compare the same fact as stored by several ranks."""
     same: dict[str, dict[str, int]] = defaultdict(dict)
     for name, value in told.items():
         same[re.sub(r"\d+", "#", name).rpartition("/")[2]][name] = value
@@ -69,15 +66,15 @@ def _parts(subject: Subject, told: Mapping[str, int]) -> None:
                         "steps.parts",
                         "error",
                         name,
-                        f"says step {value:,}, {plural(len(found) - 1, 'other')} mostly {usual:,}",
+                        f"stores step {value:,}, but {plural(len(found) - 1, 'other')} mostly {usual:,}",
                         _HINT,
                         step=value,
                         usual=usual,
                     )
 
 
-def _optimizer(subject: Subject, scalars: Mapping[float, list[int]]) -> float | None:
-    """The optimizer's step, and who differs from it."""
+def _optimizer(subject: Examined, scalars: Mapping[float, list[int]]) -> float | None:
+    """Return the optimizer's step, and report parameters that differ from it."""
     if not scalars:
         return None
     usual = max(scalars, key=lambda value: len(scalars[value]))
@@ -97,7 +94,7 @@ def _optimizer(subject: Subject, scalars: Mapping[float, list[int]]) -> float | 
             keys[0] if len(keys) == 1 else ", ".join(whole or files[:3]),
             f"{plural(len(keys), 'parameter')} at optimizer step {value:,g}, the others at {usual:,g}: "
             f"{names(keys)}{words}",
-            _HINT + "; parameters that were frozen for a while differ rightly",
+            _HINT + "; parameters that were temporarily frozen are expected to differ",
             step=value,
             usual=usual,
             files=files,
@@ -106,8 +103,8 @@ def _optimizer(subject: Subject, scalars: Mapping[float, list[int]]) -> float | 
     return usual
 
 
-def _by_optimizer(subject: Subject, scalars: Mapping[float, list[int]]) -> dict[str, float]:
-    """The usual step of each optimizer, by what comes before ``.state.`` in its keys."""
+def _by_optimizer(subject: Examined, scalars: Mapping[float, list[int]]) -> dict[str, float]:
+    """Return the usual step of each optimizer, by the prefix before ``.state.`` in its keys."""
     counts: dict[str, Counter[float]] = defaultdict(Counter)
     for value, rows in scalars.items():
         for row in rows:
@@ -115,22 +112,23 @@ def _by_optimizer(subject: Subject, scalars: Mapping[float, list[int]]) -> dict[
     return {name: count.most_common(1)[0][0] for name, count in counts.items()}
 
 
-def _folder(subject: Subject, step: int) -> None:
-    name = os.path.basename(os.path.abspath(subject.ckpt.path))
-    if (match := _FOLDER.fullmatch(name)) and abs(int(match[1]) - step) > 1:
+def _folder(subject: Examined, step: int) -> None:
+    name = subject.place.name
+    named = parse_name(name)
+    if named and named.unit in ("step", "save") and abs(named.number - step) > 1:
         subject.log.add(
             "steps.folder",
             "warn",
             name,
-            f"is named after step {int(match[1]):,} but stores step {step:,}",
-            "a folder that was copied or renamed, or files of another save in it",
-            named=int(match[1]),
+            f"is named after step {named.number:,} but stores step {step:,}",
+            "the folder was copied or renamed, or contains files from another save",
+            named=named.number,
             stored=step,
         )
 
 
-def _both(subject: Subject, step: int, usual: float, where: str, words: str) -> None:
-    """The optimizer against the trainer; a gradient scaler skips steps, so that fewer are right where there is one."""
+def _both(subject: Examined, step: int, usual: float, where: str, words: str) -> None:
+    """Compare the optimizer with the trainer; a gradient scaler skips steps, so fewer optimizer steps are valid."""
     if abs(usual - step) <= 1:
         return
     scaled = any("scaler" in name or "loss_scale" in name for name in subject.ckpt.objects)
@@ -139,25 +137,25 @@ def _both(subject: Subject, step: int, usual: float, where: str, words: str) -> 
         "steps.trainer",
         severity,
         where,
-        f"the optimizer made {usual:,g} {words}; the trainer's state says {step:,}",
-        "model, optimizer or state are of another save; an optimizer that was reset on purpose differs rightly",
+        f"the optimizer made {usual:,g} {words}; the trainer's state stores {step:,}",
+        "model, optimizer or state is from another save; an optimizer reset on purpose is expected to differ",
         optimizer=usual,
         trainer=step,
     )
 
 
-def _powers(subject: Subject) -> int | None:
-    """The step that Paddle's powers of beta tell, where they agree on one."""
+def _powers(subject: Examined) -> int | None:
+    """Return the step according to Paddle's powers of beta, if they agree."""
     try:
         told = subject.ckpt.objects.get("beta_pow")
-    except (WorkbenchError, RecursionError):  # told by check_objects
+    except (WorkbenchError, RecursionError):  # reported by check_objects
         return None
     step = told.get("step") if isinstance(told, Mapping) else None
     return step if isinstance(step, int) else None
 
 
-def _objects(subject: Subject) -> dict[str, int]:
-    """Object name → step, for those that state one."""
+def _objects(subject: Examined) -> dict[str, int]:
+    """Return object name → step, for objects that store one."""
     found: dict[str, int] = {}
     for name in subject.ckpt.objects:
         leaf = re.split(r"[./]", name)[-1]
@@ -165,7 +163,7 @@ def _objects(subject: Subject) -> dict[str, int]:
             continue
         try:
             value = subject.ckpt.objects[name]
-        except (WorkbenchError, RecursionError):  # told by check_objects
+        except (WorkbenchError, RecursionError):  # reported by check_objects
             continue
         if isinstance(value, Mapping):
             value = next((value[key] for key in _STEPS if key in value), None)
@@ -180,8 +178,8 @@ def _may_tell(leaf: str) -> bool:
     return leaf in _STEPS or "state" in leaf or leaf == "trainer"
 
 
-def _scalars(subject: Subject) -> dict[float, list[int]]:
-    """Optimizer step → the chunk rows that hold it; from the powers of Adam's betas where only those are stored."""
+def _scalars(subject: Examined) -> dict[float, list[int]]:
+    """Return optimizer step → chunk rows with it; from the powers of Adam's betas if only those are stored."""
     catalog = subject.catalog
     wanted = np.array([role == "step" for role in subject.ckpt.roles], bool) & (catalog.numel == 1)
     rows = np.flatnonzero(wanted[catalog.tensor] & ~subject.lost) if catalog.chunks else np.empty(0, np.int64)

@@ -1,16 +1,16 @@
-"""What was written down about the bytes when they were saved, against the bytes.
+"""Compare the bytes with checksums and digests recorded when they were saved.
 
 ::
 
-    torch.save archive          a CRC-32 a record, which torch itself never compares: items, files of tensors, and
-                                files of objects alone (rng_state.pth, scheduler.pt, extra_state_rank_0.pt)
-    zstd stream                 a frame that decompresses, with a checksum where the writer asked for one
+    torch.save archive          a CRC-32 per record, which torch never checks: items, files of tensors, and
+    files with only objects (rng_state.pth, scheduler.pt, extra_state_rank_0.pt)
+    zstd stream                 a frame that decompresses, with a checksum if the writer enabled it
     integrity.json              sha256 of every file (Megatron, --verify-integrity)
-    .cache/huggingface, blobs   sha256 of every large file, as the hub named it
-    a manifest of ours          every byte of every file
+    .cache/huggingface, blobs   sha256 of every large file, from the hub
+    workbench manifest          every byte of every file
 
-Where none of these is stored, a flipped bit that leaves a plausible number cannot be seen; the report says for how
-many tensors that is so.
+    Without any of these, a flipped bit that leaves a plausible number is undetectable; the report counts the tensors
+    for which this is the case.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from workbench.analysis import manifest_check
 from workbench.analysis.folder import files_of
 from workbench.analysis.manifest import find
-from workbench.analysis.verify.log import Log, Subject, names, plural
+from workbench.analysis.verify.log import Examined, Log, names, plural
 from workbench.analysis.verify.siblings import leftovers
 from workbench.core import catalog as cat
+from workbench.core import codecs
+from workbench.core.arrays import Array
 from workbench.core.checksums import RecordCheck, archives_nbytes, check_archives
+from workbench.core.executors import ordered
 from workbench.core.place import Place
-from workbench.core.scan import Tick
-from workbench.core.source import no_descriptor
-from workbench.errors import MissingFileError, WorkbenchError
+from workbench.core.scan import Progress, cores
+from workbench.core.source import Source, no_descriptor
+from workbench.errors import MissingFileError, WorkbenchError, WorkerError
 
 __all__ = ["StoredSums", "check_manifest", "manifest_nbytes"]
 
-Array = np.ndarray[Any, Any]
 BLOCK = 8 << 20  #: bytes hashed at a time
 HUB = ".cache/huggingface/download"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_RESTORE = "the bytes are not those that were written: restore the file"
+_RESTORE = "the bytes differ from those written: restore the file"
 
 
 class StoredSums:
-    """The checksums that the files themselves hold: the CRC-32 of records, and sha256 of whole files.
+    """The checksums stored in the files: CRC-32 of records, and sha256 of whole files.
 
     Attributes:
-        nbytes: that a check reads.
+        nbytes: number of bytes that a check reads.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Examined) -> None:
         self._subject = subject
         self._archived = archives_nbytes(subject.payloads, subject.place, _others(subject)[0])
         self._digests: dict[str, tuple[str, str]] = {}
@@ -62,38 +65,46 @@ class StoredSums:
         self._sizes = {name: max(files[name].size, 0) if name in files else 0 for name in self._digests}
         self.nbytes = self._archived + sum(self._sizes.values())
 
-    def check(self, tick: Tick | None = None) -> None:
-        """Compare each with the bytes; what differs, and what none vouches for, goes to the log."""
+    def check(self, progress: Progress | None = None) -> None:
+        """Compare each with the bytes; log mismatches, and bytes without a checksum."""
         done, total = self._archived, max(self.nbytes, 1)
 
         def of_archives(share: float) -> None:
-            if tick is not None:
-                tick(share * self._archived / total)
+            if progress is not None:
+                progress(share * self._archived / total)
 
         covered = _archives(self._subject, of_archives)
-        for name, (wanted, source) in self._digests.items():
-            _digest(self._subject, name, wanted, source, covered)
-            done += self._sizes[name]
-            if tick is not None:
-                tick(done / total)
+        run, threads = _Sha256(self._subject.place, self._sizes), self._subject.threads
+        digests = ordered(
+            run, list(self._digests), sum(self._sizes.values()), threads=threads or cores(), at_once=threads,
+            name="workbench-sha256",
+        )  # fmt: skip
+        with closing(digests):
+            for name, result in digests:
+                _digest(self._subject, name, *self._digests[name], result, covered)
+                done += self._sizes[name]
+                if progress is not None:
+                    progress(done / total)
         _not_covered(self._subject, covered)
 
 
-def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, tick: Tick | None) -> None:
-    """Every byte against a manifest: the one given, or one that lies inside or beside the checkpoint."""
+def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, progress: Progress | None) -> None:
+    """Compare every byte with a manifest: the given one, or one inside or next to the checkpoint."""
     try:
-        report = manifest_check.check(place.path, manifest, partial=True, threads=threads, tick=tick)
+        report = manifest_check.check(place, manifest, partial=True, threads=threads, progress=progress)
     except MissingFileError as error:
         if manifest is not None:
             raise
         log.not_checked["manifest"] = str(error)
         return
+    except WorkerError:
+        raise
     except WorkbenchError as error:
         if manifest is not None:
             raise
-        log.add("manifest.unreadable", "warn", place.name, str(error), "write it anew from a copy that you trust")
+        log.add("manifest.unreadable", "warn", place.name, str(error), "write it again from a trusted copy")
         return
-    log.found += report.found
+    log.found += report
     log.checked["manifest"] = "; ".join(report.checked.values())
     left = [words for name, words in report.not_checked.items() if name != "meaning"]
     log.not_checked["manifest"] = "; ".join(left)
@@ -101,10 +112,10 @@ def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, t
 
 
 def manifest_nbytes(place: Place, manifest: Any) -> int:
-    """Bytes that are compared with a manifest: of all files where there is one, none where there is none."""
+    """Return the bytes to compare with a manifest: of all files if there is one, otherwise none."""
     if manifest is None:
         try:
-            find(place.path)
+            find(place)
         except (WorkbenchError, OSError):
             return 0
     return sum(max(stat.size, 0) for stat in place.files.values())
@@ -113,16 +124,16 @@ def manifest_nbytes(place: Place, manifest: Any) -> int:
 # ---- archives ------------------------------------------------------------------------------------------------------
 
 
-def _archives(subject: Subject, tick: Tick | None) -> Array:
-    """CRC-32 of every record; returns the chunk rows whose bytes one vouches for."""
+def _archives(subject: Examined, progress: Progress | None) -> Array:
+    """Check the CRC-32 of every record; return the chunk rows covered by one."""
     log, catalog = subject.log, subject.catalog
     counts = {"ok": 0, "absent": 0, "mismatch": 0, "damaged": 0}
     covered = np.zeros(catalog.chunks, bool)
     by_file = np.argsort(catalog.file, kind="stable")
     others, left = _others(subject)
-    checks = check_archives(subject.payloads, subject.place, others, threads=subject.threads, tick=tick)
+    checks = check_archives(subject.payloads, subject.place, others, threads=subject.threads, progress=progress)
     without: set[str] = set()
-    for file, group in groupby(checks, key=lambda one: one.file):  # one file at a time: millions of records are many
+    for file, group in groupby(checks, key=lambda one: one.file):  # by file: there may be millions of records
         good = []
         for one in group:
             counts[one.status] += 1
@@ -145,29 +156,29 @@ def _archives(subject: Subject, tick: Tick | None) -> Array:
     return covered
 
 
-def _others(subject: Subject) -> tuple[set[str], list[str]]:
-    """Files that may hold no tensor, such as generators, schedulers and arguments; and what is not looked at, and why.
+def _others(subject: Examined) -> tuple[set[str], list[str]]:
+    """Return files possibly without tensors (generators, schedulers, arguments), and what is not checked and why.
 
-    A DCP file that the metadata does not name has no known items, and a temporary file is rightly cut short: other
-    rules report both by name.
+    A DCP file that is not in the metadata has no known items, and a temporary file is expected to be truncated: other
+    rules report both.
     """
     if subject.ckpt._parent is not None:
-        return set(), ["files that hold no tensor of this selection: verify the whole checkpoint"]
+        return set(), ["files without a tensor of this selection: verify the whole checkpoint"]
     place, temporary = subject.place, {*leftovers(subject.place)}
     found, skipped = files_of(subject.ckpt)
-    shut = [
-        name for name in found if name not in subject.shut and not os.access(os.path.join(place.root, name), os.R_OK)
-    ]
-    links = [name for name in skipped if not os.path.isdir(os.path.join(place.root, name))]
-    left = [f"{names(shut)}: may not be read by this user"] if shut else []
+    paths = {name: os.path.join(place.root, name) for name in (*found, *skipped)} if place.local else {}
+    shut = [name for name in found if name in paths and not os.access(paths[name], os.R_OK)]
+    shut = [name for name in shut if name not in subject.shut]
+    links = [name for name in skipped if name in paths and not os.path.isdir(paths[name])]
+    left = [f"{names(shut)}: no permission to read"] if shut else []
     left += [f"{names(links)}: {skipped[links[0]]}"] if links else []
     chains = {name for name in found if name.endswith(".distcp")}
     if unnamed := sorted(chains - {*subject.catalog.files} - temporary):
-        left.append(f"{names(unnamed)}: no metadata that was read says where their items are")
+        left.append(f"{names(unnamed)}: no metadata gives the positions of their items")
     return {*found} - temporary - chains, left
 
 
-def _tell(subject: Subject, one: RecordCheck) -> None:
+def _tell(subject: Examined, one: RecordCheck) -> None:
     place: dict[str, Any] = {"file": one.file, "record": one.record, "start": one.start, "stop": one.stop}
     if one.status == "mismatch":
         subject.log.add(
@@ -185,8 +196,8 @@ def _tell(subject: Subject, one: RecordCheck) -> None:
         subject.log.add("checksum.damaged", "error", one.owner or one.file, one.message, _RESTORE, **place)
 
 
-def _told(subject: Subject, one: RecordCheck) -> bool:
-    """Whether the structure already showed this damage."""
+def _told(subject: Examined, one: RecordCheck) -> bool:
+    """Return whether the structure checks have already reported this damage."""
     catalog = subject.catalog
     if subject.gone(one.file, one.stop):
         return True
@@ -197,9 +208,9 @@ def _told(subject: Subject, one: RecordCheck) -> bool:
 
 
 def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:
-    """Which rows have a checked record in their item (archives), or lie in one (raw bytes of a whole-file archive)."""
+    """Return rows with a checked record in their item (archives), or inside one (raw bytes of a whole-file archive)."""
     start, stop = catalog.start[rows].astype(np.int64), catalog.stop[rows].astype(np.int64)
-    raw = np.isin(catalog.codec[rows], (cat.RAW, cat.RAW_BE, cat.LATIN1_TEXT, *cat.LAZY))
+    raw = (codecs.RAW_BYTES | codecs.TEXT)[catalog.codec[rows]]
     after = np.searchsorted(ranges[:, 0], start, side="right") - 1
     within = (after >= 0) & (ranges[np.maximum(after, 0), 1] >= stop)
     first = np.searchsorted(ranges[:, 0], start, side="left")
@@ -207,8 +218,8 @@ def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:
     return np.where(raw, within | (start == stop), holds)
 
 
-def _also(subject: Subject, one: RecordCheck) -> str:
-    """The tensors that lie in a record of a whole-file archive."""
+def _also(subject: Examined, one: RecordCheck) -> str:
+    """Return the tensors in a record of a whole-file archive."""
     catalog = subject.catalog
     if one.owner or one.file not in catalog.files:
         return ""
@@ -218,20 +229,20 @@ def _also(subject: Subject, one: RecordCheck) -> str:
     return f", in {names(keys)}" if keys else ""
 
 
-def _not_covered(subject: Subject, covered: Array) -> None:
+def _not_covered(subject: Examined, covered: Array) -> None:
     catalog = subject.catalog
     bare = np.unique(catalog.tensor[~covered & (catalog.chunk_nbytes > 0)])
     if len(bare):
         subject.log.not_checked["flips"] = (
-            f"bit flips in {len(bare):,} of {plural(len(catalog), 'tensor')} cannot be seen: their files store no "
-            "checksums; `workbench manifest write` now makes every later flip visible"
+            f"bit flips in {len(bare):,} of {plural(len(catalog), 'tensor')} cannot be detected: their files store no "
+            "checksums; run `workbench manifest write` now to detect every later flip"
         )
 
 
 # ---- whole files ---------------------------------------------------------------------------------------------------
 
 
-def _integrity(subject: Subject) -> Iterator[tuple[str, str, str]]:
+def _integrity(subject: Examined) -> Iterator[tuple[str, str, str]]:
     """Megatron's ``integrity.json``: ``{"algorithm": "sha256", "files": {name: hex}}`` (megatron-core 0.18)."""
     for folder in ("", *subject.place.folders):
         name = f"{folder}/integrity.json" if folder else "integrity.json"
@@ -240,21 +251,21 @@ def _integrity(subject: Subject) -> Iterator[tuple[str, str, str]]:
         try:
             document = subject.place.read_json(name)
         except WorkbenchError as error:
-            subject.log.add("integrity.unreadable", "warn", name, str(error), "its sums cannot be compared")
+            subject.log.add("integrity.unreadable", "warn", name, str(error), "its digests cannot be compared")
             continue
         files = document.get("files") if isinstance(document, dict) else None
         if not isinstance(files, dict) or document.get("algorithm") != "sha256":
-            subject.log.not_checked["integrity.json"] = f"{name!r} is of an algorithm that we do not know"
+            subject.log.not_checked["integrity.json"] = f"{name!r} uses an unknown algorithm"
             continue
         for file, digest in files.items():
             if isinstance(file, str) and isinstance(digest, str) and _SHA256.fullmatch(digest.lower()):
                 yield (f"{folder}/{file}" if folder else file), digest.lower(), name
 
 
-def _hub(subject: Subject) -> Iterator[tuple[str, str, str]]:
-    """sha256 of large files as the hub tells it: in a download's metadata, or as the name of a cached blob."""
+def _hub(subject: Examined) -> Iterator[tuple[str, str, str]]:
+    """Return the hub's sha256 of large files: from a download's metadata, or from the name of a cached blob."""
     place = subject.place
-    if place.file is not None:
+    if place.file is not None or not place.local:
         return
     for name in place.files:
         real = os.path.realpath(os.path.join(place.root, name))
@@ -264,41 +275,64 @@ def _hub(subject: Subject) -> Iterator[tuple[str, str, str]]:
         elif place.exists(f"{HUB}/{name}.metadata"):
             try:
                 lines = place.read(f"{HUB}/{name}.metadata").decode("utf-8", "replace").split()
-            except WorkbenchError:  # a note of the downloader that cannot be read vouches for nothing
+            except WorkbenchError:  # an unreadable note of the downloader proves nothing
                 continue
             if len(lines) >= 2 and _SHA256.fullmatch(lines[1]):
                 yield name, lines[1], "the hub's digest"
 
 
-def _digest(subject: Subject, name: str, wanted: str, source: str, covered: Array) -> None:
+def _digest(subject: Examined, name: str, wanted: str, source: str, result: tuple[str, str], covered: Array) -> None:
     log, catalog = subject.log, subject.catalog
-    try:
-        found = _sha256(subject.place.resolve(name))
-    except (WorkbenchError, OSError) as error:
-        if isinstance(error, OSError):
-            no_descriptor(error)
-        log.add(
-            "digest.unreadable", "error", name, f"{source} vouches for it, but it cannot be read: {error}", "restore it"
-        )
+    found, why = result
+    if why:
+        log.add("digest.unreadable", "error", name, f"{source} lists it, but it cannot be read: {why}", "restore it")
         return
     if found != wanted:
         log.add(
             "digest.mismatch",
             "error",
             name,
-            f"sha256 is {found[:16]}…, {source} says {wanted[:16]}…",
+            f"sha256 is {found[:16]}…, but {wanted[:16]}… in {source}",
             _RESTORE,
             stored=wanted,
             computed=found,
         )
-    log.checked["digests"] = "sha256 of the files that integrity.json or the hub vouches for"
+    log.checked["digests"] = "sha256 of the files listed by integrity.json or the hub"
     if name in catalog.files:
         covered |= catalog.file == catalog.files.index(name)
 
 
-def _sha256(path: str) -> str:
-    total = hashlib.sha256()
-    with open(path, "rb") as handle:
-        while block := handle.read(BLOCK):
-            total.update(block)
+class _Sha256(NamedTuple):
+    """Hashes files; the result is the digest, or why there is none."""
+
+    place: Place
+    sizes: Mapping[str, int]
+
+    def __call__(self, name: str) -> tuple[str, str]:
+        try:
+            return _sha256(self.place.source(name)), ""
+        except (WorkbenchError, OSError) as error:
+            if isinstance(error, OSError):
+                no_descriptor(error)
+            return "", str(error)
+
+    def nbytes(self, name: str) -> int:
+        return self.sizes[name]
+
+    def part(self, names: list[str]) -> tuple[_Sha256, list[str]]:
+        return _Sha256(self.place.pinned({}), {name: self.sizes[name] for name in names}), names
+
+    def key(self, name: str) -> bytes:
+        return f"sha256 {name}".encode("utf-8", "surrogatepass")
+
+    def close(self) -> None:
+        pass
+
+
+def _sha256(source: Source) -> str:
+    total, buffer = hashlib.sha256(), np.empty(BLOCK, np.uint8)
+    for at in range(0, source.size, BLOCK):
+        part = buffer[: min(BLOCK, source.size - at)]
+        source.read_into(part, at)
+        total.update(part)
     return total.hexdigest()

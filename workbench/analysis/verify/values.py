@@ -1,12 +1,12 @@
-"""What the stored values themselves tell: one pass over the bytes (:mod:`.counts`), and all rules judged from it.
+"""Rules on stored values: one pass over the bytes (:mod:`.counts`), from which all rules are evaluated.
 
 ::
 
-    NaN, Inf            in what a resume needs; a mask holds -Inf rightly
-    exp_avg_sq < 0      impossible: it is a mean of squares
-    master's low bits   healthy 2^-16 are zero; all, where it was rebuilt from bf16
+    NaN, Inf            in tensors that a resume needs; -Inf in a mask is fine
+    exp_avg_sq < 0      impossible for a mean of squares
+    master's low bits   zero in 2^-16 of healthy ones; in all, if rebuilt from bf16
     zero pages          pages.py
-    all zero            a tensor whose like in every other layer is not
+    all zero            a tensor whose counterparts in every other layer are not
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify.counts import SQUARES, NumberScan, Seen
-from workbench.analysis.verify.log import Subject, advice, names, plural
+from workbench.analysis.verify.counts import SQUARES, ChunkCounts, NumberScan
+from workbench.analysis.verify.log import Examined, advice, names, plural
 from workbench.analysis.verify.pages import check_pages
-from workbench.core.scan import Tick, scan
+from workbench.core.arrays import Array
+from workbench.core.scan import Progress, scan
 from workbench.core.work import chunk_work
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
 __all__ = ["check_values", "values_nbytes"]
 
-Array = np.ndarray[Any, Any]
-LOW_SHARE = 0.01  #: share of masters with zero low bits from which they cannot be by chance
-LOW_LEAST = 1024  #: elements of a tensor below which its share tells nothing
+LOW_SHARE = 0.01  #: share of masters with zero low bits above which chance is excluded
+LOW_LEAST = 1024  #: minimum number of elements for a meaningful share
 SECTION = 4096
-FAMILY = 3  #: layers that a tensor must be alike with
+FAMILY = 3  #: minimum number of layers with a counterpart
 #: Roles whose NaN or infinity breaks a resume.
 VITAL = {"param", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "ema", "scale", "lora_A", "lora_B"}
 _MASK = re.compile(r"mask|alibi|rel_pos_bias|attn_bias", re.I)
 
 
-def values_nbytes(subject: Subject) -> int:
-    """Bytes that :func:`check_values` reads, about."""
+def values_nbytes(subject: Examined) -> int:
+    """Return about how many bytes :func:`check_values` reads."""
     return int(subject.catalog.chunk_nbytes.sum())
 
 
-def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = True) -> None:
-    """Read every stored chunk once, and judge what was counted; without ``numbers`` only zeros and empty pages."""
+def check_values(subject: Examined, progress: Progress | None = None, *, numbers: bool = True) -> None:
+    """Read every stored chunk once and evaluate the counts; without ``numbers``, only zeros and empty pages."""
     catalog, log = subject.catalog, subject.log
     work = chunk_work(subject.payloads, replica=None, group=np.arange(catalog.chunks))
     work = work.take(np.flatnonzero(~subject.lost[work.sides[0].row])) if len(work) else work
@@ -67,42 +67,44 @@ def check_values(subject: Subject, tick: Tick | None = None, *, numbers: bool = 
         )
 
     read, zero = np.zeros(catalog.chunks, bool), np.zeros(catalog.chunks, bool)
-    sick: dict[int, Seen] = {}  # a state a chunk would be a lot of memory for a million of them
+    suspects: dict[int, ChunkCounts] = {}  # one state per chunk would take too much memory for a million chunks
     low = np.zeros((len(catalog), 2), np.int64)
-    for row, state in scan(work, NumberScan(subject, numbers), threads=subject.threads, tick=tick, on_error=failed):
+    for row, state in scan(
+        work, NumberScan(subject, numbers), threads=subject.threads, progress=progress, on_error=failed
+    ):
         if subject.lost[row]:
-            continue  # of what was read before it failed nothing is said
+            continue  # data read before the failure is not reported
         read[row], zero[row] = True, not state.nonzero
         if state.nan or state.posinf or state.neginf or state.negative or (state.pages and state.nonzero):
-            sick[row] = state
+            suspects[row] = state
         if catalog.replica[row] == 0:
             low[catalog.tensor[row]] += (state.low, state.full)
     if refused:
         more = f"; so are {len(refused) - 1:,} more chunks" if len(refused) > 1 else ""
         log.add("read.refused", "warn", subject.key(refused[0]), catalog.not_checked(refused[0]) + more)
-        log.not_checked["expanded tensors"] = f"{plural(len(refused), 'chunk')} of far more bytes than are stored"
-    known = _not_squares(subject, sick, read)
-    for row in sorted(sick):
-        _numbers(subject, row, sick[row], known)
+        log.not_checked["expanded tensors"] = f"{plural(len(refused), 'chunk')} much larger than the stored bytes"
+    known = _not_squares(subject, suspects, read)
+    for row in sorted(suspects):
+        _numbers(subject, row, suspects[row], known)
     _masters(subject, low)
     _zeros(subject, read, zero)
-    check_pages(subject, {row: state.pages for row, state in sick.items() if state.pages}, zero)
+    check_pages(subject, {row: state.pages for row, state in suspects.items() if state.pages}, zero)
     size = int(catalog.chunk_nbytes[read].sum())
     what = "NaN, infinities, signs, zero pages, low bits" if numbers else "zero pages"
     log.checked["values"] = f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: {what}"
     packed = [catalog.keys[t] for t in range(len(catalog)) if catalog.dtype_of(t).packed]
     if packed:
-        log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} whose elements share bytes: {names(packed)}"
+        log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} of packed types: {names(packed)}"
 
 
 # ---- judging -------------------------------------------------------------------------------------------------------
 
 
-def _not_squares(subject: Subject, sick: dict[int, Seen], read: Array) -> bool:
-    """Whether the optimizer means something else by this name: every such tensor has negative numbers in plenty."""
+def _not_squares(subject: Examined, suspects: dict[int, ChunkCounts], read: Array) -> bool:
+    """Return whether the optimizer uses this name for something else: every such tensor has many negative numbers."""
     catalog = subject.catalog
     wanted = np.array([role in SQUARES for role in subject.ckpt.roles], bool)
-    many = {row for row, state in sick.items() if state.negative * 4 > state.count}
+    many = {row for row, state in suspects.items() if state.negative * 4 > state.count}
     rows = np.flatnonzero(read & wanted[catalog.tensor] & (catalog.chunk_nbytes >= SECTION // 4))
     odd = len(rows) > 0 and many.issuperset(rows.tolist())
     if odd:
@@ -115,7 +117,7 @@ def _not_squares(subject: Subject, sick: dict[int, Seen], read: Array) -> bool:
     return odd
 
 
-def _numbers(subject: Subject, row: int, state: Seen, not_squares: bool) -> None:
+def _numbers(subject: Examined, row: int, state: ChunkCounts, not_squares: bool) -> None:
     tensor = int(subject.catalog.tensor[row])
     key, role = subject.catalog.keys[tensor], subject.ckpt.roles[tensor]
     first = list(state.first or ())[: int(subject.catalog.ndim[tensor])]
@@ -130,7 +132,7 @@ def _numbers(subject: Subject, row: int, state: Seen, not_squares: bool) -> None
             f"{state.nan:,} of {state.count:,} elements are NaN{at}",
             "training from here yields NaN: use an earlier step"
             if role in VITAL
-            else "no weight or moment: whether NaN may stand there depends on what reads it",
+            else "not a weight or moment: whether NaN is valid depends on its use",
             nan=state.nan,
             **place,
         )
@@ -141,8 +143,8 @@ def _numbers(subject: Subject, row: int, state: Seen, not_squares: bool) -> None
             severity,
             key,
             f"{state.posinf + state.neginf:,} of {state.count:,} elements are "
-            f"infinite ({state.posinf:,} up, {state.neginf:,} down){at}",
-            "a mask holds -inf rightly; a weight or a moment does not",
+            f"infinite ({state.posinf:,} positive, {state.neginf:,} negative){at}",
+            "-inf is valid in a mask, but not in a weight or a moment",
             posinf=state.posinf,
             neginf=state.neginf,
             **place,
@@ -153,15 +155,15 @@ def _numbers(subject: Subject, row: int, state: Seen, not_squares: bool) -> None
             "error",
             key,
             f"{state.negative:,} of {state.count:,} elements of "
-            f"{role} are negative, which a mean of squares cannot be{at}",
+            f"{role} are negative, which is impossible for a mean of squares{at}",
             "a bit was flipped, or these are another tensor's bytes: restore the file",
             negative=state.negative,
             **place,
         )
 
 
-def _masters(subject: Subject, counts: Array) -> None:
-    """Masters whose low bits are zero were made again from weights of 16 bits."""
+def _masters(subject: Examined, counts: Array) -> None:
+    """Report masters whose low bits are zero: they were rebuilt from 16-bit weights."""
     bad = np.flatnonzero((counts[:, 1] >= LOW_LEAST) & (counts[:, 0] > LOW_SHARE * counts[:, 1]))
     if len(bad):
         low, full = counts[bad].sum(axis=0).tolist()
@@ -173,14 +175,14 @@ def _masters(subject: Subject, counts: Array) -> None:
             f"{low / full:.1%} of the "
             f"masters of {plural(len(keys), 'tensor')} have only zeros in their low bits (by chance: "
             f"0.002 %): {names(keys)}",
-            "they were rebuilt from weights of 16 bits: what they had beyond those is lost",
+            "they were rebuilt from 16-bit weights: their extra precision is lost",
             tensors=keys[:100],
             share=low / full,
         )
 
 
-def _zeros(subject: Subject, read: Array, zero_rows: Array) -> None:
-    """Tensors, or large chunks of one, that hold nothing but zeros."""
+def _zeros(subject: Examined, read: Array, zero_rows: Array) -> None:
+    """Report tensors, or large chunks of one, that contain only zeros."""
     catalog = subject.catalog
     whole = np.zeros(len(catalog), bool)
     whole[catalog.tensor[read]] = True
@@ -199,8 +201,8 @@ def _zeros(subject: Subject, read: Array, zero_rows: Array) -> None:
                 "values.all_zero",
                 "warn",
                 catalog.keys[tensor],
-                f"holds only zeros; {len(members) - len(zero)} of the {len(members)} tensors like it do not",
-                "a part that was never written, or never trained",
+                f"contains only zeros; {len(members) - len(zero)} of its {len(members)} counterparts do not",
+                "it was never written, or never trained",
                 files=_files(subject, tensor),
             )
         info += [catalog.keys[tensor] for tensor in zero if not odd]
@@ -209,7 +211,7 @@ def _zeros(subject: Subject, read: Array, zero_rows: Array) -> None:
             "values.all_zero",
             "info",
             "",
-            f"{plural(len(info), 'tensor')} of zeros only: {names(info)}",
+            f"{plural(len(info), 'tensor')} with only zeros: {names(info)}",
             tensors=info[:100],
         )
     for row in np.flatnonzero(zero_rows).tolist():
@@ -223,13 +225,13 @@ def _zeros(subject: Subject, read: Array, zero_rows: Array) -> None:
                 "warn",
                 catalog.keys[tensor],
                 f"the chunk {subject.box(row)} in "
-                f"{subject.file(row)!r} holds only zeros, the rest of the tensor does not",
+                f"{subject.file(row)!r} contains only zeros, the rest of the tensor does not",
                 "a write was lost: restore the file",
                 file=subject.file(row),
                 box=subject.box(row),
             )
 
 
-def _files(subject: Subject, tensor: int) -> list[str]:
+def _files(subject: Examined, tensor: int) -> list[str]:
     rows = range(*subject.catalog.rows_of(tensor).indices(subject.catalog.chunks))
     return sorted({subject.file(row) for row in rows})

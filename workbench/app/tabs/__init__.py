@@ -1,3 +1,3 @@
-"""The tabs of the page, one file each; none knows of another, all share the state."""
+"""The tabs of the page, one file each; they share the state and do not know each other."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The selected tensor: one line of statistics, its histogram, its heat map with the worst elements, its chunks."""
+"""The selected tensor: statistics, histogram, heat map with the most extreme elements, chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
 from workbench.app.tabs.slices import Slices
 from workbench.app.words import count, html, number, safe, size
-from workbench.core.catalog import CODECS
+from workbench.core.codecs import CODECS
 from workbench.tensor import LazyTensor
 from workbench.views import units
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Detail", "chunk_rows", "statistics", "worst_table"]
 
-CHUNK_ROWS = 5_000  #: chunks that the table has at most
+CHUNK_ROWS = 5_000  #: maximum number of chunks in the table
 
 CHUNKS: dict[str, tuple[str, str, int | None]] = {
     "offsets": ("Offsets", "text", 150),
@@ -41,7 +41,7 @@ CHUNKS: dict[str, tuple[str, str, int | None]] = {
 
 
 class Detail(pn.viewable.Viewer):
-    """Follows ``state.tensor``; reads it in a job that can be cancelled."""
+    """Shows ``state.tensor``, which it reads in a job that can be cancelled."""
 
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
@@ -55,7 +55,7 @@ class Detail(pn.viewable.Viewer):
             label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.job.cancel()
         )
         self._again = pmui.Button(
-            label="Read it", variant="outlined", color="primary", on_click=lambda _: self._start()
+            label="Read tensor", variant="outlined", color="primary", on_click=lambda _: self._start()
         )
         self.slices = Slices(state, schedule)
         self._waiting = pn.Row(self._percent, self._bar, self._cancel, sizing_mode="stretch_width", align="center")
@@ -67,12 +67,12 @@ class Detail(pn.viewable.Viewer):
         return pn.Column(self._head, self._pictures, self.slices, self._chunks, sizing_mode="stretch_width")
 
     def close(self) -> None:
-        """The session is over: stop reading."""
+        """End the session: stop reading."""
         self.job.reset()
         self.slices.job.reset()
 
     def _turn(self, *_: Any) -> None:
-        """Another tensor, or none."""
+        """Switch to another tensor, or to none."""
         tensor = self._tensor()
         self.job.reset()
         if tensor is None:
@@ -85,7 +85,7 @@ class Detail(pn.viewable.Viewer):
     def _start(self) -> None:
         tensor = self._tensor()
         if tensor is not None:
-            self.job.start(lambda tick: look(tensor, tick))
+            self.job.start(lambda progress: look(tensor, progress))
 
     def _tensor(self) -> LazyTensor | None:
         ckpt, key = self._state.ckpt, self._state.tensor
@@ -109,9 +109,9 @@ class Detail(pn.viewable.Viewer):
 
 
 def statistics(summary: Summary) -> str:
-    """HTML: range, mean, deviation and zeros, with what is no number or suspicious in words."""
+    """Return the HTML of range, mean, deviation and zeros, with non-numbers and suspicious values spelled out."""
     if summary.kind == "raw bytes":
-        return '<p class="muted">Several elements share a byte in this type; they have no single values to show.</p>'
+        return '<p class="muted">This dtype packs several elements into a byte; individual values are not shown.</p>'
     if not summary.numel:
         return '<p class="muted">The tensor has no elements.</p>'
     about = "" if summary.exact else "≈ "
@@ -133,13 +133,13 @@ def statistics(summary: Summary) -> str:
     elif (
         summary.min is not None and summary.min == summary.max and summary.numel > 1 and summary.finite == summary.seen
     ):
-        odd.append('<span class="odd">one value everywhere</span>')
-    kind = '<p class="muted">Complex numbers: their magnitudes are shown.</p>' if summary.kind == "magnitudes" else ""
+        odd.append('<span class="odd">constant</span>')
+    kind = '<p class="muted">The numbers are complex; magnitudes are shown.</p>' if summary.kind == "magnitudes" else ""
     return f'<div class="facts stats">{tiles}</div>{kind}' + (f"<p>{' '.join(odd)}</p>" if odd else "")
 
 
 def worst_table(heat: Heat) -> str:
-    """HTML: the most extreme elements, by position."""
+    """Return the HTML of the most extreme elements, by position."""
     rows = "".join(
         f'<tr><td class="name">[{", ".join(map(str, index))}]</td><td class="n">{_value(value)}</td></tr>'
         for index, value in heat.worst
@@ -152,7 +152,7 @@ def _head(tensor: LazyTensor) -> str:
         ("role", html(tensor.role)),
         ("type", html(units.dtype(tensor.element.name))),
         ("shape", " × ".join(map(count, tensor.shape)) or "scalar"),
-        ("elements", count(tensor.numel)),
+        ("elements", count(tensor.numel())),
         ("bytes", size(tensor.nbytes)),
     ]
     if tensor.fqn and tensor.fqn != tensor.key:
@@ -168,7 +168,7 @@ def _pictures(found: Look) -> list[Any]:
         picture = plots.histogram(found.profile.histogram, summary)
         left.extend([style.pane("<h3>Histogram</h3>"), _plot(picture)])
     if found.heat.worst:
-        left.extend([style.pane(f"<h3>Worst elements</h3>{worst_table(found.heat)}")])
+        left.extend([style.pane(f"<h3>Most extreme elements</h3>{worst_table(found.heat)}")])
     if found.heat.values.size:
         words = f"{html(found.heat.view)}; each cell shows its largest element"
         right.extend(
@@ -190,7 +190,7 @@ def _legend(heat: Heat) -> str:
         parts.append(swatch.format(plots.ZERO, "all exactly zero"))
     if not np.isfinite(heat.values).all():
         parts.append(swatch.format(plots.ODD, "NaN or infinite"))
-    parts.append("○ worst elements")
+    parts.append("○ most extreme elements")
     return f'<p class="muted">{" &emsp; ".join(parts)}</p>'
 
 
@@ -199,19 +199,19 @@ def _plot(picture: Any) -> pn.pane.HoloViews:
 
 
 def _chunks(tensor: LazyTensor) -> list[Any]:
-    """Heading, table and download of the chunks; of very many the table has the first."""
+    """Return heading, table and download of the chunks; the table is limited to the first ones."""
     rows = tensor._payloads.catalog.rows_of(tensor._tensor)
     stored = rows.stop - rows.start
-    told = "" if stored <= CHUNK_ROWS else f" (the first {count(CHUNK_ROWS)} of {count(stored)}; the file has all)"
+    limit = "" if stored <= CHUNK_ROWS else f" (the first {count(CHUNK_ROWS)} of {count(stored)}; the CSV has all)"
     return [
-        style.pane(f"<h3>Chunks{told}</h3>"),
+        style.pane(f"<h3>Chunks{limit}</h3>"),
         style.table(chunk_rows(tensor, CHUNK_ROWS), CHUNKS, page_size=8),
         csv_button(f"{tensor.key}-chunks", lambda: tensor.chunks, "chunks CSV"),
     ]
 
 
 def chunk_rows(tensor: LazyTensor, most: int) -> pd.DataFrame:
-    """One row a chunk, as the table shows it, of the first ``most``."""
+    """Return one row per chunk, as in the table, for the first ``most`` chunks."""
     import pandas as pd
 
     catalog, at = tensor._payloads.catalog, tensor._tensor

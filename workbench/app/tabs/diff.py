@@ -1,6 +1,6 @@
-"""The *Diff* tab: this checkpoint, A, beside another one of ROOT, B; every element is compared, in a job.
+"""The *Diff* tab: this checkpoint, A, and another one under ROOT, B; every element is compared, in a job.
 
-Of two steps the earlier one is A, whichever of them is open: a change reads from before to after.
+Of two steps, the earlier one is A, whichever is open: changes read from before to after.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import panel_material_ui as pmui
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_result import Diff
 from workbench.app import style
-from workbench.app.jobs import Tick
+from workbench.app.jobs import Progress
 from workbench.app.others import Others
 from workbench.app.tabs.diff_view import DiffView, table_rows
 from workbench.app.tabs.tab import Tab
 from workbench.app.words import html
-from workbench.app.work import Work
+from workbench.app.work import JobButton
 from workbench.errors import UsageError
 from workbench.views.diff_grid import Board
 
 __all__ = ["DiffTab"]
 
-AT_ONCE = 256 << 20  #: bytes of A up to which a link's comparison starts by itself
+AT_ONCE = 256 << 20  #: bytes of A up to which a comparison from a link starts automatically
 NONE = "choose a checkpoint"
 SELECTED = ("tensor", "pattern", "role")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A difference with what its pictures and tables are made from."""
+    """A diff with the data of its pictures and tables."""
 
     diff: Diff
     board: Board
     rows: Any
-    turned: bool  #: the checkpoint that is open is B, as its step is the later one
+    turned: bool  #: the open checkpoint is B because its step is the later one
 
 
 class DiffTab(Tab):
-    """Choose B, compare, look; a result is kept while A and B stay."""
+    """Choose B, compare, inspect; the result is kept until A or B changes."""
 
     key = "diff"
     follows = ("ckpt", "other")
@@ -51,7 +51,7 @@ class DiffTab(Tab):
         self._turned = False
         self._others = Others(self.schedule, self._listed)
         self._choice = pmui.Select(
-            label="B, to compare with",
+            label="B (compare with)",
             options={NONE: ""},
             value="",
             searchable=True,
@@ -64,7 +64,7 @@ class DiffTab(Tab):
             label="Swap A and B", variant="outlined", color="primary", on_click=lambda _: self.swap(), margin=(14, 10)
         )
         self._words = style.pane("")
-        self.work = Work(
+        self.work = JobButton(
             "Compare",
             self._compare,
             self._done,
@@ -92,7 +92,7 @@ class DiffTab(Tab):
             self.work.start()
 
     def _arrange(self) -> None:
-        """The button is there as long as there is something to compare that is not compared."""
+        """Show the button while there is something left to compare."""
         work = [self.work] if not self._why_not() and self.view is None else []
         self.body[:] = [*self._body_parts, *work, self._result]
 
@@ -103,7 +103,7 @@ class DiffTab(Tab):
             self.view.close()
 
     def swap(self) -> None:
-        """B becomes A."""
+        """Swap A and B."""
         state = self.state
         if state.other:
             tensor = self.view.tensor if self.view is not None else ""
@@ -118,18 +118,18 @@ class DiffTab(Tab):
             self._offer()
 
     def _offer(self) -> None:
-        """What B may be, and what is still to be said."""
+        """Offer the choices of B, and say what is still missing."""
         state = self.state
         options = self._others.options(state.path, state.other, NONE)
         self._choice.param.update(options=options, value=state.other)
         if self._others.job.status == "done" and len(options) == 1:
-            self._words.object = "<p>There is no other checkpoint under ROOT to compare with.</p>"
+            self._words.object = "<p>ROOT contains no other checkpoint to compare with.</p>"
         elif not state.other:
             self._words.object = (
-                f'<p>A is <span class="name">{html(state.path)}</span>. Choose B: steps of the same run come first. '
-                "Of two steps the earlier one is shown as A.</p>"
-                '<p class="muted">Every element of both is then read and compared bit by bit, whatever their formats '
-                "and shardings.</p>"
+                f'<p>A is <span class="name">{html(state.path)}</span>. Choose B; steps of the same run come first. '
+                "Of two steps, the earlier one is A.</p>"
+                '<p class="muted">Every element of both is read and compared bit by bit, regardless of format '
+                "and sharding.</p>"
             )
         elif why := self._why_not():
             self._words.object = style.message(why, "warning")
@@ -143,14 +143,14 @@ class DiffTab(Tab):
 
     # ---- comparison --------------------------------------------------------------------------------------------------
 
-    def _compare(self, tick: Tick) -> Compared:
+    def _compare(self, progress: Progress) -> Compared:
         first = self.state.ckpt
         if first is None:
-            raise UsageError("the checkpoint is not open any more")
+            raise UsageError("the checkpoint is no longer open")
         second = self.state.borrow("other")
         turned = first.step is not None and second.step is not None and first.step > second.step
         a, b = (second, first) if turned else (first, second)
-        found = diff(a, b, tick=lambda share: tick(0.97 * share))
+        found = diff(a, b, progress=lambda share: progress(0.97 * share))
         board = Board(found)
         return Compared(found, board, table_rows(board), turned)
 
@@ -174,14 +174,14 @@ class DiffTab(Tab):
         self._arrange()
 
     def _drop(self, *_: Any) -> None:
-        """Another A or B: what was found is of no use, and its checkpoint may be closed."""
+        """Drop the result of another A or B, whose checkpoint may be closed."""
         self.work.reset()
         if self.view is not None:
             self.view.close()
         self.view, self._result[:] = None, []
 
     def _chosen(self, *events: Any) -> None:
-        """The view's selection becomes the page's; its tensor under the name in the open checkpoint, as all tabs do."""
+        """Copy the view's selection to the page; its tensor by the name in the open checkpoint, as in all tabs."""
         words = {event.name: event.new for event in events}
         if self.view is not None and words.get("tensor"):
             row = self.view.diff.tensor(words["tensor"])
@@ -189,11 +189,11 @@ class DiffTab(Tab):
         self.state.param.update(**words)
 
     def _forward(self, *_: Any) -> None:
-        """The page's selection becomes the view's."""
+        """Copy the page's selection to the view."""
         view, state = self.view, self.state
         if view is None or state.tab != self.key:
             return
         tensor = view.find(state.tensor)
         if view.tensor and state.tensor in view.diff.tensor(view.tensor).keys_a:
-            tensor = view.tensor  # one of several pairs that share a tensor of A
+            tensor = view.tensor  # one of several pairs with the same tensor of A
         view.param.update(tensor=tensor, pattern=state.pattern, role=state.role)

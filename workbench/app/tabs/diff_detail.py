@@ -1,4 +1,4 @@
-"""One pair of tensors: its numbers and the pattern at once, its pictures when it has been read in a job."""
+"""One pair of tensors: its numbers and pattern immediately, its pictures once it has been read in a job."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.pair_histogram import PairHistogram, pair_histogram
 from workbench.app import style
-from workbench.app.jobs import Schedule, Tick
+from workbench.app.jobs import Progress, Schedule
 from workbench.app.words import count
-from workbench.app.work import Work
+from workbench.app.work import JobButton
 from workbench.views.diff_pictures import band_picture, tail_picture, value_picture
 from workbench.views.diff_words import tensor_html
 
-__all__ = ["PairDetail", "Seen", "see"]
+__all__ = ["PairDetail", "PairRead", "see"]
 
-AT_ONCE = 256 << 20  #: bytes of a tensor that is read without being asked for
+AT_ONCE = 256 << 20  #: bytes of a tensor up to which it is read automatically
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was read of a pair."""
+class PairRead:
+    """The data read from a pair."""
 
     row: TensorDiff
     comparison: Comparison | None
     values: PairHistogram | None
 
 
-def see(row: TensorDiff, tick: Tick) -> Seen:
-    """Read both tensors: the histograms of their difference, then those of their values.
+def see(row: TensorDiff, progress: Progress) -> PairRead:
+    """Read both tensors: histograms of their difference, then of their values.
 
     Raises:
         HoleError, OpenError: an element is stored nowhere or cannot be read.
     """
-    found = row.look(lambda share: tick(0.5 * share))
-    tick(0.5)
+    found = row.look(lambda share: progress(0.5 * share))
+    progress(0.5)
     values = None
     if row.sides is not None:
-        values = pair_histogram(*row.sides(), tick=lambda share: tick(0.5 + 0.5 * share))
-    return Seen(row, found, values)
+        values = pair_histogram(*row.sides(), progress=lambda share: progress(0.5 + 0.5 * share))
+    return PairRead(row, found, values)
 
 
 class PairDetail:
-    """The selected pair; what is equal to the bit is said, and not read.
+    """The selected pair; a bitwise equal pair is reported as such and not read.
 
     Attributes:
-        words: its numbers and the pattern found.
-        pictures: of its values and their change, once they are read.
+        words: its numbers and pattern.
+        pictures: of its values and their change, once read.
 
     Args:
         names: of the two sides.
@@ -62,10 +62,10 @@ class PairDetail:
         self._lead, self._told = style.pane(""), style.pane("")
         self.words = pn.Column(self._lead, self._told, sizing_mode="stretch_width")
         self.pictures = pn.Column(sizing_mode="stretch_width")
-        self.work = Work("Read both tensors", self._see, self._seen, schedule=schedule)
+        self.work = JobButton("Read both tensors", self._see, self._seen, schedule=schedule)
 
     def show(self, row: TensorDiff | None, lead: str = "") -> None:
-        """Turn to a pair; ``lead`` is a sentence above it, in HTML."""
+        """Show a pair; ``lead`` is an HTML sentence above it."""
         self._lead.object = lead
         if row is self._row:
             return
@@ -81,24 +81,24 @@ class PairDetail:
         """Stop reading."""
         self.work.reset()
 
-    def _see(self, tick: Tick) -> Seen:
+    def _see(self, progress: Progress) -> PairRead:
         assert self._row is not None
-        return see(self._row, tick)
+        return see(self._row, progress)
 
-    def _seen(self, found: Seen) -> None:
+    def _seen(self, found: PairRead) -> None:
         self.pictures[:] = [style.two_columns(*_pictures(found, self._names))]
 
 
-def _pictures(found: Seen, names: tuple[str, str]) -> list[Any]:
+def _pictures(found: PairRead, names: tuple[str, str]) -> list[Any]:
     shown: list[Any] = []
     if (values := found.values) is not None:
         some = "" if values.exact else f" ({count(values.summaries[0].seen)} sampled elements)"
         shown.append(_plot(f"Values before and after{some}", value_picture(values, names)))
     c = found.comparison
     if c is not None and (tail := tail_picture(c)) is not None:
-        shown.append(_plot("How many elements changed by how much", tail))
+        shown.append(_plot("Distribution of changes", tail))
     if c is not None and (bands := band_picture(c, found.row.shape_b)) is not None:
-        shown.append(_plot("Where the changed elements lie", bands))
+        shown.append(_plot("Where the changed elements are", bands))
     return shown
 
 

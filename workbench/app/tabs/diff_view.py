@@ -1,11 +1,11 @@
-"""Everything that is shown of one difference; the *Diff* tab wires it to the page, a notebook shows it as it is.
+"""The view of one diff; the *Diff* tab connects it to the page, a notebook shows it directly.
 
 ::
 
     headline, sides
     filter · role · tensor
     ┌ layer × module ┐ ┌ the selected pair: numbers, pattern, histograms, tail ┐
-    table of what differs
+    table of tensors that differ
     objects · only in A · only in B · renamed · checked        downloads
 """
 
@@ -28,7 +28,7 @@ from workbench.app.save import csv_button, json_button
 from workbench.app.tabs.diff_detail import PairDetail
 from workbench.app.words import count, html, safe
 from workbench.views.diff import headline
-from workbench.views.diff_grid import Board, Cell, Grid
+from workbench.views.diff_grid import Board, Grid, GridCell
 from workbench.views.diff_pictures import Frame, heat_picture, side_names
 from workbench.views.diff_words import lists_html, objects_html, sides_html
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["DiffView", "table_rows"]
 
 PAGE = 10
-OFFERED = 500  #: tensors in the list to choose from; the table has all
+OFFERED = 500  #: tensors in the drop-down list; the table has all
 NUMBER = (
     "<% var v = value == null || value === '' ? NaN : Number(value), t = Math.abs(v); %>"
     "<%= v !== v ? '–' : v === 0 ? '0' : t === Infinity ? '∞' : "
@@ -56,21 +56,21 @@ COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "status": ("Status", "text", 110),
     "pattern": ("Pattern", "text", 110),
     "role": ("Role", "text", 95),
-    "ulp": ("Furthest, steps", NUMBER, 120),
+    "ulp": ("Max ULPs", NUMBER, 120),
 }
 NUMBERS = ("rel", "share", "max", "ulp")
 
 
 class DiffView(pn.viewable.Viewer):
-    """Pictures, tables and lists of a difference; ``tensor`` is the key of ``b`` of the selected pair.
+    """Pictures, tables and lists of a diff; ``tensor`` is the key in ``b`` of the selected pair.
 
     Args:
-        diff: the difference; ``board``, ``rows``: what is made from it, where a job has done that already.
-        file: what files to download are called; ``names``: of both sides, instead of their paths.
+        diff: the diff; ``board``, ``rows``: data derived from it, if a job has computed them already.
+        file: base name of downloads; ``names``: of both sides, instead of their paths.
         schedule: runs a callback on the page's thread.
     """
 
-    tensor = param.String(default="", doc="Key of b of the selected pair; empty for what changed most.")
+    tensor = param.String(default="", doc="Key in b of the selected pair; empty for the most changed one.")
     pattern = param.String(default="", doc="Regular expression on keys.")
     role = param.String(default="", doc="Only this role; empty for all.")
 
@@ -89,7 +89,7 @@ class DiffView(pn.viewable.Viewer):
         self.diff, self._later = diff, schedule or (lambda callback: callback())
         self.board = Board(diff) if board is None else board
         self._grid = Grid()
-        self._cells: dict[tuple[int, int], Cell] = {}
+        self._cells: dict[tuple[int, int], GridCell] = {}
         self._frame = Frame()
         roles = {"every role": "", **{safe(role): role for role in sorted(set(self.board.roles.tolist()))}}
         wide: dict[str, Any] = {"size": "small", "margin": (10, 10, 5, 10)}
@@ -102,7 +102,7 @@ class DiffView(pn.viewable.Viewer):
         )
         self._role = pmui.Select(label="Role", options=roles, value=self._known(self.role), width=150, **wide)
         self._pick = pmui.AutocompleteInput(
-            label="Look at a tensor",
+            label="Show a tensor",
             options=list(self._offered()),
             min_characters=0,
             sizing_mode="stretch_width",
@@ -139,7 +139,7 @@ class DiffView(pn.viewable.Viewer):
         self.detail.close()
 
     def find(self, key: str) -> str:
-        """The key of ``b`` of the pair that a key of either side belongs to; ``""`` where there is none."""
+        """Return the key in ``b`` of the pair that a key of either side belongs to; ``""`` if there is none."""
         at = self.board.find(key) if key else None
         return "" if at is None else self.diff.rows[at].key_b
 
@@ -148,7 +148,7 @@ class DiffView(pn.viewable.Viewer):
         kind = "info" if diff.exit_code == 0 else "warning"
         words = headline(diff)
         head = style.pane(style.message(f"{words[:1].upper()}{words[1:]}.", kind) + sides_html(diff, names))
-        saves = pn.Row(csv_button(file, lambda: diff.tensors, "CSV of tensors"), json_button(file, diff.to_json))
+        saves = pn.Row(csv_button(file, lambda: diff.tensors, "CSV of tensors"), json_button(file, diff.to_dict))
         found: list[Any] = [head]
         if diff.rows:
             found += [
@@ -159,13 +159,13 @@ class DiffView(pn.viewable.Viewer):
                 self._said,
                 *([self.table] if len(self.rows) else []),
             ]
-        objects = f"<h3>What is no tensor</h3>{objects_html(diff.objects)}" if "objects" in diff.checked else ""
+        objects = f"<h3>Non-tensor state</h3>{objects_html(diff.objects)}" if "objects" in diff.checked else ""
         return [*found, style.pane(objects), style.pane(lists_html(diff)), saves]
 
     # ---- filters and pictures ----------------------------------------------------------------------------------------
 
     def _fill(self, *_: Any) -> None:
-        """Bring widgets, picture and rows in line with the filters."""
+        """Update widgets, picture and rows for the filters."""
         self._pattern.param.update(value=self.pattern, error_state=False)
         role = self._known(self.role)
         self._role.value = role
@@ -174,12 +174,12 @@ class DiffView(pn.viewable.Viewer):
             keep = board.matching(self.pattern, role)
         except (re.error, OverflowError, RecursionError) as error:
             keep = board.matching("", role)
-            told = f"the pattern is not a valid regular expression: {error}; every row is shown"
-            self._pattern.error_state, words = True, style.message(told, "error")
+            problem = f"the pattern is not a valid regular expression: {error}; every row is shown"
+            self._pattern.error_state, words = True, style.message(problem, "error")
         listed = keep[board.listed] if len(board.listed) else np.zeros(0, bool)
         many, of = int(listed.sum()), len(board.listed)
         some = f"{count(many)} of {count(of)}" if many < of else count(many)
-        self._said.object = words + f'<p class="muted">{some}, the largest relative change first.</p>'
+        self._said.object = words + f'<p class="muted">{some}, largest relative change first.</p>'
         self.table.param.update(value=self.rows if many == of else self.rows[listed], selection=[])
         self._draw(keep, role)
         self._select()
@@ -203,7 +203,7 @@ class DiffView(pn.viewable.Viewer):
             self._plot = pn.pane.HoloViews(cells, linked_axes=False, sizing_mode="stretch_width")
             parts.append(self._plot)
         else:
-            parts = [style.pane('<p class="muted">No tensor has such a name and role.</p>')]
+            parts = [style.pane('<p class="muted">No tensor matches this name and role.</p>')]
         self._heat[:] = parts
 
     # ---- selection ---------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class DiffView(pn.viewable.Viewer):
     def _tapped(self, x: float | None = None, y: float | None = None) -> None:
         cell = None if x is None or y is None else self._cells.get((int(np.floor(x)), int(np.floor(y))))
         if cell is not None:
-            # HoloViews tells of a tap outside the document's lock
+            # HoloViews reports taps outside the document's lock
             key = self.diff.rows[cell.at].key_b
             self._later(lambda: self.param.update(tensor=key))
 
@@ -225,7 +225,7 @@ class DiffView(pn.viewable.Viewer):
             self.tensor = self.diff.rows[at].key_b
 
     def _select(self, *_: Any) -> None:
-        """Show the selected pair, else the one that changed most of those that are shown."""
+        """Show the selected pair, or else the most changed of the pairs on display."""
         rows, board = self.diff.rows, self.board
         at = board.find(self.tensor) if self.tensor else None
         lead = ""
@@ -233,12 +233,12 @@ class DiffView(pn.viewable.Viewer):
             differing = [cell for cell in self._grid.cells if rows[cell.at].differs]
             most = max(differing, key=lambda cell: rows[cell.at].weight(), default=None)
             at = None if most is None else most.at
-            lead = '<p class="muted">The largest of these changes; tap a cell or click a row for another.</p>'
-            lead = lead if at is not None else '<p class="muted">None of these differs.</p>'
+            lead = '<p class="muted">The most changed tensor; tap a cell or click a row to see another.</p>'
+            lead = lead if at is not None else '<p class="muted">None of these tensors differ.</p>'
         self.detail.show(None if at is None else rows[at], lead)
         self._frame.show(None if at is None else self._grid.cell_of(at))
         if self._plot is not None and pn.state.curdoc is None:
-            pn.io.push_notebook(self._plot)  # a notebook hears of changes beneath Panel only when it is told
+            pn.io.push_notebook(self._plot)  # changes below Panel must be pushed to a notebook explicitly
         there = at is not None and bool(self.tensor)
         chosen = np.flatnonzero(self.table.value.index == at)[:1].tolist() if there else []
         if self.table.selection != chosen:
@@ -250,7 +250,7 @@ class DiffView(pn.viewable.Viewer):
         return role if role in self.board.roles else ""
 
     def _offered(self) -> dict[str, int]:
-        """Names to choose from, harmless, what changed most first → position of the row."""
+        """Return safe names to choose from, most changed first → position of the row."""
         if not hasattr(self, "_offers"):
             found = (self.board.listed[:OFFERED]).tolist() or list(range(min(len(self.diff.rows), OFFERED)))
             self._offers = {safe(self.diff.rows[at].key_b): at for at in found}
@@ -258,7 +258,7 @@ class DiffView(pn.viewable.Viewer):
 
 
 def table_rows(board: Board) -> pd.DataFrame:
-    """One row a listed pair, indexed by its position in ``Diff.rows``: name rel share max status pattern role ulp."""
+    """Return a row per listed pair, by position in ``Diff.rows``: name rel share max status pattern role ulp."""
     import pandas as pd
 
     found = []

@@ -1,11 +1,11 @@
-"""The *Doctor* tab: why did the loss jump after a resume? This checkpoint is the one that was resumed from.
+"""The *Doctor* tab: why did the loss jump after a resume? The run was resumed from this checkpoint.
 
 ::
 
-    before   this one
-    after    the first one that the resumed run wrote      ┐ of ROOT; steps of the same run come first
-    echo     this one, saved again right after the load    ┘
-    facts    β1 β2, lr, weight decay that no file states: ?given=betas=0.9:0.95,lr=3e-4,wd=0.1
+    before   this checkpoint
+    after    the first one that the resumed run saved      ┐ under ROOT; steps of the same run come first
+    echo     this one, saved again right after loading     ┘
+    facts    β1 β2, lr, weight decay if not stored:       ?given=betas=0.9:0.95,lr=3e-4,wd=0.1
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.jobs import Tick
+from workbench.app.jobs import Progress
 from workbench.app.others import Others
 from workbench.app.tabs.doctor_view import DiagnosisView
 from workbench.app.tabs.tab import Tab
 from workbench.app.words import html
-from workbench.app.work import Work
+from workbench.app.work import JobButton
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
 
 if TYPE_CHECKING:
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Doctor", "parse_given"]
 
-AT_ONCE = 256 << 20  #: bytes of the checkpoint up to which a link's diagnosis starts by itself
+AT_ONCE = 256 << 20  #: bytes of the checkpoint up to which a diagnosis from a link starts automatically
 OTHERS = {
-    "other": ("After", "the first checkpoint that the resumed run wrote; the earlier, the surer"),
-    "echo": ("Echo", "this one, saved again right after the load, before any update"),
+    "other": ("After", "the first checkpoint that the resumed run saved; the earlier, the more certain"),
+    "echo": ("Echo", "this checkpoint, saved again right after loading, before any update"),
 }
 NONE = "none"
 FACTS = {"betas": "β1 and β2, as 0.9:0.95", "lr": "Learning rate", "wd": "Weight decay"}
-QUICK = "quick"  #: in ``given``: weights and moments are not read
+QUICK = "quick"  #: in ``given``: do not read weights and moments
 EMPTY = """
-<p>Before is <span class="name">{path}</span>, the checkpoint that was resumed from. Choose what came of it: the first
-checkpoint <b>after</b> the resume, or its <b>echo</b>, or both.</p>
-<p class="muted">With neither, this one is examined alone: damage and contradictions within it show, a load that went
-wrong does not. An echo shows all that a load can do wrong; docs/echo.md says how a trainer makes one.</p>
+<p>Before is <span class="name">{path}</span>, the checkpoint that the run resumed from. Choose what to compare it with:
+the first checkpoint <b>after</b> the resume, its <b>echo</b>, or both.</p>
+<p class="muted">With neither, this checkpoint is examined alone: that reveals damage and contradictions in it, but
+not a faulty load. An echo reveals every error in loading; docs/echo.md explains how to save one from a trainer.</p>
 """
 
 
 class Doctor(Tab):
-    """Choose the evidence, examine, read; a result is kept while the evidence stays."""
+    """Choose the evidence, examine, read the result, which is kept until the evidence changes."""
 
     key = "doctor"
     follows = ("ckpt", "other", "echo", "given")
@@ -58,10 +58,10 @@ class Doctor(Tab):
         self._others = Others(self.schedule, self._listed)
         self._choices = {which: self._choice(which) for which in OTHERS}
         self._facts = {name: self._fact(name) for name in FACTS}
-        self._quick = pmui.Checkbox(label="Facts and names alone: do not read weights and moments", size="small")
+        self._quick = pmui.Checkbox(label="Facts and names only: do not read weights and moments", size="small")
         self._quick.param.watch(self._told, "value")
         self._words = style.pane("")
-        self.work = Work(
+        self.work = JobButton(
             "Examine",
             self._examine,
             self._done,
@@ -72,7 +72,7 @@ class Doctor(Tab):
         )
         self._result = pn.Column(sizing_mode="stretch_width")
         facts = pn.Column(
-            style.pane('<p class="muted">Facts that no file states; they are trusted more than the files.</p>'),
+            style.pane('<p class="muted">Facts that the files lack; they take precedence over stored ones.</p>'),
             pn.FlexBox(*self._facts.values()),
             self._quick,
             sizing_mode="stretch_width",
@@ -103,11 +103,11 @@ class Doctor(Tab):
             self.view.close()
 
     def _arrange(self) -> None:
-        self.work.button.label = "Examine" if self.state.other or self.state.echo else "Examine this one alone"
+        self.work.button.label = "Examine" if self.state.other or self.state.echo else "Examine this checkpoint alone"
         self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), self._result]
 
     def _drop(self, *_: Any) -> None:
-        """Other evidence: what was found is not of it, and its checkpoints may be closed."""
+        """Drop the result of other evidence, whose checkpoints may be closed."""
         self.work.reset()
         if self.view is not None:
             self.view.close()
@@ -136,7 +136,7 @@ class Doctor(Tab):
             self._offer()
 
     def _offer(self) -> None:
-        """What came of it may be, and what is still to be said."""
+        """Offer the choices of After and Echo, and say what is still missing."""
         state = self.state
         for which, widget in self._choices.items():
             chosen = getattr(state, which)
@@ -152,7 +152,7 @@ class Doctor(Tab):
         state = self.state
         for which, (label, _) in OTHERS.items():
             if getattr(state, which) == state.path:
-                return f"{label} is the checkpoint itself; choose another one, or none"
+                return f"{label} is this checkpoint itself; choose another one, or none"
         if state.other and state.other == state.echo:
             return "After and Echo are the same checkpoint; choose another one, or none, for one of them"
         try:
@@ -177,17 +177,17 @@ class Doctor(Tab):
 
     # ---- examination -------------------------------------------------------------------------------------------------
 
-    def _examine(self, tick: Tick) -> Diagnosis:
+    def _examine(self, progress: Progress) -> Diagnosis:
         from workbench.doctor.examine import doctor
 
         state = self.state
         if state.ckpt is None:
-            raise UsageError("the checkpoint is not open any more")
+            raise UsageError("the checkpoint is no longer open")
         given = parse_given(state.given)
-        return doctor(state.ckpt, self._borrow("other"), echo=self._borrow("echo"), tick=tick, **given)
+        return doctor(state.ckpt, self._borrow("other"), echo=self._borrow("echo"), progress=progress, **given)
 
     def _borrow(self, which: str) -> Any:
-        """Opened; its path where it is damaged, for then the doctor says what it is of."""
+        """Return the open checkpoint, or its path if it is damaged: the doctor then reports the damage."""
         path = getattr(self.state, which)
         if not path:
             return None
@@ -207,28 +207,28 @@ class Doctor(Tab):
 
 
 def parse_given(text: str) -> dict[str, Any]:
-    """What was typed in, as :func:`workbench.doctor.examine.doctor` takes it: ``betas=0.9:0.95,lr=3e-4,wd=0.1,quick``.
+    """Parse the input into options of :func:`workbench.doctor.examine.doctor`: ``betas=0.9:0.95,lr=3e-4,wd=0.1,quick``.
 
     Raises:
-        UsageError: no such number, or one that cannot be.
+        UsageError: not a number, or a value out of range.
     """
     words, found = _split(text), dict[str, Any]()
     if strange := set(words) - {*FACTS, QUICK}:
-        raise UsageError(f"{sorted(strange)[0]!r} is none of {', '.join(FACTS)}, {QUICK}")
+        raise UsageError(f"{sorted(strange)[0]!r} is unknown; use {', '.join(FACTS)} or {QUICK}")
     if QUICK in words:
         found["deep"] = False
     if "betas" in words:
         betas = [_number(part, "betas") for part in words["betas"].split(":")]
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas) or not betas[1]:
             raise UsageError(
-                f"betas {words['betas']!r}: β1 and β2 are from 0 to below 1, and β2 is not 0, as in 0.9:0.95"
+                f"betas {words['betas']!r}: β1 and β2 must be from 0 to below 1, and β2 not 0, for example 0.9:0.95"
             )
         found["betas"] = tuple(betas)
     for name, keyword in (("lr", "lr"), ("wd", "weight_decay")):
         if name in words:
             found[keyword] = _number(words[name], name)
             if not 0 <= found[keyword] < math.inf:
-                raise UsageError(f"{name} {words[name]!r}: not below 0, and finite")
+                raise UsageError(f"{name} {words[name]!r}: must be finite and 0 or more")
     return found
 
 
@@ -241,10 +241,10 @@ def _number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{name} {text!r} is no number") from None
+        raise UsageError(f"{name} {text!r} is not a number") from None
 
 
 def _under(path: str, root: Any) -> str:
-    """Relative to ROOT."""
+    """Return the path relative to ROOT."""
     found = os.path.relpath(os.path.realpath(path), root)
     return path if found.startswith(os.pardir) else found

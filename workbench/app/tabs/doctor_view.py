@@ -1,10 +1,10 @@
-"""Everything that is shown of a diagnosis; the *Doctor* tab wires it to the page, a notebook shows it as it is.
+"""The view of a diagnosis; the *Doctor* tab connects it to the page, a notebook shows it directly.
 
 ::
 
-    verdict · causes (first one open) · ruled out · not checked · facts with where they stand
-    pictures, read in a job, a pane each
-    signs: a table; the one that was clicked      downloads: page, JSON, CSV
+    verdict · causes (first one open) · ruled out · not checked · facts and their sources
+    pictures, read in a job, one pane each
+    signs: a table; the clicked sign      downloads: page, JSON, CSV
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any
 import panel as pn
 
 from workbench.app import style
-from workbench.app.jobs import Schedule, Tick
+from workbench.app.jobs import Progress, Schedule
 from workbench.app.save import csv_button, json_button, text_button
 from workbench.app.tabs.report_view import Findings, finding_frame
-from workbench.app.work import Work
+from workbench.app.work import JobButton
 from workbench.doctor.reasoning.diagnosis import Diagnosis
 from workbench.views.doctor_html import diagnosis_html, diagnosis_page
 from workbench.views.doctor_pictures import doctor_drawers
 
 __all__ = ["DiagnosisView", "renamed"]
 
-AT_ONCE = 256 << 20  #: bytes of a checkpoint whose pictures are read without being asked for
+AT_ONCE = 256 << 20  #: bytes of a checkpoint up to which its pictures are read automatically
 PAGE = 8
 
 
 class DiagnosisView(pn.viewable.Viewer):
-    """A diagnosis with its pictures, which are read from the checkpoints: these must stay open.
+    """A diagnosis with its pictures, which are read from the checkpoints; these must stay open.
 
     Attributes:
-        diagnosis: as it is shown.
-        pictures: name → element, of those that are drawn.
+        diagnosis: the diagnosis on display.
+        pictures: name → element, for the pictures drawn.
 
     Args:
-        names: path of a checkpoint → what it is called instead.
-        file: what files to download are called.
+        names: path of a checkpoint → name to show instead.
+        file: base name of downloads.
         schedule: runs a callback on the page's thread.
     """
 
@@ -55,12 +55,12 @@ class DiagnosisView(pn.viewable.Viewer):
         super().__init__(**params)
         self.diagnosis = d = renamed(diagnosis, names or {})
         self.pictures: dict[str, Any] = {}
-        self.work = Work("Draw the pictures", self._read, self._draw, verb="reading", schedule=schedule)
+        self.work = JobButton("Draw the pictures", self._read, self._draw, verb="reading", schedule=schedule)
         self._drawn = pn.Column(sizing_mode="stretch_width")
-        self._signs = [style.pane("<h3>Signs</h3>"), Findings(d.found, PAGE)] if d.found else []
+        self._signs = [style.pane("<h3>Signs</h3>"), Findings(tuple(d), PAGE)] if d else []
         saves = pn.FlexBox(
             text_button(f"{file}.html", lambda: diagnosis_page(d, self.pictures), "page"),
-            json_button(file, d.to_json),
+            json_button(file, d.to_dict),
             csv_button(file, lambda: finding_frame(d), "CSV of signs"),
             margin=(0, 5),
         )
@@ -82,9 +82,9 @@ class DiagnosisView(pn.viewable.Viewer):
         """Stop reading."""
         self.work.reset()
 
-    def _read(self, tick: Tick) -> dict[str, Callable[[], Any]]:
+    def _read(self, progress: Progress) -> dict[str, Callable[[], Any]]:
         found = doctor_drawers(self.diagnosis)
-        tick(1.0)
+        progress(1.0)
         return found
 
     def _draw(self, drawers: dict[str, Callable[[], Any]]) -> None:
@@ -93,15 +93,15 @@ class DiagnosisView(pn.viewable.Viewer):
             pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width", margin=(5, 10))
             for picture in self.pictures.values()
         ]
-        none = style.pane('<p class="muted">There is nothing to draw of this evidence.</p>')
+        none = style.pane('<p class="muted">There is nothing to draw from this evidence.</p>')
         self._drawn[:] = panes or [none]
         self.work.button.visible = not panes
 
 
 def renamed(d: Diagnosis, names: Mapping[str, str]) -> Diagnosis:
-    """The same with other names for its checkpoints, as on a page that calls them by their path under ROOT."""
+    """Rename the checkpoints of a diagnosis, for example to their paths under ROOT."""
 
-    def told(words: str) -> str:
+    def renamed_words(words: str) -> str:
         for path, name in names.items():
             words = words.replace(path, name)
         return words
@@ -110,9 +110,9 @@ def renamed(d: Diagnosis, names: Mapping[str, str]) -> Diagnosis:
         d,
         subject=names.get(d.subject, d.subject),
         subjects=tuple(replace(one, path=names.get(one.path, one.path)) for one in d.subjects),
-        verdict=told(d.verdict),
-        checked={rule: told(words) for rule, words in d.checked.items()},
-        not_checked={rule: told(words) for rule, words in d.not_checked.items()},
+        verdict=renamed_words(d.verdict),
+        checked={rule: renamed_words(words) for rule, words in d.checked.items()},
+        not_checked={rule: renamed_words(words) for rule, words in d.not_checked.items()},
     )
 
 

@@ -1,10 +1,10 @@
-"""The *Export* tab: choose tensors, format, mesh and types; see what would be written; write it, with the proof.
+"""The *Export* tab: choose tensors, format, mesh and dtypes; preview the export; write it, with proof.
 
 ::
 
-    tensors   format   mesh   types   names   target
-    dry run   figures, files, what each holds
-    command   the same for a shell              ◄── all there is, unless the server may write (--allow-export)
+    tensors   format   mesh   dtypes   names   target
+    dry run   figures, files and their contents
+    command   the same for a shell              ◄── ends here unless the server may write (--allow-export)
     Export    progress, cancel ──► proof
 """
 
@@ -17,34 +17,34 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.exporting import CASTS, NAMES, ROLES, TARGETS, Choice
-from workbench.app.jobs import Tick
+from workbench.app.exporting import CASTS, NAMES, ROLES, TARGETS, ExportChoice
+from workbench.app.jobs import Progress
 from workbench.app.tabs.export_device import OnDevice, devices
 from workbench.app.tabs.export_view import ExportView, proof
 from workbench.app.tabs.tab import Tab
 from workbench.app.words import html
-from workbench.app.work import Work
+from workbench.app.work import JobButton
 from workbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from workbench.reshard.report import ExportReport
+    from workbench.export.report import ExportReport
 
 __all__ = ["Export"]
 
-AT_ONCE = 20_000  #: chunks up to which a dry run is made without being asked
+AT_ONCE = 20_000  #: chunks up to which a dry run starts automatically
 CHOSEN = ("role", "pattern", "target", "mesh", "cast", "rename", "into")
 COMMAND = (
     "user-select: all; white-space: pre-wrap; overflow-x: auto; padding: 6px 10px; margin: 4px 0; "
     "border: 1px solid currentColor; border-radius: 4px"
 )
 READ_ONLY = (
-    "This server writes nothing: it was started without --allow-export. The command does the same in a shell, in the "
+    "This server does not write: it was started without --allow-export. To export, run this command in a shell, in the "
     "folder that is served."
 )
 
 
 class Export(Tab):
-    """Wires the choices to :class:`Choice`; a plan is kept while nothing of it changes."""
+    """Connects the choices to :class:`ExportChoice`; the plan is kept until a choice changes."""
 
     key = "export"
     follows = ("ckpt", *CHOSEN)
@@ -56,20 +56,20 @@ class Export(Tab):
         self._selects = {
             "role": self._select("role", "Tensors", ROLES),
             "target": self._select("target", "Format", {}),
-            "cast": self._select("cast", "Element type", CASTS),
+            "cast": self._select("cast", "Dtype", CASTS),
             "rename": self._select("rename", "Names", NAMES),
         }
         self._texts = {
-            "pattern": self._text("pattern", "Only names that match", "regular expression"),
-            "mesh": self._text("mesh", "Mesh, outermost axis first", "tp=2,pp=2; empty: whole"),
+            "pattern": self._text("pattern", "Filter names", "regular expression"),
+            "mesh": self._text("mesh", "Mesh, outermost axis first", "tp=2,pp=2; empty: not sharded"),
             "into": self._text("into", f"Target, relative to {self.state.outlet}", ""),
         }
-        self.overwrite = pmui.Checkbox(label="Replace a checkpoint that has the name", size="small")
-        self.verify = pmui.Checkbox(label="Read it again before it gets its name", value=True, size="small")
+        self.overwrite = pmui.Checkbox(label="Overwrite an existing checkpoint", size="small")
+        self.verify = pmui.Checkbox(label="Read back and verify before renaming into place", value=True, size="small")
         for box in (self.overwrite, self.verify):
             box.param.watch(lambda _: self._again(), "value")
-        self.dry = Work("Dry run", self._plan, self._planned, verb="planning", schedule=self.schedule)
-        self.work = Work(
+        self.dry = JobButton("Dry run", self._plan, self._planned, verb="planning", schedule=self.schedule)
+        self.work = JobButton(
             "Export", self._write, self._written, verb="writing", ready=self._why_not, schedule=self.schedule, long=True
         )
         self._words, self._command, self._proof = style.pane(""), style.pane(""), style.pane("")
@@ -118,7 +118,7 @@ class Export(Tab):
             self.state.param.update(**{name: value or ""})
 
     def _fill(self) -> None:
-        """Bring the widgets in line with the state; a word that a link made up is offered as it is, and refused."""
+        """Update the widgets from the state; an unknown value from a link is shown unchanged, and refused."""
         state = self.state
         assert state.ckpt is not None
         self._filling = True
@@ -144,30 +144,30 @@ class Export(Tab):
         words = " ".join(f'<span style="white-space: nowrap">{html(word)}</span>' for word in command.split(" "))
         self._words.object = "" if state.outlet.open else style.message(READ_ONLY)
         self._command.object = (
-            f'<pre class="name command" tabindex="0" aria-label="the command" title="a click selects all of it" '
+            f'<pre class="name command" tabindex="0" aria-label="command" title="click to select all" '
             f'style="{COMMAND}">{words}</pre>'
         )
 
-    def _choice(self) -> Choice:
-        return Choice.of(self.state, overwrite=bool(self.overwrite.value), verify=bool(self.verify.value))
+    def _choice(self) -> ExportChoice:
+        return ExportChoice.of(self.state, overwrite=bool(self.overwrite.value), verify=bool(self.verify.value))
 
     def _again(self) -> None:
         if self.state.ckpt is not None and self.state.tab == self.key:
             self.draw()
 
     def _drop(self) -> None:
-        """What was planned is of other choices; what is being written stops, and leaves nothing."""
+        """Drop the plan of other choices; a running write stops and leaves nothing behind."""
         self.dry.reset()
         self.work.reset()
         self.plan, self._result[:], self._proof.object = None, [], ""
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, tick: Tick) -> tuple[ExportReport, list[str]]:
+    def _plan(self, progress: Progress) -> tuple[ExportReport, list[str]]:
         state = self.state
         if state.ckpt is None:
-            raise UsageError("the checkpoint is not open any more")
-        return self._choice().run(state.ckpt, state.outlet, tick, dry_run=True), devices()
+            raise UsageError("the checkpoint is no longer open")
+        return self._choice().run(state.ckpt, state.outlet, progress, dry_run=True), devices()
 
     def _planned(self, found: tuple[ExportReport, list[str]]) -> None:
         self.plan, there = found
@@ -179,14 +179,14 @@ class Export(Tab):
         self._result[:] = parts
 
     def _why_not(self) -> str:
-        return "" if self.plan is not None else "make the dry run first; it says what would be written"
+        return "" if self.plan is not None else "make a dry run first; it shows what would be written"
 
-    def _write(self, tick: Tick) -> tuple[ExportReport, tuple[str, str] | None]:
-        """With a hold of its own: who turns to another checkpoint meanwhile must not close this one under it."""
+    def _write(self, progress: Progress) -> tuple[ExportReport, tuple[str, str] | None]:
+        """Write with a separate hold: switching to another checkpoint meanwhile must not close this one."""
         state, choice = self.state, self._choice()
         lease = state.hold(choice.path)
         try:
-            report = choice.run(lease.checkpoint, state.outlet, tick)
+            report = choice.run(lease.checkpoint, state.outlet, progress)
             return report, _manifest(report)
         finally:
             lease.release()
@@ -195,7 +195,7 @@ class Export(Tab):
         report, manifest = found
         self._proof.object = proof(report, self._where(), manifest)
         self.view = ExportView(report, where=self._where(), file=f"{self.state.path}-export")
-        self._result[2] = self.view  # now with fingerprints, to download
+        self._result[2] = self.view  # now with fingerprints, for download
 
     def _where(self) -> str:
         outlet = self.state.outlet
@@ -203,7 +203,7 @@ class Export(Tab):
 
 
 def _manifest(report: ExportReport) -> tuple[str, str] | None:
-    """Name and own digest of the manifest that was written, checked."""
+    """Return the name and verified digest of the manifest written."""
     import os
 
     from workbench.analysis.manifest_file import INSIDE, read
@@ -211,7 +211,7 @@ def _manifest(report: ExportReport) -> tuple[str, str] | None:
     path = os.path.join(report.path, INSIDE)
     if not os.path.isfile(path):
         return None
-    read(path)  # raises where its digest is not that of its bytes
+    read(path)  # raises if its digest does not match its bytes
     with open(path, "rb") as handle:
         tail = handle.read()[-64:]
     return INSIDE, tail.rsplit(b'"', 2)[1].decode("ascii")

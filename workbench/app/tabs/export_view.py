@@ -1,10 +1,10 @@
-"""What an export would write, or wrote: figures, files, what each holds, and the proof.
+"""What an export would write, or wrote: figures, files and their contents, and the proof.
 
 ::
 
-    reads 1.2 GiB · writes 1.2 GiB · memory at most 64 MiB
-    file                 bytes   tensors          ◄── a click shows what it holds
-    └ tensor, shape, type, bytes
+    reads 1.2 GiB · writes 1.2 GiB · memory up to 64 MiB
+    file                 bytes   tensors          ◄── click to show its contents
+    └ tensor, shape, dtype, bytes
     notes                                         downloads
 """
 
@@ -22,7 +22,7 @@ from workbench.views.export import export_facts
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.reshard.report import ExportReport
+    from workbench.export.report import ExportReport
 
 __all__ = ["ExportView", "file_rows", "proof", "tensor_rows"]
 
@@ -34,19 +34,19 @@ FILES: dict[str, tuple[str, str, int | None]] = {
 TENSORS: dict[str, tuple[str, str, int | None]] = {
     "name": ("Name", "text", None),
     "shape": ("Shape", "text", 150),
-    "dtype": ("Type", "text", 130),
+    "dtype": ("Dtype", "text", 130),
     "nbytes": ("Bytes", "bytes", 100),
-    "key": ("Of", "text", 220),
+    "key": ("Source", "text", 220),
 }
 PAGE = 8
 
 
 class ExportView(pn.viewable.Viewer):
-    """A report of an export, dry or not.
+    """The report of an export or a dry run.
 
     Args:
-        where: the target, as the page names it.
-        file: what files to download are called.
+        where: the target, as shown on the page.
+        file: base name of downloads.
     """
 
     def __init__(self, report: ExportReport, *, where: str, file: str = "export", **params: Any) -> None:
@@ -71,7 +71,7 @@ class ExportView(pn.viewable.Viewer):
         return self._body
 
     def look_into(self, at: int | None) -> None:
-        """Show what a file holds."""
+        """Show the contents of a file."""
         if at is None:
             return
         one = self.report.files[int(at)]
@@ -82,11 +82,11 @@ class ExportView(pn.viewable.Viewer):
             columns = {name: column for name, column in TENSORS.items() if renamed or name != "key"}
             self._holds[:] = [style.table(rows[list(columns)], columns, page_size=PAGE)]
         else:
-            self._holds[:] = [style.pane('<p class="muted">no tensor: metadata, or a file of the source as it is</p>')]
+            self._holds[:] = [style.pane('<p class="muted">no tensors: metadata, or a file copied from the source</p>')]
 
 
 def file_rows(report: ExportReport) -> pd.DataFrame:
-    """One row a file."""
+    """Return one row per file."""
     import pandas as pd
 
     rows = [(safe(one.name), one.nbytes, one.tensors) for one in report.files]
@@ -94,7 +94,7 @@ def file_rows(report: ExportReport) -> pd.DataFrame:
 
 
 def tensor_rows(report: ExportReport, file: str | None = None) -> pd.DataFrame:
-    """One row a tensor, or a rank's piece of one; those of one file, or all."""
+    """Return one row per tensor, or per rank's piece of one; of one file, or of all."""
     import pandas as pd
 
     rows = [
@@ -113,24 +113,24 @@ def tensor_rows(report: ExportReport, file: str | None = None) -> pd.DataFrame:
 
 
 def proof(report: ExportReport, where: str, manifest: tuple[str, str] | None) -> str:
-    """HTML: what was written is the source, and how that is known; ``manifest`` is its path and digest."""
+    """Return the HTML that shows that the output equals the source; ``manifest`` is its path and digest."""
     if report.identical:
-        told = f"All {count(len(report.tensors))} tensors are bit-identical to the source."
+        result = f"All {count(len(report.tensors))} tensors are bit-identical to the source."
     else:
         lost = sum(one.overflowed for one in report.casts)
         worst = max((one.max_abs for one in report.casts), default=0.0)
         changed = sum(one.changed for one in report.casts)
-        told = (
+        result = (
             f"{count(len(report.casts))} of {count(len(report.tensors))} tensors were cast or changed: "
-            f"{count(changed)} elements have other values, by at most {worst:.3g}"
+            f"{count(changed)} elements changed value, by up to {worst:.3g}"
             + (f"; {count(lost)} overflowed" if lost else "")
             + "."
         )
-    again = "It was read again before it got its name, and every fingerprint was as written." if report.verified else ""
-    parts = [style.message(f"Written in {report.seconds:.1f} s. {told} {again}")]
+    again = "It was read back before being renamed into place; all fingerprints matched." if report.verified else ""
+    parts = [style.message(f"Written in {report.seconds:.1f} s. {result} {again}")]
     rows = [("Where", html(where))]
     if manifest is not None:
-        rows += [("Manifest", html(manifest[0])), ("Its digest", f"xxh3_128 {html(manifest[1])}")]
+        rows += [("Manifest", html(manifest[0])), ("Digest", f"xxh3_128 {html(manifest[1])}")]
     cells = "".join(f'<tr><th>{name}</th><td class="name" style="white-space:normal">{t}</td></tr>' for name, t in rows)
     return f'<h3>Proof</h3>{"".join(parts)}<table class="proof">{cells}</table>'
 

@@ -1,9 +1,9 @@
-"""*Files*: which bytes of which file are of which role; the chunks of the selected tensor are framed."""
+"""*Files*: the role of each byte of each file; the chunks of the selected tensor are framed."""
 
 from __future__ import annotations
 
 from workbench.app import style
-from workbench.app.tabs.layout_part import MARKED, Part
+from workbench.app.tabs.layout_part import MARKED, LayoutPart
 from workbench.app.words import html, safe
 from workbench.views import layout_words
 from workbench.views.layout_bytes import CLASSES
@@ -13,7 +13,7 @@ from workbench.views.layout_pictures import FEW, bytes_picture, role_colours
 __all__ = ["BytesPart"]
 
 
-class BytesPart(Part):
+class BytesPart(LayoutPart):
     """Files as rows of bytes."""
 
     follows = ("tensor",)
@@ -23,10 +23,10 @@ class BytesPart(Part):
         paint = {safe(name): colour for name, colour in role_colours(index).items()}
         note = ""
         if len(index) > FEW:
-            note = "Zoomed out, a block shows how much of it is of which role; zoom in to see the chunks. "
+            note = "Zoomed out, a block shows the share of each role; zoom in to see the chunks. "
         if len(index.roles) > CLASSES:
-            note += "Roles of few bytes are taken together. "
-        words = layout_words.key_of_colours({**paint, "no tensor's": NO_TENSOR}, f"{note}Tap a byte.")
+            note += "Small roles are shown together. "
+        words = layout_words.key_of_colours({**paint, "no tensor": NO_TENSOR}, f"{note}Tap a byte.")
         self._key = style.pane(words)
         self.body[:] = [self._key, self._plot, self.said]
 
@@ -47,7 +47,7 @@ class BytesPart(Part):
     def tapped(self, x: float, y: float) -> None:
         row = self.bytes.near(x, y, 0.004 * max(int(self.bytes.size.max(initial=1)), 1))
         if row is None:
-            self.said.object = '<div class="tapped">No tensor has these bytes: a header, objects, or a gap.</div>'
+            self.said.object = '<div class="tapped">These bytes belong to no tensor: header, objects or padding.</div>'
             return
         self.said.object = layout_words.chunk_words(self.found, [row])
         catalog = self.found.catalog

@@ -1,4 +1,4 @@
-"""*Mesh*: ranks on their axes; of the one that is chosen its peers and, in a table, every chunk that it stores."""
+"""*Mesh*: ranks on the mesh axes; the peers of the selected one and, in a table, every chunk that it stores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import panel_material_ui as pmui
 
 from workbench.app import style
 from workbench.app.save import csv_button
-from workbench.app.tabs.layout_part import WIDE, Part
+from workbench.app.tabs.layout_part import WIDE, LayoutPart
 from workbench.app.words import count, safe
 from workbench.views import layout_words
 from workbench.views.layout_canvas import Marks
@@ -27,8 +27,8 @@ PIECES: dict[str, tuple[str, str, int | None]] = {
 }
 
 
-class MeshPart(Part):
-    """Ranks on their axes; the chosen one with its peers and all that it stores."""
+class MeshPart(LayoutPart):
+    """Ranks on the mesh axes; the selected one with its peers and its chunks."""
 
     follows = ("rank",)
 

@@ -1,6 +1,6 @@
-"""*One tensor*: who stores which box of it, on two of its axes.
+"""*One tensor*: the rank or file that stores each box, on two of its axes.
 
-The tensor, the axes and what colours a box are chosen; the boxes of the selected rank are framed.
+Controls choose the tensor, the axes and the meaning of the colours; the boxes of the selected rank are framed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.tabs.layout_part import MARKED, ONE_LINE, WIDE, Part
+from workbench.app.tabs.layout_part import MARKED, ONE_LINE, WIDE, LayoutPart
 from workbench.app.words import safe
 from workbench.errors import UsageError
 from workbench.views import layout_words
 from workbench.views.layout_canvas import HOLE, OVERLAP, Marks
 from workbench.views.layout_pictures import owner_colours, shards_picture
-from workbench.views.layout_shards import Shards, axes_of, chunks_at, shards
+from workbench.views.layout_shards import TensorShards, axes_of, chunks_at, shards
 
 __all__ = ["ShardsPart"]
 
-OFFERED = 500  #: names in a list to choose from; any other may be typed
+OFFERED = 500  #: names in the drop-down list; others can be typed
 
 
-class ShardsPart(Part):
+class ShardsPart(LayoutPart):
     """One tensor on two of its axes."""
 
     follows = ("tensor", "axes", "by", "rank")
@@ -38,8 +38,8 @@ class ShardsPart(Part):
             options={"by rank": "rank", "by file": "file"}, value="rank", label="Colour", size="small", color="primary",
             margin=(10, 10, 5, 10), sx=ONE_LINE,
         )  # fmt: skip
-        self._down = pmui.Select(label="Axis down", width=110, **WIDE)
-        self._across = pmui.Select(label="Axis across", width=110, **WIDE)
+        self._down = pmui.Select(label="Vertical axis", width=110, **WIDE)
+        self._across = pmui.Select(label="Horizontal axis", width=110, **WIDE)
         catalog = self.found.catalog
         order = np.argsort(-catalog.tensor_nbytes, kind="stable")[:OFFERED]
         self._largest = catalog.keys[int(order[0])] if len(order) else ""
@@ -51,7 +51,7 @@ class ShardsPart(Part):
             one.param.watch(self._turned, "value")
         self._words, self._key = style.pane(""), style.pane("")
         self._controls = pn.FlexBox(self._down, self._across, self._by)
-        self._shown: Shards | None = None
+        self._shown: TensorShards | None = None
         self._drawn: tuple[Any, ...] = ()
         picture = pn.Column(self._controls, self._key, self._plot, sizing_mode="stretch_width")
         words = pn.Column(self._words, self.said, sizing_mode="stretch_width")
@@ -61,22 +61,22 @@ class ShardsPart(Part):
         view, catalog = self.view, self.found.catalog
         key = view.tensor if view.tensor in catalog.index else self._largest
         if not key:
-            self._words.object, self._plot[:] = '<p class="muted">This checkpoint holds no tensor.</p>', []
+            self._words.object, self._plot[:] = '<p class="muted">This checkpoint contains no tensors.</p>', []
             return
-        ndim, told = len(catalog.shape_of(catalog.index[key])), ""
+        ndim, problem = len(catalog.shape_of(catalog.index[key])), ""
         by = view.by if view.by in ("rank", "file") else "rank"
         try:
             axes = axes_of(view.axes, ndim)
         except UsageError as error:
-            axes, told = None, style.message(str(error), "warning")
+            axes, problem = None, style.message(str(error), "warning")
         if self._drawn != (key, axes, by):
             self._drawn = (key, axes, by)
             shown = self._shown = shards(self.found, key, axes, by)
             self._controls_of(shown, ndim, by)
             lead = "" if view.tensor == key else '<p class="muted">The largest tensor; choose another one above.</p>'
-            many = " Boxes that differ on the other axes alone lie on each other." if ndim > 2 else ""
+            many = " Boxes that differ only on other axes coincide." if ndim > 2 else ""
             note = f'<p class="muted">Tap a box.{many}</p>'
-            self._words.object = told + lead + layout_words.tensor_words(self.found, key) + note
+            self._words.object = problem + lead + layout_words.tensor_words(self.found, key) + note
             paint = owner_colours(shown)
             wrong = {"hole": HOLE} if len(shown.holes) else {}
             wrong |= {"overlap": OVERLAP} if len(shown.overlaps) else {}
@@ -93,7 +93,7 @@ class ShardsPart(Part):
             self.said.object = layout_words.chunk_words(self.found, rows.tolist())
             self.set(tensor=self._shown.key, rank=self.view.rank_of(int(self.found.holders.of_chunk[rows[0]])))
         else:
-            self.said.object = '<div class="tapped">Nothing is stored here: a hole.</div>'
+            self.said.object = '<div class="tapped">This is a hole: nothing is stored here.</div>'
 
     def _mark_rank(self) -> None:
         shown, holder = self._shown, self.view.holder
@@ -109,7 +109,7 @@ class ShardsPart(Part):
             boxes.append((left, top, left + wide, top + high))
         self.mark(list(dict.fromkeys(boxes)))
 
-    def _controls_of(self, shown: Shards, ndim: int, by: str) -> None:
+    def _controls_of(self, shown: TensorShards, ndim: int, by: str) -> None:
         self._busy = True
         try:
             self._pick.value = safe(shown.key)
@@ -132,7 +132,7 @@ class ShardsPart(Part):
         self.set(tensor=key, axes="")
 
     def _turned(self, event: Any) -> None:
-        """Another axis; the one that was there goes where this one was."""
+        """Change an axis; if it is shown already, the two axes are swapped."""
         if self._busy or self._shown is None:
             return
         down, across = str(self._down.value), str(self._across.value)

@@ -1,6 +1,6 @@
-"""*All tensors*: which rank stores how much of which module.
+"""*All tensors*: how much of each module each rank stores.
 
-A pattern or a role leaves fewer tensors, and those are grouped anew; *Look inside* is the pattern of one group's names.
+A pattern or a role leaves fewer tensors, which are regrouped; *Look inside* filters by the names of one group.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import panel_material_ui as pmui
 
 from workbench.app import style
 from workbench.app.search import LIMIT, Search
-from workbench.app.tabs.layout_part import WIDE, Part
+from workbench.app.tabs.layout_part import WIDE, LayoutPart
 from workbench.app.words import count, safe
 from workbench.errors import UsageError
 from workbench.views import layout_words
 from workbench.views.layout_canvas import Marks
-from workbench.views.layout_groups import Group, Share, groups, shares
+from workbench.views.layout_groups import GroupShares, TensorGroup, groups, shares
 from workbench.views.layout_pictures import shares_picture
 
 __all__ = ["SharesPart"]
@@ -26,8 +26,8 @@ __all__ = ["SharesPart"]
 EVERY = "every role"
 
 
-class SharesPart(Part):
-    """Which rank stores how much of which module; of one tensor, where the filter or its name leaves one."""
+class SharesPart(LayoutPart):
+    """How much of each module each rank stores; of one tensor, if the filter leaves only one."""
 
     follows = ("pattern", "role")
 
@@ -49,8 +49,8 @@ class SharesPart(Part):
         self._inside.on_click(lambda _: self._look_inside())
         self._back = pmui.Button(label="All tensors", variant="outlined", color="primary", visible=False, size="small")
         self._back.on_click(lambda _: self.set(pattern="", role=""))
-        self._group: Group | None = None
-        self.share: Share | None = None
+        self._group: TensorGroup | None = None
+        self.share: GroupShares | None = None
         self.body[:] = [
             pn.Row(self._pattern, self._role, sizing_mode="stretch_width"), self._words, self._plot, self.said,
             pn.Row(self._inside, self._back),
@@ -81,7 +81,7 @@ class SharesPart(Part):
         self._back.visible = bool(view.pattern or role)
         if not rows:
             self.share, self._plot[:] = None, []
-            self._words.object = words + '<p class="muted">No tensor has such a name and role.</p>'
+            self._words.object = words + '<p class="muted">No tensor matches this name and role.</p>'
             return
         self.share = shares(found, rows)
         most = "" if len(rows) == len(chosen) else f" in {count(len(rows))} groups by name"
@@ -117,7 +117,7 @@ class SharesPart(Part):
 
 
 def _pattern_of(keys: list[str]) -> str:
-    """An expression that matches these names' common beginning, and the one part in which they differ if few do."""
+    """Return a pattern for the common prefix of names, and for the one part in which they differ if values are few."""
     split = [key.split(".") for key in keys]
     depth = 0
     while all(len(parts) > depth and parts[depth] == split[0][depth] for parts in split):

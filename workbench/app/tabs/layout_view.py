@@ -1,10 +1,10 @@
-"""Everything that is shown of one layout; the *Layout* tab wires it to the page, a notebook shows it as it is.
+"""The view of one layout; the *Layout* tab connects it to the page, a notebook shows it directly.
 
 ::
 
-    mesh · placements · bytes · balance                   what is wrong
+    mesh · placements · bytes · balance                   errors
     [ All tensors | One tensor | Files | Mesh | Will it fit? ]
-    the one that is chosen: controls, picture, what was tapped
+    the chosen part: controls, picture, the tapped item
     downloads
 """
 
@@ -14,17 +14,16 @@ from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
-import param
 
 from workbench.analysis.layout import Layout
 from workbench.app import style
 from workbench.app.jobs import Schedule
-from workbench.app.layouts import Found, found_of
+from workbench.app.layouts import ReadyLayout, found_of
 from workbench.app.save import csv_button, json_button
 from workbench.app.tabs.layout_bytes_part import BytesPart
 from workbench.app.tabs.layout_fit import FitPart
 from workbench.app.tabs.layout_mesh_part import MeshPart
-from workbench.app.tabs.layout_part import ONE_LINE, Part
+from workbench.app.tabs.layout_part import ONE_LINE, LayoutPart, Looked
 from workbench.app.tabs.layout_shards_part import ShardsPart
 from workbench.app.tabs.layout_shares_part import SharesPart
 from workbench.checkpoint import Checkpoint
@@ -32,8 +31,8 @@ from workbench.views import layout_words
 
 __all__ = ["SELECTED", "VIEWS", "LayoutView"]
 
-#: The URL's word → the choice and what draws it.
-VIEWS: dict[str, tuple[str, type[Part]]] = {
+#: Word in the URL → label and class.
+VIEWS: dict[str, tuple[str, type[LayoutPart]]] = {
     "all": ("All tensors", SharesPart),
     "tensor": ("One tensor", ShardsPart),
     "files": ("Files", BytesPart),
@@ -43,40 +42,28 @@ VIEWS: dict[str, tuple[str, type[Part]]] = {
 SELECTED = ("view", "tensor", "rank", "pattern", "role", "axes", "by", "fit")
 
 
-class LayoutView(pn.viewable.Viewer):
-    """Pictures of a layout with their controls; its parameters are what is selected, as a link has them.
+class LayoutView(Looked):
+    """Pictures of a layout with their controls; its parameters are the selection, as in a link.
 
     Args:
-        layout: the layout; ``found``: the same made ready, where a job has done that already.
-        source: the checkpoint, for what the budget takes from its objects.
-        file: what files to download are called.
+        layout: the layout; ``found``: the same prepared for display, if a job has done that already.
+        source: the checkpoint, for the facts that the memory planner takes from its objects.
+        file: base name of downloads.
         schedule: runs a callback on the page's thread.
     """
-
-    view = param.String(default="", doc="Which picture; empty for the first.")
-    tensor = param.String(default="", doc="Key of the selected tensor.")
-    rank = param.String(default="", doc="The selected rank's number, or a holder's label where ranks are not stored.")
-    pattern = param.String(default="", doc="Regular expression on keys.")
-    role = param.String(default="", doc="Only this role; empty for all.")
-    axes = param.String(default="", doc="Axes of the tensor that go down and across: 0,1.")
-    by = param.String(default="", doc="What colours a box: rank or file.")
-    fit = param.String(default="", doc="What the budget is asked: gpus=8,gb=80,tp=2.")
 
     def __init__(
         self,
         layout: Layout,
-        found: Found | None = None,
+        found: ReadyLayout | None = None,
         *,
         source: Checkpoint | None = None,
         file: str = "layout",
         schedule: Schedule | None = None,
         **params: Any,
     ) -> None:
-        super().__init__(**params)
-        self.layout, self.found = layout, found_of(layout) if found is None else found
-        self.source, self.file, self.schedule = source, file, schedule
-        self.later = schedule or (lambda callback: callback())
-        self._made: dict[str, Part] = {}
+        super().__init__(layout, found_of(layout) if found is None else found, source, file, schedule, **params)
+        self._made: dict[str, LayoutPart] = {}
         self._stale: set[str] = set()
         self._choice = pmui.RadioButtonGroup(
             options={title: name for name, (title, _) in VIEWS.items()}, value=self.looked_at, label="Picture",
@@ -95,7 +82,7 @@ class LayoutView(pn.viewable.Viewer):
                 csv_button(f"{file}-ranks", lambda: layout.ranks, "CSV of ranks"),
                 csv_button(f"{file}-files", lambda: layout.files, "CSV of files"),
                 csv_button(f"{file}-tensors", lambda: layout.tensors, "CSV of tensors"),
-                json_button(f"{file}-layout", layout.to_json),
+                json_button(f"{file}-layout", layout.to_dict),
             ),
             sizing_mode="stretch_width",
         )
@@ -106,27 +93,16 @@ class LayoutView(pn.viewable.Viewer):
 
     @property
     def looked_at(self) -> str:
-        """Which of :data:`VIEWS`."""
+        """The current one of :data:`VIEWS`."""
         return self.view if self.view in VIEWS else next(iter(VIEWS))
 
     @property
-    def part(self) -> Part:
-        """What is looked at."""
+    def part(self) -> LayoutPart:
+        """The current part."""
         return self._made[self.looked_at]
 
-    @property
-    def holder(self) -> int | None:
-        """Row of the selected rank, ``None`` where none is, or it stored nothing."""
-        label = f"rank {self.rank}" if self.rank.isdecimal() and self.rank.isascii() else self.rank
-        labels = self.layout.holders.label
-        return labels.index(label) if label and label in labels else None
-
-    def rank_of(self, holder: int) -> str:
-        """What ``rank`` is when a holder is selected."""
-        return self.layout.holders.label[holder].removeprefix("rank ")
-
     def close(self) -> None:
-        """Stop what runs."""
+        """Stop running jobs."""
         for part in self._made.values():
             if isinstance(part, FitPart):
                 part.work.reset()

@@ -1,4 +1,4 @@
-"""The *Overview* tab: what this checkpoint is, whether it is whole, where its bytes are, and the run it belongs to."""
+"""The *Overview* tab: what this checkpoint is, whether it is intact, where its bytes are, and its run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import panel_material_ui as pmui
 
 from workbench.app import plots, style
 from workbench.app.glance import Glance, bytes_by_module, facts, module_of
-from workbench.app.jobs import Tick
+from workbench.app.jobs import Progress
 from workbench.app.save import csv_button
-from workbench.app.tabs.run import Run
+from workbench.app.tabs.run import RunTab
 from workbench.app.tabs.tab import Tab
 from workbench.app.words import count, html, safe
-from workbench.app.work import Work
+from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Overview", "bytes_by_module", "facts", "health", "module_of"]
 
-BARS = 10  #: bars of one chart; the rest is summed up in a last one
+BARS = 10  #: bars of one chart; the last one sums up the rest
 SHOWN = 12  #: names of objects that are listed
-AT_ONCE = 20_000  #: chunks up to which the structure is checked without being asked
+AT_ONCE = 20_000  #: chunks up to which the structure is checked automatically
 
 
 class Overview(Tab):
-    """Reads the state's checkpoint and draws it; changes nothing."""
+    """Draws the state's checkpoint; changes nothing."""
 
     key = "overview"
 
     def build(self) -> None:
-        self.work = Work("Check the structure", self._verify, self._done, verb="checking", schedule=self.schedule)
+        self.work = JobButton("Check the structure", self._verify, self._done, verb="checking", schedule=self.schedule)
         self.badge = style.pane("")
         self._more = pmui.Button(
             label="Open Integrity", variant="outlined", color="primary", size="small", margin=(5, 10),
             on_click=lambda _: self.state.param.update(tab="integrity"),
         )  # fmt: skip
         self._health = pn.Column(sizing_mode="stretch_width")
-        self.run = Run(self.state, self.schedule)
+        self.run = RunTab(self.state, self.schedule)
 
     def draw(self) -> None:
         ckpt, lease = self.state.ckpt, self.state.lease
@@ -63,11 +63,11 @@ class Overview(Tab):
         self.work.reset()
         self.run.work.reset()
 
-    def _verify(self, tick: Tick) -> Report:
+    def _verify(self, progress: Progress) -> Report:
         from workbench.analysis.verify import verify
 
         assert self.state.ckpt is not None
-        return verify(self.state.ckpt, tick=tick)
+        return verify(self.state.ckpt, progress=progress)
 
     def _done(self, report: Report) -> None:
         self.badge.object = health(report)
@@ -78,7 +78,7 @@ class Overview(Tab):
         head = f'<h2 class="name">{html(self.state.path)}</h2><div class="facts">{tiles}</div>'
         charts = [
             _chart("Bytes by role", seen.roles, "role"),
-            _chart("Bytes by element type", seen.dtypes, "type"),
+            _chart("Bytes by dtype", seen.dtypes, "type"),
         ]
         return [
             style.pane(head),
@@ -94,19 +94,19 @@ class Overview(Tab):
 
 
 def health(report: Report) -> str:
-    """HTML: the outcome of a quick check, in one sentence."""
+    """Return the HTML of the outcome of a quick check, in one sentence."""
     errors, warnings, made = report.count("error"), report.count("warn"), len(report.checked)
     if not errors and not warnings:
-        return style.message(f"Structure: whole; values not checked. {count(made)} kinds of checks found nothing.")
-    told = [f"{count(n)} {noun}{'' if n == 1 else 's'}" for n, noun in ((errors, "error"), (warnings, "warning")) if n]
-    first = safe(report.found[0].message)
+        return style.message(f"Structure: intact; values not checked. {count(made)} kinds of checks found nothing.")
+    found = [f"{count(n)} {noun}{'' if n == 1 else 's'}" for n, noun in ((errors, "error"), (warnings, "warning")) if n]
+    first = safe(report[0].message)
     return style.message(
-        f"Structure: {' and '.join(told)}; values not checked. {first}", "error" if errors else "warning"
+        f"Structure: {' and '.join(found)}; values not checked. {first}", "error" if errors else "warning"
     )
 
 
 def bytes_frame(seen: Glance) -> pd.DataFrame:
-    """All bars of the charts as rows: by name nbytes."""
+    """Return all bars of the charts as rows: by name nbytes."""
     import pandas as pd
 
     parts = {"role": seen.roles, "type": seen.dtypes, "module": seen.modules}
@@ -146,7 +146,7 @@ def _files(ckpt: Checkpoint) -> pn.Column:
 def _objects(ckpt: Checkpoint) -> pn.pane.HTML:
     names = [str(name) for _, name in zip(range(SHOWN), ckpt.objects, strict=False)]
     if not names:
-        return style.pane('<h3>Other objects</h3><p class="muted">none: only tensors are stored</p>')
+        return style.pane('<h3>Other objects</h3><p class="muted">none; only tensors are stored</p>')
     more = len(ckpt.objects) - len(names)
     words = ", ".join(f'<span class="name">{html(name)}</span>' for name in names)
     return style.pane(f"<h3>Other objects</h3><p>{words}{f' … {count(more)} more' if more else ''}</p>")

@@ -1,10 +1,10 @@
-"""Everything that is shown of a report; the *Integrity* tab wires it to the page, a notebook shows it as it is.
+"""The view of a report; the *Integrity* tab connects it to the page, a notebook shows it directly.
 
 ::
 
     verdict
     table of findings
-    the one that was clicked: its numbers, and what to do
+    the clicked finding: its numbers and the remedy
     checked · not checked        downloads
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from workbench.analysis.report import Finding, Report
 
-__all__ = ["Findings", "ReportView", "finding_frame", "finding_rows", "view_of"]
+__all__ = ["Findings", "ReportView", "finding_frame", "finding_rows"]
 
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "severity": ("Severity", "text", 90),
@@ -36,19 +36,8 @@ COLUMNS: dict[str, tuple[str, str, int | None]] = {
 PAGE = 12
 
 
-def view_of(report: Report) -> pn.viewable.Viewer:
-    """The viewer of that kind of report, for a notebook's cell."""
-    from workbench.doctor.reasoning.diagnosis import Diagnosis
-
-    if isinstance(report, Diagnosis):
-        from workbench.app.tabs.doctor_view import DiagnosisView
-
-        return DiagnosisView(report)
-    return ReportView(report)
-
-
 class Findings(pn.viewable.Viewer):
-    """A table; a click on a row shows its numbers below."""
+    """A table of findings; clicking a row shows its numbers below."""
 
     def __init__(self, found: tuple[Finding, ...], page_size: int = PAGE, **params: Any) -> None:
         super().__init__(**params)
@@ -69,15 +58,15 @@ class ReportView(pn.viewable.Viewer):
     """A report.
 
     Args:
-        file: what files to download are called.
+        file: base name of downloads.
     """
 
     def __init__(self, report: Report, *, file: str = "report", **params: Any) -> None:
         super().__init__(**params)
         saves = pn.Row(
-            csv_button(file, lambda: finding_frame(report)), json_button(file, report.to_json), margin=(0, 5)
+            csv_button(file, lambda: finding_frame(report)), json_button(file, report.to_dict), margin=(0, 5)
         )
-        found = [Findings(report.found)] if report.found else []
+        found = [Findings(tuple(report))] if report else []
         parts = [style.pane(_verdict(report)), *found, style.pane(_lists(report)), saves]
         self._body = pn.Column(*parts, sizing_mode="stretch_width")
 
@@ -86,7 +75,7 @@ class ReportView(pn.viewable.Viewer):
 
 
 def finding_rows(found: tuple[Finding, ...]) -> pd.DataFrame:
-    """One row a finding, as the table shows it."""
+    """Return one row per finding, as in the table."""
     import pandas as pd
 
     rows = [{name: safe(getattr(one, name)) for name in COLUMNS} for one in found]
@@ -94,7 +83,7 @@ def finding_rows(found: tuple[Finding, ...]) -> pd.DataFrame:
 
 
 def finding_frame(report: Report) -> pd.DataFrame:
-    """The findings for a file: evidence as JSON."""
+    """Return the findings for a file, with evidence as JSON."""
     import json
 
     frame = report.findings.copy()
@@ -107,15 +96,15 @@ def _verdict(report: Report) -> str:
 
     kind = {"error": "error", "warn": "warning"}.get(report.worst or "", "info")
     words = headline(report).removeprefix(f"{safe(report.subject)}: ")
-    told = words[:1].upper() + words[1:] if report.found else words.replace("nothing found", "Nothing was found", 1)
-    return style.message(f"{told}. {count(len(report.checked))} kinds of checks were made.", kind)
+    verdict = words[:1].upper() + words[1:] if report else words.replace("nothing found", "Nothing was found", 1)
+    return style.message(f"{verdict}. {count(len(report.checked))} kinds of checks were run.", kind)
 
 
 def _lists(report: Report) -> str:
     parts = []
-    for title, told in (("Checked", report.checked), ("Not checked", report.not_checked)):
-        if told:
-            items = "".join(f"<li><b>{html(name)}</b>: {html(words)}</li>" for name, words in told.items())
+    for title, facts in (("Checked", report.checked), ("Not checked", report.not_checked)):
+        if facts:
+            items = "".join(f"<li><b>{html(name)}</b>: {html(words)}</li>" for name, words in facts.items())
             parts.append(f"<h3>{title}</h3><ul>{items}</ul>")
     return "".join(parts)
 

@@ -1,4 +1,4 @@
-"""The steps of the run that a checkpoint belongs to: its neighbours in the folder whose names differ by a number.
+"""The steps of a checkpoint's run: neighbours in the folder whose names differ only by a number.
 
 ::
 
@@ -19,18 +19,18 @@ import panel_material_ui as pmui
 
 from workbench.app import plots, style
 from workbench.app.jail import Jail
-from workbench.app.jobs import Schedule, Tick
+from workbench.app.jobs import Progress, Schedule
 from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
 from workbench.app.words import safe
-from workbench.app.work import Work
+from workbench.app.work import JobButton
 from workbench.errors import WorkbenchError
 from workbench.runs import Found, discover
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "siblings", "step_rows"]
+__all__ = ["RunTab", "siblings", "step_rows"]
 
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "step": ("Step", "count", 110),
@@ -42,14 +42,14 @@ PAGE = 8
 _NUMBER = re.compile(r"\d+")
 
 
-class Run(pn.viewable.Viewer):
-    """The run's steps as a picture and a table, looked for in a job; a click turns to a step."""
+class RunTab(pn.viewable.Viewer):
+    """The steps of the run as a picture and a table, found in a job; clicking a step opens it."""
 
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
         self._state = state
         self.steps: list[Found] = []
-        self.work = Work("Look for other steps", self._find, self._done, verb="looking", schedule=schedule)
+        self.work = JobButton("Find other steps", self._find, self._done, verb="searching", schedule=schedule)
         self.table: pn.widgets.Tabulator | None = None
         self._turn = [
             pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=self._turner(by))
@@ -61,16 +61,16 @@ class Run(pn.viewable.Viewer):
         return self._body
 
     def look(self) -> None:
-        """Find the neighbours of what is open now."""
+        """Find the neighbours of the open checkpoint."""
         self.steps, self._body[:] = [], []
         self.work.start()
 
-    def _find(self, tick: Tick) -> list[Found]:
+    def _find(self, progress: Progress) -> list[Found]:
         return siblings(self._state.jail, _here(self._state))
 
     def _done(self, steps: list[Found]) -> None:
         if len(steps) < 2:
-            return  # no run: nothing to say
+            return  # no run: nothing to show
         self.steps, here = steps, _here(self._state)
         at = next((i for i, one in enumerate(steps) if one.path == here), -1)
         frame = step_rows(steps, at)
@@ -102,13 +102,13 @@ class Run(pn.viewable.Viewer):
         return turn
 
     def _go(self, at: int) -> None:
-        """To another step, where the same tensor and filter are looked at."""
+        """Open another step, keeping the selected tensor and filter."""
         if self.steps[at].path != _here(self._state):
             self._state.show(self.steps[at].path, tensor=self._state.tensor, role=self._state.role)
 
 
 def siblings(jail: Jail, path: str) -> list[Found]:
-    """The checkpoints beside one whose names differ from its own by a number only, in the order of their steps."""
+    """Return the checkpoints next to one whose names differ from its own only by a number, in order of steps."""
     folder, name = posixpath.split(path)
     if not _NUMBER.search(name):
         return []
@@ -122,7 +122,7 @@ def siblings(jail: Jail, path: str) -> list[Found]:
 
 
 def step_rows(steps: Sequence[Found], here: int = -1) -> pd.DataFrame:
-    """One row a step: step path nbytes complete, the last in words; row ``here`` says that it is the one shown."""
+    """Return one row per step: step path nbytes complete, the last as text; row ``here`` is marked as the one shown."""
     import pandas as pd
 
     rows = []
@@ -133,7 +133,7 @@ def step_rows(steps: Sequence[Found], here: int = -1) -> pd.DataFrame:
 
 
 def _here(state: WorkbenchState) -> str:
-    """The path under ROOT of what is open; of a run's folder that was asked for, the step that was opened."""
+    """Return the path under ROOT of the open checkpoint; for a run's folder, that of the step opened."""
     ckpt = state.ckpt
     try:
         return state.path if ckpt is None else state.jail.show(ckpt.path)

@@ -1,4 +1,4 @@
-"""The slice browser: values of the selected tensor as a table, by a slice that is typed or moved by buttons."""
+"""The slice browser: values of the selected tensor as a table; the slice is typed or moved by buttons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import panel_material_ui as pmui
 from workbench.analysis.numbers import Decoder
 from workbench.analysis.window import Window, moved, window
 from workbench.app import style
-from workbench.app.jobs import Job, Schedule, Tick
+from workbench.app.jobs import Job, Progress, Schedule
 from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
 from workbench.app.words import html
@@ -78,7 +78,7 @@ class Slices(pn.viewable.Viewer):
         tensor, self._here = self._tensor(), None
         self.job.reset()
         self._save[:], self.text.error_state = [], False
-        if tensor is None or not tensor.numel or Decoder(tensor.element).kind == "raw bytes":
+        if tensor is None or not tensor.numel() or Decoder(tensor.element).kind == "raw bytes":
             self._body[:] = []
             return
         try:
@@ -88,7 +88,7 @@ class Slices(pn.viewable.Viewer):
             self._write(self._state.place)
         else:
             self._write(self._state.place or here.text)
-            self.job.start(lambda tick: _values(here, tick))
+            self.job.start(lambda progress: _values(here, progress))
         if not len(self._body):
             controls = pn.FlexBox(self.text, *self._buttons, self._save, align_items="center")
             self._body[:] = [style.pane("<h3>Values</h3>"), controls, self.said]
@@ -106,7 +106,7 @@ class Slices(pn.viewable.Viewer):
 
     def _read(self, *_: Any) -> None:
         if self.job.status == "failed":
-            # reading all of it failed as well and says so aloud, above
+            # reading the whole tensor failed as well, which is reported above
             self.said.object = f'<p class="muted">These values cannot be read: {html(self.job.error)}</p>'
         elif self.job.status == "done":
             here, values = self.job.result
@@ -114,6 +114,6 @@ class Slices(pn.viewable.Viewer):
             self._save[:] = [csv_button(f"{self._state.tensor}-slice", lambda: window_frame(here, values), "slice CSV")]
 
 
-def _values(here: Window, tick: Tick) -> tuple[Window, Any]:
-    tick(0.0)
+def _values(here: Window, progress: Progress) -> tuple[Window, Any]:
+    progress(0.0)
     return here, elements(here.shown.numpy(), here.shown.element)

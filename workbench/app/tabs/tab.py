@@ -1,4 +1,4 @@
-"""What every tab is: drawn when it is first looked at, and again when what it shows changes while it is looked at."""
+"""The base of all tabs: drawn when first shown, and redrawn when their data changes while they are visible."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Tab(pn.viewable.Viewer):
 
     Attributes:
         key: its name in the state and the URL.
-        follows: the state's names whose change makes it draw anew; a change while another tab is looked at waits.
+        follows: the state's names whose change redraws it; changes while another tab is visible are deferred.
 
     Args:
-        always: it stands by itself, outside the tabs.
+        always: it is always visible, outside the tabs.
     """
 
     key: ClassVar[str] = ""
@@ -41,14 +41,14 @@ class Tab(pn.viewable.Viewer):
         return self.body
 
     def build(self) -> None:
-        """Make the widgets that stay, once."""
+        """Create the permanent widgets, once."""
 
     def draw(self) -> None:
-        """Fill :attr:`body` from the state, whose ``ckpt`` may be ``None``; must not take long."""
+        """Fill :attr:`body` from the state, whose ``ckpt`` may be ``None``; must be fast."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The session is over: stop the jobs."""
+        """End the session: stop the jobs."""
 
     def _changed(self, *events: Any) -> None:
         self._stale = self._stale or any(event.name in self.follows for event in events)

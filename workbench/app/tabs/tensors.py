@@ -10,7 +10,7 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.jobs import Job, Schedule, Tick
+from workbench.app.jobs import Job, Progress, Schedule
 from workbench.app.paged import Paged
 from workbench.app.rows import EVERY_ROLE, Positions, with_role
 from workbench.app.save import csv_button
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Tensors"]
 
-PAGE = 10  #: rows of a page of the table
-QUICK = 0.1  #: seconds that a filter may keep the page waiting; what takes longer goes on in a job
-#: Column → title, kind, pixels; those further down go first where the window is narrow.
+PAGE = 10  #: rows per page of the table
+QUICK = 0.1  #: seconds that a filter may block the page; longer searches continue in a job
+#: Column → title, kind, pixels; in a narrow window, the last ones are hidden first.
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "name": ("Name", "text", None),
     "shape": ("Shape", "text", 130),
     "nbytes": ("Bytes", "bytes", 95),
-    "dtype": ("Type", "text", 100),
+    "dtype": ("Dtype", "text", 100),
     "role": ("Role", "text", 100),
     "numel": ("Elements", "count", 115),
     "chunks": ("Chunks", "count", 80),
@@ -60,7 +60,7 @@ class Tensors(pn.viewable.Viewer):
         self.table: Paged = style.table(None, COLUMNS, Paged, page_size=PAGE, selectable=1)
         self.table.on_click(self._clicked)
         self._save = csv_button("tensors", self._frame, "table CSV")
-        self.search = Job(schedule)  # for the few patterns that take longer than a click
+        self.search = Job(schedule)  # for the few slow patterns
         self.detail = Detail(state, schedule)
         self._filling = False
         self._pattern.param.watch(lambda event: self._set(pattern=event.new), "value")
@@ -71,26 +71,26 @@ class Tensors(pn.viewable.Viewer):
         self._fill()
 
     def close(self) -> None:
-        """The session is over: stop reading."""
+        """End the session: stop reading."""
         self.search.reset()
         self.detail.close()
 
     def __panel__(self) -> pn.viewable.Viewable:
         filters = pn.Row(self._pattern, self._role, sizing_mode="stretch_width")
-        told = pn.Row(self.said, self._save, sizing_mode="stretch_width")
-        return pn.Column(filters, told, self.table, self.detail, sizing_mode="stretch_width")
+        above = pn.Row(self.said, self._save, sizing_mode="stretch_width")
+        return pn.Column(filters, above, self.table, self.detail, sizing_mode="stretch_width")
 
     def _set(self, **values: str) -> None:
         if not self._filling:
             self._state.param.update(**values)
 
     def _fill(self, *_: Any) -> None:
-        """Bring filters and rows in line with the state."""
+        """Update filters and rows from the state."""
         ckpt, lease = self._state.ckpt, self._state.lease
         self.search.reset()
         if ckpt is None or lease is None:
             return
-        self._filling = True  # the widgets' own events would only say what the state knows
+        self._filling = True  # the widgets' own events would only repeat the state
         try:
             roles = {"every role": EVERY_ROLE, **{role: role for role in sorted(set(ckpt.roles))}}
             self._role.param.update(
@@ -112,7 +112,7 @@ class Tensors(pn.viewable.Viewer):
             self._show(search.positions())
         else:
             self.said.object = '<p class="muted">Filtering …</p>'
-            self.search.start(lambda tick: _search_on(search, tick))
+            self.search.start(lambda progress: _search_on(search, progress))
 
     def _searched(self, *_: Any) -> None:
         if self.search.status == "failed":
@@ -125,39 +125,39 @@ class Tensors(pn.viewable.Viewer):
         self._show(np.arange(len(self._state.ckpt or ())), style.message(why, "error"))
 
     def _show(self, found: Positions, words: str = "") -> None:
-        """The rows at these positions that have the role."""
+        """Show the rows at these positions that have the role."""
         ckpt, lease = self._state.ckpt, self._state.lease
         if ckpt is None or lease is None:
             return
         chosen = with_role(ckpt, found, self._role.value)
         nbytes = int(ckpt.catalog.tensor_nbytes[chosen].sum())
         which = f"{count(len(chosen))} of {count(len(ckpt))}" if len(chosen) < len(ckpt) else f"all {count(len(ckpt))}"
-        hint = "Click one to look inside." if len(chosen) else "Nothing has such a name; empty the filter to see all."
+        hint = "Click one to look inside." if len(chosen) else "No name matches; clear the filter to see all."
         self.said.object = words or f'<p class="muted">{which} tensors, {size(nbytes)}. {hint}</p>'
         self.table.fill(lease.rows, chosen, lease.ranks)
         self._select()
 
     def _frame(self) -> pd.DataFrame:
-        """What the table shows, in its order, for a file."""
+        """Return the rows of the table, in its order, for a file."""
         assert self._state.ckpt is not None
         return self._state.ckpt.tensors.iloc[self.table.order]
 
     def _clicked(self, event: Any) -> None:
-        """``event.row`` is the position in the catalog, however the table is filtered and sorted."""
+        """Select a tensor: ``event.row`` is its position in the catalog, however the table is filtered and sorted."""
         ckpt = self._state.ckpt
         if ckpt is not None and event.row is not None:
             self._state.param.update(tensor=ckpt.catalog.keys[int(event.row)], place="")
 
     def _select(self, *_: Any) -> None:
-        """Mark the state's tensor in the table and turn to its page; the detail stays when it is filtered out."""
+        """Select the state's tensor in the table and go to its page; the detail stays even if it is filtered out."""
         ckpt = self._state.ckpt
         self.table.mark(None if ckpt is None else ckpt.catalog.index.get(self._state.tensor))
 
 
-def _search_on(search: Search, tick: Tick) -> Positions:
+def _search_on(search: Search, progress: Progress) -> Positions:
     until = time.monotonic() + LIMIT
     while not search.run(QUICK * 4):
-        tick(search.at / max(len(search), 1))
+        progress(search.at / max(len(search), 1))
         if time.monotonic() > until:
             raise search.too_long()
     return search.positions()

@@ -146,7 +146,7 @@ def _raw(data: object) -> bytes:
 
 def _check_shape(shape: object, dtype: np.dtype, nbytes: int) -> None:
     if type(shape) is not tuple or len(shape) > 32 or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError("a numpy array's shape is no shape")
+        raise ValueError("a numpy array's shape is not a valid shape")
     total = dtype.itemsize
     for n in cast(tuple[int, ...], shape):
         total *= n

@@ -8,8 +8,8 @@
     keys of equal hash           a clock, read every few thousand bytes
 
 Twenty bytes of a pickle can ask for a copy of everything decoded before them, and a thousand dict keys of the same hash
-for a million comparisons. Which keys collide cannot be told from the opcodes, since that depends on the order in which
-a table fills; how long the guard took for the same opcodes can, and it hashes nothing.
+for a million comparisons. Which keys collide cannot be inferred from the opcodes, since that depends on the order in
+which a table fills; how long the guard took for the same opcodes can, and it hashes nothing.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class Allowance:
         """Look at the clock. Raises UnsafeError when the time is over."""
         if time.thread_time() > self.deadline:
             self.refuse(
-                f"its {self.size:,} bytes take more than {self.seconds:.1f} s of CPU, {PACE:.0f} times what reading "
-                "their opcodes took and more, as keys of equal hashes do"
+                f"its {self.size:,} bytes take more than {self.seconds:.1f} s of CPU, over {PACE:.0f} times what "
+                "reading their opcodes took, as keys with equal hashes do"
             )
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise an UnsafeError that says which pickle, and where."""
         raise UnsafeError(
-            f"{self.what}, near byte {self.position:,}: {reason}. It was not decoded further; do not load this "
-            "file with torch or pickle before you know who wrote it"
+            f"{self.what}, near byte {self.position:,}: {reason}. Decoding stopped; do not load this "
+            "file with torch or pickle unless you know who wrote it"
         )
 
 
@@ -72,8 +72,8 @@ def charge(nbytes: int) -> None:
         budget.spent += nbytes
         if budget.spent > budget.limit:
             budget.refuse(
-                f"its {budget.size:,} bytes ask for more than the {budget.limit >> 20:,} MB of memory that a pickle of "
-                "this length may take"
+                f"its {budget.size:,} bytes request more than the {budget.limit >> 20:,} MB of memory allowed for a "
+                "pickle of this length"
             )
 
 
@@ -118,21 +118,21 @@ def leaves(
         if shared:  # the first visits are bounded by the file's size, these are not
             again += 1
             if again > MAX_AGAIN:
-                raise UnsafeError(f"{what} shares its containers so often that listing them would not end; refused")
+                raise UnsafeError(f"{what} shares its containers so often that listing them would never end; refused")
         if is_leaf(node):
             found.append((path, node))
             characters += length
             if characters > NAMES + NAME * len(found):
                 raise UnsafeError(
-                    f"{what}: the names of its first {len(found):,} tensors come to {characters:,} characters; names "
-                    f"that long are not a model's, refused. The last begins with {_start(path)}"
+                    f"{what}: the names of its first {len(found):,} tensors have {characters:,} characters in all, too "
+                    f"many for a model; refused. The last begins with {_start(path)}"
                 )
             return
         inside = None if id(node) in above else children(node)
         if inside is None:
             return  # plain, or a module that knows its parent: what is in that has been listed
         if len(above) >= MAX_DEPTH:
-            raise CorruptError(f"{what} nests more than {MAX_DEPTH} containers at {_start(path)}")
+            raise CorruptError(f"{what} has more than {MAX_DEPTH} nested containers at {_start(path)}")
         shared = shared or id(node) in seen
         seen.add(id(node))
         above.add(id(node))

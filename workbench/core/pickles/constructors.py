@@ -22,7 +22,7 @@ Everything else becomes an `Opaque` too, but is reported. What a hostile pickle 
 All are one REDUCE away, so these take only the argument types that real picklers emit and raise TypeError or
 ValueError for the rest. Names and arguments from torch 2.13 (``torch/_utils.py``, ``torch/_tensor.py``,
 ``torch/storage.py``, ``torch/serialization.py``), numpy 2.4 (``numpy/_core/multiarray``) and CPython 3.11 (``copyreg``,
-``collections``, ``Objects/*.c``); older module names stand beside.
+``collections``, ``Objects/*.c``); older module names are included.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SLICE = 500  # keys hashed between two looks at the clock
 def sequence(kind: Callable[..., object]) -> Callable[..., object]:
     def build(items: Any = ()) -> object:
         if type(items) not in (list, tuple, set, frozenset, dict):
-            raise TypeError(f"{kind.__name__} of something that is no list")
+            raise TypeError(f"{kind.__name__} of something that is not a list")
         if kind is tuple:  # it may become a key itself
             _check_hashable([tuple(items)] if any(type(item) is tuple for item in items) else ())
         elif kind is not list:
@@ -76,7 +76,7 @@ def mapping(kind: str) -> Callable[..., object]:
             return PickledDict(kind)
         pairs = list(items.items()) if isinstance(items, dict) else items
         if type(pairs) is not list or any(type(pair) not in (tuple, list) or len(pair) != 2 for pair in pairs):
-            raise TypeError(f"{kind} of something that is no mapping")
+            raise TypeError(f"{kind} of something that is not a mapping")
         _check_hashable(pair[0] for pair in pairs)
         return cast(PickledDict, _filled(PickledDict(kind), pairs))
 
@@ -96,19 +96,19 @@ def to_bytes(*args: object) -> bytes:
         return bytes(cast(bytes, args[0]))
     if type(args[0]) is str and len(args) == 2:
         return encode(*args)
-    raise TypeError("bytes of something else than bytes")
+    raise TypeError("bytes of something other than bytes")
 
 
 def encode(text: object, encoding: object = "latin1") -> bytes:
     if type(text) is not str or encoding not in ("latin1", "latin-1", "iso-8859-1"):
-        raise TypeError("_codecs.encode of something else than latin1 text")
+        raise TypeError("_codecs.encode of something other than latin1 text")
     return codecs.latin_1_encode(text)[0]
 
 
 def only(kind: Callable[..., object], *types: type) -> Callable[..., object]:
     def build(*args: object) -> object:
         if len(args) > 3 or any(type(arg) not in types for arg in args):
-            raise TypeError(f"{kind.__name__} of an odd argument")
+            raise TypeError(f"{kind.__name__} of an unexpected argument")
         return kind(*args)
 
     return build
@@ -117,7 +117,7 @@ def only(kind: Callable[..., object], *types: type) -> Callable[..., object]:
 def path(kind: type[pathlib.PurePath]) -> Callable[..., object]:
     def build(*parts: object) -> str:
         if any(type(part) is not str for part in parts):
-            raise TypeError("a path of something else than text")
+            raise TypeError("a path of something other than text")
         return str(kind(*cast(tuple[str, ...], parts)))
 
     return build
@@ -129,7 +129,7 @@ def reconstructor(cls: object, base: object = None, state: object = None) -> obj
 
 def newobj(cls: object, *args: object) -> object:
     if not (isinstance(cls, type) and issubclass(cls, Opaque)):
-        raise TypeError("copyreg makes an instance of something else than a class")
+        raise TypeError("copyreg makes an instance of something other than a class")
     return cls(*args)
 
 
@@ -163,10 +163,10 @@ def torch_storage(pid: object) -> StorageRef:
     view])``.
     """
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], StorageType):
-        raise ValueError(f"{short(pid)} is no storage")
+        raise ValueError(f"{short(pid)} is not a storage")
     _, kind, key, location, numel = pid[:5]
     if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < 1 << 63:
-        raise ValueError(f"{short(pid)} is no storage")
+        raise ValueError(f"{short(pid)} is not a storage")
     view = pid[5] if len(pid) == 6 else None
     if view is not None and not (
         type(view) is tuple and [type(part) for part in view] == [str, int, int] and min(view[1:]) >= 0
@@ -213,7 +213,7 @@ def from_type(function: object, new_type: object, args: object, state: object = 
     if type(args) is not tuple or not (
         isinstance(function, Call) or (isinstance(function, type) and issubclass(function, Opaque))
     ):
-        raise TypeError("_rebuild_from_type_v2 of something else than a rebuild function")
+        raise TypeError("_rebuild_from_type_v2 of something other than a rebuild function")
     made = function(*args)
     if isinstance(made, TensorRef):
         kind = (
@@ -229,7 +229,7 @@ def from_type(function: object, new_type: object, args: object, state: object = 
 
 def size(items: object = ()) -> tuple[object, ...]:
     if type(items) not in (tuple, list) or any(type(n) is not int for n in cast(tuple[object, ...], items)):
-        raise TypeError("torch.Size of something else than whole numbers")
+        raise TypeError("torch.Size of something other than whole numbers")
     return tuple(cast(tuple[object, ...], items))
 
 

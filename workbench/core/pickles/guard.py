@@ -52,12 +52,12 @@ class Walked(NamedTuple):
 
 
 def walk(data: bytes | memoryview, offset: int, what: str) -> Walked:
-    """Read the opcodes of the pickle at ``offset``: they are known and of protocol 5 or less, arguments lie inside the
-    data, every memo index is at most the number of bytes so far, the stack is never short, open marks and the memory
-    of containers are bounded, so is the cost of hashing keys; no extension registry, no out-of-band buffer.
+    """Read the opcodes of the pickle at ``offset``: they are known and of protocol 5 or less, arguments are inside the
+    data, every memo index is at most the number of bytes so far, the stack is never short, open marks and the memory of
+    containers are bounded, so is the cost of hashing keys; no extension registry, no out-of-band buffer.
 
     Raises:
-        CorruptError: contradicts itself or is no pickle; TruncatedError: ends early; UnsafeError: a bomb.
+        CorruptError: contradicts itself or is not a pickle; TruncatedError: ends early; UnsafeError: a bomb.
     """
     window = len(data) - offset if isinstance(data, bytes) else WINDOW
     try:
@@ -74,12 +74,12 @@ def walk(data: bytes | memoryview, offset: int, what: str) -> Walked:
     except Ends as end:
         raise TruncatedError(
             f"{what} ends at byte {len(data):,}, within the opcode at byte {offset + end.args[0]:,} of a "
-            f"pickle that starts at byte {offset:,}; the file is cut short or no pickle"
+            f"pickle that starts at byte {offset:,}; the file is truncated or not a pickle"
         ) from None
     except Refused as refusal:
         at, reason, unsafe = refusal.args
         kind, hint = (
-            (UnsafeError, "it was not decoded") if unsafe else (CorruptError, "the file is damaged or no pickle")
+            (UnsafeError, "it was not decoded") if unsafe else (CorruptError, "the file is damaged or not a pickle")
         )
         raise kind(f"{what}, byte {offset + at:,}: {reason}; {hint}") from None
 
@@ -107,7 +107,7 @@ def follow(data: bytes) -> tuple[int, int, list[int]]:
     """
     pos = at = work = memory = 0
     limit = allowed(0)
-    stack = [0]  # never empty, so that memo opcodes need not look; decoding refuses those that have nothing to store
+    stack = [0]  # never empty so that memo opcodes need not look; decoding refuses those that have nothing to store
     marks: list[int] = []
     memo: list[int] = []  # -1: nothing
     frames: list[int] = []
@@ -192,7 +192,7 @@ def follow(data: bytes) -> tuple[int, int, list[int]]:
             elif count := _TUPLE[op]:
                 pos += 1
                 if len(stack) - fence < count:
-                    raise Refused(at, "a tuple of more elements than there are", False)
+                    raise Refused(at, "a tuple of more elements than the stack has", False)
                 size = 1 + count
                 for _ in range(count):
                     size += stack.pop()
@@ -263,7 +263,7 @@ def follow(data: bytes) -> tuple[int, int, list[int]]:
                     if op in b"\x81\x92Q":  # NEWOBJ, NEWOBJ_EX, BINPERSID: instances
                         stack[-1] = 0
             else:
-                raise Refused(at, f"no pickle opcode {op:#04x}", False)
+                raise Refused(at, f"not a pickle opcode: {op:#04x}", False)
     except (IndexError, struct.error):
         raise Ends(at) from None
 
@@ -282,7 +282,7 @@ def _room(memory: int, at: int) -> int:
     limit = allowed(at)
     if memory > limit:
         raise Refused(
-            at, f"{at + 1:,} bytes of it make containers of {memory >> 20:,} MB, more than {limit >> 20:,} MB", True
+            at, f"{at + 1:,} bytes of it create containers of {memory >> 20:,} MB, more than {limit >> 20:,} MB", True
         )
     return limit
 
@@ -306,5 +306,5 @@ def _decimal(data: bytes, pos: int) -> tuple[int, int]:
     stop = line_end(data, pos + 1)
     digits = data[pos + 1 : stop - 1]
     if not digits.isdigit() or len(digits) > 19:
-        raise Refused(pos, "a memo index that is no number", False)
+        raise Refused(pos, "a memo index that is not a number", False)
     return int(digits), stop

@@ -40,7 +40,7 @@ for _op in pickletools.opcodes:
 
 
 def end_of(data: Any, pos: int) -> int:
-    """The position after the opcode at ``pos`` and its argument, which may lie beyond the data.
+    """The position after the opcode at ``pos`` and its argument, which may be beyond the data.
 
     Args:
         data: bytes, a ``memoryview``, or what is sliced as one.

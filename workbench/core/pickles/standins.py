@@ -193,7 +193,7 @@ class Record(Opaque):
 
 
 def opaque_class(module: str, qualname: str, base: type[Opaque] = Opaque) -> type[Opaque]:
-    """A fresh class for a global (fresh per load, so that nothing is shared between two pickles)."""
+    """A fresh class for a global (fresh per load so that nothing is shared between two pickles)."""
     charge(CLASS + 4 * len(module) + 4 * len(qualname))
     body = {"__slots__": (), "module": module, "qualname": qualname}
     return _Sealed(base.__name__, (base,), body)  # type: ignore[return-value]
@@ -295,7 +295,7 @@ class StorageRef(Inert):
     """One storage of a torch.save file: ``numel`` counts elements of ``dtype``, or bytes when ``dtype`` is
     None.
 
-    ``view`` is the legacy format's (key, offset, numel) of a storage that lies inside another one, else None.
+    ``view`` is the legacy format's (key, offset, numel) of a storage inside another one, otherwise None.
     """
 
     __slots__ = ("dtype", "key", "location", "numel", "view")
@@ -315,7 +315,7 @@ class StorageRef(Inert):
 
 
 class TensorRef(Inert):
-    """A tensor that was not read: where it lies in which storage.
+    """A tensor that was not read: its storage and its position there.
 
     ``storage`` is what ``persistent_load`` returned; ``storage_offset`` and ``stride`` count elements.
     ``kind`` names a subclass (``torch.nn.parameter.Parameter``) or is None; ``attrs`` are the Python
@@ -349,7 +349,7 @@ class TensorRef(Inert):
             raise ValueError("a tensor's shape and stride do not fit each other")
         for number in (storage_offset, *shape, *stride):
             if type(number) is not int or not 0 <= number < 1 << 63:
-                raise ValueError("a tensor's shape, stride or offset is no size")
+                raise ValueError("a tensor's shape, stride or offset is not a valid size")
         charge(TENSOR)
         set_ = object.__setattr__  # this constructor is hot: once a tensor
         set_(self, "storage", storage)
@@ -390,7 +390,7 @@ class ByClass(Mapping[tuple[str, str], object]):
     Frameworks bring copies of each other's classes, and move their own from module to module; what they hold stays the
     same. Classes of any other name become opaque leaves, as everywhere.
 
-    The classes are made anew for each load, so that a hostile BUILD on one cannot outlive its pickle.
+    The classes are made anew for each load so that a hostile BUILD on one cannot outlive its pickle.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -423,5 +423,5 @@ def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) 
         CorruptError: it is something else.
     """
     if not isinstance(value, Held) or type(value).__name__ not in names:
-        raise CorruptError(f"{what} holds {short(value)} instead of checkpoint metadata{not_run(foreign)}")
+        raise CorruptError(f"{what} contains {short(value)} instead of checkpoint metadata{not_run(foreign)}")
     return value[0] if value else {}

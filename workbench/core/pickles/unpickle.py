@@ -112,7 +112,7 @@ def loads_with_globals(
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, pickle.UnpicklingError) else str(error)
         raise CorruptError(
             f"{what} cannot be unpickled, in bytes {reader.low:,} to {reader.high:,}: {_line(reason)}; the file is "
-            "damaged, or no pickle that a checkpoint would hold"
+            "damaged, or its pickle is not one that a checkpoint would contain"
         ) from None
     finally:
         ACTIVE.reset(before)
@@ -151,8 +151,8 @@ class _Unpickler(pickle.Unpickler):
             if self.strict:
                 raise UnsafeError(
                     f"{self.what} names a foreign global {_line(module + '.' + qualname)!r}, which no "
-                    "checkpoint of this format holds; it was not imported. Do not load this file with torch "
-                    "or pickle before you know who wrote it"
+                    "checkpoint of this format contains; it was not imported. Do not load this file with torch "
+                    "or pickle unless you know who wrote it"
                 )
             self.foreign.add(f"{module}.{qualname}")
         made = opaque_class(module, qualname, Record if key in RECORDS else Opaque)
@@ -161,7 +161,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: object) -> object:
         if self.persistent is None:
-            raise ValueError(f"a persistent id {short(pid)} where none can be")
+            raise ValueError(f"an unexpected persistent id {short(pid)}")
         return self.persistent(pid)
 
 
@@ -169,7 +169,7 @@ class _Reader:
     """A file over a buffer for the C unpickler: no copy, and ``pos`` ends exactly after STOP.
 
     With ``peek`` the unpickler prefetches, then says by ``read`` how much of it was used. It gets a little at a time,
-    and none of the FRAME opcodes (a frame is executed in one go), so that the clock is read in between.
+    and none of the FRAME opcodes (a frame is executed in one go) so that the clock is read in between.
     """
 
     __slots__ = ("ahead", "budget", "frame", "frames", "low", "pos", "view")

@@ -1,4 +1,4 @@
-"""What patterns of causes ask: which quantities are beyond their law, in which parameters, and what was measured equal.
+"""What patterns of causes query: quantities beyond their law, the affected parameters, and measured equalities.
 
 ::
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
-from workbench.doctor.ledger.rows import Change, Ledger
+from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import Outcome, Sign, many
 
 __all__ = ["ALONE", "NEARLY_ALL", "Case", "Match", "where_of"]
@@ -26,27 +26,29 @@ __all__ = ["ALONE", "NEARLY_ALL", "Case", "Match", "where_of"]
 ALONE = ("before", "echo", "after")
 #: A sign's ``evidence["in"]`` → leg of the ledger.
 LEG_OF = {
-    "before → echo": "load", "before → after": "train", "echo → after": "train",
+    "before → echo": "load",
+    "before → after": "train",
+    "echo → after": "train",
     **{which: which for which in ALONE},
-}  # fmt: skip
-NEARLY_ALL = 0.7  #: share of the parameters: in small ones, laws are broken rarely
-GROWN = 2.0  #: length of weights over what it was: steps were divided by far too small second moments
-SUNK = 30.0  #: times that second moments fell below what the updates leave of them; those of an older save do not
-GONE = ("zero", "absent")  #: forms of a state that is lost
+}
+NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
+GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
+SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
+GONE = ("zero", "absent")  #: forms of a lost state
 
 
 @dataclass(frozen=True)
 class Match:
-    """A place in the ledger that shows what a cause would leave.
+    """A place in the ledger that shows the traces of a cause.
 
     Attributes:
         leg: the leg on which it was seen.
         strength: 0 to 1; 1 if no other known cause leaves the same trace.
         names: affected parameters; empty if the run as a whole is affected.
-        exact: whether it rests on equality or an exact law that no deliberate change breaks.
-        question: asks whether the change was intended; if set, the cause is a warning at most.
+        exact: whether it is based on equality or an exact law that no deliberate change breaks.
+        question: asks whether the change was intended; if set, the cause is at most a warning.
         reasons: cause → a measured sentence that speaks against it.
-        signs: the findings that it rests on, where these are not rows of the ledger.
+        signs: the signs that it is based on, if these are not rows of the ledger.
         title: replaces the cause's title.
     """
 
@@ -68,8 +70,8 @@ class Counters:
         kept: advanced by as many updates as the trainer (in a load: unchanged).
         reset: restarted from zero.
         ahead: advanced by more updates than the trainer.
-        behind: advanced by fewer, or fell without restarting.
-        by: the most common difference of those that are ahead or behind, in updates.
+        behind: advanced by fewer updates, or fell without restarting.
+        by: the most common difference of counters that are ahead or behind, in updates.
         known: the union of all four.
     """
 
@@ -85,12 +87,12 @@ class Counters:
 
 
 class Case:
-    """Everything that was measured, for patterns.
+    """Everything that was measured, as patterns query it.
 
     Attributes:
         evidence, outcome, ledger: the checkpoints, the signs, the rows.
         alone: which → fqn → sums of one state. pairs: ``before → after`` … → fqn → sums of a pair.
-        traits: what was found of the load as a whole: ``place averaged rank adapted``.
+        traits: findings about the load as a whole: ``place averaged rank adapted``.
     """
 
     def __init__(
@@ -104,24 +106,24 @@ class Case:
     ) -> None:
         self.evidence, self.outcome, self.ledger = evidence, outcome, ledger
         self.alone, self.pairs, self.traits = alone, pairs, dict(traits or {})
-        self._changes: dict[str, Change] = {}
+        self._changes: dict[str, LedgerLeg] = {}
 
     # ---- legs --------------------------------------------------------------------------------------------------------
 
-    def change(self, leg: str) -> Change:
+    def change(self, leg: str) -> LedgerLeg:
         if leg not in self._changes:
             self._changes[leg] = self.ledger.change(leg)
         return self._changes[leg]
 
     @cached_property
-    def changes(self) -> list[Change]:
-        """The legs on which the resume may have gone wrong: the load, the updates after it; else what it left."""
+    def changes(self) -> list[LedgerLeg]:
+        """The legs on which the resume may have gone wrong: load and updates, or else the resumed state."""
         legs = [leg for leg in ("load", "train") if self.change(leg).rows]
         return [self.change(leg) for leg in legs or [self.resumed]]
 
     @property
     def resumed(self) -> str:
-        """The first checkpoint that the load can have spoilt."""
+        """The first checkpoint that the load can have damaged."""
         return "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"
 
     @property
@@ -130,7 +132,7 @@ class Case:
         return "echo" if "echo → after" in self.pairs else "before"
 
     def state(self, where: str) -> State:
-        """The later checkpoint of a place: of ``before → after`` it is ``after``."""
+        """Return the later checkpoint of a place: ``after`` for ``before → after``."""
         return self.evidence.state(where.rpartition(" → ")[2] or self.resumed)
 
     @property
@@ -151,16 +153,14 @@ class Case:
         return found
 
     def fired(self, *rules: str, where: str | None = None, info: bool = False) -> list[Sign]:
-        """Signs of those rules that say more than a remark."""
+        """Return the signs of those rules that are more than a remark."""
         signs = [sign for rule in rules for sign in self._by_rule.get(rule, ())]
-        return [
-            one for one in signs if (info or one.severity != "info") and (where is None or where_of(one) == where)
-        ]  # fmt: skip
+        return [one for one in signs if (info or one.severity != "info") and (where is None or where_of(one) == where)]
 
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 
     def counters(self, leg: str) -> Counters:
-        """What the counters did on a leg."""
+        """Return what the counters did on a leg."""
         rows = [row for row in self.change(leg).rows if row.quantity == "step"]
         sets: dict[str, set[str]] = {}
         for row in rows:
@@ -176,8 +176,8 @@ class Case:
 
     # ---- what was measured, in words ---------------------------------------------------------------------------------
 
-    def equal(self, change: Change, quantities: Iterable[str], what: str, names: Iterable[str] | None = None) -> str:
-        """``the moments of 52 of 52 parameters are equal bit for bit``; empty unless all that were asked for are."""
+    def equal(self, change: LedgerLeg, quantities: Iterable[str], what: str, names: Iterable[str] | None = None) -> str:
+        """Return ``the moments of 52 of 52 parameters are equal bit for bit``, or "" if not all requested ones are."""
         quantities = tuple(quantities)
         asked = set(names) if names is not None else change.seen(*quantities)
         good = change.clean(quantities, asked)
@@ -187,11 +187,11 @@ class Case:
         return f"the {what} of {len(good):,} of {many(len(asked), 'parameter')} {law}"
 
     def against(self, *pairs: tuple[str, str]) -> dict[str, str]:
-        """``(causes, sentence)`` as a mapping; what has no sentence was not measured, and excludes nothing."""
+        """Return ``(causes, sentence)`` as a mapping; an empty sentence was not measured and excludes nothing."""
         return {cause: words for causes, words in pairs if words for cause in causes.split()}
 
-    def affected(self, names: Iterable[str], quantities: Iterable[str], change: Change) -> str:
-        """``52 of 52 parameters``."""
+    def affected(self, names: Iterable[str], quantities: Iterable[str], change: LedgerLeg) -> str:
+        """Return ``52 of 52 parameters``."""
         return f"{len(set(names)):,} of {many(len(change.seen(*quantities)), 'parameter')}"
 
     @cached_property
@@ -210,61 +210,64 @@ class Case:
 
     @cached_property
     def declared(self) -> frozenset[str]:
-        """Arguments that both launches state, and differently."""
+        """Arguments that both launches state with different values."""
         found = [sign for sign in self.signs if sign.rule == "R12" and sign.evidence.get("kind") == "declared"]
         return frozenset(name for sign in found for name in sign.evidence.get("changed", {}))
 
-    def lost(self, change: Change) -> tuple[set[str], set[str]]:
-        """Parameters whose first, and whose second, moments are gone (or are one value everywhere)."""
+    def lost(self, change: LedgerLeg) -> tuple[set[str], set[str]]:
+        """Return the parameters that lost their first, and their second, moments (absent, zero or constant)."""
         return change.hit(FIRST, *GONE), change.hit(SECOND, *GONE, "fill")
 
-    def displaced(self, change: Change) -> set[str]:
-        """Weights and masters beyond their law, without what moments that are wrong do to the first updates.
+    def displaced(self, change: LedgerLeg) -> set[str]:
+        """Return weights and masters beyond their law, except where wrong moments explain the first updates.
 
-        Those make steps a little too large; replayed with the moments that the update used, such a step fits.
+        Wrong moments make steps a little too large; such a step fits when replayed with the moments it used.
         """
         held = (*change.weights, *MASTERS)
         slight = change.hit(held, "slight") if change.leg == "train" else set()
         return change.hit(held) - (slight - {name for sign in self.fired("P12") for name in sign.tensors})
 
-    def grown(self, change: Change) -> bool:
-        """Whether the weights that are others are longer than any other weights of a run: the median over them."""
+    def grown(self, change: LedgerLeg) -> bool:
+        """Whether the median norm of the replaced weights grew more than weights of any other run do."""
         other = change.hit(change.weights, "other")
         sizes = sorted(float(change.detail(change.weights, name).get("size", 1.0)) for name in other)
         return bool(sizes) and sizes[len(sizes) // 2] > GROWN
 
-    def sunk(self, change: Change) -> frozenset[str]:
-        """Parameters whose second moments fell so far that their weights went far: as cause, not as another save's."""
+    def sunk(self, change: LedgerLeg) -> frozenset[str]:
+        """Return the parameters whose second moments fell so far that their weights moved far.
+
+        The fall is the cause here; the moments of another save do not fall as far.
+        """
         if change.leg != "train" or change.hit((*change.weights, *MASTERS, *MOMENTS), "moved."):
             return frozenset()  # elements of other places are larger or smaller
         fell = change.hit(SECOND, "other", "part", "fallen")
         return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
-    def still(self, change: Change, names: Iterable[str]) -> bool:
-        """Whether the weights and masters of those were compared, and are within their law."""
+    def still(self, change: LedgerLeg, names: Iterable[str]) -> bool:
+        """Whether the weights and masters of ``names`` were compared and are within their law."""
         names = set(names)
         seen = names & change.seen(*WEIGHTS, *MASTERS)
         return bool(seen) and not seen & change.hit((*WEIGHTS, *MASTERS))
 
-    def kept(self, change: Change, names: Iterable[str]) -> bool:
-        """Whether the moments of those were compared, and are within their law."""
+    def kept(self, change: LedgerLeg, names: Iterable[str]) -> bool:
+        """Whether the moments of ``names`` were compared and are within their law."""
         names = set(names)
         seen = names & change.seen(*MOMENTS)
         return bool(seen) and not seen & change.hit(MOMENTS)
 
 
 def where_of(sign: Sign) -> str:
-    """The checkpoint or pair that a sign is about."""
+    """Return the checkpoint or pair that a sign is about."""
     return str(sign.evidence.get("in", ""))
 
 
 def leg_of(sign: Sign) -> str:
-    """The leg of the ledger that a sign is about."""
+    """Return the leg of the ledger that a sign is about."""
     return LEG_OF.get(where_of(sign), "")
 
 
 def matches(case: Case, causes: Mapping[str, Any]) -> Iterator[tuple[str, Match]]:
-    """What every cause's pattern finds."""
+    """Yield what the pattern of each cause finds."""
     for cause in causes.values():
         if cause.pattern is not None:
             for match in cause.pattern(case):

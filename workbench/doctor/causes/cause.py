@@ -1,10 +1,10 @@
-"""What can make a loss jump after a resume: a `Cause` says what happens, which measurements it leaves, what to do.
+"""A cause of a loss jump after a resume: what happens, which measurements show it, and what to do.
 
 ::
 
-    pattern     finds in the ledger what this cause leaves  ──► matches: names, strength, measured reasons
-    explains    rules whose signs may follow from it, on those names
-    expects     rules; if the cause applies and they were checked, at least one of them fires
+    pattern     finds the traces of this cause in the ledger  ──► matches: names, strength, measured reasons
+    explains    rules whose signs may follow from it, for those names
+    expects     rules; if the cause applies and they were checked, one or more of them fire
 """
 
 from __future__ import annotations
@@ -14,19 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workbench.doctor.facts.state import TrainingState
+from workbench.formats import record
 
 if TYPE_CHECKING:
     from workbench.doctor.causes.case import Case, Match
 
-__all__ = ["FRAMEWORKS", "Cause", "made"]
-
-#: Format of a checkpoint → framework whose words a remedy uses.
-FRAMEWORKS = {
-    "dcp": "dcp", "torch_save": "torch", "megatron_dist": "megatron", "megatron_legacy": "megatron",
-    "deepspeed": "deepspeed", "deepspeed_universal": "deepspeed", "hf_trainer": "hf", "accelerate": "accelerate",
-    "lightning": "lightning", "paddlenlp": "paddle", "paddle_dist": "paddle", "paddle_save": "paddle",
-    "bytecheckpoint": "bytecheckpoint", "vescale": "vescale",
-}  # fmt: skip
+__all__ = ["Cause", "made"]
 
 
 @dataclass(frozen=True)
@@ -34,17 +27,17 @@ class Cause:
     """A row of the catalogue.
 
     Attributes:
-        id: stable, as in JSON: ``B1``.
+        id: a stable id, also used in JSON: ``B1``.
         title: what happened, in one short sentence.
-        mechanism: how it comes about. symptom: what the loss does.
-        remedies: framework → what to do; ``""`` for any other.
-        settles: which further file or fact settles doubts.
-        source: threads, papers or code that it was seen in.
+        mechanism: how it happens. symptom: what the loss does.
+        remedies: framework → what to do; ``""`` stands for all other frameworks.
+        settles: the further file or fact that would settle doubts.
+        source: threads, papers or code where it was seen.
         explains, expects: ids of rules, as above.
         losses: which of the first losses after the resume are wrong.
         everywhere: whether it affects every parameter.
         pattern: finds it in the ledger; ``None`` if only its rules name it.
-        damage: states what to expect, with the run's own numbers.
+        damage: returns what to expect, with the run's own numbers.
     """
 
     id: str
@@ -62,17 +55,13 @@ class Cause:
     damage: Callable[[TrainingState], list[str]] | None = None
 
     def remedy(self, format: str) -> str:
-        """What to do, in the words of the framework that writes that format."""
-        return self.remedies.get(FRAMEWORKS.get(format, ""), self.remedies[""])
+        """Return what to do, in the terms of the framework that writes ``format``."""
+        return self.remedies.get(record(format).framework or format, self.remedies[""])
 
     def expected(self, facts: TrainingState) -> tuple[str, ...]:
-        """What to expect of the run, a sentence each.
-
-        Args:
-            facts: of the run: its betas and lr put numbers in.
-        """
-        said = list(self.damage(facts)) if self.damage is not None else []
-        return (*said, self.losses) if self.losses else tuple(said)
+        """Return what to expect of the run, one sentence each; ``facts`` provide its betas and lr."""
+        words = list(self.damage(facts)) if self.damage is not None else []
+        return (*words, self.losses) if self.losses else tuple(words)
 
 
 def made(
@@ -81,7 +70,7 @@ def made(
     pattern: Callable[[Case], Iterator[Match]] | None = None,
     damage: Callable[[TrainingState], list[str]] | None = None, **others: str,
 ) -> Cause:  # fmt: skip
-    """A cause whose remedies in particular frameworks are keywords: ``megatron="drop --no-load-optim"``."""
+    """Return a cause; keywords are remedies for single frameworks: ``megatron="drop --no-load-optim"``."""
     return Cause(
         id, title, mechanism, symptom, {"": remedy, **others}, settles, source, frozenset(explains.split()),
         tuple(expects.split()), losses, everywhere, pattern, damage,

@@ -8,28 +8,28 @@ from typing import Any
 from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.facts.places import kinds
 from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, WEIGHTS
-from workbench.doctor.ledger.rows import Change
+from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
+from workbench.names.weights import kinds
 
 __all__ = ["CHANGES", "CORRUPTION"]
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
-RESTORE = "restore the file from a copy, or go back to the checkpoint before"
-FLIPPED = 2  #: tensors in which bits flip in one accident
+RESTORE = "restore the file from a copy, or go back to the previous checkpoint"
+FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
-STATES = ("near", "other", "part", "fallen")  #: the same of moments
-BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments from which numbers explode
+STATES = ("near", "other", "part", "fallen")  #: the same for moments
+BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
 TOP = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}  #: highest exponent bit
 
 
-def _all(change: Change) -> tuple[str, ...]:
+def _all(change: LedgerLeg) -> tuple[str, ...]:
     return (*change.weights, *MASTERS, *MOMENTS)
 
 
-def _flips(case: Case, change: Change) -> Iterator[tuple[bool, bool, frozenset[str]]]:
-    """Flipped bits as ``(of a moment, of the top exponent bit, names)``."""
+def _flips(case: Case, change: LedgerLeg) -> Iterator[tuple[bool, bool, frozenset[str]]]:
+    """Yield flipped bits as ``(in a moment, in the top exponent bit, names)``."""
     for moment, quantities in ((False, (*change.weights, *MASTERS)), (True, MOMENTS)):
         names = frozenset(change.hit(quantities, "flip"))
         if names:
@@ -42,7 +42,7 @@ def damaged(case: Case) -> Iterator[Match]:
     for change in case.changes:
         nan = frozenset(change.hit((*_all(change), *BUFFERS), "nan"))
         if change.leg != "load" and any(one.hit(MOMENTS, *BEGINNINGS) for one in case.changes):
-            nan = frozenset()  # what began as other moments is not finite some updates later
+            nan = frozenset()  # wrong moments make values non-finite a few updates later
         if nan and not case.fired("S03"):
             law = (
                 f"elements of {many(len(nan), 'parameter')} were finite before and are not in the echo"
@@ -55,8 +55,8 @@ def damaged(case: Case) -> Iterator[Match]:
                 yield Match(change.leg, 1.0 if top else 0.6, names, change.exact and top)
     if signs := case.fired("S01", "P09"):
         old = [one for one in signs if one.evidence.get("in") == "before"]
-        reasons = case.against(("B1 C1 C2", "it is so in the checkpoint that was resumed from" if old else ""))
-        # what began as other moments is NaN some updates later
+        reasons = case.against(("B1 C1 C2", "the checkpoint that was resumed from already has it" if old else ""))
+        # wrong moments make values NaN a few updates later
         began = any(change.hit(MOMENTS, *BEGINNINGS) for change in case.changes)
         yield Match("before" if old else case.resumed, 0.3 if began and not old else 0.9,
                     frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), reasons=reasons)  # fmt: skip
@@ -93,14 +93,14 @@ def moment_flipped(case: Case) -> Iterator[Match]:
 def zeroed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(_all(change), "zeros"))
-        parts = change.hit(MOMENTS, "part")  # of small ones, what a part became does not show
+        parts = change.hit(MOMENTS, "part")  # in small ones, the new form of a part cannot be seen
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
             names |= parts
         if names:
             yield Match(change.leg, 0.98, names, False)
         patch = frozenset(change.hit(_all(change), "patch") - change.hit(change.weights, "moved."))
         rows = patch & change.hit((*change.weights, *MASTERS), "part")
-        patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # whole rows of a vocabulary
+        patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # complete rows of a vocabulary
         if patch:
             yield Match(change.leg, 0.97, patch, False, title="A small part of one tensor is damaged.")
         whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
@@ -123,26 +123,26 @@ def mixed(case: Case) -> Iterator[Match]:
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
         part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))
-        if sunk := case.sunk(change):  # what is divided by the roots of their second moments goes far
+        if sunk := case.sunk(change):  # updates divided by the roots of these second moments are large
             weights, moments, part = weights - sunk, moments - sunk, part - sunk
         if not weights and len(part) < len(moments - part) and part <= change.hit(MOMENTS, "part"):
-            part = frozenset()  # where all moments are others, some are so only in places that show it
+            part = frozenset()  # all moments changed, but in some it shows only in places
         numbered = {name for name in moments if is_numbered(name)} if weights else set()
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
         odd = case.counters(change.leg)
         off = odd.ahead | odd.behind
         few = off if len(off) < 0.9 * len(odd.known) else frozenset()
         if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
-            continue  # the load made updates of its own
+            continue  # the load itself made updates
         outer = kinds(weights | moments | part) <= {"embed", "head"}  # rows of the vocabulary
         if confined and (weights or moments) and not (part and outer):
             yield Match(change.leg, 0.97, frozenset(weights | moments), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
         elif both and not numbered and _strangers(case, change):
-            yield Match(change.leg, 0.8, both, False, title="Weights and moments are not this run's.")
+            yield Match(change.leg, 0.8, both, False, title="Weights and moments are not from this run.")
         elif both and not change.whole(change.weights, both):
-            words = f"the others of {many(len(change.seen(*change.weights)), 'weight')} are as they were"
+            words = f"the rest of {many(len(change.seen(*change.weights)), 'weight')} is not affected"
             yield Match(change.leg, 0.95, both, False, reasons=case.against(("G7", words)))
         elif moments and not weights and case.still(change, moments):
             lagging = bool(odd.behind)
@@ -157,8 +157,8 @@ def mixed(case: Case) -> Iterator[Match]:
         yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
-def _strangers(case: Case, change: Change) -> bool:
-    """Whether nearly all weights are others of the old size: by steps that are too large, they grow."""
+def _strangers(case: Case, change: LedgerLeg) -> bool:
+    """Whether nearly all weights are others of the old size; steps that are too large would make them grow."""
     return change.whole(change.weights, change.hit(change.weights, "other"), NEARLY_ALL) and not case.grown(change)
 
 
@@ -186,7 +186,7 @@ def incomplete(case: Case) -> Iterator[Match]:
 
 
 def computation(case: Case) -> Iterator[Match]:
-    """Only where the load is known to be right in all that is stored, and what follows is not."""
+    """Match only if the load is known to be right in everything stored, and what follows is wrong."""
     load, train = case.change("load"), case.change("train")
     groups = [quantity for quantity in (*WEIGHTS, *MASTERS, *MOMENTS) if load.seen(quantity)]
     clean = bool(groups) and not load.hit(groups) and not case.fired("S01", "S03", where="before")
@@ -211,7 +211,7 @@ def settings(case: Case) -> Iterator[Match]:
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
     if still:
         question = "these parameters did not train: were they frozen on purpose?"
-        title = "Parameters stand still: no update reached them."
+        title = "Parameters did not change: no update reached them."
         yield Match("train", 1.0, still, signs=tuple(idle), question=question, title=title)
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
     if rates and (case.declared or any(one.evidence.get("declared") for one in rates)):
@@ -241,83 +241,85 @@ CORRUPTION = (
     made("G1", "A number is damaged: a flipped exponent bit, NaN or infinity.", "memory, network or storage",
          "NaN, or an explosion", RESTORE, HASHES, "catalogue G1",
          explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=damaged),
-    made("G2", "A bit is flipped.", "memory, network or storage", "mostly none", RESTORE + "; or set the element right",
+    made("G2", "A bit is flipped.", "memory, network or storage", "mostly none", RESTORE + "; or correct the element",
          HASHES, "catalogue G2",
          explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=flipped),
     made("G3", "A bit of a second moment is flipped.", "memory, network or storage",
          "negative: NaN; smaller: a huge step; larger: a frozen weight", RESTORE, HASHES, "catalogue G3",
          explains="S01 S02 S03 S04 R03 R06 R09 P03 P04 P09 N16 S19 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=moment_flipped),
     made("G4", "A file is truncated or unreadable.", "an interrupted or failed write", "the load fails, or zeros",
          RESTORE, "the file's size at the save", "catalogue G4",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S11 R01 R03 R08 P02 V01 "
                   "V02 V03 N18",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=truncated),
     made("G5", "Stored bytes were replaced by zeros.",
-         "a crash before the write, sparse holes, a map of an overwritten file",
-         "a small jump", RESTORE + "; fsync before the save is called done", HASHES, "SimpleTuner 2714",
+         "a crash before the write, sparse holes, or a memory map of an overwritten file",
+         "a small jump", RESTORE + "; call fsync before reporting the save as complete", HASHES, "SimpleTuner 2714",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
                   "S08 S11 S12 S15 S03 R03 R08 N29 P09 N8",
          expects="S11 R08",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=zeroed),
     made("G6", "Parts of the checkpoint come from different saves.",
          "one rank's file is older, or an asynchronous save was not consistent",
          "often invisible", "take all files from one save; copy tensors before an asynchronous save returns",
-         "the checkpoint before: which files equal it?", "pytorch 144657, Lightning 20953",
-         dcp="dcp.async_save must stage CPU tensors too; compare .metadata's time with the files'",
-         deepspeed="all *_optim_states.pt must be of one save: compare their times",
-         megatron="all mp_rank_* must be of one save: compare their times and iterations",
+         "a comparison of the files with those of the previous checkpoint", "pytorch 144657, Lightning 20953",
+         dcp="dcp.async_save must stage CPU tensors too; compare the time of .metadata with those of the files",
+         deepspeed="all *_optim_states.pt must come from one save: compare their times",
+         megatron="all mp_rank_* must come from one save: compare their times and iterations",
          explains="P27 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=mixed),
-    made("G7", "A whole save repeats an older one.", "cached structures were written again", "the resume goes back",
+    made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
          "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
                   "S06 S07 S16 S17 S18",
          expects="S07 N25 R09",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          everywhere=True,
          pattern=repeated),
-    made("G8", "The pointer to the latest checkpoint leads to an incomplete one.", "written before the save was done",
-         "an old or partial resume", "write the pointer last; resume from the last complete save",
+    made("G8", "The tracker points to an incomplete checkpoint.",
+         "the tracker was written before the save was complete", "an old or partial resume",
+         "write the tracker last; resume from the last complete save",
          "the files on disk", "speculators 739",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S07 R01 P02 V01 V04 N18",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=incomplete),
-    made("G9", "The computation itself made wrong numbers.", "a defective device", "bursts, or steady drift",
+    made("G9", "The computation itself produced wrong numbers.", "a defective device", "bursts, or steady drift",
          "run the step again on another device; test the device", "the same step from another run", "catalogue G9",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 S01 P09 S12",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on",
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=computation),
-    made("G10", "What was read is not what is stored.", "a damaged read was broadcast", "as for flipped bits",
-         "read again; compare with hashes made before the upload", HASHES, "catalogue G10",
+    made("G10", "The data that was read differs from the data that is stored.", "a damaged read was broadcast",
+         "as for flipped bits", "read again; compare with hashes made before the upload", HASHES, "catalogue G10",
          explains="R06 R08 R09 V02 V03 S08 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss, damaged masters and moments from the second on"),
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on"),
 )  # fmt: skip
 
 CHANGES = (
-    made("H1", "Settings of the run changed.", "arguments of the new launch, or new defaults", "as the setting goes",
-         "compare the arguments with what was meant; if they were not, resume again with those of before",
+    made("H1", "Settings of the run changed.", "arguments of the new launch, or new defaults", "depends on the setting",
+         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
          "the arguments of both launches", "catalogue H1",
          explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
          losses="the loss depends on the setting",
          everywhere=True,
          pattern=settings),
-    made("H2", "The model's config changed where no tensor shows it.", "rope base, attention scale, ε of norms",
-         "a jump from the first loss on", "compare the model's config files", "config.json of both", "catalogue H2",
+    made("H2", "The model's config changed in a way that no tensor shows.", "rope base, attention scale, ε of norms",
+         "a jump from the first loss on", "compare the model's config files", "both config.json files", "catalogue H2",
          losses="the loss depends on the setting"),
-    made("H3", "A pocket of bad data.", "few tokens with large gradients", "a spike that a resume does not cause",
-         "look at the batches of those steps", "the data's position and log", "catalogue H3",
+    made("H3", "The data has a stretch of bad samples.", "few tokens with large gradients",
+         "a spike that a resume does not cause", "inspect the batches of those steps", "the data's position and log",
+         "catalogue H3",
          losses="the loss depends on the setting"),
-    made("H4", "The model itself becomes unstable.", "attention or output logits grow", "spikes that come back",
-         "q/k norms, z-loss, a lower lr", "older checkpoints", "catalogue H4",
+    made("H4", "The model itself becomes unstable.", "attention or output logits grow", "recurring spikes",
+         "add q/k norms or a z-loss, or lower the lr", "older checkpoints", "catalogue H4",
          losses="the loss depends on the setting"),
 )  # fmt: skip

@@ -9,19 +9,19 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
-from workbench.doctor.facts.places import kinds
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
-from workbench.doctor.ledger.rows import Change
+from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
+from workbench.names.weights import kinds
 
 __all__ = ["COPIES", "LAYOUTS"]
 
-MANY_TAGS = 4  #: kinds of moves that have no cause but a line that was cut anew
-FARTHER = 2.0  #: times the reach of the updates: Lookahead, clipped or projected weights move about so far
-FAR = 0.1  #: distance from 1 of a factor of norms that their updates do not make
-OUTER = {"embed", "head"}  #: kinds that have a row a token
-ECHO = "an echo: save again right after the load, before any update"
-#: Tag of where rows went → how well each cause fits it.
+MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
+FARTHER = 2.0  #: times the reach of the updates: about how far Lookahead, clipping or projection move weights
+FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
+OUTER = {"embed", "head"}  #: kinds with one row per token
+ECHO = "an echo, saved right after the load and before any update"
+#: Tag of where rows moved → how well each cause fits it.
 TAGS = {
     "layer": {"E9": 1.0}, "expert": {"E10": 1.0}, "gate_up": {"E3": 1.0, "E2": 0.5}, "gate_up_mixed": {"E2": 1.0},
     "qkv": {"E4": 1.0, "E1": 0.5}, "heads": {"E6": 1.0, "E1": 0.6}, "rope": {"E5": 1.0, "E6": 0.6},
@@ -33,7 +33,7 @@ TAGS = {
 
 
 def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
-    """A pattern: rows, columns or elements of weights are all there, at other places."""
+    """Return a pattern: all rows, columns or elements of weights are present, but at other places."""
 
     def pattern(case: Case) -> Iterator[Match]:
         for change in case.changes:
@@ -51,11 +51,12 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                     continue
                 moments = change.hit(MOMENTS, "moved.", "moved") & names
                 weights = set(names)
-                names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # whose they are is not known
+                names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # the owner is unknown
                 words = f"the moments of {len(moments):,} of {len(names):,} moved with them" if moments else ""
                 reasons = case.against(
-                    ("A1 A2 F4 D2 G6", _placed(change, weights)), ("B5 E13", words),
-                )  # fmt: skip
+                    ("A1 A2 F4 D2 G6", _placed(change, weights)),
+                    ("B5 E13", words),
+                )
                 # weights are made from masters, which may have moved alone
                 exact = change.exact or (bool(case.fired("P17")) and (bool(moments) or not case.mastered))
                 yield Match(change.leg, strength, frozenset(names), exact and strength == 1.0, reasons=reasons)
@@ -63,19 +64,19 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
     return pattern
 
 
-def _cut_anew(change: Change) -> bool:
-    """Whether parts of the flat line are at other places: some of them are whole rows of another tensor by chance."""
+def _cut_anew(change: LedgerLeg) -> bool:
+    """Whether the flat line was cut at other places; some pieces are then rows of another tensor by chance."""
     tags = {form for form in change.forms((*change.weights, *MASTERS)) if form.startswith("moved.")}
     return len(tags) >= MANY_TAGS and "moved.flat" in tags
 
 
-def _placed(change: Change, names: set[str]) -> str:
-    law = "bit for bit" if change.exact else "where they fit better than in their own place"
+def _placed(change: LedgerLeg, names: set[str]) -> str:
+    law = "bit for bit" if change.exact else "where they fit better than at their own place"
     return f"the rows of {many(len(names), 'weight')} were found elsewhere in before, {law}"
 
 
 def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
-    """A pattern: the flat line of the optimizer (or of all) is cut at other places."""
+    """Return a pattern: the flat line of the optimizer state (or of everything) is cut at other places."""
 
     def pattern(case: Case) -> Iterator[Match]:
         for change in case.changes:
@@ -88,7 +89,7 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                     names = frozenset(change.hit(quantities, "moved."))
                 words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
                 if change.leg == "train":
-                    names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # whose they are is not known
+                    names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # the owner is unknown
                 yield Match(change.leg, strength[cause], names, change.exact and strength[cause] == 1.0,
                             reasons=case.against(("E1 E4 E9", words)))  # fmt: skip
             if cause == "E13":
@@ -103,9 +104,10 @@ def uneven(case: Case) -> Iterator[Match]:
     yield from _moved("E8")(case)
     for change in case.changes:
         names = frozenset(
-            name for name in change.hit(change.weights, "part", "zeros", "other")
+            name
+            for name in change.hit(change.weights, "part", "zeros", "other")
             if change.detail(change.weights, name).get("tail")
-        )  # fmt: skip
+        )
         if names:
             yield Match(change.leg, 0.97, names, False)
     if signs := case.fired("N18"):
@@ -121,7 +123,7 @@ def scaled(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit((*change.weights, *MASTERS), "ratio"))
         if names:
             factors = sorted({float(change.detail((*change.weights, *MASTERS), n).get("ratio", 0)) for n in names})
-            words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old ones"
+            words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
             yield Match(change.leg, 0.95, names, False, reasons=case.against(("A2 G6 F4", words)))
 
 
@@ -135,10 +137,11 @@ def replicas(case: Case) -> Iterator[Match]:
 
 def untied(case: Case) -> Iterator[Match]:
     new = [
-        one for one in case.fired("R01", "P02", "N3", "S13", "R15")
+        one
+        for one in case.fired("R01", "P02", "N3", "S13", "R15")
         if one.rule in ("S13", "R15")
         or (one.evidence.get("kind") in ("are new", "appeared") and one.tensors and kinds(one.tensors) <= OUTER)
-    ]  # fmt: skip
+    ]
     gone = [
         one for one in case.fired("R01", "P02")
         if one.evidence.get("kind") in ("are gone", "vanished") and one.tensors and kinds(one.tensors) <= {"head"}
@@ -154,14 +157,14 @@ def averaged(case: Case) -> Iterator[Match]:
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
         yield Match("load", 0.95, frozenset(n for s in stored for n in s.tensors), signs=tuple(stored),
-                    title="The averaged weights are not those that were stored.")  # fmt: skip
+                    title="The averaged weights differ from the stored ones.")  # fmt: skip
     if signs := case.fired("P22", "P23"):
         question = "" if case.fired("P22") else "the averages restarted from the weights: was that intended?"
         yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
-                    question=question, title="The averaged weights did not go on from the stored ones.")  # fmt: skip
+                    question=question, title="The averaged weights did not continue from the stored ones.")  # fmt: skip
     if signs := case.fired("P28"):
         yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
-                    question="the averaged weights stand still: are they updated less often?",
+                    question="the averaged weights do not change: are they updated less often?",
                     title="The averaged weights are not updated.")  # fmt: skip
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
@@ -172,37 +175,39 @@ def averaged(case: Case) -> Iterator[Match]:
             continue
         ema = frozenset(change.hit(AVERAGES))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
-            yield Match(change.leg, 0.95, ema, False, title="The averaged weights are not those that were stored.")
+            yield Match(change.leg, 0.95, ema, False, title="The averaged weights differ from the stored ones.")
         taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
         if taken:
             off = frozenset(change.hit((*change.weights, *MASTERS)))
-            words = f"{len(taken):,} of {many(len(off), 'weight')} are nearer to the stored average than to before"
+            words = f"{len(taken):,} of {many(len(off), 'weight')} are closer to the stored average than to before"
             yield Match(change.leg, 0.97, off, False, reasons=case.against(("A1 A2 D2 G6", words)))
             continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
         if not near or change.hit(change.weights, "moved.") or change.moments(near):
             continue
-        whole = change.whole(change.weights, near, 0.9 if change.exact else NEARLY_ALL)  # laws of updates are loose
+        whole = change.whole(change.weights, near, 0.9 if change.exact else NEARLY_ALL)  # bounds of updates are loose
         kept = case.equal(change, MOMENTS, "moments", near)
         low = min((c for n in near if (c := change.detail(change.weights, n).get("cosine")) is not None), default=0.0)
         masters = change.leg == "load" and bool(change.seen(*MASTERS) & near) and not change.hit(MASTERS) & near
         if masters or (change.leg == "train" and case.mastered):
             continue
-        if low > 0.5 and (whole or not change.exact):  # an average is taken of all that is trained
-            reasons = case.against(("A1 A2", f"their cosine with before is {low:.3f} at least"), ("G7 B1", kept))
+        if low > 0.5 and (whole or not change.exact):  # an average covers everything that is trained
+            words = f"their cosine similarity to before is at least {low:.3f}"
+            reasons = case.against(("A1 A2", words), ("G7 B1", kept))
             worst = max(float(change.detail(change.weights, name).get("worst") or 0) for name in near)
-            barely = change.leg == "train" and worst < FARTHER  # so do trainers that change weights besides
+            barely = change.leg == "train" and worst < FARTHER  # as of trainers that change weights in other ways too
             yield Match(change.leg, 0.9 if whole else 0.4, near, False, reasons=reasons,
                         question="does the trainer change weights outside the optimizer's update?" if barely else "",
-                        title="Averaged weights, or those of another step, were loaded.")  # fmt: skip
+                        title="Averaged weights, or weights of another step, were loaded.")  # fmt: skip
     rows = [one for one in case.fired("P11") if one.evidence.get("even")]
     rows = [
-        one for one in rows
+        one
+        for one in rows
         if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow")
-    ]  # fmt: skip
+    ]
     if rows and not case.mastered:
         yield Match("train", 0.75, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows),
-                    title="Averaged weights, or those of another step, were loaded.")  # fmt: skip
+                    title="Averaged weights, or weights of another step, were loaded.")  # fmt: skip
     if signs := case.fired("N21"):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -219,10 +224,11 @@ def merged(case: Case) -> Iterator[Match]:
                         question="were the adapters merged into the weights on purpose?")  # fmt: skip
             return
     gone = [
-        one for one in case.fired("R01", "P02")
+        one
+        for one in case.fired("R01", "P02")
         if one.evidence.get("kind") in ("are gone", "vanished")
         and "lora_" in f"{one.evidence.get('roles', '')} {' '.join(one.tensors)}"
-    ]  # fmt: skip
+    ]
     if gone:
         leg = "load" if case.change("load").rows else "train"
         all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | {n for s in gone for n in s.tensors}
@@ -258,117 +264,123 @@ def vocabulary(case: Case) -> Iterator[Match]:
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
         part = frozenset(change.hit(change.weights, "part", "zeros"))
-        alone = len(change.hit(change.weights) - part) <= len(part)  # of an average, rows that were not trained stay
+        alone = len(change.hit(change.weights) - part) <= len(part)  # in an average, untrained rows stay
         if part and alone and kinds(part) <= OUTER and not case.traits.get("confined"):
             rows = change.detail(change.weights, min(part))
             words = f"only some rows changed ({rows['rows']:,} of {rows['of']:,})" if "rows" in rows else ""
             numbered = {name for name in change.hit(MOMENTS) if is_numbered(name)}
-            part |= numbered if len(numbered) <= len(part) else set()  # as many as those weights have
+            part |= numbered if len(numbered) <= len(part) else set()  # as many as belong to those weights
             yield Match(change.leg, 0.96, part, False, reasons=case.against(("A2 G6 F4", words)))
     shaped = [
-        one for one in case.fired("R01", "P02")
+        one
+        for one in case.fired("R01", "P02")
         if one.evidence.get("kind") in ("have another shape", "changed shape") and kinds(one.tensors) <= OUTER
-    ]  # fmt: skip
+    ]
     if shaped:
         yield Match("train", 0.95, frozenset(n for s in shaped for n in s.tensors), signs=tuple(shaped),
-                    question="the vocabulary has another size: was it extended on purpose?",
-                    title="The vocabulary has another size.")  # fmt: skip
+                    question="the vocabulary has a different size: was it extended on purpose?",
+                    title="The vocabulary has a different size.")  # fmt: skip
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 LAYOUTS = (
-    made("E1", "Blocks of rows or columns are in another order, or along another axis.",
+    made("E1", "Blocks of rows or columns are in a different order, or along a different axis.",
          "shards of tensor-parallel ranks were joined by file order or along another axis; gates were reordered",
          "up to the loss of a new model",
-         "join by the offsets that the checkpoint states; check rank order and the axis of each tensor", ECHO,
-         "catalogue E1", megatron="convert with the tool of the version that saved; mp_rank_TT is the tensor rank",
+         "join by the offsets stored in the checkpoint; check the rank order and the axis of each tensor", ECHO,
+         "catalogue E1", megatron="convert with the tool of the saving version; mp_rank_TT is the tensor rank",
          deepspeed="universal checkpoint: check the patterns for row- and column-parallel tensors",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E1")),
-    made("E2", "[gate; up] of several ranks were joined as if they were one.",
+    made("E2", "The [gate; up] blocks of several ranks were joined as if they were one.",
          "each rank holds its own [gate; up]; a plain concatenation interleaves them", "a jump of 1 to 4 nats",
          "split every rank's part into gate and up first, then join each", ECHO,
          "ROCm Megatron 63, Megatron-LM 2769, bigscience 338",
          megatron="with --swiglu resharding must use the chunk order [0, 2, 4, …, 1, 3, 5, …]",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E2")),
-    made("E3", "gate and up were exchanged.", "another order of the two in a fused tensor", "a jump of 1.5 to 3 nats",
-         "exchange them in the conversion: which comes first in [gate; up] differs between codes", ECHO,
+    made("E3", "gate and up were swapped.", "a fused tensor has the two in the other order", "a jump of 1.5 to 3 nats",
+         "swap them in the conversion; codebases differ in which of the two comes first", ECHO,
          "catalogue E3",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E3")),
-    made("E4", "Fused QKV was read in another layout.", "grouped (q q k v a group) read as contiguous [Q; K; V]",
+    made("E4", "Fused QKV was read in a different layout.",
+         "a grouped layout (q q k v per group) was read as contiguous [Q; K; V]",
          "a jump of about 3 nats", "convert with the number of query groups and the head size of the model", ECHO,
-         "catalogue E4", megatron="linear_qkv is by query group: pass --num-query-groups as in training",
+         "catalogue E4", megatron="linear_qkv is ordered by query group; pass --num-query-groups as in training",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E4")),
-    made("E5", "Rows of q and k are in the order of another rotary embedding.",
-         "half-split rows read as interleaved ones, or the reverse", "fluent garbage; the loss jumps by 1 to 3 nats",
-         "permute the rows of q and k within each head, in weights and states alike, or switch the rope's style", ECHO,
+    made("E5", "Rows of q and k are in the order of a different rotary embedding.",
+         "half-split rows were read as interleaved ones, or the reverse", "fluent garbage; a jump of 1 to 3 nats",
+         "permute the rows of q and k within each head, in weights and optimizer state, or switch the RoPE style", ECHO,
          "TinyLlama 24, transformers 25199",
          megatron="--rotary-interleaved must be as in training",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E5")),
-    made("E6", "Query heads do not belong to their key groups.", "heads were permuted without their groups",
-         "a jump of 1 to 3 nats", "permute q, k, v and the output projection by one order of heads", ECHO,
+    made("E6", "Query heads are in the wrong key groups.", "heads were permuted without their groups",
+         "a jump of 1 to 3 nats", "permute q, k, v and the output projection by the same order of heads", ECHO,
          "catalogue E6",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E6")),
-    made("E7", "Flat partitions are shifted against the parameters.",
-         "alignment padding or another wrap policy was not taken into account", "garbage from one tensor on",
+    made("E7", "Flat partitions are shifted relative to the parameters.",
+         "alignment padding or a different wrap policy was not taken into account", "garbage from one tensor on",
          "re-partition with the padding of the run that saved", ECHO, "catalogue E7",
          deepspeed="resume with the same world size, or convert with ds_to_universal.py",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N28 N20 S01 S02 S03 "
                   "S04 S05 S08 S14 S15 R03 R08 N29",
-         losses="the first loss is right where only the state is shifted",
+         losses="the first loss is right if only the state is shifted",
          pattern=partition("E7")),
-    made("E8", "An uneven shard was read wrongly.", "vocabulary or rows do not divide by the ranks", "a small gap",
-         "check sizes of the last rank's shard; save and load with the same padding", ECHO, "torchtitan 1136",
+    made("E8", "An uneven shard was read incorrectly.", "the vocabulary or rows are not divisible by the ranks",
+         "a small gap", "check the sizes of the last rank's shard; save and load with the same padding", ECHO,
+         "torchtitan 1136",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=uneven),
-    made("E9", "Layers are duplicated, exchanged or shifted.", "pipeline stages map to other layers",
+    made("E9", "Layers are duplicated, swapped or shifted.", "pipeline stages map to the wrong layers",
          "a jump of 1 to 3 nats", "check the offset of each pipeline (and virtual) stage", ECHO,
          "Megatron-LM 1584, transformers 24381",
          megatron="resume with the --num-layers-per-virtual-pipeline-stage of the save, or from a dist checkpoint",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S14 N19 S08 S19 N29 N28",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E9")),
-    made("E10", "Experts were permuted without their router.", "another placement of experts on ranks",
-         "a moderate jump", "move router rows, expert biases and states with the experts", ECHO, "catalogue E10",
+    made("E10", "Experts were permuted without their router.", "the placement of experts on ranks changed",
+         "a moderate jump", "move router rows, expert biases and optimizer state with the experts", ECHO,
+         "catalogue E10",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E10")),
-    made("E11", "Trained rows lie among the padding of the vocabulary.", "padded rank by rank, or at another end",
-         "loss at rare tokens, NaN in the logits", "cut the padding off before resharding, and pad again", ECHO,
+    made("E11", "Trained rows are in the padding of the vocabulary.",
+         "the table was padded rank by rank, or at another end",
+         "loss at rare tokens, NaN in the logits", "remove the padding before resharding, and pad again", ECHO,
          "catalogue E11", megatron="--make-vocab-size-divisible-by as in training",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 N20",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=_moved("E11")),
-    made("E12", "Copies were averaged or added instead of taken.", "a replicated tensor was merged like a sharded one",
-         "weights scaled by 1/n", "mark the tensor as replicated in the conversion", ECHO, "catalogue E12",
+    made("E12", "Replicas were averaged or summed instead of taking one of them.",
+         "a replicated tensor was merged like a sharded one", "weights scaled by 1/n",
+         "mark the tensor as replicated in the conversion", ECHO, "catalogue E12",
          deepspeed="universal checkpoint: list the tensor in the patterns for replicated or averaged parameters",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 R09 S15",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=scaled),
-    made("E13", "The optimizer's state was resharded by another map than the weights.",
-         "flat partitions in another order of parameters", "right at first, slow damage",
-         "reshard weights and states with one map", ECHO, "catalogue E13",
-         deepspeed="partition order must be that of the save (round_robin_gradients); or convert to universal",
+    made("E13", "The optimizer's state was resharded with a different map than the weights.",
+         "the flat partitions use another order of parameters", "right at first, slow damage",
+         "reshard weights and optimizer state with the same map", ECHO, "catalogue E13",
+         deepspeed="keep the partition order of the save (round_robin_gradients), or convert to universal",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 N28 S19 S04 S05 S08 S14 "
                   "S15 R03 N29",
          expects="P17 R02 R04 R09 R13",
@@ -377,38 +389,42 @@ LAYOUTS = (
 )  # fmt: skip
 
 COPIES = (
-    made("F1", "Copies of one tensor drifted apart.", "gradients of replicated parameters are not reduced over ranks",
-         "slow; a spike when a reshard chooses one copy", "reduce their gradients; copy rank 0's to all",
-         "the checkpoints before: has the gap grown?", "TransformerEngine 441, Megatron-LM 474, apex 1686",
+    made("F1", "Replicas of one tensor drifted apart.",
+         "gradients of replicated parameters are not reduced across ranks",
+         "slow; a spike when a reshard chooses one replica", "reduce their gradients; copy rank 0's replica to all",
+         "the earlier checkpoints, which show whether the gap has grown",
+         "TransformerEngine 441, Megatron-LM 474, apex 1686",
          explains="S08 S12",
          expects="S12",
          pattern=replicas),
-    made("F2", "Embedding and head are no longer one tensor.", "the head was untied, copied or made anew",
-         "fresh: a spike; a copy: invisible, drifts", "tie the weights before the optimizer is made", ECHO,
-         "catalogue F2", hf="call model.tie_weights() after the load and before the optimizer is made",
+    made("F2", "Embedding and head are no longer one tensor.", "the head was untied, copied or recreated",
+         "a fresh head: a spike; a copy: invisible, but it drifts", "tie the weights before creating the optimizer",
+         ECHO,
+         "catalogue F2", hf="call model.tie_weights() after the load and before creating the optimizer",
          megatron="do not pass --untie-embeddings-and-output-weights",
          explains="R01 S19 V05 R12 P01 P02 P05 P12 R10 S06 S07 S13 S14 N29 N3",
          expects="R01 P02 S13",
-         losses="a fresh head: the first losses are wrong; a copy: none is",
+         losses="with a fresh head, the first losses are wrong; with a copy, none is",
          pattern=untied),
-    made("F3", "Embedding and head of first and last stage diverge.", "their gradients are not reduced together",
-         "slow", "reduce the gradients of both stages", "both stages' files", "catalogue F3",
+    made("F3", "Embedding and head of the first and last stage diverge.", "their gradients are not reduced together",
+         "slow", "reduce the gradients of both stages", "the files of both stages", "catalogue F3",
          explains="S13"),
     made("F4", "Averaged weights were loaded as the weights.", "the average was saved or loaded in their place",
-         "better at first, then a bump", "load the raw weights; keep the average apart with its counter", ECHO,
+         "better at first, then a bump", "load the raw weights; store the average and its counter separately", ECHO,
          "schnetpack 785, YOLOX 1318, lightly 892",
          explains="P28 P22 P23 P05 P06 P08 P11 P12 P13 P17 P18 N21 R09 R02 R03",
-         losses="the first losses differ: better where the average is recent, worse where it is old",
+         losses="the first losses differ: better if the average is recent, worse if it is old",
          pattern=averaged),
-    made("F5", "An adapter was not loaded, or was merged twice.", "wrapped twice, merged and active, other scaling",
-         "the loss of the start, or a jump", "load base and adapter each once; merge at most once", ECHO,
+    made("F5", "An adapter was not loaded, or was merged twice.",
+         "wrapped twice, merged but still active, or scaled differently", "the loss of the start, or a jump",
+         "load base and adapter once each; merge at most once", ECHO,
          "lerobot 3459, alpaca-lora 322, peft 859",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 N22 R01 R09 P02",
          pattern=merged),
-    made("F6", "The base model is another revision.", "adapters were trained on other weights", "a small jump",
+    made("F6", "The base model is a different revision.", "adapters were trained on other weights", "a small jump",
          "pin the base model's revision", "the base model's hash at training", "catalogue F6",
          explains="P27"),
-    made("F7", "Rows of the vocabulary are shifted or were added.", "the tokenizer changed",
+    made("F7", "Rows of the vocabulary were shifted or added.", "the tokenizer changed",
          "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
          "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 N20",

@@ -8,14 +8,14 @@ from workbench.doctor.causes.case import Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS
-from workbench.doctor.ledger.rows import Change
+from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
 
 __all__ = ["PRECISION", "SCHEDULES"]
 
-ECHO = "an echo: save again right after the load, before any update"
+ECHO = "an echo, saved right after the load and before any update"
 ARGS = "the arguments of both launches"
-EARLY, LATE = 0.6, 1.5  #: of where a schedule should be: it began anew; it was stepped twice
+EARLY, LATE = 0.6, 1.5  #: share of the expected position below which it restarted; from which it was stepped twice
 VALUES = ("near", "other", "part", "ratio")  #: changes of values without another form
 OF_SCALES = ("amax_history", "scale", "scale_inv", "extra_state")
 
@@ -24,7 +24,7 @@ OF_SCALES = ("amax_history", "scale", "scale_inv", "extra_state")
 
 
 def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
-    """Signs of a schedule's position, each with it over where the schedule should be."""
+    """Yield signs of a schedule's position, each with the ratio of that position to the expected one."""
     for sign in case.fired("S17", "R11", "P15"):
         found = sign.evidence
         if _step_is_off(case) and sign.rule != "R11":
@@ -42,27 +42,27 @@ def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 
 def _step_is_off(case: Case) -> bool:
-    """Whether schedule and optimizer agree, and the trainer's step with neither."""
+    """Whether the schedule and the optimizer agree with each other but not with the trainer's step."""
     facts = case.later.facts
     usual, step, count = facts.steps.usual, facts.step, facts.schedule.count if facts.schedule else None
     if None in (usual, step, count) or usual == step:
         return False
     if any(case.counters(leg).reset for leg in ("load", "train", case.resumed)):
-        return False  # both began anew
+        return False  # both restarted
     assert usual is not None and count is not None
     unit = _unit(case) or 1.0
     return abs(count / unit - usual) < 1
 
 
 def _unit(case: Case) -> float:
-    """What the schedule counts for an update."""
+    """Return how much the schedule counts per update."""
     facts = case.evidence.before.facts
     count = facts.schedule.count if facts.schedule else None
     return count / facts.step if count and facts.step else 1.0
 
 
 def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
-    """Signs of a learning rate, each with it over the one that is due."""
+    """Yield signs of a learning rate, each with the ratio of that rate to the expected one."""
     for sign in case.fired("S16", "P15", "P13", "R14", "P19"):
         found = sign.evidence
         if (sign.rule == "P15" and found.get("kind") == "jump") or (sign.rule == "S16" and _step_is_off(case)):
@@ -91,9 +91,9 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
         yield Match(leg, 1.0, question=question, signs=(*behind, *more))
     elif slow and not case.fired("N6"):
         declared = _declared(case, slow)
-        yield Match(leg, 0.5 if declared else 0.85, signs=tuple(slow),
-                    question="the learning rate is lower than before: was that intended?",
-                    title="The learning rate fell: its schedule was not restored, or another one was set.")  # fmt: skip
+        title = "The learning rate fell: its schedule was not restored, or a different one was set."
+        yield Match(leg, 0.5 if declared else 0.85, signs=tuple(slow), title=title,
+                    question="the learning rate is lower than before: was that intended?")  # fmt: skip
 
 
 def schedule_lost(case: Case) -> Iterator[Match]:
@@ -108,8 +108,8 @@ def schedule_lost(case: Case) -> Iterator[Match]:
     train = case.change("train")
     far = train.hit(train.weights, "near", "slight")
     if far and train.whole(train.weights, far) and not train.hit(MOMENTS) and case.start == "echo":
-        title = "The updates were larger than any learning rate that is stated allows."
-        question = "was the learning rate raised without the files saying so?"
+        title = "The updates were larger than any stated learning rate allows."
+        question = "was the learning rate raised without a record in the files?"
         yield Match("train", 0.7, frozenset(far), question=question, title=title)
 
 
@@ -119,8 +119,8 @@ def stepped_twice(case: Case) -> Iterator[Match]:
         strength = 1.0 if any(ratio >= LATE for _, ratio in ahead) else 0.8
         leg = "load" if any(sign.rule == "R11" for sign, _ in ahead) else case.resumed
         more = [sign for sign, ratio in _rates(case)]
-        yield Match(leg, strength, question="the schedule is not where the updates put it: was it moved on purpose?",
-                    signs=(*(sign for sign, _ in ahead), *more))  # fmt: skip
+        question = "the schedule's position does not match the updates: was it moved on purpose?"
+        yield Match(leg, strength, question=question, signs=(*(sign for sign, _ in ahead), *more))
 
 
 def another_length(case: Case) -> Iterator[Match]:
@@ -132,7 +132,7 @@ def another_length(case: Case) -> Iterator[Match]:
 
 
 def _data(case: Case) -> Iterator[tuple[Sign, bool]]:
-    """Signs of the data's position, each with whether it is behind."""
+    """Yield signs of the data's position, each with whether it is behind."""
     for sign in case.fired("S18", "R11", "P20"):
         found, kind = sign.evidence, sign.evidence.get("kind")
         if kind not in ("loader", "samples", "consumed_samples", "epoch"):
@@ -149,7 +149,7 @@ def data_again(case: Case) -> Iterator[Match]:
     signs = [sign for sign, behind in _data(case) if behind and not _step_is_off(case)]
     if signs:
         yield Match(case.resumed, 0.95, signs=tuple(signs),
-                    question="the data begins again: was a new epoch or a restart intended?")  # fmt: skip
+                    question="the data starts over: was a new epoch or a restart intended?")  # fmt: skip
 
 
 def another_order(case: Case) -> Iterator[Match]:
@@ -174,12 +174,12 @@ def another_step(case: Case) -> Iterator[Match]:
             continue
         fell = [one for one in case.fired("P01") if one.evidence.get("kind") == "fell"]
         if change.leg == "train" and fell:
-            yield Match("train", 0.6, frozenset(names), signs=tuple(fell), title="The optimizer's counters went back.",
-                        question="are the two checkpoints in the wrong order?")  # fmt: skip
+            title, question = "The optimizer's step counters fell.", "are the two checkpoints in the wrong order?"
+            yield Match("train", 0.6, frozenset(names), signs=tuple(fell), title=title, question=question)
             continue
         moved = change.hit(change.weights) if change.moments(change.hit(change.weights)) else set()
         if change.leg == "load" and moved and change.whole(change.weights, moved) and 0 < counters.by <= 3:
-            title = f"The load made {counters.by:,.0f} update{'s' if counters.by > 1 else ''} of its own."
+            title = f"The load itself made {counters.by:,.0f} update{'s' if counters.by > 1 else ''}."
             yield Match("load", 1.0, frozenset(names | moved), True, title=title)
             continue
         words = case.equal(change, MOMENTS, "moments")
@@ -223,16 +223,17 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
 
 
 def _stale_rows(case: Case) -> list[Sign]:
-    """Rows that no gradient reached, and that are not the old ones after their decay: they are another step's."""
+    """Return rows that no gradient reached and that are not the decayed old ones, so they are from another step."""
     rows = case.fired("P11")
     return [
-        one for one in rows
+        one
+        for one in rows
         if not one.evidence.get("even")
         or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
-    ]  # fmt: skip
+    ]
 
 
-def _through(change: Change, names: frozenset[str]) -> str:
+def _through(change: LedgerLeg, names: frozenset[str]) -> str:
     return str(change.detail(MASTERS, min(names)).get("through", "16 bits"))
 
 
@@ -251,8 +252,9 @@ def other_masters(case: Case) -> Iterator[Match]:
             whole = change.whole(MASTERS, names) and not change.hit(MASTERS, "part")
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
     if rows := _stale_rows(case):
-        yield Match("train", 0.8 if case.mastered else 0.4, frozenset(n for s in rows for n in s.tensors),
-                    signs=tuple(rows))  # fmt: skip
+        yield Match(
+            "train", 0.8 if case.mastered else 0.4, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows)
+        )
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
     if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -271,7 +273,7 @@ def other_weights(case: Case) -> Iterator[Match]:
 
 
 def _narrower(case: Case, moments: bool) -> list[Sign]:
-    """Tensors of as many elements and a smaller type."""
+    """Return signs of tensors with as many elements as before and a smaller type."""
     roles = [(one, one.evidence.get("rounded") or ()) for one in case.fired("N3")]
     return [one for one, some in roles if some and any(role.startswith("exp_avg") for role in some) == moments]
 
@@ -315,11 +317,11 @@ def fp8_scales(case: Case) -> Iterator[Match]:
 
 SCHEDULES = (
     made("C1", "The learning-rate schedule restarted.",
-         "the scheduler's state was not saved or not loaded", "a flat stretch, no spike",
+         "the scheduler's state was not saved or not loaded", "a plateau, no spike",
          "save and load scheduler.state_dict()", ECHO, "verl 7953; transformers 27749",
-         megatron="resume without --finetune and --no-load-optim: both pass over the scheduler",
+         megatron="resume without --finetune and --no-load-optim: both skip the scheduler",
          deepspeed="load_checkpoint(load_lr_scheduler_states=True)",
-         hf="resume_from_checkpoint with scheduler.pt in the folder", dcp="put the scheduler into the state that "
+         hf="resume_from_checkpoint with scheduler.pt in the folder", dcp="add the scheduler to the state that "
          "dcp saves; torchtitan: 'lr_scheduler' among the loaded states",
          explains="S16 S17 N6 N9 R11 P11 P13 P15 P05 P10",
          expects="S17 R11 P15 N6",
@@ -327,26 +329,26 @@ SCHEDULES = (
          everywhere=True,
          pattern=schedule_restarted),
     made("C2", "The schedule was lost: the learning rate is back at its peak or on another curve.",
-         "another decay length or none, from a new default", "a spike or divergence",
-         "restore the schedule's length and position; go back to the checkpoint before", ARGS, "catalogue C2",
+         "a new default set another decay length or none", "a spike or divergence",
+         "restore the schedule's length and position; go back to the previous checkpoint", ARGS, "catalogue C2",
          megatron="pass the same --lr-decay-iters and --train-iters, or --use-checkpoint-opt_param-scheduler",
          explains="S16 S17 N6 R11 R12 P05 P06 P08 P11 P13 P15",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=schedule_lost),
     made("C3", "The schedule was stepped more often than the optimizer.",
-         "stepped once more on load, once a rank, or a count taken for an increment",
+         "it was stepped once more on load or once per rank, or a count was used as an increment",
          "the learning rate is too low (or decays too soon)", "set the schedule to the trainer's step after the load",
          ECHO, "slime 1547, miles 1627",
-         megatron="opt_param_scheduler.step(increment=…) takes samples: once per update",
-         deepspeed="let the engine step the scheduler: not once more by hand",
+         megatron="opt_param_scheduler.step(increment=…) takes samples: call it once per update",
+         deepspeed="let the engine step the scheduler; do not step it yourself as well",
          explains="S16 S17 N6 N9 R11 P11 P13 P15",
          expects="S17 R11 P15",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=stepped_twice),
-    made("C4", "The length of the schedule changed, and with it the curve.", "total steps or epochs changed",
-         "a kink", "meant? then nothing; else restore the number of steps", ARGS, "catalogue C4",
+    made("C4", "The length of the schedule changed, and so did its curve.", "total steps or epochs changed",
+         "a kink", "if this was intended, nothing; otherwise restore the number of steps", ARGS, "catalogue C4",
          explains="S16 S17 R11 R12 P11 P13 P15",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
@@ -358,41 +360,43 @@ SCHEDULES = (
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True),
     made("C6", "The data restarted from the beginning.", "the data loader's position was not restored",
-         "the loss drops (seen data), then returns", "restore the loader's state, or skip consumed samples",
+         "the loss drops on data seen before, then returns", "restore the loader's state, or skip consumed samples",
          "the data loader's state in the checkpoint", "catalogue C6",
-         dcp="put a StatefulDataLoader's state into the save; torchtitan: 'dataloader' among the loaded states",
+         dcp="save the state of a StatefulDataLoader; torchtitan: 'dataloader' among the loaded states",
          megatron="args.consumed_train_samples must be restored: resume without --finetune",
          hf="ignore_data_skip=False", deepspeed="pass the loader's position through client_state",
          lightning="save the loader's position with a StatefulDataLoader",
          explains="S18 R11 N10",
-         losses="the loss drops where the data was seen before",
+         losses="the loss drops on data seen before",
          everywhere=True,
          pattern=data_again),
-    made("C7", "The data's order changed.", "the sampler's seed or epoch, or the world size in it, was not restored",
-         "repeated or missing samples; the loss moves by its noise", "restore the sampler's seed and epoch",
+    made("C7", "The order of the data changed.", "the sampler's seed, epoch or world size was not restored",
+         "repeated or missing samples; the loss changes within its noise", "restore the sampler's seed and epoch",
          "the sampler's state in the checkpoint", "catalogue C7",
          explains="N10 R11",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=another_order),
-    made("C8", "Random states are missing, or equal on all ranks.", "one rank's state was loaded everywhere",
-         "not visible: correlated dropout", "save and restore a generator's state a rank",
-         "one generator's state a rank", "catalogue C8", megatron="resume without --no-load-rng",
+    made("C8", "Random-generator states are missing, or equal on all ranks.", "one rank's state was loaded everywhere",
+         "not visible in the loss; dropout is correlated", "save and restore one generator state per rank",
+         "the generator state of each rank", "catalogue C8", megatron="resume without --no-load-rng",
          explains="N11 R11 P29",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=random_states),
     made("C9", "The trainer's step is not the step of the stored state.",
-         "the step is read late in an asynchronous save, or a name and a file disagree", "resumes at a wrong point",
-         "set the trainer's step to the optimizer's count; read it before the save begins",
+         "the step was read late in an asynchronous save, or a name and a file disagree",
+         "the run resumes at the wrong point",
+         "set the trainer's step to the optimizer's count; read the step before the save begins",
          "the trainer's log of the last saves", "Megatron-Bridge 3267, 5738",
          explains="S06 S07 S16 S17 S18 R10 R11 P01 P15 P05 P12",
          expects="S07",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=another_step),
-    made("C10", "The batch size changed.", "global batch or gradient accumulation is another one",
-         "the noise of the gradients is another one", "meant? then scale the lr as well, else restore it", ARGS,
+    made("C10", "The batch size changed.", "the global batch size or the gradient accumulation changed",
+         "the gradient noise changes", "if this was intended, scale the lr as well; otherwise restore the batch size",
+         ARGS,
          "catalogue C10",
          explains="N12 R12 S18 R11 S17",
          losses="the first loss is right; after that, the loss follows the learning rate",
@@ -402,54 +406,56 @@ SCHEDULES = (
 
 PRECISION = (
     made("D1", "The fp32 masters were rebuilt from 16-bit weights.",
-         "masters were not saved or not loaded, and were made from the model's weights",
-         "none that is seen, but every update below half a last bit so far is lost, at each restart",
+         "masters were not saved or not loaded, and were recreated from the model's weights",
+         "none visible, but each restart loses all updates so far that are below half an ulp",
          "load the masters", ECHO, "OpenTau 185; catalogue D1",
          deepspeed="zero_optimization: load_from_fp32_weights=true, and the optim_states files present",
-         megatron="resume without --no-load-optim: the masters lie in the distributed optimizer's 'param'",
-         dcp="keep parameters in fp32 (FSDP2 MixedPrecisionPolicy) so that what is saved is the master",
+         megatron="resume without --no-load-optim: the masters are in the distributed optimizer's 'param'",
+         dcp="keep parameters in fp32 (FSDP2 MixedPrecisionPolicy), so the saved tensors are the masters",
          paddle="load master_weights with the optimizer (.pdopt, or unified checkpoint's master_weights)",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 R09",
          expects="S09 R07",
          losses="no loss shows it",
          pattern=masters_rebuilt, damage=updates_lost),
     made("D2", "The fp32 master weights do not match the weights.",
-         "masters are stale, random or of another tensor while the 16-bit weights are right",
-         "the first loss is right, the second is wrong",
-         "load the masters of the save that the weights are of; "
-         "rebuilt from the weights they lose their low bits",
+         "the masters are stale, random or from another tensor, while the 16-bit weights are right",
+         "the first loss is right; the second is wrong",
+         "load the masters from the same save as the weights; masters rebuilt from the weights lose their low bits",
          ECHO, "DeepSpeed 762, 3742; apex 180",
-         deepspeed="engine.optimizer.refresh_fp32_params() after a load of weights alone; load_from_fp32_weights else",
-         megatron="call optimizer.reload_model_params() when weights alone were loaded",
+         deepspeed="after loading weights alone, call engine.optimizer.refresh_fp32_params(); otherwise set "
+                   "load_from_fp32_weights",
+         megatron="call optimizer.reload_model_params() after loading weights alone",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 S08 S15 S13 N29 R02 R04 R05 R09 R13 R03 S09",
          expects="S08",
-         losses="the first loss is right, the second wrong",
+         losses="the first loss is right; the second is wrong",
          pattern=other_masters),
     made("D3", "The 16-bit weights do not match their fp32 masters.",
-         "weights are stale or damaged while masters are right", "the first loss is wrong, right from the second step",
+         "the weights are stale or damaged, while the masters are right",
+         "the first loss is wrong; from the second step on, it is right",
          "copy the masters into the weights before the first forward pass", ECHO, "DeepSpeed 4141; catalogue D3",
          explains="S08 S12 R06 R08 R09",
          expects="S08",
-         losses="the first loss is wrong, the second right",
+         losses="the first loss is wrong; the second is right",
          pattern=other_weights),
-    made("D4", "The moments were rounded to 16 bits.", "saved or loaded through bfloat16 or float16",
-         "hardly any through bfloat16; through float16, second moments below 6e-8 become 0 and the first updates are "
+    made("D4", "The moments were rounded to 16 bits.", "they were saved or loaded as bfloat16 or float16",
+         "with bfloat16, hardly any; with float16, second moments below 6e-8 become 0 and the first updates are "
          "far too large",
          "save and load the moments in float32", ECHO, "catalogue D4",
          explains="S10 R07 R08 P03 P04 P05 P06 P09 N3 S02 S04 S19",
          expects="S10 R07",
-         losses="through bfloat16 no loss shows it; through float16 the second loss is wrong",
+         losses="with bfloat16, no loss shows it; with float16, the second loss is wrong",
          pattern=moments_rounded),
-    made("D5", "bf16 second moments cannot decay.", "(1−β2) is below half a last bit of bf16",
+    made("D5", "bf16 second moments cannot decay.", "(1−β2) is below half an ulp of bf16",
          "frozen step sizes", "keep exp_avg_sq in float32, or β2 ≤ .995", "an earlier checkpoint", "catalogue D5",
          explains="N13 S10"),
-    made("D6", "16-bit weights without masters stand still.", "updates are below half a last bit",
+    made("D6", "16-bit weights without masters do not change.", "updates are below half an ulp",
          "the loss stops falling", "keep fp32 masters, or round stochastically",
          "an earlier checkpoint", "catalogue D6",
          explains="P10"),
-    made("D7", "The weights were cast to a narrower type.", "fp32 through bf16, as in an export used to resume",
+    made("D7", "The weights were cast to a narrower type.",
+         "fp32 was converted to bf16, as by an export used to resume",
          "as for masters: small updates so far are lost",
-         "load the weights in the type that the training keeps; do not resume from an export",
+         "load the weights in the type that the training uses; do not resume from an export",
          ECHO, "catalogue D7",
          explains="P27 P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 N3",
          pattern=weights_cast),
@@ -457,13 +463,13 @@ PRECISION = (
          "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766",
          explains="N14 R11 P01",
          pattern=loss_scale),
-    made("D9", "fp8 scales or amax histories were lost.", "_extra_state is missing, empty or of another layout",
+    made("D9", "fp8 scales or amax histories were lost.", "_extra_state is missing, empty or in another layout",
          "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",
          ECHO, "TransformerEngine 982, Megatron-Bridge 1730, NeMo 6929",
-         megatron="--dist-ckpt-strictness raise_all, so that missing _extra_state is not passed over",
+         megatron="set --dist-ckpt-strictness raise_all, which raises an error if _extra_state is missing",
          explains="N15 R03 R07 R09 N4 R01",
          pattern=fp8_scales),
-    made("D10", "ε rules the update.", "√v is below ε", "updates vanish", "lower ε, or scale the loss",
+    made("D10", "ε dominates the update.", "√v is below ε", "updates vanish", "lower ε, or scale the loss",
          "an earlier checkpoint", "catalogue D10",
          explains="N16"),
 )  # fmt: skip

@@ -8,38 +8,38 @@ from workbench.doctor.causes.case import GONE, NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.facts.places import kinds
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
-from workbench.doctor.ledger.rows import Change
+from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
+from workbench.names.weights import kinds
 
 __all__ = ["NAMES", "OPTIMIZER"]
 
-ECHO = "an echo: save again right after the load, before any update"
-NEXT = "a checkpoint one update after the resume: it can be replayed exactly"
+ECHO = "an echo, saved right after the load and before any update"
+NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
-WILD = 5.0  #: times what updates can do: steps that are divided by far too small second moments
-RELATED = 0.5  #: cosine from which a weight has much of the old one
-SECOND_LOST = "The second moments were lost; the first were kept."  #: of optimizers that call them otherwise
-UNLIKE = ("other", "fill", "zero")  #: forms of weights in which nothing of the old ones is left
+WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
+RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
+SECOND_LOST = "The second moments were lost; the first were kept."  #: for optimizers that use other names
+UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 
 
 # ---- A: names --------------------------------------------------------------------------------------------------------
 
 
-def _unlike(case: Case, change: Change) -> frozenset[str]:
-    """Weights in which nothing of the old ones is left, while what is stored of their moments is right."""
+def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
+    """Return the weights that keep nothing of the old ones although their stored moments are right."""
     names = change.hit(change.weights, *UNLIKE)
     if _related(change) and change.whole(change.weights, change.hit(change.weights)):
         names -= change.hit(change.weights, "other")  # all weights changed: an average, or another step's
-    if names and change.leg == "train":  # of fused ones, a part
+    if names and change.leg == "train":  # only a part of a fused weight
         names |= {name for name in change.hit(change.weights, "part") if not kinds([name]) <= {"embed", "head"}}
     return frozenset(names - change.hit(MOMENTS))
 
 
-def _related(change: Change) -> set[str]:
-    """Weights that are unlike the old ones, and still have much of them."""
+def _related(change: LedgerLeg) -> set[str]:
+    """Return the weights that are unlike the old ones but still correlate with them."""
     names = change.hit(change.weights, "other")
     return {name for name in names if float(change.detail(change.weights, name).get("cosine", 0)) > RELATED}
 
@@ -50,7 +50,7 @@ def renamed(case: Case) -> Iterator[Match]:
         if names and change.hit(change.weights, "other") and change.whole(change.weights, names):
             prefix = bool(case.fired("N1", info=True))
             reasons = case.against(
-                ("A3", "they are not all norms"), ("G7 G6 B1", case.equal(change, MOMENTS, "moments"))
+                ("A3", "not all of them are norms"), ("G7 G6 B1", case.equal(change, MOMENTS, "moments"))
             )
             yield Match(change.leg, 1.0 if prefix else 0.8, names, prefix, reasons=reasons)
 
@@ -64,17 +64,19 @@ def not_loaded(case: Case) -> Iterator[Match]:
         if not names or (kinds(names) == {"norm"} and _ones(change, names)):
             continue
         if change.leg == "train" and case.mastered and whole:
-            continue  # where weights are made from masters, masters of another run look the same: D2
+            continue  # if weights are made from masters, masters of another run look the same (D2)
         reasons = case.against(
             ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
         )
         strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
-        title = "" if names & _unlike(case, change) else "Some weights are not those that were saved."
-        yield Match(change.leg, strength, names, False, reasons=reasons, title=title)  # as a new head on purpose does
+        title = "" if names & _unlike(case, change) else "Some weights differ from the saved ones."
+        yield Match(change.leg, strength, names, False, reasons=reasons, title=title)  # may be a deliberate new head
 
 
-def _changed_some(change: Change) -> frozenset[str]:
-    """Some weights of other values, while the rest and all moments are right: an average or an older save has all."""
+def _changed_some(change: LedgerLeg) -> frozenset[str]:
+    """Return the changed weights if only some changed and all moments are right.
+    An average or an older save would change all weights.
+    """
     near = change.hit(change.weights, "near")
     if change.whole(change.weights, change.hit(change.weights), 0.9 if change.exact else NEARLY_ALL):
         return frozenset()
@@ -86,18 +88,18 @@ def norms_at_one(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(name for name in change.hit(change.weights, "fill") if kinds([name]) == {"norm"})
         if names and _ones(change, names) and not change.hit(change.weights, "other"):
-            reasons = case.against(("E12", f"all of their elements are 1 in {many(len(names), 'vector')}"))
+            reasons = case.against(("E12", f"all elements of {many(len(names), 'vector')} are 1"))
             yield Match(change.leg, 0.95, names, change.exact, reasons=reasons)
 
 
-def _ones(change: Change, names: frozenset[str]) -> bool:
+def _ones(change: LedgerLeg, names: frozenset[str]) -> bool:
     found = [change.detail(change.weights, name).get("value") for name in names]
     return all(str(value) in ("1", "1.0") for value in found)
 
 
-def _cosines(change: Change, names: frozenset[str]) -> str:
+def _cosines(change: LedgerLeg, names: frozenset[str]) -> str:
     found = [c for name in names if (c := change.detail(change.weights, name).get("cosine")) is not None]
-    return f"their cosine with before is {max(found):.2f} at most" if found and max(found) < 0.5 else ""
+    return f"their cosine similarity to before is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
 
 
 def added(case: Case) -> Iterator[Match]:
@@ -125,19 +127,19 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        names = frozenset((first & second) | (first - change.seen(*SECOND)))  # SGD has one
+        names = frozenset((first & second) | (first - change.seen(*SECOND)))  # SGD has no second moments
         if change.leg == "train" and broken:
-            names |= counters.reset  # of others the laws hold by chance
+            names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
         names |= quantised
         kept = names & counters.kept
         advanced = bool(case.traits.get("advanced"))
         if names and len(kept) < len(names):
             whole = change.whole(MOMENTS, names) and not advanced
-            told = f"the counters of {len(names & counters.reset):,} of {len(names):,} restarted"
+            words = f"the step counters of {len(names & counters.reset):,} of {many(len(names), 'parameter')} restarted"
             reasons = case.against(
-                ("B3", told if names <= counters.reset else ""),
-                ("B2", f"the moments of {len(names):,} are gone too"),
+                ("B3", words if names <= counters.reset else ""),
+                ("B2", f"the moments of {many(len(names), 'parameter')} are lost too"),
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
             question = "the optimizer started fresh: was that intended?" if whole else ""
@@ -154,8 +156,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
 
 
-def _forgotten(case: Case, change: Change) -> bool:
-    """Whether so many updates lie between that moments tell nothing of where they began."""
+def _forgotten(case: Case, change: LedgerLeg) -> bool:
+    """Whether there were so many updates in between that the moments no longer show where they began."""
     before, facts = case.evidence.before.facts, case.later.facts
     betas, count = facts.betas or before.betas, passed(before, facts)
     return change.leg == "train" and betas is not None and count is not None and betas[1] ** count < FORGOTTEN
@@ -179,8 +181,8 @@ def counters_reset(case: Case) -> Iterator[Match]:
         yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons)
 
 
-def _whole(case: Case, change: Change) -> bool:
-    """Whether all counters began anew, as they do where the optimizer is made anew on purpose."""
+def _whole(case: Case, change: LedgerLeg) -> bool:
+    """Whether all counters restarted, as they do if the optimizer is created anew on purpose."""
     counters = case.counters(change.leg)
     return bool(counters.reset) and len(counters.reset) >= 0.9 * len(counters.known)
 
@@ -196,14 +198,16 @@ def moments_zero(case: Case) -> Iterator[Match]:
         fell = change.hit(MOMENTS, "fallen") & counters.kept
         if not names and change.leg == "train" and 2 * len(fell) > len(change.hit(MOMENTS)):
             words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
-            reasons = case.against(("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} went on"))
+            reasons = case.against(
+                ("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
+            )
             yield Match("train", 0.9, frozenset(change.hit(MOMENTS)), False, reasons=reasons)
         if names:
-            words = f"the counters of {len(names & counters.kept):,} of {many(len(names), 'parameter')} went on"
+            words = f"the counters of {len(names & counters.kept):,} of {many(len(names), 'parameter')} continued"
             reasons = case.against(
                 ("B1", words if names <= counters.kept else ""),
-                ("B4", f"exp_avg of {many(len(names), 'parameter')} is gone"),
-            )  # fmt: skip
+                ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost"),
+            )
             yield Match(change.leg, 1.0, names, change.proved(MOMENTS, "zero"), reasons=reasons)
 
 
@@ -237,14 +241,15 @@ def other_binding(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "moved.", "moved") - change.hit(MOMENTS, "moved.shift", "moved.flat"))
         if any(map(is_numbered, names)) and change.hit(change.weights, "moved."):
-            continue  # whose they are is not known: they moved with the weights
+            continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
-            names |= change.hit(MOMENTS, "other", "fallen", "near")  # of small ones, no source can be shown
+            names |= change.hit(MOMENTS, "other", "fallen", "near")  # the source of small ones cannot be found
         if names and not change.hit((*change.weights, *MASTERS)) & names:
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
-                ("E1 E3 E4 E9", words), ("B6", f"those of {len(names):,} are other parameters' moments")
+                ("E1 E3 E4 E9", words),
+                ("B6", f"the moments of {many(len(names), 'parameter')} belong to other parameters"),
             )
             yield Match(change.leg, 1.0, names, change.exact or bool(case.fired("P17")), reasons=reasons)
     if signs := case.fired("N5"):
@@ -255,11 +260,10 @@ def mixed_moments(case: Case) -> Iterator[Match]:
     for change in case.changes:
         swapped = frozenset(change.hit(MOMENTS, "swapped"))
         if swapped:
-            yield Match(change.leg, 1.0, swapped, change.exact,
-                        title="exp_avg and exp_avg_sq were exchanged.")  # fmt: skip
+            yield Match(change.leg, 1.0, swapped, change.exact, title="exp_avg and exp_avg_sq were exchanged.")
         second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
         if second:
-            words = f"exp_avg of {many(len(second), 'parameter')} leads to gradients that fit"
+            words = f"exp_avg of {many(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
@@ -273,7 +277,7 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if values and not case.displaced(change) & values and not case.counters(change.leg).reset:
             words = case.equal(change, change.weights, "weights", values)
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
-            whole = len(values & large) >= NEARLY_ALL * len(large)  # else a rank's part of an older save
+            whole = len(values & large) >= NEARLY_ALL * len(large)  # otherwise one rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio")
             strength = 0.97 if scaled else 0.85 if whole else 0.7
             title = "The moments were multiplied by a factor." if scaled else ""
@@ -292,14 +296,14 @@ def other_groups(case: Case) -> Iterator[Match]:
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
         names = frozenset(n for s in signs for n in s.tensors)
-        yield Match("train", 1.0, names, question="weight decay of these parameters changed: was that intended?",
+        yield Match("train", 1.0, names, question="the weight decay of these parameters changed: was that intended?",
                     signs=(*signs, *_untouched(case)))  # fmt: skip
     elif rows := _untouched(case):
         yield Match("train", 0.5, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
 
 
 def _untouched(case: Case) -> list[Sign]:
-    """Rows that no gradient reached and that did not shrink as weight decay makes them."""
+    """Return rows that no gradient reached and that did not shrink as weight decay requires."""
     return [one for one in case.fired("P11") if one.evidence.get("even") and float(one.evidence.get("shrink", 0)) >= 0]
 
 
@@ -322,145 +326,147 @@ def compressed(case: Case) -> Iterator[Match]:
 # ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 NAMES = (
-    made("A1", "The weights were renamed, so that none of them was loaded.",
+    made("A1", "The weights were renamed, so none of them were loaded.",
          "a prefix (module., _orig_mod., model., base_model.model.) differs and the load was not strict",
          "the loss is that of a new model, about ln(vocabulary)",
-         "load with the prefix mapped and strict=True; look at the list of missing keys", ECHO,
+         "load with the prefix mapped and strict=True; check the list of missing keys", ECHO,
          "torchgeo 4036, lerobot 3459",
-         hf="call from_pretrained with output_loading_info=True and map the prefix; no missing_keys may be left",
-         deepspeed="load_checkpoint(load_module_strict=True); save the module inside any compile wrapper",
-         lightning="load_from_checkpoint(strict=True); save what is inside torch.compile",
+         hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
+         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
+         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          everywhere=True,
          pattern=renamed),
     made("A2", "A tensor was not loaded and kept its initial value.",
-         "a key is missing and the load was not strict", "a jump that goes with the tensor's importance",
-         "list the keys that the load did not read, restore them from the older checkpoint, load with strict=True",
+         "a key is missing and the load was not strict", "a jump that depends on the tensor's importance",
+         "list the keys that the load did not read, restore them from the older checkpoint, and load with strict=True",
          ECHO, "catalogue A2",
          dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
          megatron="--dist-ckpt-strictness raise_all", hf="check missing_keys of from_pretrained's loading info",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=not_loaded),
     made("A3", "Norm weights were not loaded and kept their initial value of 1.",
-         "their keys are named otherwise, or are not in the file", "a small jump that heals in hundreds of steps",
-         "restore the norms from the older checkpoint; the keys that were not read say which", ECHO,
+         "their keys have other names or are not in the file", "a small jump; the loss recovers in hundreds of steps",
+         "restore the norms from the older checkpoint; the unread keys show which", ECHO,
          "catalogue A3; Model-Optimizer 2322",
          explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R09 N29 R08",
          expects="S15",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=norms_at_one),
-    made("A4", "Tensors were added that do not belong to the model.",
-         "a second adapter, an average or a copied head is written too", "none; the file grows",
-         "see which keys are new and leave them out of the save", "the trainer's arguments of both saves",
+    made("A4", "Tensors that do not belong to the model were added.",
+         "a second adapter, an average or a copied head was saved as well", "none; the file grows",
+         "find the new keys and leave them out of the save", "the trainer's arguments of both saves",
          "diffusers 6366",
          explains="R01 P02 N3 S14 S06 R10 P01",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=added),
     made("A5", "Buffers were not saved or not restored.",
          "persistent=False, or a list of keys without buffers (expert_bias, running statistics, fp8 extra state)",
-         "routing out of balance, slow drift", "register the buffers as persistent and restore them", ECHO,
+         "unbalanced routing, slow drift", "register the buffers as persistent and restore them", ECHO,
          "FlagScale 411",
          megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
          explains="N4 R01 R09 R03 P24",
-         losses="the first losses are wrong, and heal over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=buffers_lost),
 )  # fmt: skip
 
 OPTIMIZER = (
     made("B1", "The optimizer state was not restored.",
-         "it was not saved, not asked for, or loaded into an optimizer that had no state yet",
-         "the first loss is right, then a bump: the first updates have full size",
-         "load the optimizer too; if its state is gone, warm the lr up again over 1/(1−β2) updates", ECHO,
+         "it was not saved, not requested, or loaded into an optimizer that had no state yet",
+         "the first loss is right, then a bump, because the first updates have full size",
+         "load the optimizer too; if its state is lost, warm up the lr again over 1/(1−β2) updates", ECHO,
          "KempnerForge 115, AReaL 1468, Megatron-Bridge 5680",
-         dcp="make the state before dcp.load: torch.distributed.checkpoint.state_dict.get_optimizer_state_dict does, "
-             "then set_optimizer_state_dict; torchtitan does both when 'optimizer' is in the loaded states",
-         torch="optimizer.load_state_dict(saved['optimizer']) after the optimizer was made over the final parameters",
+         dcp="create the state before dcp.load with torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, "
+             "then call set_optimizer_state_dict; torchtitan does both when 'optimizer' is in the loaded states",
+         torch="call optimizer.load_state_dict(saved['optimizer']) after creating the optimizer with the final "
+               "parameters",
          megatron="resume without --no-load-optim and --finetune, and save without --no-save-optim",
          deepspeed="engine.load_checkpoint(load_optimizer_states=True, load_module_only=False)",
-         hf="trainer.train(resume_from_checkpoint=…) with optimizer.pt in the folder; save with save_only_model=False",
-         accelerate="accelerator.load_state after accelerator.prepare(model, optimizer)",
-         lightning="trainer.fit(ckpt_path=…), and save_weights_only=False",
-         paddle="optimizer.set_state_dict of the .pdopt; PaddleNLP: ignore_load_lr_and_optim=False",
-         bytecheckpoint="pass 'optimizer' in the states given to bytecheckpoint.load",
+         hf="call trainer.train(resume_from_checkpoint=…) with optimizer.pt in the folder; save with "
+            "save_only_model=False",
+         accelerate="call accelerator.load_state after accelerator.prepare(model, optimizer)",
+         lightning="use trainer.fit(ckpt_path=…) and save_weights_only=False",
+         paddle="call optimizer.set_state_dict with the .pdopt; PaddleNLP: ignore_load_lr_and_optim=False",
+         bytecheckpoint="include 'optimizer' in the states passed to bytecheckpoint.load",
          explains="P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 S06 S07 S17 P01 P14 R01 R03 R10 N3 N13 S19 N16",
          expects="S05 S06 R10 P01",
          losses="the first loss is right, then a slow bump",
          everywhere=True,
          pattern=fresh_optimizer, damage=fresh),
     made("B2", "The optimizer's step counters were reset; the moments were kept.",
-         "step is not part of what was restored", "at β2 = .95 a bump, at β2 = .999 a flat stretch of a thousand steps",
+         "step was not restored", "with β2 = .95, a bump; with β2 = .999, a plateau of a thousand steps",
          "restore step with exp_avg and exp_avg_sq", ECHO, "catalogue B2",
-         dcp="save and load state.*.step; optimizers with capturable or fused keep it as a tensor",
+         dcp="save and load state.*.step; capturable or fused optimizers keep it as a tensor",
          megatron="keep 'step' of every param group when the optimizer's state is loaded",
-         deepspeed="let load_checkpoint restore the base optimizer's state: 'step' lies in state and param_groups",
+         deepspeed="let load_checkpoint restore the base optimizer's state: 'step' is in state and param_groups",
          explains="S06 S07 P01 P05 P12 P13 P14 R10 R09 S19",
          expects="S07 S06 R10 P01",
-         losses="the first loss is right; what follows goes with the size of the updates",
+         losses="the first loss is right; the following losses depend on the size of the updates",
          everywhere=True,
          pattern=counters_reset, damage=counters_restarted),
-    made("B3", "The moments were lost, the counters were kept.",
-         "zeros were loaded under counters that say that no bias correction is needed",
-         "at β2 = .999 updates of several times their size after some ten steps, at .95 mild",
+    made("B3", "The moments were lost; the counters were kept.",
+         "the moments were loaded as zeros, but the counters imply that no bias correction is needed",
+         "with β2 = .999, updates several times their size after about ten steps; with .95, mild",
          "load exp_avg and exp_avg_sq; never restore the counters alone", ECHO, "catalogue B3",
-         dcp="make the state before dcp.load, or missing moments are skipped while 'step' is found",
-         megatron="resume without --no-load-optim; if the moments are gone, reset the step of the groups as well",
-         deepspeed="load_checkpoint(load_optimizer_states=True); reset the step too if the moments are gone",
+         dcp="create the state before dcp.load; otherwise missing moments are skipped while 'step' is found",
+         megatron="resume without --no-load-optim; if the moments are lost, reset the step of the groups as well",
+         deepspeed="load_checkpoint(load_optimizer_states=True); if the moments are lost, reset the step as well",
          explains="P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 R03 P14 S19 S04 N16",
          losses="the first loss is right, then a slow bump",
          everywhere=True,
          pattern=moments_zero, damage=moments_lost),
-    made("B4", "exp_avg_sq was lost, exp_avg was kept.",
-         "one of the two moments was not loaded or was zeroed", "a catastrophe at the second step",
-         "restore both moments from one save and go back to the checkpoint before", ECHO, "catalogue B4",
+    made("B4", "exp_avg_sq was lost; exp_avg was kept.",
+         "one of the two moments was not loaded or was zeroed", "a catastrophic jump at the second step",
+         "go back to the previous checkpoint and restore both moments from one save", ECHO, "catalogue B4",
          explains="P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",
          expects="S04 S05",
-         losses="the first loss is right, the second wrong",
+         losses="the first loss is right; the second is wrong",
          everywhere=True,
          pattern=second_gone, damage=second_lost),
-    made("B5", "The optimizer's state is bound to other parameters.",
-         "torch's optimizers know parameters by position, and the order changed", "a small bump, slow damage",
+    made("B5", "The optimizer's state is assigned to the wrong parameters.",
+         "torch's optimizers identify parameters by position, and the order changed", "a small bump, slow damage",
          "save and load the state by name", ECHO, "threads of hiyouga and mli0603; catalogue B5",
          dcp="use get/set_optimizer_state_dict (by name), not optimizer.state_dict() (by position)",
-         torch="build the param groups in the order of the save, or save state by parameter name",
-         hf="build the groups in the order of the save: a changed decay rule reorders optimizer.pt",
-         deepspeed="keep the param groups' order: ZeRO's flat buffers follow it",
+         torch="build the param groups in the same order as at the save, or save the state by parameter name",
+         hf="build the groups in the same order as at the save; a changed decay rule reorders optimizer.pt",
+         deepspeed="keep the order of the param groups, because ZeRO's flat buffers follow it",
          explains="P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
          expects="P17 R02 N5",
          losses="the first loss is right, then a slow bump",
          pattern=other_binding, damage=wrong_steps),
-    made("B6", "exp_avg and exp_avg_sq are from different steps or tensors.",
+    made("B6", "exp_avg and exp_avg_sq come from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
          "the checkpoint before the one that was resumed from", "catalogue B6",
          explains="S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
          losses="the first loss is right, then a slow bump",
          pattern=mixed_moments),
-    made("B7", "Parameters changed their param group: weight decay is on the wrong ones.",
-         "groups were rebuilt by another rule or in another order", "slow drift of the norms, matrices that grow",
-         "build the groups by name, and restore each group's weight_decay to its own", NEXT, "catalogue B7",
-         megatron="check the rule that sets no-decay parameters (biases and 1-D ones) in both versions",
+    made("B7", "Parameters moved to other param groups, so weight decay applies to the wrong ones.",
+         "the groups were rebuilt by another rule or in another order", "norms drift slowly, matrices grow",
+         "build the groups by name, and restore each group's own weight_decay", NEXT, "catalogue B7",
+         megatron="check the rule that selects no-decay parameters (biases and 1-D tensors) in both versions",
          explains="P05 P11 P12 P13 R12",
          expects="R12 P11 P12",
          losses="the first loss is right, then a slow bump",
          pattern=other_groups),
-    made("B8", "The optimizer's learning rate is not the one its schedule set.",
-         "it was overwritten after the load, or the schedule holds groups that load_state_dict replaced",
-         "the learning rate stands still or jumps",
-         "make the scheduler after the optimizer was loaded", NEXT, "rat-sql 45, apex LARC 766",
+    made("B8", "The optimizer's learning rate is not the one that its schedule set.",
+         "it was overwritten after the load, or the scheduler refers to groups that load_state_dict replaced",
+         "the learning rate stays constant or jumps",
+         "create the scheduler after loading the optimizer", NEXT, "rat-sql 45, apex LARC 766",
          explains="N6 S16 P13 P15 P11 P12",
          losses="the first loss is right, then a slow bump",
          everywhere=True,
          pattern=orphan_groups),
     made("B9", "Two optimizers share storage.", "a state dict was loaded without a copy",
-         "two runs influence each other", "deepcopy the state dict before it is loaded", ECHO, "pytorch 35047",
+         "two runs influence each other", "deepcopy the state dict before loading it", ECHO, "pytorch 35047",
          losses="the first loss is right, then a slow bump"),
-    made("B10", "The second moments lag behind the gradients.", "β2 is too high for a shift of the data",
-         "a spike some steps after the gradients grew", "lower β2 (.95), clip updates",
+    made("B10", "The second moments lag behind the gradients.", "β2 is too high for a shift in the data",
+         "a spike several steps after the gradients grew", "lower β2 (.95), clip updates",
          "checkpoints closer to the spike", "catalogue B10",
          losses="the first loss is right, then a slow bump"),
     made("B11", "The optimizer's compressed state is inconsistent.",
-         "codes, scales or factors of 8-bit, factored or AMSGrad states are of different saves", "a bump or NaN",
+         "codes, scales or factors of 8-bit, factored or AMSGrad states come from different saves", "a bump or NaN",
          "restore all parts of the state from one save", ECHO, "catalogue B11",
          explains="R09 R03 P25 N8 S04",
          losses="the first loss is right, then a slow bump",

@@ -20,7 +20,7 @@ from workbench.doctor.causes.state import NAMES, OPTIMIZER
 
 __all__ = ["CAUSES", "CHAPTERS"]
 
-#: First letter of an id → what those causes have in common.
+#: First letter of an id → the topic of those causes.
 CHAPTERS = {
     "A": "names that did not match", "B": "the optimizer's state", "C": "schedules, counters, data",
     "D": "precision and masters", "E": "layouts of sharded tensors", "F": "copies, averages, adapters, vocabulary",

@@ -1,4 +1,4 @@
-"""The pair pass compiled by numba (the ``fast`` extra): the same counts as numpy's, sums to within rounding.
+"""The pair pass compiled by numba: the same counts as numpy's, sums to within rounding.
 
 ::
 
@@ -7,23 +7,21 @@
                                                                            ├─ reach           "
                                                                            └─ sums, counts, rulers
 
-Each law is a loop of its own that the compiler turns into wide instructions, in float64 and in the order in which
-:mod:`workbench.doctor.laws.bounds` writes it, so that both ways agree on every element. Only sums may be reordered.
-
-Loops and kernel stay in one file, see :mod:`workbench.doctor.compiled.kernels`.
+Each law is a loop of its own that the compiler vectorizes, in float64 and in the order of operations of
+:mod:`workbench.doctor.laws.bounds`. Both implementations therefore agree on every element. Only sums may be reordered.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from workbench.doctor.compiled.kernels import NEARLY, RUN, exact, ready, reordered
+from workbench.core.arrays import Array
+from workbench.core.kernels import kernel, loop, ready, reordered
+from workbench.doctor.compiled import NEARLY, RUN
+from workbench.doctor.laws import bounds
 
 __all__ = ["COUNTS", "LAWS", "SUMS", "fold"]
 
-Array = np.ndarray[Any, Any]
 
 #: What may be looked at, as bits of ``what``.
 LAWS = {"moments": 1, "floor": 2, "transition": 4, "weights": 8, "reach": 16, "replay": 32, "same": 64, "ruler": 128}
@@ -43,7 +41,7 @@ def fold(
     """Look at one block.
 
     Args:
-        tensors: m_A, v_A, m_B, v_B, W_A, W_B, flat ``float32`` of one length; ``None`` where there is none.
+        tensors: m_A, v_A, m_B, v_B, W_A, W_B, flat ``float32`` of one length; ``None`` if absent.
         what: bits of :data:`LAWS`; each needs the tensors that it speaks of.
         terms: ``(20,) float64``: of floor (3), transition (7), reach (4), replay (3: 1−β1^t, 1−β2^t, ε) and same
             (3: 1−lr·λ, least, most).
@@ -57,9 +55,13 @@ def fold(
     sides = [ready(_NONE if one is None else one) for one in tensors]
     counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(len(SUMS))
     worst, at, least = np.array(known[:3]), np.full(3, -1, np.int64), np.array(known[3:])
-    _fold(*sides, size, what, terms, counts, sums, worst, at, least)
+    kept = [np.empty(length, np.float32) for length in (0, RUN, RUN, RUN, RUN)]  # what is finite of a run
+    _fold(*sides, size, what, terms, counts, sums, worst, at, least, *kept)
     return counts.tolist(), sums.tolist(), worst.tolist(), at.tolist(), float(least[0])
 
+
+_floor_sides, _transition_sides = loop(bounds.floor_sides), loop(bounds.transition_sides)
+_reach_sides = loop(bounds.reach_sides)
 
 # ---- laws: is there anything in a run that counts? -------------------------------------------------------------------
 #
@@ -67,7 +69,7 @@ def fold(
 # when only what breaks the law can still count, for all else is at most 1; before that it is what the worst ratio says.
 
 
-@exact
+@loop
 def _fallen(v_a, v_b, least):
     """How many second moments are less than ``least`` times what they were."""
     found = 0
@@ -76,7 +78,7 @@ def _fallen(v_a, v_b, least):
     return found
 
 
-@exact
+@loop
 def _moments_above(m_a, v_a, m_b, v_b, least, fade_m, fade_v, limit, per_v, under, scale, with_room):
     """:func:`_fallen`, and how many may count for the transition: what is above √(x + y) + z is above √(x + y)."""
     fallen, found = 0, 0
@@ -91,12 +93,11 @@ def _moments_above(m_a, v_a, m_b, v_b, least, fade_m, fade_v, limit, per_v, unde
     return fallen, found
 
 
-@exact
+@loop
 def _reach_above(w_a, w_b, middle, half, most):
     found = 0
     for i in range(len(w_a)):
-        a = np.float64(w_a[i])
-        left = abs(np.float64(w_b[i]) - middle * a) - half * abs(a)
+        left, _, _ = _reach_sides(np.float64(w_a[i]), np.float64(w_b[i]), middle, half, most, 0.0)
         found += not left <= most
     return found
 
@@ -104,50 +105,43 @@ def _reach_above(w_a, w_b, middle, half, most):
 # ---- laws: what lies beyond the slack, and how much of the bound the worst element uses ------------------------------
 
 
-@exact
-def _floor(v_a, v_b, fade, lost, under, start, worst, at):
-    broken = 0
+@loop
+def _floor(v_a, v_b, c, start, worst, at):
+    broken, fade, lost, under = 0, c[0], c[1], c[2]
     for i in range(len(v_a)):
-        right = np.float64(v_b[i])
-        left = fade * np.float64(v_a[i])
-        hit = left > right + lost * left + under
+        left, right, allowed = _floor_sides(np.float64(v_a[i]), np.float64(v_b[i]), fade, lost, under)
+        hit = left > allowed
         broken += hit
         _note(left / right, right > 0.0, hit, start + i, 0, worst, at)
     return broken
 
 
-@exact
-def _transition(m_a, v_a, m_b, v_b, fade_m, fade_v, limit, per_v, under, all_limit, per_m, start, worst, at):
-    broken = 0
+@loop
+def _transition(m_a, v_a, m_b, v_b, c, start, worst, at):
+    broken, fade_m, fade_v, limit, per_v, under, all_limit, per_m = 0, c[3], c[4], c[5], c[6], c[7], c[8], c[9]
     for i in range(len(m_a)):
-        b = np.float64(v_b[i])
-        first = np.float64(m_a[i])
-        left = abs(np.float64(m_b[i]) - fade_m * first)
-        gained = b - fade_v * np.float64(v_a[i])
-        gained = 0.0 if gained < 0.0 else gained
-        room_v = per_v * abs(b) + under
-        room_m = per_m * (abs(first) + np.sqrt(all_limit * (abs(b) + under)))
-        right = np.sqrt(limit * gained)
-        hit = left > np.sqrt(limit * (gained + room_v)) + room_m
+        left, right, allowed = _transition_sides(
+            np.float64(m_a[i]), np.float64(v_a[i]), np.float64(m_b[i]), np.float64(v_b[i]),
+            fade_m, fade_v, limit, per_v, under, all_limit, per_m,
+        )  # fmt: skip
+        hit = left > allowed
         broken += hit
         _note(left / right, right > 0.0, hit, start + i, 1, worst, at)
     return broken
 
 
-@exact
-def _reach(w_a, w_b, middle, half, most, per_w, start, worst, at):
-    broken = 0
+@loop
+def _reach(w_a, w_b, c, start, worst, at):
+    broken, middle, half, most, per_w = 0, c[10], c[11], c[12], c[13]
     for i in range(len(w_a)):
-        a = np.float64(w_a[i])
-        size = abs(a)
-        left = abs(np.float64(w_b[i]) - middle * a) - half * size
-        hit = left > most + per_w * (size + most)
+        left, right, allowed = _reach_sides(np.float64(w_a[i]), np.float64(w_b[i]), middle, half, most, per_w)
+        hit = left > allowed
         broken += hit
-        _note(left / most, most > 0.0, hit, start + i, 2, worst, at)
+        _note(left / right, right > 0.0, hit, start + i, 2, worst, at)
     return broken
 
 
-@exact
+@loop
 def _note(plain, positive, hit, place, law, worst, at):
     """Where a ratio is larger than all before: at most 1 unless it is a hit."""
     ratio = (1.0 if plain > 1.0 and not hit else plain) if positive else (np.inf if hit else 0.0)
@@ -156,7 +150,7 @@ def _note(plain, positive, hit, place, law, worst, at):
         at[law] = place
 
 
-@exact
+@loop
 def _ratio(v_a, v_b, least):
     for i in range(len(v_a)):
         ratio = np.float64(v_b[i]) / np.float64(v_a[i])
@@ -168,7 +162,7 @@ def _ratio(v_a, v_b, least):
 # ---- counts and sums -------------------------------------------------------------------------------------------------
 
 
-@exact
+@loop
 def _equal(a, b):
     """How many are equal, and how many of those are 0."""
     found, zeros = np.int32(0), np.int32(0)
@@ -178,7 +172,7 @@ def _equal(a, b):
     return found, zeros
 
 
-@exact
+@loop
 def _odd(b):
     found = np.int32(0)
     for i in range(len(b)):
@@ -186,7 +180,7 @@ def _odd(b):
     return found
 
 
-@exact
+@loop
 def _lost(a, b):
     """How many are finite in A and not in B."""
     found = 0
@@ -197,9 +191,9 @@ def _lost(a, b):
 
 
 @reordered
-def _weights(w_a, w_b):
+def _weights(w_a, w_b, count):
     aa, bb, ab, dd = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(w_a)):
+    for i in range(count):
         a, b = np.float64(w_a[i]), np.float64(w_b[i])
         d = b - a
         aa += a * a
@@ -210,9 +204,9 @@ def _weights(w_a, w_b):
 
 
 @reordered
-def _replay(w_a, w_b, m, v, first, second, eps):
+def _replay(w_a, w_b, m, v, first, second, eps, count):
     dd, du, dw, uu, uw, ww = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    for i in range(len(w_a)):
+    for i in range(count):
         w = np.float64(w_a[i])
         d = w - np.float64(w_b[i])
         u = np.float64(m[i]) * first / (np.sqrt(np.float64(v[i]) * second) + eps)
@@ -225,26 +219,21 @@ def _replay(w_a, w_b, m, v, first, second, eps):
     return dd, du, dw, uu, uw, ww
 
 
-@exact
-def _finite(w_a, w_b, m, v, first, second, eps, kept):
-    """Move what has finite weights and steps to the front of ``kept``'s rows, and say how many they are."""
+@loop
+def _finite(w_a, w_b, m, v, first, second, eps, kept_a, kept_b, kept_m, kept_v):
+    """Move what has finite weights and steps to the front of what is kept, and say how many they are."""
     count = 0
     for i in range(len(w_a)):
-        moved = np.float64(w_a[i]) - np.float64(w_b[i])
-        step = 0.0
+        moved, step = np.float64(w_a[i]) - np.float64(w_b[i]), 0.0
         if len(m):
             step = np.float64(m[i]) * first / (np.sqrt(np.float64(v[i]) * second) + eps)
-        if abs(moved) < np.inf and abs(step) < np.inf:
-            kept[0, count] = w_a[i]
-            kept[1, count] = w_b[i]
-            if len(m):
-                kept[2, count] = m[i]
-                kept[3, count] = v[i]
-            count += 1
+            kept_m[count], kept_v[count] = m[i], v[i]
+        kept_a[count], kept_b[count] = w_a[i], w_b[i]
+        count += int(abs(moved) < np.inf and abs(step) < np.inf)
     return count
 
 
-@exact
+@loop
 def _same(w_a, w_b, keep, least, most):
     found = 0
     for i in range(len(w_a)):
@@ -270,13 +259,13 @@ def _ruler(m_a, v_a, m_b, v_b, w_a, w_b):
 # ---- kernel ----------------------------------------------------------------------------------------------------------
 
 
-@exact
+@loop
 def _scale(worst):
     """How a bound is scaled so that what exceeds it may count, and whether rounding has its room."""
     return (NEARLY, 1.0) if worst >= 1.0 else (worst * NEARLY, 0.0)
 
 
-@exact
+@loop
 def _lowest(least, worst, fade, lost):
     """The ratio v_B/v_A below which an element may be the least, or count for the floor."""
     scale, room = _scale(worst)
@@ -284,10 +273,10 @@ def _lowest(least, worst, fade, lost):
     return min(max(least, floor) * (2.0 - NEARLY), HUGE)
 
 
-@exact
-def _fold(m_a, v_a, m_b, v_b, w_a, w_b, size, what, c, counts, sums, worst, at, least):
-    kept = np.empty((4, RUN), np.float32)
-    none = kept[0, :0]
+@kernel
+def _fold(
+    m_a, v_a, m_b, v_b, w_a, w_b, size, what, c, counts, sums, worst, at, least, none, kept_a, kept_b, kept_m, kept_v
+):
     for start in range(0, size, RUN):
         stop = min(start + RUN, size)
         ma, va, mb, vb = m_a[start:stop], v_a[start:stop], m_b[start:stop], v_b[start:stop]
@@ -303,15 +292,13 @@ def _fold(m_a, v_a, m_b, v_b, w_a, w_b, size, what, c, counts, sums, worst, at, 
                     ma, va, mb, vb, low, c[3], c[4], c[5], c[6], c[7], scale * scale, room
                 )  # fmt: skip
                 if above:
-                    counts[_TRANSITION] += _transition(
-                        ma, va, mb, vb, c[3], c[4], c[5], c[6], c[7], c[8], c[9], start, worst, at
-                    )
+                    counts[_TRANSITION] += _transition(ma, va, mb, vb, c, start, worst, at)
             else:
                 fallen = _fallen(va, vb, low)
             if fallen:
                 least[0] = _ratio(va, vb, least[0])
                 if what & _WITH_FLOOR:
-                    counts[_FLOOR] += _floor(va, vb, c[0], c[1], c[2], start, worst, at)
+                    counts[_FLOOR] += _floor(va, vb, c, start, worst, at)
         if len(ma) and len(mb):
             counts[_NAN] += _lost(ma, mb)
         if len(va) and len(vb):
@@ -320,26 +307,24 @@ def _fold(m_a, v_a, m_b, v_b, w_a, w_b, size, what, c, counts, sums, worst, at, 
             continue
         counts[_UNCHANGED] += _equal(wa, wb)[0]
         count = stop - start
-        aa, bb, ab, dd = _weights(wa, wb)
+        aa, bb, ab, dd = _weights(wa, wb, count)
         if not aa + bb < np.inf:
             counts[_NAN] += _lost(wa, wb)
-            count = _finite(wa, wb, none, none, 0.0, 0.0, 0.0, kept)
-            aa, bb, ab, dd = _weights(kept[0, :count], kept[1, :count])
+            count = _finite(wa, wb, none, none, 0.0, 0.0, 0.0, kept_a, kept_b, kept_m, kept_v)
+            aa, bb, ab, dd = _weights(kept_a, kept_b, count)
         counts[_COUNT] += count
         sums[0] += aa
         sums[1] += bb
         sums[2] += ab
         sums[3] += dd
         if what & _WITH_REACH and _reach_above(wa, wb, c[10], c[11], c[12] * _scale(worst[2])[0]):
-            counts[_REACH] += _reach(wa, wb, c[10], c[11], c[12], c[13], start, worst, at)
+            counts[_REACH] += _reach(wa, wb, c, start, worst, at)
         if what & _WITH_REPLAY:
             first, second, count = 1.0 / c[14], 1.0 / c[15], stop - start
-            dd, du, dw, uu, uw, ww = _replay(wa, wb, mb, vb, first, second, c[16])
+            dd, du, dw, uu, uw, ww = _replay(wa, wb, mb, vb, first, second, c[16], count)
             if not dd + uu < np.inf:
-                count = _finite(wa, wb, mb, vb, first, second, c[16], kept)
-                dd, du, dw, uu, uw, ww = _replay(
-                    kept[0, :count], kept[1, :count], kept[2, :count], kept[3, :count], first, second, c[16]
-                )
+                count = _finite(wa, wb, mb, vb, first, second, c[16], kept_a, kept_b, kept_m, kept_v)
+                dd, du, dw, uu, uw, ww = _replay(kept_a, kept_b, kept_m, kept_v, first, second, c[16], count)
             counts[_REPLAY] += count
             sums[4] += dd
             sums[5] += du

@@ -1,11 +1,9 @@
-"""The sums of rows and columns compiled by numba (the ``fast`` extra): an order of rows, one loud cell.
+"""The sums of rows and columns compiled by numba: an order of rows, one loud cell.
 
 ::
 
     x  (rows, columns) float32 ──┬─ means of x² by row, sums by column, Σ x⁴
-                                 └─ the bits as a number: log₂ but for a curve; an octave is 1
-
-Loops and kernels stay in one file, see :mod:`workbench.doctor.compiled.kernels`.
+                                 └─ the bits as a number: log₂ except for a curve; an octave is 1
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from workbench.doctor.compiled.kernels import exact, ready, reordered
+from workbench.core.arrays import Array
+from workbench.core.kernels import kernel, loop, ready, reordered
 
 __all__ = ["logs", "square_sums"]
 
-Array = np.ndarray[Any, Any]
 SHORT = 512  #: elements whose sums are float32: what that rounds is far below what any number of rows can tell
 
 
@@ -37,25 +35,62 @@ def logs(v: Array, cut: int, least: int) -> tuple[Array, Array, tuple[float, flo
     Args:
         least: rows from which there is such a rest; there is none where a row is all 0 or less.
     """
-    rows, columns = np.zeros(v.shape[0], np.float32), np.zeros((2, v.shape[1]))
-    high, at = np.full(2, -np.inf, np.float32), np.full(1, -1, np.int64)
-    total = _logs(ready(v, np.int32), cut, least, rows, columns, high, at)
-    if at[0] < 0:
+    rows, columns, bits = np.zeros(v.shape[0], np.float32), np.zeros((2, v.shape[1])), ready(v, np.int32)
+    _log_sums(bits, cut, rows, columns)
+    if len(rows) < least or not (rows > 0).all():
         return rows, columns, None
+    means = ((columns[0] + columns[1]) / len(rows) - rows.sum(dtype=np.float64) / len(rows)).astype(np.float32)
+    high, at = np.full(2, -np.inf, np.float32), np.full(1, -1, np.int64)
+    total = _log_residuals(bits, rows, means, high, at)
     return rows, columns, (float(high[0]), float(high[1]), int(at[0]), float(total - np.float64(high[0]) ** 2))
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
 
 
-@exact
+def _columns_of(value: Any) -> Any:
+    """Adds what rows become to sums by column, four rows at a time: sums are loaded and stored once for them."""
+
+    @loop
+    def add_four(a, b, c, d, columns):
+        for j in range(len(columns)):
+            first, second = np.float32(value(a[j]) + value(b[j])), np.float32(value(c[j]) + value(d[j]))
+            columns[j] += np.float64(np.float32(first + second))
+
+    @loop
+    def add_one(line, columns):
+        for j in range(len(columns)):
+            columns[j] += np.float64(value(line[j]))
+
+    @loop
+    def add(x, first, stop, columns):
+        whole = first + (stop - first) // 4 * 4
+        for i in range(first, whole, 4):
+            add_four(x[i], x[i + 1], x[i + 2], x[i + 3], columns)
+        for i in range(whole, stop):
+            add_one(x[i], columns)
+
+    return add
+
+
+@loop
+def _square(x):
+    return np.float32(x * x)
+
+
+@loop
+def _log(bits):
+    """About log₂, within 2e-5 of an octave where four are added."""
+    return np.float32(np.float32(bits) * np.float32(2.0**-23))
+
+
+_add_squares, _add_logs = _columns_of(_square), _columns_of(_log)
+
+
+@kernel
 def _square_sums(x, rows, columns):
     fourth = 0.0
-    whole = len(rows) // 4 * 4
-    for i in range(0, whole, 4):
-        _add_squares(x[i], x[i + 1], x[i + 2], x[i + 3], columns)
-    for i in range(whole, len(rows)):
-        _add_square(x[i], columns)
+    _add_squares(x, 0, len(rows), columns)
     for i in range(len(rows)):
         total = 0.0
         for start in range(0, len(columns), SHORT):
@@ -64,20 +99,6 @@ def _square_sums(x, rows, columns):
             fourth += np.float64(more)
         rows[i] = total / len(columns)
     return fourth
-
-
-@exact
-def _add_squares(a, b, c, d, columns):
-    """Of four rows at a time, so that sums are loaded and stored once for them."""
-    for j in range(len(columns)):
-        first = np.float32(np.float32(a[j] * a[j]) + np.float32(b[j] * b[j]))
-        columns[j] += np.float64(np.float32(first + np.float32(np.float32(c[j] * c[j]) + np.float32(d[j] * d[j]))))
-
-
-@exact
-def _add_square(line, columns):
-    for j in range(len(columns)):
-        columns[j] += np.float64(line[j] * line[j])
 
 
 @reordered
@@ -91,46 +112,12 @@ def _powers(line):
     return second, fourth
 
 
-@exact
-def _logs(v, cut, least, rows, columns, high, at):
-    _log_sums(v, cut, rows, columns)
-    mean, alive = 0.0, len(rows) >= least
-    for i in range(len(rows)):
-        mean += rows[i]
-        alive = alive and rows[i] > 0
-    if not alive:
-        return 0.0
-    means = np.empty(columns.shape[1], np.float32)
-    for j in range(len(means)):
-        means[j] = (columns[0, j] + columns[1, j]) / len(rows) - mean / len(rows)
-    return _log_residuals(v, rows, means, high, at)
-
-
-@exact
+@kernel
 def _log_sums(v, cut, rows, columns):
-    for half in range(2):
-        first, stop = (0, cut) if half == 0 else (cut, len(rows))
-        whole = first + (stop - first) // 4 * 4
-        for i in range(first, whole, 4):
-            _add_logs(v[i], v[i + 1], v[i + 2], v[i + 3], columns[half])
-        for i in range(whole, stop):
-            _add_log(v[i], columns[half])
+    _add_logs(v, 0, cut, columns[0])
+    _add_logs(v, cut, len(rows), columns[1])
     for i in range(len(rows)):
         rows[i] = np.float32(_total(v[i]) / len(v[i]) / np.float64(1 << 23))
-
-
-@exact
-def _add_logs(a, b, c, d, columns):
-    """Of four rows at a time, whose sum is within 2e-5 of an octave."""
-    for j in range(len(columns)):
-        first, second = np.float32(a[j]) + np.float32(b[j]), np.float32(c[j]) + np.float32(d[j])
-        columns[j] += np.float64(np.float32(first + second) * np.float32(2.0**-23))
-
-
-@exact
-def _add_log(line, columns):
-    for j in range(len(columns)):
-        columns[j] += np.float64(np.float32(line[j]) * np.float32(2.0**-23))
 
 
 @reordered
@@ -141,7 +128,7 @@ def _total(line):
     return found
 
 
-@exact
+@kernel
 def _log_residuals(v, rows, columns, high, at):
     total = 0.0
     for i in range(len(rows)):
@@ -158,17 +145,17 @@ def _log_residuals(v, rows, columns, high, at):
     return total
 
 
-@exact
+@loop
 def _residual(bits, row, column):
-    return np.float32(np.float32(np.float32(np.float32(bits) * np.float32(2.0**-23)) - row) - column)
+    return np.float32(np.float32(_log(bits) - row) - column)
 
 
 @reordered
 def _residuals(bits, row, columns, least):
-    """How many lie above ``least``, and the sum of the squares of all."""
+    """Return how many are above ``least``, and the sum of the squares of all."""
     above, squares = np.int32(0), np.float32(0)
     for j in range(len(columns)):
-        rest = np.float32(np.float32(np.float32(bits[j]) * np.float32(2.0**-23)) - row) - columns[j]
+        rest = np.float32(_log(bits[j]) - row) - columns[j]
         above = np.int32(above + np.int32(rest > least))
         squares += rest * rest
     return above, squares

@@ -1,3 +1,3 @@
-"""What the trainer's own state says: counters, schedules, arguments, data; with where each fact stands."""
+"""Facts from the trainer's state: counters, schedules, arguments and data, each with its source."""
 
 __all__: list[str] = []

@@ -1,12 +1,12 @@
-"""What a trainer's step counts: updates, micro-batches of them, or the epochs that a file is numbered by.
+"""Find what a trainer's step counts: updates, micro-batches, or the epochs in file names.
 
 ::
 
     trainer   40 ──▶ 60      optimizer  10 ──▶ 15     ¼ of the steps are updates: gradients of 4 are accumulated
-    the name   1 ──▶  2      optimizer  20 ──▶ 40     20 updates an epoch
+    the name   1 ──▶  2      optimizer  20 ──▶ 40     20 updates per epoch
     trainer   60 ──▶ 80      optimizer  60 ──▶ 20     1, then ¼: the counters were reset
 
-One file cannot tell 4 micro-batches an update from a reset that long ago; two files, or an argument, can.
+One file cannot distinguish 4 micro-batches per update from a reset that long ago; two files or an argument can.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from workbench.doctor.facts.state import NAME, TrainingState
 
 __all__ = ["accumulated", "per_step", "stated", "whole_ratio"]
 
-MOST = 128  #: micro-batches an update that one file alone makes likely
-LEAST = 3  #: updates from which on a whole ratio is no chance
+MOST = 128  #: most micro-batches per update that a single file makes likely
+LEAST = 3  #: updates from which an integer ratio is not a coincidence
 
 
 def whole_ratio(facts: TrainingState) -> int | None:
-    """Trainer's steps an update, where that is one whole number above 1."""
+    """Return the trainer's steps per update, if that is an integer above 1."""
     ratio = _ratio(facts)
     return ratio.denominator if ratio is not None and ratio.numerator == 1 and ratio < 1 else None
 
 
 def stated(facts: TrainingState) -> int | None:
-    """The stated micro-batches of an update, where trainer's step and optimizer's counter are that far apart."""
+    """Return the stated micro-batches per update, if the trainer's step and the optimizer's counter match them."""
     times, usual, step = facts.value("accumulation"), facts.steps.usual, facts.step
     if not times or times < 2 or not usual or step is None:
         return None
@@ -36,7 +36,7 @@ def stated(facts: TrainingState) -> int | None:
 
 
 def accumulated(facts: TrainingState) -> bool:
-    """Whether one file alone may be of a trainer that counts micro-batches: warned of, where nothing states it."""
+    """Whether a single file may come from a trainer that counts micro-batches although nothing states it."""
     ratio, usual = whole_ratio(facts), facts.steps.usual or 0
     if facts.value("accumulation"):
         return False
@@ -44,14 +44,14 @@ def accumulated(facts: TrainingState) -> bool:
 
 
 def per_step(a: TrainingState, b: TrainingState) -> Fraction | None:
-    """Updates a step of the trainer, where two files of different steps say the same, or both as their arguments do.
+    """Return the updates per step of the trainer if two files of different steps agree, or match their arguments.
 
-    1 is what is usual; ``None``: they do not fit.
+    The usual value is 1; ``None`` if they do not agree.
     """
     if a.step is None or b.step is None or a.step == b.step:
         return None
     one, two = _ratio(a), _ratio(b)
-    named = NAME in (a.source("step"), b.source("step"))  # of epochs, whose files are numbered
+    named = NAME in (a.source("step"), b.source("step"))  # file names may count epochs
     if one is not None and one == two and (one.numerator == 1 or (named and one.denominator == 1)):
         return one
     times = stated(a)

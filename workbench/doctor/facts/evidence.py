@@ -1,8 +1,8 @@
-"""What the doctor looks at: up to three checkpoints, each by parameter and role, and laid side by side.
+"""The evidence: up to three checkpoints, each by parameter and role, and aligned in pairs.
 
 ::
 
-    before ──load──▶ echo ──k updates──▶ after             a State each: ckpt, facts, fqn → role → position
+    before ──load──▶ echo ──k updates──▶ after             one State each: ckpt, facts, fqn → role → position
        │               │                   │
        └── pair("before", "echo") ─────────┘               the first under the names and shapes of the second
 
@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from workbench.analysis.name_map import name_map
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.groups import Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
-from workbench.namemap import name_map
 from workbench.tensor import LazyTensor
 
 __all__ = ["Evidence", "Pair", "State", "is_numbered", "stripped"]
 
-SAME = 0.9  #: share of the names that have to agree without their wrappers
-_MOVING = {"exp_avg", "exp_avg_sq", "momentum"}  #: roles of optimizer state that an update is made from
+SAME = 0.9  #: share of the names that must agree without their wrappers
+_MOVING = {"exp_avg", "exp_avg_sq", "momentum"}  #: roles of optimizer state that an update is computed from
 _WHOLE = {"param", "master"}
 _WRAPPED = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module)\.")
 _PREFIX = re.compile(r"(?:model|base_model|net|network|state_dict|params)\.")
@@ -33,17 +33,17 @@ _PREFIX = re.compile(r"(?:model|base_model|net|network|state_dict|params)\.")
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """One checkpoint with the facts beside its tensors."""
+    """One checkpoint and its facts."""
 
     ckpt: Checkpoint
     facts: TrainingState
 
     @cached_property
     def params(self) -> Mapping[str, Mapping[str, int]]:
-        """fqn → role → position in the catalog; the first, where a role is stored twice.
+        """fqn → role → position in the catalog, the first one if a role is stored twice.
 
-        Numbered optimizer state is under pseudo-names, masters under their parameters' names. State that has no role of
-        its own is under the name that its optimizer gives it: ``state1``, ``exp_avg.codes``.
+        Numbered optimizer state is listed under pseudo-names, masters under their parameters' names. State without a
+        role has the name that its optimizer uses: ``state1``, ``exp_avg.codes``.
         """
         found: dict[str, dict[str, int]] = {}
         for position, (fqn, role) in enumerate(zip(self.names.fqns, self.names.roles, strict=True)):
@@ -53,18 +53,18 @@ class State:
 
     @cached_property
     def names(self) -> Names:
-        """What each tensor belongs to, numbered state and masters included."""
+        """The parameter of each tensor, including numbered state and masters."""
         return Names(self.ckpt)
 
     @cached_property
     def numbered(self) -> Mapping[str, int]:
-        """Pseudo-name → number, of the optimizer's state that nothing joins to a parameter."""
+        """Pseudo-name → number, of optimizer state that cannot be assigned to a parameter."""
         found = {fqn: number_of(fqn) for fqn in self.params if is_numbered(fqn)}
         return {fqn: number for fqn, number in found.items() if number is not None}
 
     @cached_property
     def unnamed(self) -> Mapping[str, int]:
-        """How many tensors of each role belong to no parameter, named or numbered."""
+        """Number of tensors of each role without a parameter, named or numbered."""
         found: dict[str, int] = {}
         for fqn, role in zip(self.names.fqns, self.names.roles, strict=True):
             if fqn is None:
@@ -75,7 +75,7 @@ class State:
     def tied(self) -> frozenset[frozenset[str]]:
         """Groups of parameters that are one stored tensor: the same bytes of the same file in the same shape.
 
-        ``torch.save`` keeps what shares storage once. DCP writes each name's own bytes: there nothing is known.
+        ``torch.save`` stores shared storage once. DCP writes separate bytes for each name, so ties are unknown there.
         """
         catalog = self.ckpt.catalog
         columns = [
@@ -91,7 +91,7 @@ class State:
         return frozenset(frozenset(names) for names in found.values() if len(names) > 1)
 
     def under(self, names: Mapping[str, str]) -> State:
-        """The same with numbered optimizer state under other names; weights keep theirs."""
+        """Return a copy with numbered optimizer state under other names; weights keep theirs."""
         fqns = list(self.names.fqns)
         for position in self.names.numbers:
             fqns[position] = names.get(fqns[position] or "", fqns[position])
@@ -99,7 +99,7 @@ class State:
         return State(self.ckpt.derive(catalog), self.facts.renamed(names))
 
     def named(self, names: Mapping[str, str]) -> State:
-        """The same with parameters under other names."""
+        """Return a copy with parameters under other names."""
         fqns = [names.get(fqn or "", fqn) for fqn in self.names.fqns]
         catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.names.roles))
         return State(self.ckpt.derive(catalog), self.facts.renamed(names))
@@ -111,7 +111,7 @@ class State:
         return tuple(self.ckpt.catalog.shape_of(position))
 
     def dtype(self, position: int) -> str:
-        """Name of the element type: ``bfloat16``."""
+        """Return the name of the element type: ``bfloat16``."""
         return self.ckpt.catalog.dtype_of(position).name
 
 
@@ -120,9 +120,9 @@ class Pair:
     """Two states, the first under the names, shapes and cuts of the second.
 
     Attributes:
-        a, b: the states; ``a`` may be a lazy rearrangement of what is stored.
-        mapped: whether the names or fusions differed, so that ``a`` was rearranged.
-        only_a, only_b: stored keys that have no partner, with a reason where there is one.
+        a, b: the states; ``a`` may be a lazy rearrangement of the stored tensors.
+        mapped: whether ``a`` was rearranged because names or fusions differ.
+        only_a, only_b: stored keys without a partner, with a reason if there is one.
         origin: ``a`` as it is stored.
     """
 
@@ -140,7 +140,7 @@ class Pair:
 
     @cached_property
     def renumbered(self) -> bool:
-        """Whether the two optimizers hold other numbers of parameters, so that a number need not mean the same one."""
+        """Whether the optimizers hold different numbers of parameters, so a number may mean another parameter."""
         counts = [
             sum(group.count or 0 for group in state.facts.groups) if state.numbered else 0 for state in (self.a, self.b)
         ]
@@ -151,9 +151,9 @@ class Pair:
         return not (self.renumbered and is_numbered(name))
 
     def due(self, names: Iterable[str]) -> set[str]:
-        """Of some weights, those that updates between the two change: none where both state a learning rate of 0.
+        """Return the weights that updates between the two should change; none if both state a learning rate of 0.
 
-        Where no weight is known to have optimizer state of its own, those of a shape that numbered state has.
+        If no weight is known to have optimizer state, weights whose shape occurs in numbered state are returned.
         """
         if all(state.facts.lr == 0 for state in (self.a, self.b)):
             return set()
@@ -161,13 +161,14 @@ class Pair:
         own = {name for name in names if any(role in _MOVING for role in params.get(name, ()))}
         shapes = {self.a.shape(at) for name in self.a.numbered for at in params[name].values()}
         alike = {
-            name for name in names
+            name
+            for name in names
             if any(self.a.shape(at) in shapes for role, at in params.get(name, {}).items() if role in _WHOLE)
-        }  # fmt: skip
+        }
         return own or (alike if shapes else names)
 
     def shared(self) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-        """``(fqn, role → positions in a and b)`` of what both hold in one shape, in the order of ``b``."""
+        """Yield ``(fqn, role → positions in a and b)`` of tensors that both hold in one shape, in ``b``'s order."""
         for fqn, theirs in self.b.params.items():
             mine = self.a.params.get(fqn, {}) if self.comparable(fqn) else {}
             both = {
@@ -188,7 +189,7 @@ class Evidence:
     echo: State | None = None
 
     def state(self, which: str) -> State:
-        """``before``, ``after`` or ``echo``.
+        """Return the state ``before``, ``after`` or ``echo``.
 
         Raises:
             KeyError: it was not given.
@@ -199,7 +200,7 @@ class Evidence:
         return found
 
     def pair(self, first: str, second: str) -> Pair:
-        """Two of them side by side; made once."""
+        """Return two states aligned; the pair is cached."""
         made = self._pairs
         if (first, second) not in made:
             made[first, second] = align(self.state(first), self.state(second))
@@ -211,12 +212,12 @@ class Evidence:
 
 
 def align(a: State, b: State) -> Pair:
-    """Put ``a`` under the names of ``b``: by name where the names agree, by the frameworks' conventions elsewhere.
+    """Align ``a`` with the names of ``b``: by name if the names agree, otherwise by the frameworks' conventions.
 
-    Within one format half of the names are enough: what is missing then is missing. Between two formats all shapes have
-    to agree as well, for a vocabulary may be padded in one of them alone.
+    Within one format, half of the names are enough, and other tensors count as missing. Between two formats, all shapes
+    must agree as well, because a vocabulary may be padded in only one of them.
 
-    Where a number is joined to a parameter in one of them alone, ``a`` takes the name that ``b`` has for it.
+    If only one of them assigns a number to a parameter, ``a`` takes the name that ``b`` has for it.
     """
     stored, wrapped = a, _wrapped(a, b)
     if wrapped:
@@ -234,7 +235,7 @@ def align(a: State, b: State) -> Pair:
 
 
 def stripped(name: str) -> str:
-    """A name without what wrappers add: ``module.`` and ``_orig_mod.`` anywhere, ``model.`` at its beginning."""
+    """Return a name without wrappers: ``module.`` and ``_orig_mod.`` anywhere, ``model.`` at its beginning."""
     name = _WRAPPED.sub("", name)
     while match := _PREFIX.match(name):
         name = name[match.end() :]
@@ -242,7 +243,7 @@ def stripped(name: str) -> str:
 
 
 def _wrapped(a: State, b: State) -> dict[str, str]:
-    """Names of ``a`` → those of ``b``, where a wrapper is the only difference and most names differ by it."""
+    """Return names of ``a`` → names of ``b``, if a wrapper is the only difference and most names differ by it."""
     mine, theirs = ({fqn for fqn, roles in state.params.items() if "param" in roles} for state in (a, b))
     if 2 * len(mine & theirs) >= min(len(mine), len(theirs)):
         return {}
@@ -253,7 +254,7 @@ def _wrapped(a: State, b: State) -> dict[str, str]:
 
 
 def _renamed(a: State, b: State) -> dict[str, str]:
-    """Names of ``a`` for numbered state → those of ``b``, where one side has a pseudo-name and the other has not."""
+    """Return names of ``a`` for numbered state → names of ``b``, if only one side has a pseudo-name."""
     found = {}
     for pseudo, theirs in b.names.owner.items():
         mine = a.names.owner.get(pseudo)
@@ -263,7 +264,7 @@ def _renamed(a: State, b: State) -> dict[str, str]:
 
 
 def _meant(state: State) -> dict[tuple[str, str], tuple[int, ...]]:
-    """What names mean; numbers mean nothing."""
+    """Return the shape of each named tensor; numbers are not names."""
     return {
         (fqn, role): state.shape(at)
         for fqn, roles in state.params.items()

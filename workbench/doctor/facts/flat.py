@@ -1,4 +1,4 @@
-"""Every object of a checkpoint as leaves: a path of words, a plain value, the rank that wrote it.
+"""Flatten the objects of a checkpoint into leaves: a path of words, a plain value, the rank that wrote it.
 
 ::
 
@@ -7,7 +7,7 @@
     mp_rank_01/opt_param_scheduler {"num_steps": 1920}                               ──▶  rank "mp_rank_01"
     Namespace(lr=4e-3)   TrainingArguments(…)                stand-ins: their fields
 
-Containers are looked into up to bounds; generators' states, logs and what is large are passed over.
+Containers are visited up to fixed limits; states of generators, logs and large values are skipped.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from workbench.core.pickles.standins import Opaque, Record
 from workbench.errors import WorkbenchError
 
-__all__ = ["Leaf", "leaves", "plain"]
+__all__ = ["ObjectLeaf", "leaves", "plain"]
 
-NODES = 1_000_000  #: values that are looked at, over all objects
+NODES = 1_000_000  #: most values that are visited, over all objects
 DEPTH = 10
-BITS = 1000  #: of an integer; a float holds 1023
-ENTRIES = 4096  #: of a container that is looked into
-#: Switches of torch's optimizers that say how, not what, they compute; DCP stores each as an object a parameter.
+BITS = 1000  #: most bits of an integer; a float holds 1023
+ENTRIES = 4096  #: most entries of a container that is visited
+#: Switches of torch's optimizers that do not change the result; DCP stores each as one object per parameter.
 _SWITCHES = re.compile(r"param_groups\..*\.(?:foreach|capturable|differentiable|fused)$")
 _SCALARS = (bool, int, float, str, type(None))
 _SKIPPED = re.compile(
@@ -35,13 +35,13 @@ _SKIPPED = re.compile(
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ObjectLeaf:
     """One value.
 
     Attributes:
         path: words from the outermost; positions in lists are numbers as words.
-        rank: part of the object's name before a slash: whose file it is; empty for the first or only one.
-        source: the path in words, for people.
+        rank: part of the object's name before a slash, which names the file; empty for the first or only one.
+        source: the path in words, for messages.
     """
 
     path: tuple[str, ...]
@@ -58,11 +58,11 @@ class Leaf:
         return head + ".".join(self.path)
 
 
-def leaves(objects: Mapping[str, Any]) -> tuple[list[Leaf], dict[str, str]]:
-    """The leaves of all objects in their order, and which objects cannot be read, with the reason."""
-    found: list[Leaf] = []
+def leaves(objects: Mapping[str, Any]) -> tuple[list[ObjectLeaf], dict[str, str]]:
+    """Return the leaves of all objects in their order, and the unreadable objects with the reason."""
+    found: list[ObjectLeaf] = []
     unreadable: dict[str, str] = {}
-    walk = _Walk()
+    walk = _ObjectWalk()
     for name in objects:
         rank, _, rest = name.rpartition("/")
         if _SKIPPED.search(rest) or _SWITCHES.search(rest):
@@ -72,13 +72,13 @@ def leaves(objects: Mapping[str, Any]) -> tuple[list[Leaf], dict[str, str]]:
         except (WorkbenchError, RecursionError) as error:
             unreadable[name] = str(error)
         if walk.left <= 0:
-            unreadable[name] = f"more than {NODES:,} values: this object and what comes after it were not looked at"
+            unreadable[name] = f"more than {NODES:,} values: this object and all later ones were not examined"
             break
     return found, unreadable
 
 
 def plain(value: Any) -> Any:
-    """A number out of a tensor or array of one element, the word of an enumeration, the fields of a stand-in."""
+    """Return the number of a one-element tensor or array, the word of an enumeration, or a stand-in's fields."""
     if isinstance(value, Record):
         return value.fields
     if isinstance(value, Opaque):
@@ -91,31 +91,31 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _told(value: Any) -> Any:
-    """``None`` for an integer that no float holds: nothing trains with one, and Python will not even print it."""
+def _bounded(value: Any) -> Any:
+    """Return ``None`` for an integer that no float holds, which Python may refuse to print; otherwise the value."""
     return None if isinstance(value, int) and value.bit_length() > BITS else value
 
 
-class _Walk:
+class _ObjectWalk:
     def __init__(self) -> None:
         self.left = NODES
 
-    def visit(self, path: tuple[str, ...], rank: str, value: Any, depth: int) -> Iterator[Leaf]:
+    def visit(self, path: tuple[str, ...], rank: str, value: Any, depth: int) -> Iterator[ObjectLeaf]:
         self.left -= 1
         value = plain(value)
         if self.left <= 0 or depth <= 0:
             return
         if isinstance(value, _SCALARS):
-            yield Leaf(path, _told(value), rank)
+            yield ObjectLeaf(path, _bounded(value), rank)
         elif isinstance(value, Mapping):
             if len(value) <= ENTRIES:
                 for key, child in value.items():
-                    word = str(_told(key)) if isinstance(key, (str, int)) else "?"
+                    word = str(_bounded(key)) if isinstance(key, (str, int)) else "?"
                     if not _SKIPPED.search(word):
                         yield from self.visit((*path, word), rank, child, depth - 1)
         elif isinstance(value, (list, tuple)):
             if all(isinstance(plain(item), _SCALARS) for item in value):
-                yield Leaf(path, tuple(_told(plain(item)) for item in value), rank)
+                yield ObjectLeaf(path, tuple(_bounded(plain(item)) for item in value), rank)
             elif len(value) <= ENTRIES:
                 for number, child in enumerate(value):
                     yield from self.visit((*path, str(number)), rank, child, depth - 1)

@@ -1,12 +1,12 @@
-"""One :class:`TrainingState` from the objects of a checkpoint of any format.
+"""Build a :class:`TrainingState` from the objects of a checkpoint of any format.
 
 ::
 
     objects ──leaves──▶ (scheduler, last_epoch) 240 ──the tables below──▶  step, lr, betas, schedule, args …
     step tensors ─────────────────────────────────────────────────────▶  the optimizer's counters
-    the folder's name, the tracker beside it ─────────────────────────▶  what the files are called
+    the folder's name, the tracker beside it ─────────────────────────▶  steps in names
 
-A table says under which words trainers keep a fact; a fact that no table finds stays unknown.
+A table lists the names under which trainers store a fact; a fact that no table finds stays unknown.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from workbench import formats
 from workbench.checkpoint import Checkpoint
 from workbench.core.source import no_descriptor
-from workbench.doctor.facts.flat import Leaf, leaves
+from workbench.doctor.facts.flat import ObjectLeaf, leaves
 from workbench.doctor.facts.groups import Names, read_groups
 from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
 from workbench.doctor.facts.optimizer import Optimizer, recognise, together
 from workbench.doctor.facts.schedule import read_schedule
-from workbench.doctor.facts.state import NAME, Group, Told, TrainingState
+from workbench.doctor.facts.state import NAME, Group, Statement, TrainingState
 from workbench.doctor.facts.steps import read_steps
 from workbench.errors import WorkbenchError
+from workbench.names.steps import parse_name
 from workbench.runs import TRACKER_LIMIT, TRACKERS
 
 __all__ = ["FACTS", "gather"]
 
-#: Fact → what it is.
+#: Fact → its meaning.
 FACTS = {
     "step": "updates done, as the trainer's state counts",
     "folder_step": "the step in the folder's or file's name",
@@ -44,30 +46,27 @@ FACTS = {
     "amsgrad": "whether the largest second moment is kept",
     "clip": "bound of the global gradient norm",
     "consumed_samples": "samples that the run has seen",
-    "global_batch": "samples of an update",
+    "global_batch": "samples per update",
     "loader": "position of the data loader, in its own units",
     "epoch": "epoch of the data",
     "data_seed": "seed of the data's order",
-    "loss_scale": "of an fp16 gradient scaler",
-    "skipped_steps": "updates that the scaler left out",
+    "loss_scale": "scale of an fp16 gradient scaler",
+    "skipped_steps": "updates that the scaler skipped",
     "world_size": "ranks of the job",
-    "accumulation": "micro-batches of an update",
+    "accumulation": "micro-batches per update",
     "tied": "whether embedding and head are one tensor",
     "vocab_size": "tokens of the vocabulary",
     "ds_schedule": "DeepSpeed's scheduler, as its config states it",
-    "reset": "an argument that says the optimizer's state was not to be loaded",
+    "reset": "an argument that requests not to load the optimizer's state",
 }
-_NAMED = re.compile(r"(?:.*[-_.])?(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d{1,18})(?:\.\w+)?", re.I)
 _STEP = ("step", "global_step", "global_steps", "iteration", "iter_num")
-#: Scalars among the tensors: torchtitan's train_state, and what ``dcp.save`` makes of a tensor at the top.
+#: Scalars among the tensors: torchtitan's train_state, and tensors at the top level of ``dcp.save``.
 _STEP_TENSORS = ("train_state.step", "step", "global_step", "trainer.step", "app.train_state.step")
 _EPOCH = ("epoch", "current_epoch")
-_SAVES = re.compile(r"(?:.*[-_.])?(?:checkpoint|ckpt)[-_=]?\d", re.I)  #: names that number saves of whatever kind
-_NUMBERED_SAVES = {"accelerate"}  #: formats whose folders count saves, not steps
 _ARGS = {"args", "training_args", "config", "hyper_parameters", "hparams", "ds_config"}
 _MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rope_theta"}
 _NO_STATE = ("sched", "optim", "args", "config", "callback", "loader", "sampler", "history", "beta_pow", "dataset")
-#: Words of a data loader's position: torchdata's StatefulDataLoader, plain counters.
+#: Names of a data loader's position: torchdata's StatefulDataLoader, plain counters.
 _POSITION = (
     "batches", "num_batches", "_num_yielded", "_num_batches_fetched", "samples_yielded", "batches_yielded",
     "sample_idx", "_snapshot_step", "batch_idx", "position",
@@ -92,12 +91,12 @@ _FROM_ARGS = {
     "vocab_size": ("vocab_size",),
     "reset": ("no_load_optim", "reset_optimizer", "reset_optimizer_states", "finetune"),
 }
-#: Fact → how its argument is read; all else is a flag.
+#: Fact → parser of its argument; all others are flags.
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "global_batch": step_of, "accumulation": step_of, "world_size": step_of, "data_seed": whole, "vocab_size": step_of,
     "clip": number,
 }  # fmt: skip
-RNG_BYTES = 1 << 16  #: of one generator's state
+RNG_BYTES = 1 << 16  #: most bytes of one generator's state
 RNG_MANY = 4096
 
 
@@ -108,12 +107,12 @@ def gather(
     lr: float | None = None,
     weight_decay: float | None = None,
 ) -> TrainingState:
-    """What a checkpoint states; what the caller says is trusted more. Of payloads, counters and generators are read."""
+    """Collect the facts of a checkpoint; arguments override them. Only counters and generators are read as payloads."""
     found, unreadable = leaves(ckpt.objects)
     names, args = Names(ckpt, found), _arguments(found)
     called = _called(args)
     groups = read_groups(found, names, called)
-    told: dict[str, list[Told]] = {}
+    told: dict[str, list[Statement]] = {}
     _steps(told, found, ckpt)
     _optimizer(told, groups, args)
     _data(told, found)
@@ -137,23 +136,23 @@ def gather(
     return state.given(betas=betas, lr=lr, weight_decay=weight_decay)
 
 
-def _say(told: dict[str, list[Told]], fact: str, value: Any, source: str, *, first: bool = False) -> None:
-    told.setdefault(fact, []).insert(0 if first else len(told.get(fact, ())), Told(value, source))
+def _say(told: dict[str, list[Statement]], fact: str, value: Any, source: str, *, first: bool = False) -> None:
+    told.setdefault(fact, []).insert(0 if first else len(told.get(fact, ())), Statement(value, source))
 
 
-def _arguments(found: Iterable[Leaf]) -> dict[str, Told]:
-    """The trainer's arguments under their own names; nested ones also under their path."""
-    args: dict[str, Told] = {}
+def _arguments(found: Iterable[ObjectLeaf]) -> dict[str, Statement]:
+    """Return the trainer's arguments under their own names; nested ones also under their path."""
+    args: dict[str, Statement] = {}
     for leaf in found:
         if leaf.path[0] in _ARGS and len(leaf.path) > 1:
-            args.setdefault(".".join(leaf.path[1:]), Told(leaf.value, leaf.source))
+            args.setdefault(".".join(leaf.path[1:]), Statement(leaf.value, leaf.source))
     return args
 
 
-def _called(args: Mapping[str, Told]) -> str:
-    """What the arguments call the optimizer."""
-    told = (args[name].value for name in ("optimizer", "optim", "optimizer.type", "optimizer_type") if name in args)
-    return next((value[:40] for value in told if isinstance(value, str)), "")
+def _called(args: Mapping[str, Statement]) -> str:
+    """Return the optimizer's name in the arguments."""
+    stated = (args[name].value for name in ("optimizer", "optim", "optimizer.type", "optimizer_type") if name in args)
+    return next((value[:40] for value in stated if isinstance(value, str)), "")
 
 
 def _wrote(groups: Sequence[Group], names: Names, called: str) -> Optimizer:
@@ -164,35 +163,38 @@ def _wrote(groups: Sequence[Group], names: Names, called: str) -> Optimizer:
     return recognise(fields, {word for words in names.state.values() for word in words}, called)
 
 
-def _steps(told: dict[str, list[Told]], found: Iterable[Leaf], ckpt: Checkpoint) -> None:
+def _steps(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf], ckpt: Checkpoint) -> None:
     for leaf in found:
         if leaf.name not in _STEP or len(leaf.path) > 2 or not _whole(leaf.value):
             continue
         if not any(word in part.lower() for part in leaf.path[:-1] for word in _NO_STATE):
             _say(told, "step", leaf.value, leaf.source)
     for key in _STEP_TENSORS:
-        if key in ckpt.catalog.index and ckpt[key].numel == 1 and ckpt[key].element.kind in "iu":
+        if key in ckpt.catalog.index and ckpt[key].numel() == 1 and ckpt[key].element.kind in "iu":
             try:
                 _say(told, "step", int(ckpt[key].numpy().reshape(-1)[0]), key)
-            except WorkbenchError:  # verify tells what is wrong with it
+            except WorkbenchError:  # verify reports the reason
                 continue
     name = os.path.basename(os.path.abspath(ckpt.path))
-    match = None if ckpt.format in _NUMBERED_SAVES else _NAMED.fullmatch(name)
-    if match:
-        if _SAVES.match(name) and int(match[1]) in _epochs(found) and "step" not in told:
+    numbered = formats.record(ckpt.format).numbered_saves
+    named = None if numbered else parse_name(name)
+    if named and named.unit in ("step", "save"):
+        if named.unit == "save" and named.number in _epochs(found) and "step" not in told:
             return _trackers(told, ckpt)  # it is numbered by epochs
-        _say(told, "folder_step", int(match[1]), f"the name {name!r}")
-    if "step" not in told and step_of(ckpt.step) is not None and ckpt.format not in _NUMBERED_SAVES:
-        _say(told, "step", ckpt.step, NAME if match and int(match[1]) == ckpt.step else "the reader")
+        _say(told, "folder_step", named.number, f"the name {name!r}")
+    if "step" not in told and step_of(ckpt.step) is not None and not numbered:
+        by_name = named is not None and named.number == ckpt.step
+        if not (named and by_name and named.unit == "epoch"):
+            _say(told, "step", ckpt.step, NAME if by_name else "the reader")
     _trackers(told, ckpt)
 
 
-def _epochs(found: Iterable[Leaf]) -> set[int]:
-    told = (step_of(leaf.value) for leaf in found if leaf.name in _EPOCH and len(leaf.path) <= 3)
-    return {epoch for epoch in told if epoch is not None}
+def _epochs(found: Iterable[ObjectLeaf]) -> set[int]:
+    stated = (step_of(leaf.value) for leaf in found if leaf.name in _EPOCH and len(leaf.path) <= 3)
+    return {epoch for epoch in stated if epoch is not None}
 
 
-def _trackers(told: dict[str, list[Told]], ckpt: Checkpoint) -> None:
+def _trackers(told: dict[str, list[Statement]], ckpt: Checkpoint) -> None:
     parent = os.path.dirname(os.path.abspath(ckpt.path))
     for tracker in TRACKERS:
         value = _tracker(os.path.join(parent, tracker))
@@ -206,14 +208,14 @@ def _tracker(path: str) -> int | None:
     try:
         with open(path, "rb") as file:
             text = file.read(TRACKER_LIMIT).decode("utf-8", "replace").strip()
-    except OSError as error:  # no permission: then nothing is known of it
+    except OSError as error:  # no permission: the tracker stays unknown
         no_descriptor(error)
         return None
-    match = _NAMED.fullmatch(text)
-    return int(text) if text.isdecimal() and len(text) < 19 else int(match[1]) if match else None
+    named = parse_name(text)
+    return int(text) if text.isdecimal() and len(text) < 19 else named.number if named else None
 
 
-def _optimizer(told: dict[str, list[Told]], groups: Sequence[Group], args: Mapping[str, Told]) -> None:
+def _optimizer(told: dict[str, list[Statement]], groups: Sequence[Group], args: Mapping[str, Statement]) -> None:
     decaying = tuple(group for group in groups if group.weight_decay)
     for fact, chosen in (("lr", decaying or groups), ("betas", groups), ("eps", groups), ("weight_decay", decaying)):
         values = {getattr(group, fact): group.source for group in chosen[::-1] if getattr(group, fact) is not None}
@@ -242,11 +244,11 @@ def _optimizer(told: dict[str, list[Told]], groups: Sequence[Group], args: Mappi
         if "adamw" in word:
             _say(told, "decoupled", True, args[name].source)
         elif word == "adam" and name == "optimizer" and "weight_decay" in args and "decoupled" not in told:
-            # Megatron calls AdamW "adam" and says `decoupled_weight_decay`; DeepSpeed's Adam is AdamW by default
+            # Megatron calls AdamW "adam" and states `decoupled_weight_decay`; DeepSpeed's Adam is AdamW by default
             _say(told, "decoupled", False, args[name].source)
 
 
-def _data(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
+def _data(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf]) -> None:
     for leaf in found:
         inside = any("loader" in part.lower() or "sampler" in part.lower() for part in leaf.path[:-1])
         if leaf.name in ("consumed_samples", "consumed_train_samples", "global_samples") and _whole(leaf.value):
@@ -259,7 +261,7 @@ def _data(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
             _say(told, "epoch", leaf.value, leaf.source)
 
 
-def _deepspeed(told: dict[str, list[Told]], found: Iterable[Leaf], args: Mapping[str, Told]) -> None:
+def _deepspeed(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf], args: Mapping[str, Statement]) -> None:
     for leaf in found:
         if leaf.path == ("skipped_steps",) and _whole(leaf.value):
             _say(told, "skipped_steps", leaf.value, leaf.source)
@@ -277,7 +279,7 @@ def _deepspeed(told: dict[str, list[Told]], found: Iterable[Leaf], args: Mapping
             _say(told, fact, value, one.source)
 
 
-def _scaler(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
+def _scaler(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf]) -> None:
     for leaf in found:
         words = ".".join(leaf.path).lower()
         if ("scaler" in words or "loss_scale" in words) and leaf.name in ("scale", "_scale", "cur_scale", "loss_scale"):
@@ -287,14 +289,14 @@ def _scaler(told: dict[str, list[Told]], found: Iterable[Leaf]) -> None:
 
 
 def _generators(ckpt: Checkpoint) -> dict[str, str]:
-    """Name → digest of the state of each stored generator; in objects, or among the tensors."""
+    """Return name → digest of the state of each stored generator, in objects or among the tensors."""
     found: dict[str, str] = {}
     for position, key in enumerate(ckpt.catalog.keys):
         small = int(ckpt.catalog.numel[position]) <= RNG_BYTES
         if "rng" in key and ckpt.roles[position] == "other" and small and len(found) < RNG_MANY:
             try:
                 found[key] = hashlib.sha256(ckpt[key].numpy().tobytes()).hexdigest()
-            except WorkbenchError:  # verify tells what is wrong with it
+            except WorkbenchError:  # verify reports the reason
                 continue
     for name in ckpt.objects:
         if not re.search(r"rng_state|random_states|extra_state_rank", name) or len(found) >= RNG_MANY:
@@ -311,7 +313,7 @@ def _generators(ckpt: Checkpoint) -> dict[str, str]:
 
 
 def _plain(value: Any, depth: int = 8) -> Any:
-    """Nested generator states in full, for a digest."""
+    """Return nested generator states as plain values, for a digest."""
     if hasattr(value, "numpy"):
         return value.numpy().tobytes()
     if hasattr(value, "tobytes"):

@@ -1,19 +1,19 @@
-"""Param groups of the optimizer, from the ways in which formats store them, and names for what is only numbered.
+"""Read the optimizer's param groups from any format, and assign names to numbered state.
 
 ::
 
-    optimizer.param_groups[0] {lr, betas, params: [0, 1, …]}       numbers: the state's keys, or counts, tell the names
+    optimizer.param_groups[0] {lr, betas, params: [0, 1, …]}       numbers: the state's keys, or counts, give the names
     optim.param_groups.0.params = [fqn, …]                         get_state_dict
-    optim.param_groups.layers.0.wq.weight.lr                       flattened by DCP: a group each; equal ones are joined
+    optim.param_groups.layers.0.wq.weight.lr                       flattened by DCP: one each; equal ones are joined
 
-    optimizer.state.3.exp_avg       "optimizer state 3"            a pseudo-name, where nothing certain joins the number
+    optimizer.state.3.exp_avg       "optimizer state 3"            a pseudo-name, if the owner of the number is unknown
     optimizer_1.state.3.exp_avg     "optimizer_1 state 3"
     fp32_from_fp16_params.0.3       "optimizer master 0.3"
     master_weights.layers.0.wq      "layers.0.wq", role master     masters by name, outside of the optimizer
 
-Numbers become names where the reader joined the state to them; weights get their group where the parameters fall into
-matrices and vectors and the groups have just these two counts, or where a shape occurs in one group alone. Nothing else
-is certain.
+Numbers become names if the reader assigned the state to them. Weights get their group if the parameters are matrices
+and vectors and the groups have exactly these two counts, or if a shape occurs in only one group. Nothing else is
+certain.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from functools import cached_property
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts.flat import Leaf
+from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.numbers import BITS, betas_of, number
 from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
-from workbench.naming import STATES
+from workbench.names.roles import STATES
 
 __all__ = ["OF_AVERAGES", "Names", "is_numbered", "number_of", "read_groups"]
 
@@ -42,49 +42,49 @@ _FIELDS = {
 }  # fmt: skip
 _NUMBERED = re.compile(r"(?:(.*?)\.)?state\.([0-9]{1,18})\.(.+)", re.S)
 _PSEUDO = re.compile(r"\S+ (state|master) ([0-9.]+)")
-#: Paths of a run's only or first optimizer: they are left out of pseudo-names, so that two formats name alike.
+#: Paths of a run's only or first optimizer, which pseudo-names omit, so two formats use the same names.
 _MAIN = re.compile(
     r"(?:(?:app|app_state|checkpoint|trainer)\.)?(?:optim(?:izer)?(?:_state(?:_dict)?)?|opt|optimi[sz]er(?:s|_states)\.0)"
 )
-#: Containers of masters, as trainers call them; apex and Megatron keep a list of lists, the others a mapping of names.
+#: Containers of masters, as trainers name them; apex and Megatron store a list of lists, others a mapping of names.
 _MASTERS = re.compile(
     r"(?:(?:\w*optim\w*|opt)\.)*"
     r"(?:masters?|master_(?:weight|param|copy|copie)s?|fp32_(?:master_)?(?:weight|param|master)s?"
     r"|fp32_from_(?:fp16|float16|bf16)(?:_params|_groups)?|main_params?)\.(.+)",
     re.S,
 )
-#: Words in keys of averages that callbacks of trainers keep: Lightning's WeightAveraging and EMA, torch's swa_utils.
+#: Words in keys of averages that trainer callbacks store: Lightning's WeightAveraging and EMA, torch's swa_utils.
 OF_AVERAGES = ("ema", "average", "swa")
 _OUTER = ("module.", "model.", "_orig_mod.")
-LONGEST = 4096  #: characters of a name
-_CONTAINERS = {"__bnb_optimizer_quant_state__"}  #: of bitsandbytes, around its state
+LONGEST = 4096  #: most characters of a name
+_CONTAINERS = {"__bnb_optimizer_quant_state__"}  #: containers of bitsandbytes around its state
 _ROLES = {*STATES.values()}
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum", "square_avg", "sum", "exp_inf", "master", "state1"}
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a parameter's name is made from a number: ``optimizer state 3``."""
+    """Whether a parameter's name is a pseudo-name: ``optimizer state 3``."""
     return _PSEUDO.fullmatch(name) is not None
 
 
 def number_of(name: str) -> int | None:
-    """The optimizer's number in a pseudo-name of its state."""
+    """Return the optimizer's number in a pseudo-name of its state."""
     match = _PSEUDO.fullmatch(name)
     return int(match[2]) if match and match[1] == "state" and match[2].isdigit() else None
 
 
 class Names:
-    """What each tensor of a checkpoint belongs to, numbered state and masters included.
+    """The parameter of each tensor of a checkpoint, including numbered state and masters.
 
     Attributes:
-        fqns, roles: as the checkpoint's, but pseudo-names for numbers that nothing joins, names for masters, and for
-            optimizer state that has no role the name of its own: ``state1``, ``exp_avg.codes``, ``row_var``.
-        owner: pseudo-name of each number → the name that its tensors are listed under, joined or not.
+        fqns, roles: those of the checkpoint, plus pseudo-names for numbers without a known owner, names for masters,
+            and for optimizer state without a role its stored name: ``state1``, ``exp_avg.codes``, ``row_var``.
+        owner: pseudo-name of each number → the name that its tensors are listed under.
         numbers: positions of the tensors that are stored under a number.
-        state: name → words of its optimizer state.
+        state: name → names of its optimizer state.
     """
 
-    def __init__(self, ckpt: Checkpoint, found: Iterable[Leaf] = ()) -> None:
+    def __init__(self, ckpt: Checkpoint, found: Iterable[ObjectLeaf] = ()) -> None:
         self.fqns, self.roles = list(ckpt.fqns), list(ckpt.roles)
         self.owner: dict[str, str] = {}
         self.state: dict[str, set[str]] = defaultdict(set)
@@ -100,7 +100,7 @@ class Names:
         leaves = self._leaves(found)
         paths = sorted({path for path, _, _ in (*numbered.values(), *leaves)})
         self._main = [path for path in paths if _is_main(path)]
-        for at, (path, count, _) in numbered.items():  # one tensor that the reader joined names the others
+        for at, (path, count, _) in numbered.items():  # one tensor that the reader assigned names the others
             if (fqn := self.fqns[at]) is not None:
                 self.owner.setdefault(self._pseudo(path, count), fqn)
         for at, (path, count, word) in numbered.items():
@@ -120,11 +120,11 @@ class Names:
                     self.shapes.setdefault(fqn, ckpt.catalog.shape_of(at))
 
     def of(self, path: str, count: int) -> str | None:
-        """The name of an optimizer's number, if any state of it is stored."""
+        """Return the name for an optimizer's number, if any of its state is stored."""
         return self.owner.get(self._pseudo(path, count))
 
     def named(self, params: Sequence[Any], path: str = "") -> tuple[str, ...] | None:
-        """Stored parameters as names; ``None`` if one of them cannot be told."""
+        """Return the names of stored parameters; ``None`` if any of them is unknown."""
         found = []
         some = any(isinstance(one, int) and self.of(path, one) is not None for one in params)
         for one in params:
@@ -132,7 +132,7 @@ class Names:
                 return None
             if isinstance(one, str):
                 name = self.known(one)
-            else:  # one that never saw a gradient has no state, but a number beside the others
+            else:  # a parameter that never got a gradient has no state, but a number like the others
                 name = self.of(path, one) or (self._pseudo(path, one) if some and 0 <= one < 1 << BITS else None)
             if name is None:
                 return None
@@ -140,7 +140,7 @@ class Names:
         return tuple(found) if len(set(found)) == len(found) else None
 
     def known(self, name: str) -> str | None:
-        """A stored name without the containers before it, if a parameter is called so."""
+        """Return a stored name without the containers before it, if a parameter has that name."""
         if len(name) > LONGEST:
             return None
         while name not in self.known_names:
@@ -150,7 +150,7 @@ class Names:
         return name
 
     def _numbered(self, ckpt: Checkpoint) -> dict[int, tuple[str, int, str]]:
-        """Position → path of the optimizer, number, word of the state."""
+        """Return position → path of the optimizer, number, name of the state."""
         found = {}
         for at, key in enumerate(ckpt.catalog.keys):
             if "state." not in key or self.roles[at] == "param" or len(key) > LONGEST:
@@ -166,18 +166,18 @@ class Names:
                 found[at] = match[1] or "", int(match[2]), word
         return found
 
-    def _leaves(self, found: Iterable[Leaf]) -> list[tuple[str, int, str]]:
-        """Numbers whose state is plain values: steps of transformers' and bitsandbytes' optimizers."""
-        told = []
+    def _leaves(self, found: Iterable[ObjectLeaf]) -> list[tuple[str, int, str]]:
+        """Return numbers whose state is plain values: steps of transformers' and bitsandbytes' optimizers."""
+        plain = []
         for leaf in found:
             if len(leaf.path) > 2 and leaf.path[-3] == "state" and leaf.value is not None:
                 path, count = ".".join(leaf.path[:-3]), leaf.path[-2]
                 if count.isdecimal() and count.isascii() and len(count) < 19 and (not path or "opt" in path.lower()):
-                    told.append((path, int(count), leaf.name))
-        return told
+                    plain.append((path, int(count), leaf.name))
+        return plain
 
     def words(self, group: Group) -> set[str]:
-        """What the state of a group's parameters is called; of its kind, where its parameters are not known."""
+        """Return the names of the state of a group's parameters, or of its kind if the parameters are unknown."""
         kinds = {frozenset(words) for words in self.state.values()}
         if group.params is not None:
             found = {word for name in group.params for word in self.state.get(name, ())}
@@ -190,7 +190,7 @@ class Names:
         return {word for kind in kinds for word in kind}
 
     def _rest(self, ckpt: Checkpoint) -> list[int]:
-        """Positions of named state that has no role; and masters outside of the optimizer get their names."""
+        """Return positions of named state without a role; also assign names to masters outside the optimizer."""
         found = []
         params = {fqn for fqn, role in zip(self.fqns, self.roles, strict=True) if role == "param"}
         for at, key in enumerate(ckpt.catalog.keys):
@@ -215,7 +215,7 @@ class Names:
         return found
 
     def _averaged(self, ckpt: Checkpoint, at: int, key: str) -> None:
-        """Give an average that a callback keeps the name of its weight, if one of that shape is stored."""
+        """Assign an average that a callback stores to its weight, if one of that shape is stored."""
         parts = key.split(".")
         named = [n for n, part in enumerate(parts) if any(word in part.lower() for word in OF_AVERAGES)]
         for first in range(named[-1] + 1 if named else len(parts), len(parts) - 1):
@@ -228,7 +228,7 @@ class Names:
 
     @cached_property
     def _tails(self) -> dict[str, list[str]]:
-        """A weight's name without its first or first two containers → the names that end so."""
+        """Weight names without their first one or two containers → the full names."""
         found: dict[str, list[str]] = {}
         for fqn in self.weights:
             for parts in (1, 2):
@@ -241,11 +241,11 @@ class Names:
         return f"{'optimizer' if alone else path.replace(' ', '_') or 'optimizer'} state {count}"
 
 
-def read_groups(found: Iterable[Leaf], names: Names, called: str = "") -> tuple[Group, ...]:
-    """The groups of all optimizers; those that several ranks state alike once.
+def read_groups(found: Iterable[ObjectLeaf], names: Names, called: str = "") -> tuple[Group, ...]:
+    """Return the groups of all optimizers, each once even if several ranks state it.
 
     Args:
-        called: what the trainer's arguments call the optimizer.
+        called: the optimizer's name in the trainer's arguments.
     """
     raw: dict[tuple[str, str, str], dict[str, Any]] = {}
     for leaf in found:
@@ -257,13 +257,13 @@ def read_groups(found: Iterable[Leaf], names: Names, called: str = "") -> tuple[
             continue
         inner = ".".join(key)
         flattened = inner in names.known_names or (field in _FIELDS and not key[0].isdigit())
-        if not flattened and key[0].isdigit():  # a field that is a dict itself
+        if not flattened and key[0].isdigit():  # a field that is itself a dict
             inner, field = key[0], ".".join((*key[1:], field))
             flattened = True
         if flattened:
             raw.setdefault((leaf.rank, ".".join(leaf.path[: at + 1]), inner), {})[field] = leaf.value
     groups = [_group(key, fields, names) for key, fields in raw.items()]
-    return tuple(_told(group, names, called) for group in _by_shape(_split(_joined(groups), names), names))
+    return tuple(_recognised(group, names, called) for group in _by_shape(_split(_joined(groups), names), names))
 
 
 def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -> Group:
@@ -276,9 +276,9 @@ def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -
         outer = path.removesuffix("param_groups").rstrip(".")
         count = len(stored)
         params = names.named(stored, f"{rank}/{outer}" if rank else outer) or names.named(stored, outer)
-        told = fields.get("param_names")
-        if isinstance(told, tuple) and len(told) == count and (params is None or any(map(is_numbered, params))):
-            params = names.named(told) or params
+        listed = fields.get("param_names")
+        if isinstance(listed, tuple) and len(listed) == count and (params is None or any(map(is_numbered, params))):
+            params = names.named(listed) or params
         source += f"[{inner}]"
     elif not inner.isdigit():
         name = names.known(inner)
@@ -297,10 +297,10 @@ def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -
 
 
 def _joined(groups: Iterable[Group]) -> list[Group]:
-    """Groups that several ranks, or DCP's flattening, state one by one, as one."""
+    """Join groups that several ranks, or DCP's flattening, state one by one."""
     found: dict[Any, Group] = {}
     for group in groups:
-        alike = repr(sorted(group.settings.items()))  # as text: NaN is no other setting than NaN
+        alike = repr(sorted(group.settings.items()))  # as text, so NaN equals NaN
         single = group.params is not None and len(group.params) == 1 and "[" not in group.source
         key = (alike, single, None if single else group.params, None if single else group.count)
         if key not in found:
@@ -313,7 +313,7 @@ def _joined(groups: Iterable[Group]) -> list[Group]:
 
 
 def _split(groups: list[Group], names: Names) -> list[Group]:
-    """Matrices and vectors by the counts of two groups, where neither numbers nor names tell."""
+    """Assign matrices and vectors to two groups by their counts, if neither numbers nor names do."""
     if len(groups) != 2 or any(group.params is not None or group.count is None for group in groups):
         return groups
     shapes = {name: shape for name, shape in names.shapes.items() if "exp_avg" in names.state[name]}
@@ -327,7 +327,7 @@ def _split(groups: list[Group], names: Names) -> list[Group]:
 
 
 def _by_shape(groups: list[Group], names: Names) -> list[Group]:
-    """Groups with the weights whose shape only they have, where numbers and weights are the same shapes in all."""
+    """Assign weights to the only group with their shape, if numbers and weights have the same shapes overall."""
     taken = {name for group in groups for name in group.params or ()}
     left = {name: shape for name, shape in names.weights.items() if name not in taken}
     numbered = [[name for name in group.params or () if is_numbered(name)] for group in groups]
@@ -342,8 +342,8 @@ def _by_shape(groups: list[Group], names: Names) -> list[Group]:
     ]
 
 
-def _told(group: Group, names: Names, called: str) -> Group:
-    """With the optimizer that its fields and its parameters' state tell."""
+def _recognised(group: Group, names: Names, called: str) -> Group:
+    """Return the group with the optimizer that its fields and its parameters' state identify."""
     return replace(group, optimizer=recognise(group.settings, names.words(group), called))
 
 
@@ -352,7 +352,7 @@ def _is_main(path: str) -> bool:
 
 
 def _least(value: float | None) -> float | None:
-    """Of 0 or more, and no larger than a count can be."""
+    """Return a value of 0 or more that a count can hold, otherwise ``None``."""
     return value if value is not None and 0 <= value < 1 << BITS else None
 
 

@@ -1,4 +1,4 @@
-"""Numbers out of files that anybody may have written: what no training can hold is unknown, never an exception.
+"""Parse numbers from untrusted files: impossible values become ``None``, never an exception.
 
 ::
 
@@ -17,11 +17,11 @@ from workbench.errors import UsageError
 
 __all__ = ["BITS", "betas_of", "number", "step_of", "usable", "whole"]
 
-BITS = 63  #: of a counter: more is no count
+BITS = 63  #: most bits of a counter
 
 
 def number(value: Any) -> float | None:
-    """A finite float of an int or float; ``None`` of all else, and of what no float can hold."""
+    """Return an int or float as a finite float; ``None`` for other types and for values that no float can hold."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
@@ -32,19 +32,19 @@ def number(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """An integer of less than 2⁶³ in size."""
+    """Return an integer below 2⁶³ in magnitude, otherwise ``None``."""
     fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << BITS
     return value if fits else None
 
 
 def step_of(value: Any) -> int | None:
-    """An integer from 0 to below 2⁶³."""
+    """Return an integer from 0 to below 2⁶³, otherwise ``None``."""
     found = whole(value)
     return found if found is not None and found >= 0 else None
 
 
 def betas_of(value: Any) -> tuple[float, float] | None:
-    """β1 and β2 where 0 <= β1 < 1 and 0 < β2 < 1."""
+    """Return β1 and β2 if 0 <= β1 < 1 and 0 < β2 < 1, otherwise ``None``."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         return None
     one, two = number(value[0]), number(value[1])
@@ -52,14 +52,16 @@ def betas_of(value: Any) -> tuple[float, float] | None:
 
 
 def usable(betas: Sequence[float] | None, lr: float | None, weight_decay: float | None) -> None:
-    """Check what a user said.
+    """Check values that a user passed.
 
     Raises:
-        UsageError: betas outside [0, 1) and (0, 1); an lr or weight decay that is no finite number.
+        UsageError: betas outside [0, 1) and (0, 1); an lr or weight decay that is not a finite number.
     """
     if betas is not None and betas_of(tuple(betas)) is None:
-        said = ", ".join(format(one, "g") if isinstance(one, float) else repr(one) for one in betas)
-        raise UsageError(f"betas {said}: give two, β1 from 0 to below 1 and β2 above 0 and below 1, as in 0.9 and 0.95")
+        words = ", ".join(format(one, "g") if isinstance(one, float) else repr(one) for one in betas)
+        raise UsageError(
+            f"betas {words}: give two, β1 from 0 to below 1 and β2 above 0 and below 1, as in 0.9 and 0.95"
+        )
     for name, value in (("lr", lr), ("weight_decay", weight_decay)):
         if value is not None and number(value) is None:
-            raise UsageError(f"{name} {value!r} is no finite number")
+            raise UsageError(f"{name} {value!r} is not a finite number")

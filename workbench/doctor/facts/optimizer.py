@@ -1,4 +1,4 @@
-"""Which optimizer wrote a state, told by the names in it, and which of Adam's laws hold for what it stored.
+"""Recognise the optimizer that wrote a state by the names in it, and list the laws of Adam that hold for it.
 
 ::
 
@@ -7,8 +7,8 @@
     param_groups[0]  momentum nesterov ns_steps …                              state  momentum_buffer     ──▶  Muon
                                                                                state  state1 state2 …     ──▶  8-bit
 
-Many optimizers call their state ``exp_avg`` and ``exp_avg_sq`` and are no Adam. What tells them apart are the fields of
-their param groups: those that a known Adam has not are foreign, and then no law is claimed.
+Many optimizers other than Adam call their state ``exp_avg`` and ``exp_avg_sq``. The fields of their param groups
+distinguish them: if there are fields that no known Adam has, no law is claimed.
 
 Sources: torch 2.6 to 2.13 ``torch/optim``; apex and TransformerEngine ``fused_adam.py``; deepspeed 0.19.8
 ``ops/adam``; transformers 4.49 ``optimization.py`` (``AdamW``, ``Adafactor``); bitsandbytes 0.49; torchao 0.14;
@@ -25,8 +25,8 @@ from typing import Any
 
 __all__ = ["ALL_LAWS", "UNKNOWN", "Optimizer", "claimed", "recognise", "together"]
 
-#: ``moments``: m² ≤ K·v, v_B ≥ β2^k·v_A and the transition; ``reach``: |ΔW| is bounded by the lr; ``replay``: an
-#: update follows from the moments after it; ``ruler``: what saw no gradient decays by one factor; ``counter``: each
+#: ``moments``: m² ≤ K·v, v_B ≥ β2^k·v_A and the transition; ``reach``: the lr bounds |ΔW|; ``replay``: an update
+#: follows from the moments after it; ``ruler``: elements without a gradient decay by one factor; ``counter``: each
 #: update of a parameter is one count.
 ALL_LAWS = frozenset({"moments", "reach", "replay", "ruler", "counter"})
 UNKNOWN = "unknown"
@@ -34,7 +34,7 @@ UNKNOWN = "unknown"
 _LIKE = "Adam or like it"
 _PLAIN = {"lr", "betas", "eps", "weight_decay"}
 _TORCH = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
-#: Written by schedules, by Megatron's group builder, or by people to remember what a group is: they change no update.
+#: Fields of schedules, of Megatron's group builder, or notes of users; they do not affect updates.
 _NOTES = {
     "step", "params", "param_names", "initial_lr", "max_lr", "min_lr", "base_lr", "base_momentum", "max_momentum",
     "swa_lr", "wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "start_wd", "end_wd", "is_expert_parallel",
@@ -42,11 +42,11 @@ _NOTES = {
     "param_group_name", "layer", "layer_id", "tag", "kind", "use_muon",
 }  # fmt: skip
 _ADAM_STATE = {"exp_avg", "exp_avg_sq"}
-#: State beside the moments that no law depends on.
+#: State beside the moments that does not affect any law.
 _BESIDE = {"step", "master", "master_param", "max_exp_avg_sq", "beta1_pow", "beta2_pow"}
 _ADAMS = re.compile(r"(?:torch\.optim\.)?(?:fused|cpu|deepspeedcpu)?adamw?(?:_torch|_torch_fused|_apex_fused)?")
 
-#: A word of the state → family, laws. The first that is there decides.
+#: Names in the state → family, laws. The first match decides.
 _BY_STATE: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = tuple(
     (frozenset(words), family, frozenset(laws))
     for words, family, laws in (
@@ -69,7 +69,7 @@ _BY_STATE: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = tuple(
         ({"prev", "step_size"}, "Rprop", {"counter"}),
     )
 )
-#: A field of the param groups → family. These have no law that is proved here.
+#: A field of the param groups → family. No law is proved here for these.
 _BY_FIELD = {
     "weight_lr_power": "schedule-free", "train_mode": "schedule-free", "d_coef": "Prodigy", "d0": "D-Adaptation",
     "ns_steps": "Muon", "ns_coefficients": "Muon", "momentum_decay": "NAdam", "lr_decay": "Adagrad", "rho": "Adadelta",
@@ -80,12 +80,12 @@ _BY_FIELD = {
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What is known of an optimizer.
+    """A recognised optimizer.
 
     Attributes:
-        family: ``AdamW``, ``SGD`` …; ``unknown``; of several in one file their names joined by ``" + "``.
+        family: ``AdamW``, ``SGD`` …, or ``unknown``; several in one file are joined by ``" + "``.
         stored: whether any of its state or its param groups are in the files.
-        why: one sentence on what decided.
+        why: one sentence with the reason.
         laws: those of :data:`ALL_LAWS` that hold for it.
     """
 
@@ -96,12 +96,12 @@ class Optimizer:
 
 
 def recognise(fields: Mapping[str, Any], state: AbstractSet[str], name: str = "") -> Optimizer:
-    """The optimizer of a param group.
+    """Return the optimizer of a param group.
 
     Args:
-        fields: the group's fields as stored; empty where no groups are.
-        state: what its parameters' state is called.
-        name: what the trainer's arguments call the optimizer; empty: nothing.
+        fields: the group's fields as stored; empty without groups.
+        state: the names of its parameters' state.
+        name: the optimizer's name in the trainer's arguments, or empty.
     """
     if not fields and not state:
         return Optimizer()
@@ -124,11 +124,11 @@ def recognise(fields: Mapping[str, Any], state: AbstractSet[str], name: str = ""
     if not state - {"exp_avg", *_BESIDE} and "betas" in fields and "eps" not in fields:
         return _made("Lion", (), "its param groups carry 'betas' and lack 'eps'")
     held = f"its state holds {_quoted(state)}" if state else "it has no state"
-    return _made(UNKNOWN, (), f"{held}, and its param groups do not tell whose it is")
+    return _made(UNKNOWN, (), f"{held}, and its param groups do not identify it")
 
 
 def together(found: Iterable[Optimizer]) -> Optimizer:
-    """Several param groups as one; of two optimizers in a file only the laws that hold for both."""
+    """Combine the optimizers of several param groups, with only the laws that hold for all."""
     every = list(dict.fromkeys(found))
     if len(every) <= 1:
         return every[0] if every else Optimizer()
@@ -139,14 +139,14 @@ def together(found: Iterable[Optimizer]) -> Optimizer:
 
 
 def claimed(found: Optimizer) -> Optimizer:
-    """What looks like Adam, where somebody gave Adam's betas for it."""
+    """Return Adam for an optimizer that looks like it, because the user gave betas for it."""
     if found.family != _LIKE:
         return found
     return replace(found, family="Adam", why=f"{found.why}; but betas were given for it", laws=ALL_LAWS)
 
 
 def _adam(fields: Mapping[str, Any], state: AbstractSet[str], name: str) -> Optimizer:
-    """Of optimizers with Adam's two moments, or without state yet: only known fields make it one."""
+    """Return the optimizer for Adam's two moments, or no state yet; only known fields make it an Adam."""
     if other := sorted(state - _ADAM_STATE - _BESIDE):
         return _made(UNKNOWN, (), f"its state holds {_quoted(other)}, which no known Adam has")
     own = {*_PLAIN, *_TORCH, *_NOTES, "bias_correction", "correct_bias", "beta1", "beta2"}
@@ -159,34 +159,34 @@ def _adam(fields: Mapping[str, Any], state: AbstractSet[str], name: str) -> Opti
     decoupled = fields.get("decoupled_weight_decay")
     word = name.lower()
     family = "AdamW" if decoupled is True or "adamw" in word else "Adam"
-    if "correct_bias" in fields:  # adds eps before it corrects, and decays after: like Adam's, but not bit for bit
+    if "correct_bias" in fields:  # adds eps before it corrects, and decays after: close to Adam, but not bit for bit
         laws = {"moments", "ruler", "counter"} | ({"reach"} if fields["correct_bias"] is True else set())
         return _made("AdamW", laws, "its param groups carry 'correct_bias', as transformers' own AdamW has them")
     if "bias_correction" in fields:
         laws = set(ALL_LAWS) if fields["bias_correction"] in (True, 1) else {"moments", "ruler", "counter"}
         return _made(family, laws, "its param groups carry 'bias_correction', as the fused Adams have them")
     if fields.get("amsgrad") is True:
-        return _made("AMSGrad", ALL_LAWS - {"replay"}, "its param groups say amsgrad")
+        return _made("AMSGrad", ALL_LAWS - {"replay"}, "its param groups set amsgrad")
     if "amsgrad" in fields:
-        said = "and none that torch's Adams have not"
+        words = "and no field that torch's Adams lack"
         if isinstance(decoupled, bool):
-            family, said = "AdamW" if decoupled else "Adam", f"and say decoupled_weight_decay {decoupled}"
-        return _made(family, ALL_LAWS, f"its param groups carry 'amsgrad' {said}")
-    if fields.get("use_muon") is False:  # beside Muon's groups; its step is AdamW's
+            family, words = "AdamW" if decoupled else "Adam", f"and set decoupled_weight_decay {decoupled}"
+        return _made(family, ALL_LAWS, f"its param groups carry 'amsgrad' {words}")
+    if fields.get("use_muon") is False:  # stored beside Muon's groups; its step is AdamW's
         return _made("AdamW", ALL_LAWS, "its param groups carry 'use_muon' False, as Muon's auxiliary AdamW has them")
     if "decoupled_weight_decay" in fields:
-        # torch's RAdam has this field without amsgrad; it moves by m alone at first, beyond Adam's reach
+        # torch's RAdam has this field without amsgrad; its first updates use m alone, beyond Adam's reach
         laws = {"moments", "ruler", "counter"}
         return _made("RAdam", laws, "its param groups carry 'decoupled_weight_decay' and lack 'amsgrad'")
     if _TORCH & fields.keys():
-        said = f"carry {_quoted(sorted(_TORCH & fields.keys()))} and lack 'amsgrad'"
+        words = f"carry {_quoted(sorted(_TORCH & fields.keys()))} and lack 'amsgrad'"
         family, laws = ("SparseAdam", {"counter"}) if "weight_decay" not in fields else (UNKNOWN, set())
-        return _made(family, laws, f"its param groups {said}")
+        return _made(family, laws, f"its param groups {words}")
     if _ADAMS.fullmatch(word):
-        return _made(family, ALL_LAWS, f"the arguments call it {name!r}, and nothing stored contradicts")
+        return _made(family, ALL_LAWS, f"the arguments call it {name!r}, and nothing stored contradicts that")
     if word:
-        return _made(UNKNOWN, (), f"the arguments call it {name!r}, and its param groups do not tell more")
-    where = "its param groups have no fields but Adam's" if fields else "its state is called like Adam's"
+        return _made(UNKNOWN, (), f"the arguments call it {name!r}, and its param groups show no more")
+    where = "its param groups have only Adam's fields" if fields else "its state has the names of Adam's"
     # LAMB's groups and state look the same; its moments are Adam's, its steps are not
     return _made(_LIKE, {"moments", "counter"}, f"{where}, which LAMB has too")
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: their stored state in every framework's words, and what lr a plan gives an update.
+"""Learning-rate schedules: their stored state in every framework's names, and the lr that a plan gives an update.
 
 ::
 
@@ -18,19 +18,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.doctor.facts.flat import Leaf
+from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.numbers import number, whole
-from workbench.doctor.facts.state import Schedule, Told
+from workbench.doctor.facts.state import Schedule, Statement
 
 __all__ = ["Plan", "plan_of", "rates_at", "read_schedule"]
 
-_NESTED = "_schedulers"  #: of torch's SequentialLR and ChainedScheduler
-#: What the state of every schedule of torch holds.
+_NESTED = "_schedulers"  #: key of torch's SequentialLR and ChainedScheduler
+#: Keys in the state of every schedule of torch.
 _OF_ALL = {
     "base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "_last_lr", "verbose",
 }  # fmt: skip
 _STYLES = {"cosine", "linear", "constant"}
-SLACK = 1e-3  #: relative; conventions of counting are covered by the neighbouring updates
+SLACK = 1e-3  #: relative; neighbouring updates cover conventions of counting
 #: Arguments by trainer: (peak, floor, warm-up, total), in updates. nanoGPT; Megatron.
 _ARGUMENTS = (
     ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters"),
@@ -43,8 +43,8 @@ class Plan:
     """A warm-up, then a decay.
 
     Attributes:
-        warmup, total, per_update: in the units that ``count`` is in; ``per_update`` of them pass in an update.
-        log_warmup: the warm-up is no line (DeepSpeed's default): there only its bounds are known.
+        warmup, total: lengths in the schedule's units. per_update: units per update.
+        log_warmup: the warm-up is not linear (DeepSpeed's default), so only its bounds are known.
         source: what states it.
     """
 
@@ -59,7 +59,7 @@ class Plan:
     log_warmup: bool = False
 
     def lr_at(self, update: float) -> float:
-        """Learning rate at an update, counted as the framework counts."""
+        """Return the learning rate at an update, counted as the framework counts."""
         count = update * self.per_update
         if self.warmup > 0 and count <= self.warmup:
             return self.init + (self.peak - self.init) * max(count, 0.0) / self.warmup
@@ -70,15 +70,15 @@ class Plan:
         return self.floor + share * (self.peak - self.floor)
 
     def allows(self, lr: float, update: float) -> bool:
-        """Whether a stored lr is the plan's about that update: trainers store it before or after the step."""
+        """Whether a stored lr fits the plan near that update; trainers store it before or after the step."""
         if self.log_warmup and (update - 1) * self.per_update <= self.warmup:
             return lr <= self.peak * (1 + SLACK)
         near = [self.lr_at(update + shift) for shift in (-1, 0, 1, 2)]
         return min(near) * (1 - SLACK) <= lr <= max(near) * (1 + SLACK)
 
 
-def read_schedule(found: Iterable[Leaf]) -> Schedule | None:
-    """The state of the schedule that moves the lr; the first where several ranks or optimizers have one each."""
+def read_schedule(found: Iterable[ObjectLeaf]) -> Schedule | None:
+    """Return the state of the schedule of the lr, the first if several ranks or optimizers have one each."""
     by_parent: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
     for leaf in found:
         if any("sched" in word.lower() for word in leaf.path[:-1]):
@@ -87,16 +87,16 @@ def read_schedule(found: Iterable[Leaf]) -> Schedule | None:
         made = _schedule(fields, ".".join(path) if not rank else f"{rank}/{'.'.join(path)}")
         if made is not None:
             outer = by_parent.get((rank, path[: path.index(_NESTED)]), {}) if _NESTED in path else {}
-            # torch's ChainedScheduler counts in its children alone; the lr is what all of them make together
+            # torch's ChainedScheduler counts only in its children; its lr is their combined result
             lrs = _numbers(outer["_last_lr"]) if "_last_lr" in outer else made.lrs
             return replace(made, lrs=lrs, settings=dict(fields))
     return None
 
 
 def rates_at(schedule: Schedule, count: float) -> tuple[float, ...] | None:
-    """Learning rates that a schedule of torch has after ``count`` of its steps, by group.
+    """Return the learning rates, by group, of a schedule of torch after ``count`` of its steps.
 
-    Its class is not stored; the arguments in its state tell it. ``None`` where they do not, as for ``LambdaLR``.
+    Its class is inferred from the arguments in its state. ``None`` if they do not identify it, as for ``LambdaLR``.
     Source: the closed forms in torch 2.13 ``lr_scheduler.py`` (``_get_closed_form_lr``).
     """
     given = schedule.settings
@@ -131,8 +131,10 @@ def _closed_form(given: Mapping[str, Any], base_lrs: tuple[float, ...], count: f
     return tuple(base * factor for base in base_lrs)
 
 
-def plan_of(schedule: Schedule | None, args: Mapping[str, Told], told: Mapping[str, tuple[Told, ...]]) -> Plan | None:
-    """The plan that a checkpoint states in full: Megatron's own, DeepSpeed's config, a trainer's arguments."""
+def plan_of(
+    schedule: Schedule | None, args: Mapping[str, Statement], told: Mapping[str, tuple[Statement, ...]]
+) -> Plan | None:
+    """Return the plan if it is stored in full: Megatron's own, DeepSpeed's config, a trainer's arguments."""
     if schedule is not None and schedule.kind == "megatron":
         batch = told.get("global_batch")
         per = 1.0 if schedule.in_samples is False else number(batch[0].value) if batch else None
@@ -178,7 +180,7 @@ def _schedule(fields: Mapping[str, Any], source: str) -> Schedule | None:
     return None
 
 
-def _deepspeed(config: Mapping[str, Any], args: Mapping[str, Told], source: str) -> Plan | None:
+def _deepspeed(config: Mapping[str, Any], args: Mapping[str, Statement], source: str) -> Plan | None:
     kind, params = config.get("type"), config.get("params", {})
     if kind == "WarmupCosineLR":
         peak, ratio = number(config.get("lr")), number(params.get("cos_min_ratio", 0.0001))

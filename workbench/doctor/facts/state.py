@@ -1,4 +1,4 @@
-"""What a checkpoint says of its training beside the tensors, each statement with where it stands.
+"""Facts that a checkpoint states about its training beside the tensors, each with its source.
 
 ::
 
@@ -8,8 +8,8 @@
     groups        (decay 0.1: 15 parameters), (decay 0.0: 5)
     schedule      num_steps 1920 in samples, warm-up 320, total 3840, cosine 4e-3 → 4e-4
 
-Several places may state one fact: all of them are kept, most trusted first, and where they contradict one another that
-is a sign (S07, N6, N9, C9). What nothing states is ``None``, never a default.
+If several places state a fact, all statements are kept, most trusted first; a contradiction is a sign (S07, N6, N9,
+C9). A fact that nothing states is ``None``, never a default.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 from workbench.doctor.facts.numbers import number
 from workbench.doctor.facts.optimizer import Optimizer, claimed
 
-__all__ = ["GIVEN", "NAME", "Group", "Schedule", "Steps", "Told", "TrainingState"]
+__all__ = ["GIVEN", "NAME", "Group", "Schedule", "Statement", "Steps", "TrainingState"]
 
-GIVEN = "given"  #: provenance of what the user said
-NAME = "the name"  #: of a step that only the folder's name tells
+GIVEN = "given"  #: source of a fact that the user passed
+NAME = "the name"  #: source of a step that only the folder's name states
 
 
 @dataclass(frozen=True)
-class Told:
+class Statement:
     """One statement of a fact.
 
     Attributes:
@@ -46,14 +46,14 @@ class Group:
     """A param group of the optimizer.
 
     Attributes:
-        params: names of its parameters (pseudo-names of numbered ones); ``None`` where nothing tells them.
-        count: parameters in it, as stored; ``None`` where not even that is.
-        step: of optimizers that keep one counter a group.
+        params: names of its parameters (pseudo-names of numbered ones); ``None`` if unknown.
+        count: stored number of its parameters; ``None`` if unknown.
+        step: the counter, of optimizers that keep one per group.
         decoupled: AdamW (``True``) or Adam with L2 in the gradient (``False``).
         source: object that states it.
-        settings: every field as stored, but for its parameters; an integer that no float holds is ``None``.
-        weights: weights that are in it because only its numbered state has their shape.
-        optimizer: whose group it is.
+        settings: every field as stored, except its parameters; an integer that no float holds is ``None``.
+        weights: weights that belong to it because only its numbered state has their shape.
+        optimizer: the optimizer that it belongs to.
     """
 
     params: tuple[str, ...] | None = None
@@ -77,13 +77,13 @@ class Schedule:
     """State of a learning-rate schedule, in the units that it counts in.
 
     Attributes:
-        kind: whose: ``torch``, ``megatron``, ``deepspeed`` or ``paddle``.
+        kind: its framework: ``torch``, ``megatron``, ``deepspeed`` or ``paddle``.
         count: updates (or samples) that it has counted.
-        in_samples: it counts samples (Megatron); ``None``: not known.
-        lrs: learning rates that it says are current, a group each.
-        base_lrs: those it scales.
-        warmup, total: lengths in its units; style: of the decay.
-        weight_decay: of a schedule that moves it (Megatron): start, end.
+        in_samples: whether it counts samples (Megatron); ``None`` if unknown.
+        lrs: its current learning rates, one per group.
+        base_lrs: the learning rates that it scales.
+        warmup, total: lengths in its units. style: shape of the decay.
+        weight_decay: start and end, of a schedule that changes it (Megatron).
         settings: every field as stored.
     """
 
@@ -104,15 +104,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Steps:
-    """What the optimizer's own counters say.
+    """The optimizer's own counters.
 
     Attributes:
         by_name: step of each parameter, numbered ones under their pseudo-names.
-        counts: step → how many counters say so, named or not.
-        by_file: file → step → how many of its counters say so.
-        split: parameters whose copies say different steps.
+        counts: step → number of counters at that step, named or not.
+        by_file: file → step → number of its counters at that step.
+        split: parameters whose replicas have different steps.
         unread: why counters were not read, if any were not.
-        source: where they stand, in words.
+        source: where they are stored, in words.
     """
 
     by_name: Mapping[str, float] = field(default_factory=dict)
@@ -124,47 +124,47 @@ class Steps:
 
     @property
     def usual(self) -> float | None:
-        """What most counters say; of equally many the later step."""
+        """The most common counter; in a tie, the later step."""
         return max(self.counts, key=lambda step: (self.counts[step], step)) if self.counts else None
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """Everything that is stated about the training.
+    """All stated facts about the training.
 
     Attributes:
-        told: fact → statements, most trusted first; names in :data:`workbench.doctor.facts.gather.FACTS`.
-        groups: param groups, in the optimizer's order; equal groups of several ranks once.
+        groups: param groups, in the optimizer's order; equal groups of several ranks only once.
         schedule: state of the learning-rate schedule.
         steps: the optimizer's counters.
         args: the trainer's arguments, flat: name → statement.
         model: the model's config, flat.
         generators: rank or object → digest of its generators' states.
         unreadable: objects that cannot be decoded, with the reason.
-        optimizer: who wrote the optimizer's state; of several what holds for all.
-        states: name → what its optimizer state is called: ``exp_avg``, ``state1`` …
+        optimizer: the optimizer that wrote the state; for several, the laws that hold for all.
+        states: name → names of its optimizer state: ``exp_avg``, ``state1`` …
     """
 
-    told: Mapping[str, tuple[Told, ...]] = field(default_factory=dict)
+    #: Fact → statements, most trusted first; names in :data:`workbench.doctor.facts.gather.FACTS`.
+    told: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     schedule: Schedule | None = None
     steps: Steps = field(default_factory=Steps)
-    args: Mapping[str, Told] = field(default_factory=dict)
-    model: Mapping[str, Told] = field(default_factory=dict)
+    args: Mapping[str, Statement] = field(default_factory=dict)
+    model: Mapping[str, Statement] = field(default_factory=dict)
     generators: Mapping[str, str] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
     optimizer: Optimizer = field(default_factory=Optimizer)
     states: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def value(self, fact: str) -> Any:
-        """The most trusted statement's value, or ``None``."""
-        told = self.told.get(fact)
-        return told[0].value if told else None
+        """Return the value of the most trusted statement, or ``None``."""
+        statements = self.told.get(fact)
+        return statements[0].value if statements else None
 
     def source(self, fact: str) -> str:
-        """Where the most trusted statement stands; empty if nothing states it."""
-        told = self.told.get(fact)
-        return told[0].source if told else ""
+        """Return the source of the most trusted statement; empty if nothing states it."""
+        statements = self.told.get(fact)
+        return statements[0].source if statements else ""
 
     @property
     def step(self) -> int | None:
@@ -174,7 +174,7 @@ class TrainingState:
 
     @property
     def betas(self) -> tuple[float, float] | None:
-        """β1 and β2, where all groups agree (or they were given)."""
+        """β1 and β2, if all groups agree (or they were given)."""
         return self.value("betas")
 
     @property
@@ -183,7 +183,7 @@ class TrainingState:
 
     @property
     def lr(self) -> float | None:
-        """Learning rate stored in the optimizer: in most frameworks that of the next update."""
+        """Learning rate stored in the optimizer; in most frameworks, that of the next update."""
         return self.value("lr")
 
     @property
@@ -196,7 +196,7 @@ class TrainingState:
         return self.value("amsgrad")
 
     def weight_decay(self, fqn: str | None = None) -> float | None:
-        """Weight decay of a parameter; without a name the one that is stated for all that decay."""
+        """Return the weight decay of a parameter; without a name, the one stated for all that decay."""
         if fqn is None:
             return self.value("weight_decay")
         group = self.group_of(fqn)
@@ -205,19 +205,21 @@ class TrainingState:
         return None if group is None else group.weight_decay
 
     def group_of(self, fqn: str) -> Group | None:
-        """The group that a parameter is in, where that is known."""
+        """Return the group of a parameter, if known."""
         found = self._by_param.get(fqn)
         return None if found is None else self.groups[found]
 
     def optimizer_of(self, fqn: str) -> Optimizer:
-        """The optimizer of a parameter: its group's, or what holds for all groups where its own is not known."""
+        """Return the optimizer of a parameter: its group's, or the common one if its group is unknown."""
         group = self.group_of(fqn)
         return self.optimizer if group is None else group.optimizer
 
     @property
     def counters(self) -> Mapping[str, tuple[float, str]]:
-        """Who counts → count, where it stands; in units of their own. Of ``trainer``, ``optimizer``, ``schedule``,
-        ``folder`` and ``tracker`` those that are known."""
+        """Known counters → (count, source), each in its own units.
+
+        Keys are ``trainer``, ``optimizer``, ``schedule``, ``folder`` and ``tracker``.
+        """
         found: dict[str, tuple[float, str]] = {}
         for name, fact in (("trainer", "step"), ("folder", "folder_step"), ("tracker", "tracker_step")):
             if (value := self.value(fact)) is not None:
@@ -230,20 +232,20 @@ class TrainingState:
 
     @property
     def cycled(self) -> bool:
-        """Whether a schedule moves β1 at every update (``OneCycleLR``, ``CyclicLR``)."""
+        """Whether a schedule changes β1 at every update (``OneCycleLR``, ``CyclicLR``)."""
         settings = self.schedule.settings if self.schedule is not None else {}
-        told = settings.get("cycle_momentum") is True and settings.get("use_beta1") is not False
-        return told or bool(self.beta_ends)
+        stated = settings.get("cycle_momentum") is True and settings.get("use_beta1") is not False
+        return stated or bool(self.beta_ends)
 
     @property
     def beta_ends(self) -> tuple[float, ...]:
-        """Least and greatest β1 between which a schedule moves it, where the groups say so."""
-        told = {group.settings.get(end) for group in self.groups for end in ("base_momentum", "max_momentum")}
-        numbers = {number(one) for one in told} - {None}
+        """Least and greatest β1 of a schedule that changes it, if the groups state them."""
+        ends = {group.settings.get(end) for group in self.groups for end in ("base_momentum", "max_momentum")}
+        numbers = {number(one) for one in ends} - {None}
         return tuple(sorted(one for one in numbers if one is not None and 0 <= one < 1))
 
     def renamed(self, names: Mapping[str, str]) -> TrainingState:
-        """The same with parameters under other names."""
+        """Return a copy with parameters under other names."""
         if not names:
             return self
         groups = [
@@ -258,28 +260,28 @@ class TrainingState:
     def given(
         self, *, betas: Sequence[float] | None = None, lr: float | None = None, weight_decay: float | None = None
     ) -> TrainingState:
-        """The same with what the user said, which is trusted most."""
-        said: dict[str, Any] = {
+        """Return a copy with facts that the user passed, which are trusted most."""
+        passed: dict[str, Any] = {
             "betas": None if betas is None else tuple(betas),
             "lr": lr,
             "weight_decay": weight_decay,
         }
         told = dict(self.told)
-        for fact, value in said.items():
+        for fact, value in passed.items():
             if value is not None:
-                told[fact] = (Told(value, GIVEN), *told.get(fact, ()))
+                told[fact] = (Statement(value, GIVEN), *told.get(fact, ()))
         if betas is None:
             return replace(self, told=told)
         groups = tuple(replace(group, optimizer=claimed(group.optimizer)) for group in self.groups)
         return replace(self, told=told, groups=groups, optimizer=claimed(self.optimizer))
 
-    def disagreeing(self, fact: str, tolerance: float = 0.0) -> tuple[Told, ...]:
-        """The statements of a fact, if they are not all the same up to ``tolerance``; else none."""
-        told = self.told.get(fact, ())
-        values = [one.value for one in told]
+    def disagreeing(self, fact: str, tolerance: float = 0.0) -> tuple[Statement, ...]:
+        """Return the statements of a fact if they differ by more than ``tolerance``; otherwise none."""
+        statements = self.told.get(fact, ())
+        values = [one.value for one in statements]
         if not values or all(type(v) not in (int, float) for v in values):
-            return told if len(Counter(map(repr, values))) > 1 else ()
-        return told if max(values) - min(values) > tolerance else ()
+            return statements if len(Counter(map(repr, values))) > 1 else ()
+        return statements if max(values) - min(values) > tolerance else ()
 
     @cached_property
     def _by_param(self) -> dict[str, int]:

@@ -1,11 +1,11 @@
-"""The optimizer's own counters: one scalar a parameter, a group, or a rank. Their bytes are read, and no others.
+"""Read the optimizer's own counters: one scalar per parameter, group or rank. No other bytes are read.
 
 ::
 
     optimizer.state.layers.0.wq.weight.step   240.0     every replica and every rank's
     optimizer.state.3.step                    240       as a plain number: bitsandbytes, transformers' Adafactor
-    optimizer.param_groups[0].step            240       Megatron's and Apex' optimizers keep one a group
-    beta_pow                                  240       Paddle stores powers of its betas; the reader turns them back
+    optimizer.param_groups[0].step            240       Megatron's and Apex' optimizers keep one per group
+    beta_pow                                  240       Paddle stores powers of its betas; the reader converts them
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts.flat import Leaf
+from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.groups import Names
 from workbench.doctor.facts.numbers import BITS, number
 from workbench.doctor.facts.state import Group, Steps
@@ -27,11 +27,11 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["read_steps"]
 
-MAX_SCALARS = 200_000  #: counters read
+MAX_SCALARS = 200_000  #: most counters to read
 
 
-def read_steps(ckpt: Checkpoint, groups: Sequence[Group], names: Names, found: Iterable[Leaf]) -> Steps:
-    """Counters from scalars; from plain numbers, groups or powers of beta where there are none."""
+def read_steps(ckpt: Checkpoint, groups: Sequence[Group], names: Names, found: Iterable[ObjectLeaf]) -> Steps:
+    """Return the counters from scalars, or else from plain numbers, groups or powers of beta."""
     catalog, source = ckpt.catalog, ""
     wanted = np.array([role == "step" for role in ckpt.roles], bool) & (catalog.numel == 1)
     rows = np.flatnonzero(wanted[catalog.tensor]) if catalog.chunks else np.empty(0, np.int64)
@@ -50,7 +50,7 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group], names: Names, found: I
         if value is None:
             continue
         if not 0 <= value < 1 << BITS:  # NaN neither
-            unread = unread or f"{ckpt.catalog.keys[position]!r} holds {value:g}: that is no count"
+            unread = unread or f"{ckpt.catalog.keys[position]!r} holds {value:g}, which is not a count"
             continue
         counts[value] += 1
         by_file[catalog.files[int(catalog.file[row])]][value] += 1
@@ -73,12 +73,12 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group], names: Names, found: I
                 source = source or f"{group.source}.step"
     if not counts:
         counts, source = _powers(ckpt), "beta_pow"
-    by_files = {file: dict(told) for file, told in by_file.items()}
+    by_files = {file: dict(held) for file, held in by_file.items()}
     return Steps(by_name, dict(counts), by_files, tuple(split), unread, source if counts else "")
 
 
-def _plain(found: Iterable[Leaf], names: Names) -> Iterable[tuple[Leaf, str]]:
-    """Counters that are no tensors, each with its parameter."""
+def _plain(found: Iterable[ObjectLeaf], names: Names) -> Iterable[tuple[ObjectLeaf, str]]:
+    """Yield counters that are not tensors, each with its parameter."""
     for leaf in found:
         if leaf.name == "step" and len(leaf.path) > 2 and leaf.path[-3] == "state" and leaf.path[-2].isdecimal():
             name = names.of(".".join(leaf.path[:-3]), int(leaf.path[-2][:19]))
@@ -96,10 +96,10 @@ def _number(ckpt: Checkpoint, row: int, position: int) -> float | None:
 
 def _powers(ckpt: Checkpoint) -> dict[float, int]:
     try:
-        told: Any = ckpt.objects.get("beta_pow")
-    except (WorkbenchError, RecursionError):  # verify tells what is wrong with it
+        stored: Any = ckpt.objects.get("beta_pow")
+    except (WorkbenchError, RecursionError):  # verify reports the reason
         return {}
-    steps = told.get("steps") if isinstance(told, Mapping) else None
+    steps = stored.get("steps") if isinstance(stored, Mapping) else None
     if not isinstance(steps, Mapping):
         return {}
     return {float(step): int(count) for step, count in steps.items() if str(step).isdigit()}

@@ -1,3 +1,3 @@
-"""What Adam and AdamW cannot do, and what they must: pure functions on flat arrays."""
+"""Laws of Adam and AdamW, bounds and equalities, as pure functions on flat arrays."""
 
 __all__: list[str] = []

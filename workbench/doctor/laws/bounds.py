@@ -1,4 +1,4 @@
-"""What Adam and AdamW cannot do, as pure functions on flat arrays: whatever the gradients, no run breaks these.
+"""Laws that no run of Adam or AdamW can break, whatever its gradients, as pure functions on flat arrays.
 
 ::
 
@@ -15,15 +15,15 @@ Proof of the first four: m and v are sums over the gradients with weights (1−�
 Cauchy–Schwarz bounds the square of the one by the other times Σ (weight of m)²/(weight of v) = K. Equality is reached
 by gradients ∝ (β1/β2)^j, so K cannot be smaller. Increments between two states are the same sums over k gradients.
 
-Where they hold: constant β (after a change, the larger K: the bound is a convex combination of both); any lr, clipping,
-accumulation, loss scale, skipped steps (k counts updates done). Adam with L2 in the gradient: the same but for decay,
-which is then a gradient. AMSGrad: all but replay (its denominator is only larger). Not: 8-bit, factored or
-sign-based optimizers.
+They hold for constant β (after a change, with the larger K, because the bound is a convex combination of both), and
+for any lr, clipping, accumulation, loss scale and skipped steps (k counts the updates that were made). Adam with L2 in
+the gradient obeys the same laws without decay, which is then a gradient. AMSGrad obeys all except replay (its
+denominator is only larger). They do not hold for 8-bit, factored or sign-based optimizers.
 
-Slack is rounding alone, worst case, from the unit u of the stored type (2⁻²⁴ for fp32): an update makes at most four
-roundings of relative size u, an element keeps a gradient's trace for at most ``ln(range)/(1−β)`` updates, and what
-underflows is below the smallest normal number. With bfloat16 moments that slack is larger than the law for all but
-the floor, which rounding keeps because it is monotone: then the others are not checked.
+The slack is the worst case of rounding only, from the unit u of the stored type (2⁻²⁴ for fp32): an update makes up to
+four roundings of relative size u, a gradient leaves a trace for up to ``ln(range)/(1−β)`` updates, and a number that
+underflows is below the smallest normal number. With bfloat16 moments, this slack exceeds the law in every case except
+the floor, which rounding preserves because it is monotone. The other laws are then not checked.
 
 Kingma & Ba (2014), Algorithm 1; torch 2.13 ``torch/optim/adamw.py`` (``_single_tensor_adam``).
 """
@@ -37,13 +37,16 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
+
 __all__ = [
-    "LONGEST", "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "floor_terms", "has_slack", "moved_by",
-    "reach", "reach_terms", "sound", "state_bound", "state_bound_terms", "transition", "transition_terms",
+    "LONGEST", "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "floor_sides", "floor_terms", "has_slack",
+    "moved_by", "reach", "reach_sides", "reach_terms", "sound", "state_bound", "state_bound_sides",
+    "state_bound_terms", "transition", "transition_sides", "transition_terms",
 ]  # fmt: skip
 
-Array = np.ndarray[Any, Any]
 Betas = tuple[float, float]
+Sides = tuple[Array, Any, Array]
 
 #: Rounding unit of stored types: half the distance from 1 to the next number.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -54,8 +57,8 @@ FOLDS = 180.0  #: e-folds from the largest to the smallest number of float32: af
 PIECE = (
     1 << 13
 )  #: elements that numpy looks at together: what it makes of them stays in a core's cache, and in the heap
-LONGEST = 1 << 20  #: updates at most that are summed one by one
-USELESS = 0.5  #: relative slack from which a law says nothing
+LONGEST = 1 << 20  #: maximum number of updates that are summed one by one
+USELESS = 0.5  #: relative slack from which a law shows nothing
 
 
 @dataclass(slots=True)
@@ -63,9 +66,9 @@ class Hits:
     """Elements that break a law.
 
     Attributes:
-        broken, of: how many do, of those looked at.
-        worst: largest left side over right side without slack (1 is the bound); 0 where nothing was looked at.
-        at: flat position of the worst, -1 where nothing was.
+        broken, of: number of elements that break it, and number that were checked.
+        worst: largest left side over right side without slack (1 is the bound); 0 if nothing was checked.
+        at: flat position of the worst element; -1 if nothing was checked.
     """
 
     broken: int = 0
@@ -74,7 +77,7 @@ class Hits:
     at: int = -1
 
     def add(self, later: Hits, offset: int = 0) -> None:
-        """Take in what was found ``offset`` elements further on."""
+        """Add the result for elements that begin ``offset`` later."""
         if later.worst > self.worst:
             self.worst, self.at = later.worst, later.at + offset
         self.broken += later.broken
@@ -82,12 +85,12 @@ class Hits:
 
 
 def sound(betas: Betas) -> bool:
-    """Whether they make a mean: 0 ≤ β1 < 1 and 0 < β2 < 1. With β2 = 0 nothing is kept that a law could be on."""
+    """Return whether the betas define a mean: 0 ≤ β1 < 1 and 0 < β2 < 1. With β2 = 0, no law applies."""
     return 0 <= betas[0] < 1 and 0 < betas[1] < 1
 
 
 def bound(betas: Betas, steps: int | None = None) -> float:
-    """K after that many updates; without a number its limit, which is infinite where β1² ≥ β2 (or β is no β)."""
+    """Return K after this many updates, or its limit, which is infinite if β1² ≥ β2 or a beta is invalid."""
     if not sound(betas):
         return math.inf
     first, second = betas
@@ -101,18 +104,18 @@ def bound(betas: Betas, steps: int | None = None) -> float:
 
 
 def bias_factor(betas: Betas, step: int) -> float:
-    """f(t): what bias correction multiplies m/√v by at update ``step`` (from 1)."""
+    """Return f(t), the factor by which bias correction multiplies m/√v at update ``step`` (from 1)."""
     return math.sqrt(1 - betas[1] ** step) / (1 - betas[0] ** step)
 
 
 def aged(beta: float, unit: float, steps: int | None = None) -> float:
-    """Largest relative rounding of a moving average of positive numbers."""
+    """Return the largest relative rounding of a moving average of positive numbers."""
     longest = FOLDS / (1 - beta)
     return ROUNDINGS * unit * (longest if steps is None else min(steps, longest))
 
 
 def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
-    """Why state bound, transition and reach say nothing of moments stored in that type, or ``None``."""
+    """Return why state bound, transition and reach do not apply to moments of this type, or ``None`` if they do."""
     unit = UNITS.get(dtype)
     if unit is None:
         return f"moments are stored as {dtype}"
@@ -125,41 +128,57 @@ def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
     return None
 
 
-def state_bound(
-    m: Array,
-    v: Array,
-    limit: float,
-    betas: Betas,
-    dtype: str = "float32",
-    *,
-    fast: bool = False,
-    known: float = 0.0,
-) -> Hits:
-    """m² ≤ K·v.
+# ---- the inequalities ------------------------------------------------------------------------------------------------
+#
+# Of float64, arrays or single numbers (``doctor.compiled`` compiles them): left side, right side, and the right side
+# with the slack of rounding.
 
-    Args:
-        m, v: moments, flat.
-        limit: K; the larger one after a change of β.
-        dtype: type that they are stored in.
-        fast: use the compiled code if they are float32.
-        known: the worst ratio of earlier elements; the compiled code tells only of one that is larger.
-    """
-    _, room, under = terms = state_bound_terms(limit, betas, dtype)
-    if fast and m.dtype == v.dtype == np.float32:
-        from workbench.doctor.compiled import fast_one
 
-        broken, worst, at = fast_one.state_bound(m, v, terms, known)
-        return Hits(broken, len(m), worst, at)
-    found = Hits()
+def state_bound_sides(m: Array, v: Array, limit: float, room: float, under: float) -> Sides:
+    """m² ≤ K·v."""
+    return m * m, limit * v, room * (v + under)
+
+
+def floor_sides(v_a: Array, v_b: Array, fade: float, lost: float, under: float) -> Sides:
+    """β2^k·v_A ≤ v_B."""
+    left = fade * v_a
+    return left, v_b, v_b + lost * left + under
+
+
+def transition_sides(
+    m_a: Array, v_a: Array, m_b: Array, v_b: Array, fade_m: float, fade_v: float, limit: float, per_v: float,
+    under: float, all_limit: float, per_m: float,
+) -> Sides:  # fmt: skip
+    """|m_B − β1^k·m_A| ≤ √(K_k·(v_B − β2^k·v_A)); at k = 1 both sides are equal."""
+    size, gained = np.abs(v_b), np.maximum(v_b - fade_v * v_a, 0.0)
+    room_m = per_m * (np.abs(m_a) + np.sqrt(all_limit * (size + under)))
+    allowed = np.sqrt(limit * (gained + (per_v * size + under))) + room_m
+    return np.abs(m_b - fade_m * m_a), np.sqrt(limit * gained), allowed
+
+
+def reach_sides(w_a: Array, w_b: Array, middle: float, half: float, most: float, per_w: float) -> Sides:
+    """|W_B − W_A·Π(1−lr·λ)| ≤ √K·Σ lr·f(t)."""
+    size = np.abs(w_a)
+    return np.abs(w_b - middle * w_a) - half * size, most, most + per_w * (size + most)
+
+
+def state_bound(m: Array, v: Array, limit: float, betas: Betas, dtype: str = "float32") -> Hits:
+    """m² ≤ K·v of flat moments; the rest as of :func:`state_bound_terms`."""
+    found, terms = Hits(), state_bound_terms(limit, betas, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(m), PIECE):
             first, second = _wide(m[start : start + PIECE]), _wide(v[start : start + PIECE])
-            found.add(_hits(first * first, limit * second, room * (second + under)), start)
+            found.add(_hits(*state_bound_sides(first, second, *terms)), start)
     return found
 
 
 def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, float, float]:
-    """K, K with the slack of rounding, and what may be lost below the smallest number."""
+    """K, K with the slack of rounding, and what may be lost below the smallest number.
+
+    Args:
+        limit: K; the larger one after a change of β.
+        dtype: type that the moments are stored in.
+    """
     unit = UNITS[dtype]
     room = (1 + aged(betas[0], unit)) ** 2 * (1 + aged(betas[1], unit))
     return limit, limit * room, 3 * TINY[dtype] / (1 - betas[1])
@@ -167,10 +186,7 @@ def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, fl
 
 def floor(v_a: Array, v_b: Array, beta2: float, k: int, dtype: str = "float32") -> Hits:
     """v_B ≥ β2^k·v_A. ``worst`` is the right side over the left; moments may be of any stored type."""
-    fade, lost, under = floor_terms(beta2, k, dtype)
-    a, b = _wide(v_a), _wide(v_b)
-    least = fade * a
-    return _hits(least, b, b + lost * least + under)
+    return _hits(*floor_sides(_wide(v_a), _wide(v_b), *floor_terms(beta2, k, dtype)))
 
 
 def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
@@ -182,15 +198,9 @@ def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
 def transition(
     m_a: Array, v_a: Array, m_b: Array, v_b: Array, betas: Betas, k: int, dtype: str = "float32"
 ) -> Hits:  # fmt: skip
-    """(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A); at k = 1 both sides are equal."""
-    fade_m, fade_v, limit, per_v, under, all_limit, per_m = transition_terms(betas, k, dtype)
-    a, b, first = _wide(v_a), _wide(v_b), _wide(m_a)
-    moved = np.abs(_wide(m_b) - fade_m * first)
-    gained = np.maximum(b - fade_v * a, 0.0)
-    size_v = np.abs(b)
-    room_v = per_v * size_v + under
-    room_m = per_m * (np.abs(first) + np.sqrt(all_limit * (size_v + under)))
-    return _hits(moved, np.sqrt(limit * gained), np.sqrt(limit * (gained + room_v)) + room_m)
+    """(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)."""
+    terms = transition_terms(betas, k, dtype)
+    return _hits(*transition_sides(_wide(m_a), _wide(v_a), _wide(m_b), _wide(v_b), *terms))
 
 
 def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
@@ -215,20 +225,17 @@ def reach(
         decay: least and greatest Π(1−lr·λ) that can be; both 1 without decay.
         dtype: type of the weights that the optimizer updates.
     """
-    middle, half, most, per_w = reach_terms(most, decay, k, dtype)
-    a, b = _wide(w_a), _wide(w_b)
-    size = np.abs(a)
-    return _hits(np.abs(b - middle * a) - half * size, most, most + per_w * (size + most))
+    return _hits(*reach_sides(_wide(w_a), _wide(w_b), *reach_terms(most, decay, k, dtype)))
 
 
 def reach_terms(most: float, decay: tuple[float, float], k: int, dtype: str) -> tuple[float, float, float, float]:
-    """The middle and half the width of the decays, how far the optimizer moves a weight, and the rounding per size."""
+    """Return the middle and half width of the decays, how far a weight can move, and the rounding per size."""
     return (decay[0] + decay[1]) / 2, abs(decay[1] - decay[0]) / 2, most, ROUNDINGS * UNITS[dtype] * k
 
 
 @lru_cache(4096)
 def moved_by(betas: Betas, lr: float, k: int, step: int | None, dtype: str = "float32") -> float:
-    """The most that k updates at learning rate ``lr`` or less can move a weight: Σ lr·√K_t·f(t).
+    """Return the most that k updates at learning rate ``lr`` or less can move a weight: Σ lr·√K_t·f(t).
 
     Args:
         step: updates that the optimizer had done before; ``None`` where not known: then the worst of all.
@@ -251,7 +258,7 @@ def moved_by(betas: Betas, lr: float, k: int, step: int | None, dtype: str = "fl
 
 
 def _hits(left: Array, right: Array | float, allowed: Array) -> Hits:
-    """Where ``left`` exceeds ``allowed``; NaN is no hit, other rules tell of it."""
+    """Return where ``left`` exceeds ``allowed``. NaN does not count: other rules report it."""
     if not len(left):
         return Hits()
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -1,35 +1,35 @@
-"""Equalities between weights, masters and moments, as sums that add up: replay, ruler, rounding, low bits.
+"""Equalities between weights, masters and moments, as additive sums: replay, ruler, rounding, low bits.
 
 ::
 
     replay   W_A − W_B = a·U + b·W_A      U = m̂_B/(√v̂_B + ε)      a = lr, b = lr·λ (0: no decay, or Adam's L2)
-             sums of d·d d·U d·W U·U U·W W·W over the elements give a, b and what is left over, for any guess of b
-    ruler    elements whose moments are 0 in A and B never saw a gradient between them: W_B = r·W_A, one r for all
+             sums of d·d d·U d·W U·U U·W W·W over the elements give a, b and the residual, for any guess of b
+    ruler    elements whose moments are 0 in A and B got no gradient in between: W_B = r·W_A, one r for all
 
-What is left over is rounding alone: ‖rest‖ ≤ 4u·‖W‖ where the optimizer updates the stored weights (fp32 masters).
+The residual is rounding alone: ‖rest‖ ≤ 4u·‖W‖ if the optimizer updates the stored weights (fp32 masters).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from workbench.analysis.bit_patterns import float_steps
 from workbench.analysis.verify.pairs import Rounding
+from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 
 __all__ = ["LOW", "Line", "Replay", "low_bits", "replay", "rounding", "ruler", "same_step"]
 
-Array = np.ndarray[Any, Any]
 Betas = tuple[float, float]
 LOW = {"bfloat16": 0xFFFF, "float16": 0x1FFF}  #: bits of a float32 that a 16-bit type cannot hold
 
 
 @dataclass(slots=True)
 class Line:
-    """Fits ``y = r·x`` over elements. ``count`` elements, Σxx, Σxy, Σyy."""
+    """A fit of ``y = r·x`` over ``count`` elements, from Σxx, Σxy, Σyy."""
 
     count: int = 0
     xx: float = 0.0
@@ -44,12 +44,12 @@ class Line:
 
     @property
     def slope(self) -> float | None:
-        """r, or ``None`` where every x is 0."""
+        """r, or ``None`` if every x is 0."""
         return self.xy / self.xx if self.xx > 0 else None
 
     @property
     def rest(self) -> float:
-        """‖y − r·x‖/‖x‖; 0 where every x is 0. Sums cancel: nothing below 1e-7 is seen."""
+        """‖y − r·x‖/‖x‖, or 0 if every x is 0. The sums cancel, so values below 1e-7 are not resolved."""
         return math.sqrt(max(self.yy - self.xy**2 / self.xx, 0.0) / self.xx) if self.xx > 0 else 0.0
 
 
@@ -70,9 +70,9 @@ class Replay:
             setattr(self, name, getattr(self, name) + getattr(later, name))
 
     def fit(self, decay: float | None) -> tuple[float, float, float] | None:
-        """``(lr, decay, ‖rest‖/‖d‖)`` with λ as given, or the λ that fits best for ``None``; ``None``: nothing moved.
+        """Return ``(lr, decay, ‖rest‖/‖d‖)``, or ``None`` if nothing moved.
 
-        With λ given, ``d = lr·(u + λ·w)`` has one unknown.
+        With ``decay`` (λ) given, ``d = lr·(u + λ·w)`` has one unknown; with ``None``, the λ that fits best is used.
         """
         if self.dd <= 0 or self.uu <= 0:
             return None
@@ -88,7 +88,7 @@ class Replay:
         return a, decay, self._rest(a, a * decay)
 
     def noise(self, dtype: str) -> float:
-        """Rounding alone, as ``‖rest‖/‖d‖`` at most."""
+        """Return the largest ``‖rest‖/‖d‖`` that rounding alone causes."""
         return ROUNDINGS * UNITS[dtype] * math.sqrt(self.ww / self.dd) if self.dd > 0 else math.inf
 
     def _rest(self, a: float, b: float) -> float:
@@ -97,7 +97,7 @@ class Replay:
 
 
 def replay(w_a: Array, w_b: Array, m_b: Array, v_b: Array, betas: Betas, eps: float, step: int) -> Replay:
-    """The sums of one block; ``step``: the optimizer's at B, from 1."""
+    """Return the sums of one block; ``step`` is the optimizer's at B, counted from 1."""
     w = _wide(w_a)
     d = w - _wide(w_b)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -110,58 +110,43 @@ def replay(w_a: Array, w_b: Array, m_b: Array, v_b: Array, betas: Betas, eps: fl
 
 
 def ruler(w_a: Array, w_b: Array, silent: Array) -> Line:
-    """W_B over W_A where ``silent`` (no gradient) and W_A is not 0."""
+    """Return the fit of W_B over W_A where ``silent`` (no gradient) and W_A is not 0."""
     keep = silent & (w_a != 0)
     x, y = _wide(w_a[keep]), _wide(w_b[keep])
     return Line(len(x), _dot(x, x), _dot(x, y), _dot(y, y))
 
 
 def same_step(w_a: Array, w_b: Array, lr: tuple[float, float], decay: float) -> int:
-    """Elements that moved by the learning rate itself, give or take 5 %: what a fresh Adam's first update does."""
+    """Count the elements that moved by the learning rate ± 5 %, as in a fresh Adam's first update."""
     moved = np.abs(_wide(w_b) - _wide(w_a) * (1 - lr[1] * decay))
     return int(np.count_nonzero((moved >= 0.95 * lr[0]) & (moved <= 1.05 * lr[1])))
 
 
-def rounding(master: Array, weight: Array, half: bool, *, fast: bool = False) -> tuple[int, int]:
-    """Weights that are not their float32 master rounded to nearest even, and the largest distance in last bits.
+def rounding(master: Array, weight: Array, half: bool) -> tuple[int, int]:
+    """Return the number of weights that differ from their rounded float32 master, and the largest distance in ulps.
 
     Args:
-        master: ``uint32`` bits. weight: ``uint16`` (or ``uint32``) bits. half: IEEE half, else bfloat16.
-        fast: use the compiled code, which knows bfloat16.
+        master: ``uint32`` bits, rounded to nearest even.
+        weight: ``uint16`` (or ``uint32``) bits.
+        half: IEEE half, otherwise bfloat16.
     """
-    if fast and not half and weight.dtype.itemsize == 2:
-        from workbench.doctor.compiled import fast_one
-
-        return fast_one.rounding(master, weight)
     rounded = Rounding.rounded(weight.dtype.itemsize, half, master)
     differ = (rounded != weight) & ~np.isnan(master.view(np.float32))
     count = int(np.count_nonzero(differ))
     if not count:
         return 0, 0
-    return count, int(np.abs(_order(rounded[differ]) - _order(weight[differ])).max())
+    return count, int(float_steps(rounded[differ], weight[differ]).max())
 
 
-def low_bits(values: Array, kind: str, *, fast: bool = False) -> tuple[int, int]:
-    """Float32 numbers (as bits) that a 16-bit type holds exactly, and of how many; powers of two and 0 left out."""
-    if fast:
-        from workbench.doctor.compiled import fast_one
-
-        return fast_one.low_bits(values, LOW[kind])
+def low_bits(values: Array, kind: str) -> tuple[int, int]:
+    """Count the float32 numbers (as bits) that a 16-bit type holds exactly, and all, without powers of two and 0."""
     mantissa = values & np.uint32(0x7FFFFF)
     special = (values & np.uint32(0x7F800000)) == 0x7F800000
-    if special.any():  # NaN and infinities say nothing of where numbers came from
+    if special.any():  # NaN and infinities do not show where numbers came from
         mantissa = mantissa[~special]
     full = np.count_nonzero(mantissa)
     low = np.count_nonzero((mantissa != 0) & ((mantissa & np.uint32(LOW[kind])) == 0))
     return int(low), int(full)
-
-
-def _order(bits: Array) -> Array:
-    """Integers in the order of the numbers."""
-    width = bits.dtype.itemsize * 8
-    signed = bits.astype(np.int64)
-    top = 1 << (width - 1)
-    return np.where(signed >= top, top - signed, signed)
 
 
 def _wide(values: Array) -> Array:

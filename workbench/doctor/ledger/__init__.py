@@ -1,3 +1,3 @@
-"""What was measured: signs of rules, and the ledger of every quantity."""
+"""Measurements: the signs of rules, and the ledger of every quantity."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""What a stored role is to the doctor: a weight, a first or second moment, an average, a buffer, or other state.
+"""The quantity that a stored role stands for: a weight, a first or second moment, an average, a buffer or other state.
 
-Optimizers name their state as they like, so what is in none of the lists is other state: an echo compares it bit for
+Optimizers choose the names of their state, so roles outside the lists are other state: an echo compares it bit for
 bit, and no law of updates is known for it.
 """
 
@@ -28,7 +28,7 @@ LISTED = frozenset({*WEIGHTS, *MASTERS, *MOMENTS, *AVERAGES, *BUFFERS})
 
 
 def quantity(role: str) -> str | None:
-    """The quantity under which the ledger lists a stored role; ``None`` for what is compared elsewhere."""
+    """Return the quantity under which the ledger lists a stored role; ``None`` if it is compared elsewhere."""
     if role in LISTED:
         return role
     return None if role in ELSEWHERE else STATE

@@ -1,4 +1,4 @@
-"""What was measured, one row per quantity: sentences are queries over it, and causes are patterns that it may hold.
+"""The table of measurements, one row per quantity. Sentences are queries over it, and causes are patterns in it.
 
 ::
 
@@ -10,7 +10,7 @@
     train    exp_avg_sq   not compared            2 of 52                           moments are stored as uint8
     after    master       absent
 
-A quantity that no row mentions was not looked at: nothing is ever said of it.
+A quantity without a row was not examined, and no sentence mentions it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS
 
-__all__ = ["GROUPS", "LEGS", "Change", "Ledger", "Row", "Status"]
+__all__ = ["GROUPS", "LEGS", "Ledger", "LedgerLeg", "Row", "Status"]
 
-#: What people call several quantities together.
+#: Common names for several quantities together.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "weights": WEIGHTS, "masters": MASTERS, "moments": MOMENTS, "averages": AVERAGES, "buffers": BUFFERS,
     "other optimizer tensors": (STATE,),
@@ -33,17 +33,17 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 LEGS = ("before", "echo", "after", "load", "train")
 
 
-NUMBERED = "optimizer"  #: how pseudo-names of numbered optimizer state begin
+NUMBERED = "optimizer"  #: prefix of pseudo-names of numbered optimizer state
 
 
 class Status(StrEnum):
-    """What came of comparing a quantity with its law."""
+    """The result of comparing a quantity with its law."""
 
     EQUAL = "equal"  #: bit for bit
     WITHIN = "within"  #: moved as the law allows
-    BEYOND = "beyond"  #: the law is broken; of the load: anything that is not equal
-    ABSENT = "absent"  #: stored before and not any more
-    SKIPPED = "not compared"  #: the row says why
+    BEYOND = "beyond"  #: the law is broken; in the load: anything that is not equal
+    ABSENT = "absent"  #: stored before but not now
+    SKIPPED = "not compared"  #: the row has the reason
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Row:
 
     Attributes:
         leg: a member of :data:`LEGS`.
-        quantity: a stored role (``exp_avg``), or what a trainer keeps beside tensors (``lr``, ``step``).
-        form: what a broken law left, where that was recognised: ``zero``, ``moved.layer``, ``rounded`` …
-        names: parameters; empty of a quantity of the run as a whole.
-        elements: how many were compared. why: of what was not.
+        quantity: a stored role (``exp_avg``), or a value that a trainer stores beside tensors (``lr``, ``step``).
+        form: the recognised form of a broken law: ``zero``, ``moved.layer``, ``rounded`` …
+        names: parameters; empty for a quantity of the run as a whole.
+        elements: the number of compared elements. why: the reason, if not compared.
         exact: the form was proved on every element.
         detail: numbers of the form by parameter, or of the row.
     """
@@ -71,13 +71,13 @@ class Row:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Change:
+class LedgerLeg:
     """One leg of the ledger, by groups of quantities.
 
     Attributes:
         leg: ``load`` or ``train``.
         exact: whether equality is its law.
-        weights: quantities that hold the weights; of updates also the masters, which are what is updated.
+        weights: quantities that hold the weights; for updates also the masters, which the optimizer updates.
     """
 
     def __init__(self, leg: str, rows: Iterable[Row]) -> None:
@@ -102,11 +102,11 @@ class Change:
         return self._rows
 
     def seen(self, *quantities: str) -> set[str]:
-        """Parameters for which at least one of the quantities was compared."""
+        """Return the parameters for which one or more of the quantities were compared."""
         return set().union(*(self._seen.get(quantity, ()) for quantity in quantities))
 
     def hit(self, quantities: Iterable[str], *forms: str) -> set[str]:
-        """Parameters with a quantity beyond its law; if ``forms`` are given, only those that took one of these forms.
+        """Return the parameters with a quantity beyond its law, only those with one of ``forms`` if given.
 
         A form that ends in ``.`` matches every form that starts with it.
         """
@@ -118,11 +118,11 @@ class Change:
         return found
 
     def form(self, quantity: str, name: str) -> str:
-        """Of one parameter; empty where the quantity is within its law or was not compared."""
+        """Return the form for one parameter; empty if the quantity is within its law or was not compared."""
         return self._form.get(quantity, {}).get(name, "")
 
     def forms(self, quantities: Iterable[str]) -> dict[str, set[str]]:
-        """Form → parameters."""
+        """Return form → parameters."""
         found: dict[str, set[str]] = {}
         for quantity in quantities:
             for name, form in self._form.get(quantity, {}).items():
@@ -130,22 +130,22 @@ class Change:
         return found
 
     def detail(self, quantities: Iterable[str], name: str) -> Mapping[str, Any]:
-        """Numbers of a form."""
+        """Return the numbers of a form."""
         return next((self._detail[q, name] for q in quantities if (q, name) in self._detail), {})
 
     def clean(self, quantities: Iterable[str], names: Iterable[str] | None = None) -> set[str]:
-        """Parameters with at least one of the quantities compared and none beyond its law."""
+        """Return the parameters with one or more of the quantities compared and none beyond its law."""
         quantities = tuple(quantities)
         found = self.seen(*quantities) - self.hit(quantities)
         return found if names is None else found & set(names)
 
     def proved(self, quantities: Iterable[str], form: str) -> bool:
-        """Whether all that became that form did so by equality or an exact law."""
+        """Whether every row of that form was proved by equality or an exact law."""
         wanted = set(quantities)
         return all(row.exact for row in self._rows if row.quantity in wanted and row.form == form)
 
     def moments(self, names: Iterable[str]) -> set[str]:
-        """Of those parameters, what has moments beyond their law; numbered moments may be of any of them."""
+        """Return those of ``names`` with moments beyond their law; numbered moments may belong to any of them."""
         return {name for name in self.hit(MOMENTS) if name in set(names) or name.startswith(NUMBERED)}
 
     def whole(self, quantities: Iterable[str], names: Iterable[str], share: float = 0.9) -> bool:
@@ -169,21 +169,22 @@ class Ledger:
     def add(self, *rows: Row) -> None:
         self._rows += rows
 
-    def change(self, leg: str) -> Change:
-        """What became of everything on that leg."""
-        return Change(leg, self._rows)
+    def change(self, leg: str) -> LedgerLeg:
+        """Return the rows of that leg."""
+        return LedgerLeg(leg, self._rows)
 
     def count(self, leg: str, quantities: Iterable[str], *statuses: Status) -> tuple[int, int]:
-        """Tensors and elements of those quantities on that leg that have one of the statuses (all of them without)."""
+        """Count tensors and elements of those quantities on a leg, only those with one of ``statuses`` if given."""
         wanted = set(quantities)
         rows = [
-            row for row in self._rows
+            row
+            for row in self._rows
             if row.leg == leg and row.quantity in wanted and (not statuses or row.status in statuses)
-        ]  # fmt: skip
+        ]
         return sum(len(row.names) for row in rows), sum(row.elements for row in rows)
 
     def reasons(self, leg: str, quantities: Iterable[str]) -> dict[str, int]:
-        """Why quantities were not compared → how many tensors."""
+        """Return the reasons why quantities were not compared → number of tensors."""
         wanted, found = set(quantities), dict[str, int]()
         for row in self._rows:
             if row.leg == leg and row.quantity in wanted and row.status is Status.SKIPPED:
@@ -191,7 +192,7 @@ class Ledger:
         return found
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Rows of JSON's types; names are cut to a hundred, and counted."""
+        """Return the rows in JSON's types, each with its count and up to a hundred names."""
         return [
             {
                 "leg": row.leg, "quantity": row.quantity, "status": str(row.status), "form": row.form,

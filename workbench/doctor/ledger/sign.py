@@ -1,13 +1,13 @@
-"""What a rule is, and what it says when it fires: a sign. Many signs make a cause; a sign alone judges nothing.
+"""Rules, and the signs that they report when they fire. A single sign is not a conclusion.
 
 ::
 
-    Rule   S07  "steps disagree"   causes B2 G6 C9   needs one checkpoint   exact law → may say error
+    Rule   S07  "steps disagree"   causes B2 G6 C9   needs one checkpoint   exact law → severity up to error
      │
      ▼ fires
     Sign   S07  error  "291 of 291 parameters at step 0, the trainer at 48,000"   evidence {…}   hit 291 of 291
 
-Every rule is in the one table :data:`RULES`, which modules fill as they are imported and documents are made from.
+Every rule is in the table :data:`RULES`. Modules fill it when they are imported; pages are generated from it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,20 @@ from typing import Any
 
 from workbench.analysis.report import SEVERITIES
 
-__all__ = ["NEEDS", "RULES", "Cleared", "Inapplicable", "Outcome", "Rule", "Sign", "looked_at", "many", "register"]
+__all__ = [
+    "NEEDS",
+    "RULES",
+    "Cleared",
+    "Inapplicable",
+    "Outcome",
+    "Rule",
+    "Sign",
+    "looked_at",
+    "many",
+    "register",
+]
 
-#: What a rule looks at.
+#: What a rule examines.
 NEEDS = {
     "one": "one checkpoint",
     "echo": "a checkpoint and its echo: saved again right after the load, before any update",
@@ -30,7 +41,7 @@ NEEDS = {
 
 
 def many(count: float, word: str) -> str:
-    """``1 parameter``, ``2 parameters``, ``1,200 matrices``."""
+    """Return ``1 parameter``, ``2 parameters``, ``1,200 matrices``."""
     stem = {"matrice": "matrix"}.get(word, word)
     return f"{count:,.0f} {stem if count == 1 else f'{word}s'}"
 
@@ -40,18 +51,18 @@ class Rule:
     """One test.
 
     Attributes:
-        id: as in the catalogue: ``S07``; ``N`` where the test was proposed there.
-        title: what a sign of it says, in a few words.
+        id: as in the catalogue: ``S07``; ``N`` if the test was proposed there.
+        title: what a sign of it reports, in a few words.
         causes: ids of the causes that it is evidence for (``B2``), likeliest first.
         needs: a key of :data:`NEEDS`.
         law: what holds in a healthy run.
         threshold: where it fires; ``exact`` for equality.
         source: where law and threshold come from.
-        severity: the gravest that it says; an exact law may say ``error``, a statistic ``warn``.
-        risk: what is healthy and fires all the same.
+        severity: the highest that it reports; an exact law may report ``error``, a statistic ``warn``.
+        risk: healthy cases in which it fires anyway.
         remedy: what to do.
-        looked: of a pass's sums of one parameter, how many elements the rule looked at; ``None``: it is no rule on
-            such sums.
+        looked: returns how many elements the rule examined, from a pass's sums of one parameter; ``None`` if the rule
+            does not use such sums.
     """
 
     id: str
@@ -81,27 +92,25 @@ class Rule:
         of: int = 0,
         causes: tuple[str, ...] = (),
     ) -> Sign:
-        """What it says when it fires; a milder ``severity`` than its own where less is proved, fewer ``causes`` where
-        more is.
-        """
-        grave = severity or self.severity
-        if SEVERITIES.index(grave) < SEVERITIES.index(self.severity):
-            raise ValueError(f"rule {self.id} says at most {self.severity!r}, not {grave!r}")
-        return Sign(self.id, grave, message, dict(evidence or {}), tuple(tensors), hit, of, causes)
+        """Return a sign; pass a milder ``severity`` if less is proved, and fewer ``causes`` if more is."""
+        level = severity or self.severity
+        if SEVERITIES.index(level) < SEVERITIES.index(self.severity):
+            raise ValueError(f"rule {self.id} reports at most {self.severity!r}, not {level!r}")
+        return Sign(self.id, level, message, dict(evidence or {}), tuple(tensors), hit, of, causes)
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A rule that fired.
+    """A report of a rule that fired.
 
     Attributes:
         rule: id of the rule.
         severity: ``error``, ``warn`` or ``info``.
-        message: one sentence with the numbers in it.
-        evidence: the same numbers, of JSON's types only.
-        tensors: fqns it was seen in.
-        hit, of: how many of what was looked at (parameters, elements, ranks: the message says which).
-        causes: those that this sign speaks for, likeliest first; empty: its rule's.
+        message: one sentence that includes the numbers.
+        evidence: the same numbers, in JSON's types only.
+        tensors: fqns of the parameters in which it was seen.
+        hit, of: how many of the examined items (parameters, elements or ranks, as the message states).
+        causes: the causes that this sign supports, likeliest first; if empty, those of its rule.
     """
 
     rule: str
@@ -120,7 +129,7 @@ class Cleared:
 
     Attributes:
         what: a few words: ``weights``.
-        message: one sentence with the numbers in it: ``291 of 291 are equal bit for bit``.
+        message: one sentence that includes the numbers: ``291 of 291 are equal bit for bit``.
         causes: ids of the causes that this excludes.
     """
 
@@ -130,19 +139,19 @@ class Cleared:
 
 
 class Inapplicable(str):
-    """Why a rule was not checked: there is nothing of its kind here, and no other file would change that."""
+    """A reason why a rule was not checked: the checkpoints have nothing that it applies to, and no other would."""
 
     __slots__ = ()
 
 
 @dataclass
 class Outcome:
-    """What came of applying rules.
+    """The result of applying rules.
 
     Attributes:
-        signs: of those that fired.
-        checked: rule → what was looked at, with its counts.
-        not_checked: rule → why not; an :class:`Inapplicable` where there was nothing to check.
+        signs: the signs of rules that fired.
+        checked: rule → what was examined, with its counts.
+        not_checked: rule → why not; an :class:`Inapplicable` if there was nothing to check.
         cleared: what was shown to be healthy.
     """
 
@@ -152,7 +161,7 @@ class Outcome:
     cleared: list[Cleared] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
-        """Put another outcome's in; what was checked anywhere is checked."""
+        """Add another outcome; a rule that was checked anywhere counts as checked."""
         self.signs += other.signs
         self.cleared += other.cleared
         for rule, words in other.checked.items():
@@ -160,7 +169,7 @@ class Outcome:
         for rule, words in other.not_checked.items():
             held = self.not_checked.setdefault(rule, words)
             if isinstance(held, Inapplicable) and not isinstance(words, Inapplicable):
-                self.not_checked[rule] = words  # of another checkpoint, in which there was something to check
+                self.not_checked[rule] = words  # another checkpoint had something to check
         for rule in self.checked:
             self.not_checked.pop(rule, None)
 
@@ -170,10 +179,11 @@ RULES: dict[str, Rule] = {}
 
 
 def looked_at(needs: str, states: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Rule → over how many elements it was looked at: what was not found then says something.
+    """Return rule → the number of elements it examined, which shows how much finding nothing proves.
 
     Args:
-        needs: of the rules: ``one`` or ``pair``. states: fqn → a pass's sums.
+        needs: the kind of rules: ``one`` or ``pair``.
+        states: fqn → a pass's sums.
     """
     rules = [rule for rule in RULES.values() if rule.needs == needs and rule.looked is not None]
     counts = {rule.id: sum(rule.looked(one) for one in states.values()) for rule in rules if rule.looked is not None}
@@ -181,10 +191,10 @@ def looked_at(needs: str, states: Mapping[str, Any], where: str) -> dict[str, st
 
 
 def register(*rules: Rule) -> None:
-    """Put rules into the table.
+    """Add rules to the table.
 
     Raises:
-        ValueError: an id is taken by another rule.
+        ValueError: another rule has the same id.
     """
     for rule in rules:
         if RULES.setdefault(rule.id, rule) != rule:

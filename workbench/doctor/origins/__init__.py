@@ -1,3 +1,3 @@
-"""Where values went: equal rows, columns and lines of two checkpoints, and the form of what has none."""
+"""Where values moved: equal rows, columns and lines of two checkpoints, and the form of other changes."""
 
 __all__: list[str] = []

@@ -1,16 +1,15 @@
-"""Two checkpoints as weights that nobody fuses further: faults have one form there, whatever the framework stores.
+"""Split two checkpoints into unfused weights, so faults have the same form whatever the framework stores.
 
 ::
 
     linear_fc1   gate 0 │ gate 1 │ up 0 │ up 1   ──▶   gate_proj  gate 0 │ gate 1      up_proj  up 0 │ up 1
     linear_qkv   q q k v │ q q k v               ──▶   q_proj  q q q q    k_proj  k k    v_proj  v v
 
-A tensor whose parts are unknown stays whole. Nothing is read: boxes are composed in the catalog.
+A tensor whose parts are unknown is not split. Nothing is read: boxes are composed in the catalog.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,43 +18,22 @@ from math import prod
 import numpy as np
 
 from workbench.checkpoint import Checkpoint
-from workbench.conventions import Geometry, geometry, links
-from workbench.core.rebox import Piece, Target, compose
+from workbench.core.rebox import ComposedBox, Composition, compose
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.roles import quantity
+from workbench.names.frameworks import Geometry, geometry, links
 from workbench.tensor import LazyTensor
 
-__all__ = ["Atom", "Atoms", "kind_of", "names_of"]
-
-#: What a weight is, by the names of Hugging Face, Llama, GPT-2 and torchtitan.
-_KINDS = tuple(
-    (kind, re.compile(rf"(?:^|[._])(?:{words})(?:[._]|$)"))
-    for kind, words in {
-        "norm": r"\w*norm\w*|ln_[12f]|ln_f",
-        "embed": r"(?<!_)emb|embed_tokens|tok_embeddings|word_embeddings|wte|embed_in",
-        "head": r"lm_head|output_layer|embed_out|output",
-        "q": r"q_proj|wq|query|q",
-        "k": r"k_proj|wk|key|k",
-        "v": r"v_proj|wv|value|v",
-        "o": r"o_proj|wo|out_proj|linear_proj",
-        "qkv": r"qkv|qkv_proj|linear_qkv|query_key_value|c_attn|in_proj",
-        "gate_up": r"gate_up_proj|linear_fc1|gate_and_up_proj|w13",
-        "gate": r"gate_proj|w1",
-        "up": r"up_proj|w3",
-        "down": r"down_proj|w2|linear_fc2",
-        "router": r"router|gate",
-    }.items()
-)
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?=\.|$)")
-_EXPERT = re.compile(r"(?:^|\.)(?:experts|local_experts)\.(\d+)(?=\.|$)")
+__all__ = ["Atom", "Atoms"]
 
 
 @dataclass(frozen=True)
 class Atom:
-    """A weight, or a state of it, on both sides.
+    """A weight, or its optimizer state, on both sides.
 
     Attributes:
-        fqn: its own name; owners: fqns of the stored tensors that hold it.
+        fqn: its own name.
+        owners: fqns of the stored tensors that hold it.
         tensor: position in both catalogs of the atoms.
     """
 
@@ -65,27 +43,11 @@ class Atom:
     tensor: int
 
 
-def kind_of(fqn: str) -> str:
-    """``q k v o gate up down norm router embed head``, ``qkv gate_up`` (fused), or ``""``."""
-    leaf = fqn.removesuffix(".weight").removesuffix(".bias")
-    last = leaf.rpartition(".")[2]
-    return next((kind for kind, pattern in _KINDS if pattern.search(last)), "") or next(
-        (kind for kind, pattern in _KINDS if pattern.search(leaf)), ""
-    )
-
-
-def names_of(fqn: str) -> tuple[str, int | None, int | None]:
-    """The name without its numbers, the layer, the expert."""
-    layer, expert = _LAYER.search(fqn), _EXPERT.search(fqn)
-    bare = _EXPERT.sub(".experts.*", _LAYER.sub(".layers.*", fqn))
-    return bare, None if layer is None else int(layer[1]), None if expert is None else int(expert[1])
-
-
 class Atoms:
-    """What both sides of a pair hold in one shape, cut into atoms.
+    """The tensors that both sides of a pair hold in one shape, split into atoms.
 
     Attributes:
-        facts: heads, query groups, rows a head, vocabulary, as far as either side says.
+        facts: heads, query groups, rows per head and vocabulary, as far as either side states them.
         rows: every atom, in the order of the second side.
     """
 
@@ -94,22 +56,22 @@ class Atoms:
         mine, theirs = geometry(pair.a.ckpt.objects), geometry(pair.b.ckpt.objects)
         self.facts: Geometry = theirs.filled(mine)
         self.rows: list[Atom] = []
-        sides: tuple[list[Target], list[Target]] = ([], [])
+        sides: tuple[list[Composition], list[Composition]] = ([], [])
         made: dict[tuple[str, str, str], int] = {}
         for fqn, roles in pair.shared():
             for role, (one, two) in roles.items():
                 if quantity(role) is None:
                     continue
                 for atom, shape, pieces in _cut(fqn, pair.b.shape(two), self.facts):
-                    # a part of a weight that another tensor has more of (grouped QKV) has one name, and so one target
+                    # all parts of a weight (grouped QKV) have one name, and therefore one target
                     at = made.setdefault((atom, role, fqn), len(self.rows))
                     if at == len(self.rows):
                         self.rows.append(Atom(atom, role, (fqn,), at))
                     for targets, tensor in zip(sides, (one, two), strict=True):
                         if at == len(targets):
-                            targets.append(Target(f"{role}:{atom}", shape, [], fqn=atom, role=role))
-                        placed = [Piece(tensor, *piece) for piece in pieces]
-                        targets[at] = Target(f"{role}:{atom}", shape, [*targets[at].pieces, *placed], atom, role)
+                            targets.append(Composition(f"{role}:{atom}", shape, [], fqn=atom, role=role))
+                        placed = [ComposedBox(tensor, *piece) for piece in pieces]
+                        targets[at] = Composition(f"{role}:{atom}", shape, [*targets[at].pieces, *placed], atom, role)
         self._sides = sides
 
     @cached_property
@@ -121,19 +83,19 @@ class Atoms:
         return self.pair.b.ckpt.derive(compose(self.pair.b.ckpt.catalog, _unique(self._sides[1])))
 
     def tensors(self, atom: Atom) -> tuple[LazyTensor, LazyTensor]:
-        """The atom on both sides."""
+        """Return the atom on both sides."""
         return self.a[self.a.catalog.keys[atom.tensor]], self.b[self.b.catalog.keys[atom.tensor]]
 
     def before(self, atom: Atom) -> LazyTensor:
-        """The atom on the first side."""
+        """Return the atom on the first side."""
         return self.a[self.a.catalog.keys[atom.tensor]]
 
     def of(self, fqns: Collection[tuple[str, str]]) -> Iterator[Atom]:
-        """Atoms of some stored tensors, by ``(fqn, role)``."""
+        """Return the atoms of some stored tensors, by ``(fqn, role)``."""
         return (atom for atom in self.rows if (atom.owners[0], atom.role) in fqns)
 
     def part(self, atoms: Collection[Atom]) -> tuple[Checkpoint, Checkpoint]:
-        """Both sides with these atoms alone."""
+        """Return both sides with only these atoms."""
         wanted = np.array([atom.tensor for atom in atoms], np.int64)
         return self.a.derive(self.a.catalog.take(wanted)), self.b.derive(self.b.catalog.take(wanted))
 
@@ -142,7 +104,7 @@ Part = tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], ...]]]
 
 
 def _cut(fqn: str, shape: tuple[int, ...], facts: Geometry) -> list[Part]:
-    """Atoms of a tensor: name, shape, and boxes ``(offsets, sizes, at, axes)``."""
+    """Return the atoms of a tensor: name, shape, and boxes ``(offsets, sizes, at, axes)``."""
     found = links(fqn, shape, facts) if shape else []
     zeros, axes = (0,) * len(shape), tuple(range(len(shape)))
     whole: list[Part] = [(fqn, shape, [(zeros, shape, zeros, axes)])]
@@ -160,12 +122,12 @@ def _cut(fqn: str, shape: tuple[int, ...], facts: Geometry) -> list[Part]:
     return [(name, tuple(extent), boxes) for name, (extent, boxes) in parts.items()]
 
 
-def _unique(targets: list[Target]) -> list[Target]:
-    """Keys are made different where two stored tensors hold an atom of one name."""
+def _unique(targets: list[Composition]) -> list[Composition]:
+    """Make keys unique if two stored tensors hold an atom of the same name."""
     seen: dict[str, int] = {}
     found = []
     for target in targets:
         count = seen[target.key] = seen.get(target.key, 0) + 1
         key = target.key if count == 1 else f"{target.key} ({count})"
-        found.append(Target(key, target.shape, target.pieces, target.fqn, target.role))
+        found.append(Composition(key, target.shape, target.pieces, target.fqn, target.role))
     return found

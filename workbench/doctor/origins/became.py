@@ -1,15 +1,15 @@
-"""What weights and moments became between two checkpoints some updates apart, where a law says that no update did it.
+"""Find the form of changes between two checkpoints that a law says no update made.
 
 ::
 
     moments, k = 1    m' = β1·m + (1−β1)·g,  v' = β2·v + (1−β2)·g²: one gradient, two equations. A hypothesis (m, v)
-                      about what was loaded holds if both give the same g in every element: the stored state, zeros,
-                      the two exchanged, rounded to 16 bits. Exact but for rounding.
-    moments, k > 1    v fell below β2^k·v: in a few rows or columns alone, a part was lost; with the old profile it
-                      began anew; with another one it is another's
-    weights           at k = 1 the update is taken back (W + lr·u); then constants, one factor, rounding, parts
+                      about the loaded state holds if both give the same g in every element: the stored state, zeros,
+                      both swapped, rounded to 16 bits. Exact except for rounding.
+    moments, k > 1    v fell below β2^k·v: a part was lost if only a few rows or columns fell; v restarted if it has
+                      the old profile; with a different profile, it belongs to another parameter
+    weights           at k = 1 the update is undone (W + lr·u); then constants, one factor, rounding, parts
 
-A form is proved on every element that was looked at; ``other`` and ``near`` are what is left.
+A form is proved on every element that was examined; ``other`` and ``near`` are the remaining cases.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis.verify.pairs import Rounding
+from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms, transition
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
@@ -29,39 +31,38 @@ from workbench.tensor import LazyTensor
 
 __all__ = ["EXACT", "Became", "moments_became", "one_factor", "one_gradient", "weights_became"]
 
-Array = np.ndarray[Any, Any]
 
-FEW = 8  #: elements: a flipped bit or two
-PAGE = 512  #: elements from which zeros are a lost write, not a chance
-PARTLY = 0.98  #: share that is either as it should be or began from zero
+FEW = 8  #: most elements with flipped bits
+PAGE = 512  #: elements from which zeros are a lost write, not a coincidence
+PARTLY = 0.98  #: share of elements that either follow or started from zero
 EXACT = 0.995  #: share of the elements in which a hypothesis about the moments holds
-CHANCE = 20.0  #: e-folds: of elements that would be below their floor too, were they like the others
-ENOUGH = 24  #: elements that must be looked at
-ALIKE = 0.5  #: correlation of log v with its past: of one parameter, some saves apart
-BEGAN = 0.5  #: correlation of log v with its past: from there on v kept its profile
-NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights with some of the old in them
-NEARER = 0.7  #: distance to the stored average over that to the old weights
-RANKS = 65  #: shards that are thought of
-ROW_LIKE = 0.5  #: cosine of one row with itself below which it is another row
-GRID = 256  #: elements from which a grid is looked for
-FACTORS = (2.0, 0.5, 4.0, 0.25, 8.0, 0.125)  #: of moments added or averaged over ranks that hold the same
+CHANCE = 20.0  #: e-folds of improbability that the other elements stay above their floor by chance
+ENOUGH = 24  #: fewest elements to examine
+ALIKE = 0.5  #: correlation of log v with its past, for one parameter several saves apart
+BEGAN = 0.5  #: correlation of log v with its past from which v kept its profile
+NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights that still contain some of the old ones
+NEARER = 0.7  #: ratio of the distance to the stored average to that to the old weights
+RANKS = 65  #: numbers of shards to try
+ROW_LIKE = 0.5  #: cosine of a row with itself below which it is another row
+GRID = 256  #: elements from which a grid is searched
+FACTORS = (2.0, 0.5, 4.0, 0.25, 8.0, 0.125)  #: of moments added or averaged over ranks that hold the same values
 BLOCKS = (32, 64, 128, 256)  #: elements that share a scale
-STEP = 2e-3  #: distance from a whole step of a grid, for roundings of float32
+STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
 INSIDE = 0.9  #: share of the elements within half a step
-SCALED = 0.02  #: relative distance of a factor from 1 that is told
+SCALED = 0.02  #: relative distance of a factor from 1 that is reported
 BF16 = np.uint32(0xFFFF0000)
 
 
 @dataclass(frozen=True)
 class Became:
-    """A form and what it rests on.
+    """A form and its evidence.
 
     Attributes:
         form: of moments ``still zero first_zero second_zero second_other swapped rounded ratio flip zeros part
             fallen other``; of weights ``zero fill ratio rounded average part flip zeros near
             other``.
-        exact: whether the form was proved on every element looked at.
-        cosine: of the weights with those of before; looked: elements.
+        exact: whether the form was proved on every examined element.
+        cosine: between the weights and those of before. looked: number of examined elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
     """
 
@@ -79,7 +80,7 @@ class Became:
 def moments_became(
     before: tuple[LazyTensor, LazyTensor], after: tuple[LazyTensor, LazyTensor], update: Update, sums: PairState
 ) -> Became:
-    """The form of ``exp_avg`` and ``exp_avg_sq`` of one parameter that break the floor or the transition.
+    """Return the form of ``exp_avg`` and ``exp_avg_sq`` of a parameter that break the floor or the transition.
 
     Args:
         before, after: ``(exp_avg, exp_avg_sq)`` of one shape.
@@ -121,7 +122,7 @@ def moments_became(
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
-    """Whether v is nearer to what ``k`` updates gather from zero than to what it was."""
+    """Whether v is closer to the sum of ``k`` updates from zero than to its old value."""
     both = (v_a > 0) & (v_b > 0)
     if update.betas is None or not both.any():
         return False
@@ -130,7 +131,7 @@ def _began(v_a: Array, v_b: Array, update: Update) -> bool:
 
 
 def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
-    """The part of exp_avg_sq that holds all elements below their floor; those without a gradient are at it."""
+    """Return the part of exp_avg_sq that holds all elements below their floor, or ``None``."""
     assert update.betas is not None
     fade, lost, under = floor_terms(update.betas[1], update.k, tensor.element.name)
     broken = v_b < fade * v_a * (1 - lost) - under
@@ -138,10 +139,10 @@ def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array 
 
 
 def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | None:
-    """The rows or columns that hold all broken elements, where others would have some if they were alike.
+    """Return the rows or columns that hold all broken elements, if by chance others would have some too.
 
     Args:
-        seen: elements that tell something.
+        seen: elements that carry information.
     """
     width = row_shape(shape)[1] if len(shape) > 1 else 0
     if width < 2 or len(broken) % width or not broken.any():
@@ -161,9 +162,9 @@ def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | Non
 
 
 def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> bool:
-    """Whether the gradient that exp_avg shows leaves an exp_avg_sq that is positive everywhere, and like the old one.
+    """Whether the gradient from exp_avg leaves an exp_avg_sq that is positive everywhere and like the old one.
 
-    Were exp_avg another one as well, the gradient would come out wrong, and its square too large in many elements.
+    If exp_avg were replaced as well, the gradient would be wrong, and its square too large in many elements.
     """
     first, second = betas
     g = (m_b - first * m) / (1 - first)
@@ -174,7 +175,7 @@ def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float
 
 
 def _first_gone(v_a: Array, m_b: Array, v_b: Array, update: Update, sums: PairState, kind: str) -> bool:
-    """Whether exp_avg_sq went on, and exp_avg can have evolved from zeros and from its old values cannot."""
+    """Whether exp_avg_sq continued, and exp_avg can have evolved from zeros but not from its old values."""
     if sums.floor.broken or sums.transition.broken < 2 or kind not in UNITS:
         return False
     assert update.betas is not None
@@ -190,18 +191,18 @@ def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
 
 
 def one_gradient(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> float:
-    """The share of the elements in which one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
+    """Return the share of elements in which one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
     seen = (m_b != 0) | (v_b != 0)
     return float(_follows(m, v, m_b, v_b, betas)[seen].mean()) if seen.any() else 0.0
 
 
 def _follows(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> Array:
-    """In which elements one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
+    """Return in which elements one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
     first, second = betas
     with np.errstate(all="ignore"):
         g = (m_b - first * m) / (1 - first)
         made = second * v + (1 - second) * g * g
-        # rounding of m_b and of the products reaches g, and from there its square
+        # rounding of m_b and of the products affects g and its square
         room_g = 2 * ROUNDINGS * UNITS["float32"] * (np.abs(m_b) + first * np.abs(m)) / (1 - first)
         room = (1 - second) * (2 * np.abs(g) + room_g) * room_g + 2 * ROUNDINGS * UNITS["float32"] * (
             np.abs(v_b) + made
@@ -220,11 +221,11 @@ def weights_became(
     moments: tuple[LazyTensor, LazyTensor] | None = None,
     average: LazyTensor | None = None,
 ) -> Became:
-    """The form of a weight that its updates cannot have reached.
+    """Return the form of a weight that its updates cannot have reached.
 
     Args:
-        moments: ``exp_avg`` and ``exp_avg_sq`` after one update, by which it is taken back; ``None``: not stored.
-        average: of the weights, stored beside ``before``.
+        moments: ``exp_avg`` and ``exp_avg_sq`` after one update, to undo it; ``None`` if not stored.
+        average: the average of the weights stored in ``before``, if any.
 
     Raises:
         OpenError: a tensor cannot be read.
@@ -270,7 +271,7 @@ def weights_became(
 def _taken_back(
     b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, LazyTensor] | None
 ) -> Array | None:
-    """The weights before a lone update of Adam's, where all of it is stored."""
+    """Return the weights before a single Adam update, if everything it needs is stored."""
     known = update.k == 1 and update.betas is not None and update.eps is not None and update.lr is not None
     if not known or moments is None or (update.after or 0) < 1 or update.amsgrad or update.bars("replay"):
         return None
@@ -289,25 +290,25 @@ def _taken_back(
 
 
 def _rest_stays(a: Array, b: Array, room: float | None) -> bool:
-    """Whether the elements within reach are the old weights: else they are others that are not far."""
+    """Whether the elements within reach are the old weights, and not others that happen to be close."""
     kept = np.abs(b - a) <= (math.inf if room is None else room)
     cosine = _cosine(a[kept], b[kept])
     return cosine is None or cosine >= NEAR
 
 
 def _nearer(average: Array, a: Array, b: Array) -> bool:
-    """Whether weights are clearly nearer to a stored average than to what they were."""
+    """Whether weights are clearly closer to a stored average than to their old values."""
     return bool(np.linalg.norm(b - average) < NEARER * np.linalg.norm(b - a))
 
 
 def _cast(a: Array, b: Array, room: float) -> bool:
-    """Whether the updates reach all weights from the old ones rounded to bfloat16, and not from the old ones."""
+    """Whether the updates reach all weights from the old ones rounded to bfloat16, but not from the old ones."""
     cast = _bf16(a)
     return bool((np.abs(b - cast) <= room * 1.001).all() and (np.abs(b - a) > room * 1.001).any())
 
 
 def _constant(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None:
-    """All 0 or all 1 to within the updates, where before they were not."""
+    """Return the form of weights that became all 0 or all 1, to within the updates."""
     for form, value in (("zero", 0.0), ("fill", 1.0)):
         off = np.abs(a - value)
         if np.abs(b - value).max() <= slack * 1.001 and off.max() > 1.5 * slack and off.mean() > 0.5 * slack:
@@ -316,7 +317,7 @@ def _constant(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | 
 
 
 def _gone(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None:
-    """A run of at least a page that became 0 to within the updates."""
+    """Return the form of weights with a run of a page or more that became 0, to within the updates."""
     lost = (np.abs(b) <= slack) & (np.abs(a) > 4 * slack)
     if np.count_nonzero(lost) < PAGE // 4:
         return None
@@ -331,7 +332,7 @@ def _gone(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None
 
 
 def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
-    """One factor for all elements, to within the updates; of vectors exactly, for those of norms are all near 1."""
+    """Return one factor for all elements, to within the updates; vectors need an exact one, as norms are near 1."""
     size = float(np.dot(a, a))
     if size <= 0:
         return None
@@ -340,14 +341,14 @@ def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
     moved = math.sqrt(float(np.mean((b - a) ** 2)))
     if abs(ratio - 1) < SCALED or not rest < 0.25 * moved:
         return None
-    # quantised codes have one factor with a rounding of their own
+    # quantised codes have one factor, plus their own rounding
     coded = 0.07 if dims > 1 else 1e-6
     room = max(coded * abs(ratio) * math.sqrt(size / len(a)), 2 * (slack or 0.0) if dims > 1 else 0.0)
     return ratio if rest <= room else None
 
 
 def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
-    """The factor that all elements have in common, up to a rounding to few bits (fp8 codes); ``None``: there is none.
+    """Return the factor that all elements share, up to rounding to few bits (fp8 codes), or ``None``.
 
     Raises:
         OpenError: a tensor cannot be read.
@@ -357,36 +358,35 @@ def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
 
 
 def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
-    """``int8`` or ``int4``: ``after`` is ``before`` rounded to so many integers times a scale, which each row, column,
-    block or the whole tensor has; ``None``: neither, or too little to tell.
+    """Return ``int8`` or ``int4`` if ``after`` is ``before`` rounded to such integers times a scale, else ``None``.
 
-    Symmetric scales are the largest magnitude over 2^(b-1) - 1, others the range over 2^b - 1: those of torchao,
-    bitsandbytes and torch.ao. Of a tensor of more than ``SAMPLED`` elements rows are looked at; one scale for all of it
-    is found if they hold its largest magnitude.
+    A scale may belong to a row, a column, a block or the entire tensor. Symmetric scales are the largest magnitude over
+    2^(b-1) - 1, others the range over 2^b - 1, as in torchao, bitsandbytes and torch.ao. If a tensor has more than
+    ``SAMPLED`` elements, rows are sampled; a common scale is found if they hold the largest magnitude.
 
     Raises:
         OpenError: a tensor cannot be read.
     """
-    if after.element.name not in ("float32", "float64") or after.numel < GRID:
+    if after.element.name not in ("float32", "float64") or after.numel() < GRID:
         return None
     rows = spread(after.shape)
     a, b = sampled(before, rows), sampled(after, rows)
-    width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel
+    width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel()
     ways = list(zip(_groups(a, width), _groups(b, width), strict=True))
     return next((f"int{bits}" for bits in (8, 4) for old, new in ways if _rounded_to(new, old, bits)), None)
 
 
 def _groups(x: Array, width: int) -> list[Array]:
-    """Elements by what may share a scale: all of them, blocks, rows, columns; ``(groups, elements)`` each."""
+    """Return the elements as ``(groups, elements)`` for each way to share a scale: all, blocks, rows, columns."""
     ways = [x.reshape(1, -1), *(x[: len(x) - len(x) % n].reshape(-1, n) for n in BLOCKS if len(x) >= 2 * n)]
     return [*ways, x.reshape(-1, width), x.reshape(-1, width).T] if width > 1 and len(x) % width == 0 else ways
 
 
 @np.errstate(all="ignore")  # a group of zeros has no step
 def _rounded_to(new: Array, old: Array, bits: int) -> bool:
-    """Whether the new elements, and not the old ones, are whole steps of their group's grid, half a step away at most.
+    """Whether the new elements, but not the old ones, are on their group's grid and moved by half a step or less.
 
-    A zero point is rounded too, which moves the elements at the ends of the range by up to a step.
+    A zero point is rounded too, which moves elements at the ends of the range by up to a step.
     """
     top, low = np.abs(new).max(1, keepdims=True), new.min(1, keepdims=True)
     for start, step in ((0.0, top / (2 ** (bits - 1) - 1)), (low, (new.max(1, keepdims=True) - low) / (2**bits - 1))):
@@ -398,8 +398,11 @@ def _rounded_to(new: Array, old: Array, bits: int) -> bool:
 
 
 def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[str, Any] | None:
-    """Rows that are others while the rest are what they were: how many ``rows`` ``of`` all, whether they are the last,
-    smaller shard of an uneven split (``tail``), and whether they are 0 to within ``slack`` and were not (``zero``)."""
+    """Return numbers of replaced rows if the other rows are unchanged, otherwise ``None``.
+
+    ``rows`` of ``of`` rows were replaced; ``tail``: they are the last, smaller shard of an uneven split; ``zero``: they
+    became 0 to within ``slack``.
+    """
     if len(tensor.shape) < 2:
         return None
     width = row_shape(tensor.shape)[1]
@@ -429,14 +432,13 @@ def _cosine(a: Array, b: Array) -> float | None:
 
 
 def _bf16(values: Array) -> Array:
-    """Rounded to nearest even through bfloat16."""
-    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)).astype(np.uint64) & np.uint64(0xFFFF0000)
-    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+    """Round to nearest even in bfloat16."""
+    rounded = Rounding.rounded(2, False, values.astype(np.float32).view(np.uint32)).astype(np.uint32)
+    return (rounded << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
 def _likeness(a: Array, b: Array) -> float:
-    """Correlation of the logarithms; −1 of too few."""
+    """Return the correlation of the logarithms, −1 for too few elements."""
     both = (a > 0) & (b > 0)
     if np.count_nonzero(both) < 8:
         return -1.0

@@ -1,39 +1,38 @@
-"""Where elements stood before in the flat line of many tensors: an optimizer's partition that was cut elsewhere.
+"""Find where elements were in the flat line of many tensors, for an optimizer partition cut at other places.
 
 ::
 
     line before   │ a a a a a a │ b b b b │ c c c c c c │         cut at the tensors' ends
-    line after    │ a a a a a a │ p b b b │ b c c c c c │         from b on shifted by one: padding that was not there
+    line after    │ a a a a a a │ p b b b │ b c c c c c │         shifted by one from b on, by new padding
 
-At some places of each tensor a window of elements is looked for in all tensors of that role: one pass over them, of at
-most :data:`LINE` bytes.
+Windows of elements from several places of each tensor are searched in all tensors of that role, in one pass over up to
+:data:`LINE` bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.patterns.read import bits, runs_of
+from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["LINE", "Found", "find_windows"]
+__all__ = ["LINE", "FoundWindow", "find_windows"]
 
-Array = np.ndarray[Any, Any]
 
-WINDOW = 12  #: elements of a window
-PLACES = 6  #: windows of a tensor
-VARIED = 8  #: different values that a window must have
-LINE = 1 << 30  #: bytes of the line, at most
+WINDOW = 12  #: elements per window
+PLACES = 6  #: windows per tensor
+VARIED = 8  #: fewest different values in a window
+LINE = 1 << 30  #: most bytes of the line
 _ODD = tuple(np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
 
 @dataclass(frozen=True)
-class Found:
-    """A window: it stands at ``at`` of tensor ``number``, and stood at ``first`` of tensor ``source`` (-1: nowhere)."""
+class FoundWindow:
+    """A window at ``at`` of tensor ``number`` that was at ``first`` of tensor ``source`` (-1: nowhere)."""
 
     number: int
     at: int
@@ -41,11 +40,11 @@ class Found:
     first: int
 
 
-def find_windows(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> list[Found]:
-    """Where windows of ``after`` stood in ``before``; tensors are known by their numbers in the two.
+def find_windows(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> list[FoundWindow]:
+    """Find windows of ``after`` in ``before``; tensors are identified by their positions in the two sequences.
 
     Raises:
-        HoleError, OpenError: an element is stored nowhere or cannot be read.
+        HoleError, OpenError: an element is not stored or cannot be read.
     """
     windows = [(number, at, window) for number, one in enumerate(after) for at, window in _windows(one)]
     if not windows:
@@ -79,11 +78,11 @@ def find_windows(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> l
                     window = windows[which][2]
                     if which not in places and (part[at : at + WINDOW] == window).all():
                         places[which] = (source, start + at)
-    return [Found(number, at, *places.get(k, (-1, -1))) for k, (number, at, _) in enumerate(windows)]
+    return [FoundWindow(number, at, *places.get(k, (-1, -1))) for k, (number, at, _) in enumerate(windows)]
 
 
 def _windows(tensor: LazyTensor) -> list[tuple[int, Array]]:
-    """``(flat position, elements)`` of some windows, spread out, that say something."""
+    """Return ``(flat position, elements)`` of several windows with enough different values, spread out."""
     found = []
     runs = runs_of(tensor.shape, tensor.element.itemsize, 1 << 12)
     if not len(runs):
@@ -91,7 +90,7 @@ def _windows(tensor: LazyTensor) -> list[tuple[int, Array]]:
     for number in sorted({len(runs) * k // PLACES for k in range(PLACES)} | {len(runs) - 1}):
         run = runs[number]
         part = bits(tensor, run.key).reshape(-1)
-        # the ends of a tensor tell most: there a line that was cut elsewhere has elements of its neighbours
+        # the ends of a tensor are most informative: if the cuts moved, they hold elements of its neighbours
         starts = [0, len(part) // 2, len(part) - WINDOW] if len(runs) <= PLACES else [len(part) // 2]
         for at in dict.fromkeys(starts):
             window = part[at : at + WINDOW] if at >= 0 else part[:0]
@@ -101,7 +100,7 @@ def _windows(tensor: LazyTensor) -> list[tuple[int, Array]]:
 
 
 def _names(part: Array) -> Array:
-    """``(n - WINDOW + 1,) uint64``: a mix of the first three elements of each window."""
+    """Return ``(n - WINDOW + 1,) uint64``, a hash of the first three elements of each window."""
     count = len(part) - WINDOW + 1
     wide = part.astype(np.uint64)
     found = wide[:count] * _ODD[0]

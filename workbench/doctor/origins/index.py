@@ -1,17 +1,17 @@
-"""Where the rows of a tensor were before: in it, or in any other tensor with rows of that length.
+"""Find where the rows of a tensor were before: in itself, or in any other tensor with rows of that length.
 
 ::
 
-    before            keys (64 bits a row)             after: gate_proj          blocks
+    before            keys (64 bits per row)           after: gate_proj          blocks
     gate_proj  g0 g1 g2 g3  ─┐                         g0 g1 u0 u1               rows 0:2 are gate_proj 0:2
     up_proj    u0 u1 u2 u3  ─┴─► sorted, searched  ──► up_proj                   rows 2:4 are up_proj 0:2
                                                        g2 g3 u2 u3               …
 
-Memory is 16 bytes a row of the tensors that are searched, besides one block of rows. Two rows of one key are equal, by
-all that is likely (xxh3, 64 bits). A row of one value everywhere (padding, moments of tokens that never came) says
-nothing; of rows that stand in several places, the place that continues the row above is taken.
+Memory is 16 bytes per row of the searched tensors, plus one block of rows. Rows with the same key are equal with near
+certainty (xxh3, 64 bits). Constant rows (padding, moments of tokens that never occurred) carry no information. If a row
+occurs at several places, the place that continues the row above is used.
 
-A tensor of one axis is one row. Axes before the last are taken together: an expert of a stack is a block of rows.
+A tensor with one axis is one row. Axes before the last are flattened: an expert of a stack is a block of rows.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.patterns.read import bits, fold
+from workbench.core.arrays import Array, Ints
 from workbench.tensor import LazyTensor
 
 __all__ = ["MovedRows", "Origins", "RowIndex", "blocks_text", "row_keys", "row_shape"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-BLOCK = 4 << 20  #: bytes of rows that are in memory at a time, about
-SHORT = 8  #: elements below which the last axis is no row
-FREE, NOWHERE = -2, -1  #: a row that says nothing; one that was not there before
+BLOCK = 4 << 20  #: approximate bytes of rows in memory at a time
+SHORT = 8  #: elements below which the last axis is not a row
+FREE, NOWHERE = -2, -1  #: a row without information; a row that is not in before
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,13 @@ class MovedRows:
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """Where the rows of a tensor were.
+    """The origins of the rows of a tensor.
 
     Attributes:
         place: ``(n,)`` position in the index, :data:`FREE` or :data:`NOWHERE`.
-        still: rows that are where they were.
-        looked: rows that moved or changed and say something; found: of them, those that were somewhere before.
+        still: number of rows that did not move.
+        looked: number of rows that moved or changed and carry information.
+        found: number of those rows that exist in before.
     """
 
     blocks: tuple[MovedRows, ...]
@@ -65,12 +64,12 @@ class Origins:
 
     @property
     def share(self) -> float:
-        """Part of the changed rows that were found."""
+        """Share of the changed rows that were found."""
         return self.found / self.looked if self.looked else 0.0
 
     @property
     def sources(self) -> dict[int, int]:
-        """Tensor → how many rows come from it."""
+        """Tensor → number of rows that come from it."""
         counts: dict[int, int] = {}
         for block in self.blocks:
             counts[block.source] = counts.get(block.source, 0) + block.stop - block.start
@@ -78,7 +77,7 @@ class Origins:
 
 
 def row_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """How many rows, and elements of each."""
+    """Return the number of rows and the elements per row."""
     if len(shape) < 2:
         return 1, prod(shape)
     if shape[-1] >= SHORT:
@@ -87,10 +86,10 @@ def row_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def row_keys(tensor: LazyTensor) -> tuple[Array, Array]:
-    """``(n,) uint64`` keys of the rows, and ``(n,) bool``: of one value everywhere.
+    """Return ``(n,) uint64`` keys of the rows, and ``(n,) bool`` for constant rows.
 
     Raises:
-        HoleError, OpenError: an element is stored nowhere or cannot be read.
+        HoleError, OpenError: an element is not stored or cannot be read.
     """
     count, width = row_shape(tensor.shape)
     keys, plain = np.zeros(count, np.uint64), np.ones(count, bool)
@@ -101,7 +100,7 @@ def row_keys(tensor: LazyTensor) -> tuple[Array, Array]:
 
 
 def _rows(tensor: LazyTensor, count: int, width: int) -> Iterator[tuple[int, Array]]:
-    """Rows in order: the number of the first, and ``(m, width)`` bits."""
+    """Yield rows in order: the number of the first, and ``(m, width)`` bits."""
     if not count * width:
         return
     if len(tensor.shape) < 2:
@@ -116,7 +115,7 @@ def _rows(tensor: LazyTensor, count: int, width: int) -> Iterator[tuple[int, Arr
 
 
 class RowIndex:
-    """Keys of the rows of some tensors, to be searched."""
+    """A searchable index of the keys of the rows of several tensors."""
 
     def __init__(self, tensors: Iterable[LazyTensor]) -> None:
         found = [row_keys(tensor) for tensor in tensors]
@@ -131,18 +130,18 @@ class RowIndex:
         return len(self.starts) - 1
 
     def keys(self, number: int) -> Array:
-        """Of one tensor."""
+        """Return the keys of one tensor."""
         return np.asarray(self._keys[self.starts[number] : self.starts[number + 1]])
 
     def holds(self, keys: Array) -> Array:
-        """``(n,) bool``: whether a row of that key is anywhere."""
+        """Return ``(n,) bool``: whether a row with that key exists."""
         return np.asarray(self._anywhere(keys) >= 0)
 
     def origins(self, number: int, keys: Array, plain: Array) -> Origins:
-        """Where rows of these keys were, that stand where tensor ``number`` of the index was.
+        """Find the origins of rows with these keys, which are now in tensor ``number`` of the index.
 
         Args:
-            plain: rows that say nothing.
+            plain: rows without information.
         """
         low, high = int(self.starts[number]), int(self.starts[number + 1])
         still = np.zeros(len(keys), bool)
@@ -154,7 +153,7 @@ class RowIndex:
         lost = looked & (place < 0)
         if lost.any():
             place[lost] = self._anywhere(keys[lost])
-        self._go_on(place, keys, still & ~plain)
+        self._extend(place, keys, still & ~plain)
         place[still & (place < 0)] = here[still & (place < 0)]
         found = int((looked & (place >= 0)).sum())
         return Origins(tuple(self._blocks(place)), place, int(still.sum()), int(looked.sum()), found)
@@ -166,11 +165,11 @@ class RowIndex:
     def _anywhere(self, keys: Array) -> Ints:
         return _search(self._sorted, self._order, keys)
 
-    def _go_on(self, place: Ints, keys: Array, fixed: Array) -> None:
-        """Rows that stand in several places go on where the row above (else below) was, if that is one of them."""
+    def _extend(self, place: Ints, keys: Array, fixed: Array) -> None:
+        """Let rows with several possible places continue the row above (or else below), if that is one of them."""
         count, total = len(place), len(self._keys)
         for way in (1, -1):
-            # only where a run breaks can there be something to mend
+            # only breaks of a run may need a correction
             breaks = np.flatnonzero(np.diff(place) != 1) + (way == 1)
             for at in breaks[::way].tolist():
                 while 0 <= at < count and 0 <= at - way < count and place[at - way] >= 0 and not fixed[at]:
@@ -181,7 +180,7 @@ class RowIndex:
                     at += way
 
     def _blocks(self, place: Ints) -> Iterator[MovedRows]:
-        """Runs of rows that were neighbours before."""
+        """Yield runs of rows that were neighbours before."""
         source = np.searchsorted(self.starts, place, side="right") - 1
         cut = (np.diff(place) != 1) | (np.diff(source) != 0)
         edges = [0, *(np.flatnonzero(cut) + 1).tolist(), len(place)]
@@ -199,9 +198,9 @@ def _search(ordered: Array, places: Ints, keys: Array) -> Ints:
 
 
 def blocks_text(blocks: Sequence[MovedRows], names: Sequence[str], most: int = 4) -> str:
-    """``rows 0:96 are gate_proj 0:96, rows 96:192 are up_proj 0:96``."""
-    told = [
+    """Return ``rows 0:96 are gate_proj 0:96, rows 96:192 are up_proj 0:96``."""
+    words = [
         f"rows {one.start:,}:{one.stop:,} are {names[one.source]} {one.first:,}:{one.first + one.stop - one.start:,}"
         for one in blocks[:most]
     ]
-    return ", ".join(told) + (f" … {len(blocks) - most:,} more blocks" if len(blocks) > most else "")
+    return ", ".join(words) + (f" … {len(blocks) - most:,} more blocks" if len(blocks) > most else "")

@@ -1,4 +1,4 @@
-"""Where windows of after stood in the flat line of before, though updates changed them: by cross-correlation.
+"""Locate windows of a later tensor in the flat line of before, tolerating updates, by cross-correlation.
 
 ::
 
@@ -16,19 +16,19 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.analysis.patterns.read import runs_of
+from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
 __all__ = ["WINDOW", "Stood", "stood"]
 
-Array = np.ndarray[Any, Any]
 
 WINDOW = 256  #: elements
 PIECE = 1 << 17  #: elements of the line that are transformed at a time
-LINE = 256 << 20  #: bytes of the line, at most
+LINE = 256 << 20  #: most bytes of the line
 
 
 class Stood(NamedTuple):
-    """A window: at ``at`` of its tensor; likest is what was at ``place`` of tensor ``number`` of before."""
+    """A window at ``at`` of its tensor; the best match is at ``place`` of tensor ``number`` of before."""
 
     at: int
     number: int
@@ -37,10 +37,10 @@ class Stood(NamedTuple):
 
 
 def stood(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> list[Stood | None]:
-    """Where the window in the middle of each tensor stood; ``None``: too short, or all zero.
+    """Locate the window in the middle of each tensor; ``None`` if it is too short or all zero.
 
     Raises:
-        HoleError, OpenError: an element is stored nowhere or cannot be read.
+        HoleError, OpenError: an element is not stored or cannot be read.
     """
     windows = [_window(tensor) for tensor in after]
     found: list[Stood | None] = [None] * len(windows)
@@ -65,8 +65,8 @@ def stood(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> list[Sto
 
 
 def _window(tensor: LazyTensor) -> tuple[int, Array] | None:
-    """Position and direction of a window in the middle."""
-    if tensor.numel < 2 * WINDOW:
+    """Return position and direction of a window in the middle."""
+    if tensor.numel() < 2 * WINDOW:
         return None
     runs = runs_of(tensor.shape, tensor.element.itemsize, 64 << 10)
     run = runs[len(runs) // 2]
@@ -78,7 +78,7 @@ def _window(tensor: LazyTensor) -> tuple[int, Array] | None:
 
 
 def _line(tensors: Sequence[LazyTensor]) -> Iterator[tuple[Array, list[tuple[int, int, int]]]]:
-    """Pieces of the line, which overlap by a window, with ``(tensor, place here, place in it)`` of each part."""
+    """Yield pieces of the line, which overlap by a window, with ``(tensor, place here, place in it)`` of each part."""
     parts: list[Array] = []
     starts: list[tuple[int, int, int]] = []
     count = spent = 0

@@ -1,4 +1,4 @@
-"""What became of each weight and state in the load: equal, or one of a few forms of change.
+"""Classify the change of each weight and state in the load: equal, or one of a few forms.
 
 ::
 
@@ -8,8 +8,8 @@
     line               flat (cut elsewhere)                workbench.doctor.origins.flat
     else               near (cosine ≥ .9) · other
 
-Each form that is named is proved on every element, but for ``flat`` (windows), shards joined along the other axis
-(rows), a grid of integers (see :func:`workbench.doctor.origins.became.on_grid`) and ``near`` (a cosine).
+Every form is proved on all elements, except ``flat`` (windows), shards joined along the other axis (rows), a grid of
+integers (see :func:`workbench.doctor.origins.became.on_grid`) and ``near`` (a cosine).
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounde
 from workbench.doctor.ledger.roles import BUFFERS
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor
-from workbench.doctor.origins.flat import Found, find_windows
+from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
 from workbench.doctor.origins.tags import Move
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["NEAR", "Look", "look", "rejoined"]
+__all__ = ["NEAR", "AtomLook", "look", "rejoined"]
 
 NEAR = 0.9  #: cosine from which a tensor is the same one, changed
-SCALED = 0.98  #: cosine from which one factor is looked for
-PLAIN = 0.95  #: cosine from which a matrix's rows were certainly not exchanged
+SCALED = 0.98  #: cosine from which a common factor is searched
+PLAIN = 0.95  #: cosine from which a matrix's rows were certainly not permuted
 FOUND = 0.9  #: share of the changed rows that were elsewhere before
-LEAST = 16  #: bytes of a row that say which one it is
-PATTERNS = 256  #: tensors searched for a pattern
+LEAST = 16  #: fewest bytes that identify a row
+PATTERNS = 256  #: most tensors searched for a pattern
 PATTERN_BYTES = 4 << 30
-WINDOWS_FOUND = 0.6  #: share of a tensor's windows; those across a cut stood nowhere
-SMALL = 1 << 20  #: elements of a tensor that may be too small to prove a form by itself
-SAMPLED = 48  #: rows that are looked for before all of them are
-SHARDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  #: of a matrix
-LARGE = 8 << 20  #: bytes of a tensor from which that is worth it
+WINDOWS_FOUND = 0.6  #: share of a tensor's windows; windows across a cut are not found
+SMALL = 1 << 20  #: elements below which a tensor may be too small to prove a form by itself
+SAMPLED = 48  #: rows that are searched first, before all of them
+SHARDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  #: numbers of shards of a matrix
+LARGE = 8 << 20  #: bytes of a tensor from which sampling is worthwhile
 _NAMED = {"bit_flip": "flip", "bit_flips": "flip", "zero_run": "zeros", "rounded": "rounded", "cast": "rounded",
           "ratio": "ratio", "fill": "fill", "replaced": "part"}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """One atom's state on both sides.
+class AtomLook:
+    """The change of one atom between both sides.
 
     Attributes:
         kind: ``near other part moved columns flat zero zeros fill nan flip rounded ratio swapped unread``.
-        share, cosine: of the elements that changed; between before and after.
+        share: share of the elements that changed. cosine: between before and after.
         sources: names of the tensors that ``blocks`` point to.
-        blocks: which rows were which, where ``moved``; pattern: where there is one.
-        windows: where ``flat``: ``(flat position, name of the tensor, flat position there)``.
+        blocks: the old places of rows, if ``moved``. pattern: the recognised pattern, if any.
+        windows: if ``flat``: ``(flat position, name of the tensor, flat position there)``.
     """
 
     atom: Atom
@@ -80,18 +80,18 @@ class Look:
 
     @property
     def move(self) -> Move:
-        """Where its rows or columns were."""
+        """The old places of its rows or columns."""
         columns = self.kind == "columns"
         adapter = self.atom.role.startswith("lora_")
         return Move(self.atom.fqn, self.row.shape_b, columns, self.sources, self.blocks, self.form, self.text, adapter)
 
 
-def look(atoms: Atoms, changed: Sequence[tuple[Atom, TensorDiff]], not_checked: dict[str, str]) -> list[Look]:
-    """What became of tensors that differ.
+def look(atoms: Atoms, changed: Sequence[tuple[Atom, TensorDiff]], not_checked: dict[str, str]) -> list[AtomLook]:
+    """Classify the changes of tensors that differ.
 
     Args:
         changed: atoms with their comparison.
-        not_checked: told what was left out.
+        not_checked: receives what was left out.
     """
     found = [_plainly(atom, row) for atom, row in changed]
     found = _moved(atoms, found, not_checked)
@@ -99,8 +99,8 @@ def look(atoms: Atoms, changed: Sequence[tuple[Atom, TensorDiff]], not_checked: 
     return _flat(atoms, _exchanged(atoms, found), not_checked)
 
 
-def _exchanged(atoms: Atoms, looks: list[Look]) -> list[Look]:
-    """Moments of one parameter that hold each other's values."""
+def _exchanged(atoms: Atoms, looks: list[AtomLook]) -> list[AtomLook]:
+    """Recognise moments of one parameter that hold each other's values."""
     held = {(one.atom.fqn, one.atom.role): at for at, one in enumerate(looks)}
     before = {(atom.fqn, atom.role): atom for atom in atoms.rows}
     for (fqn, role), at in held.items():
@@ -113,25 +113,25 @@ def _exchanged(atoms: Atoms, looks: list[Look]) -> list[Look]:
     return looks
 
 
-def _plainly(atom: Atom, row: TensorDiff) -> Look:
+def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
     c = row.comparison
     if c is None or row.status == "unread":
-        return Look(atom, "unread", row, 0.0, None, row.why)
+        return AtomLook(atom, "unread", row, 0.0, None, row.why)
     share, cosine = row.share or 0.0, c.cosine
     kind = "near" if cosine is not None and cosine >= NEAR else "other"
     if c.nan_new or c.inf_b > c.inf_a:
         count = c.nan_new + max(c.inf_b - c.inf_a, 0)
-        return Look(atom, "nan", row, share, cosine, f"{count:,} of {row.numel:,} elements are not finite any more")
+        return AtomLook(atom, "nan", row, share, cosine, f"{count:,} of {row.numel:,} elements are no longer finite")
     if c.how != "raw" and c.looked == c.seen and c.l2_b == 0 and c.l2_a:
-        return Look(atom, "zero", row, share, cosine, f"all {row.numel:,} elements became zero")
-    return Look(atom, kind, row, share, cosine)
+        return AtomLook(atom, "zero", row, share, cosine, f"all {row.numel:,} elements became zero")
+    return AtomLook(atom, kind, row, share, cosine)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _moved(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[Look]:
-    """Of a role and a length of rows, all tensors of before are searched."""
+def _moved(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) -> list[AtomLook]:
+    """Search rows in all tensors of before of the same role and row length."""
     wanted: dict[tuple[str, str, int, bool], list[int]] = {}
     for at, one in enumerate(looks):
         before, after = atoms.tensors(one.atom)
@@ -143,9 +143,8 @@ def _moved(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list
                 wanted.setdefault((one.atom.role, before.element.name, width, vector), []).append(at)
     for (role, element, width, vector), group in wanted.items():
         siblings = [
-            atom for atom in atoms.rows
-            if atom.role == role and _fits(atoms.before(atom), element, width, vector)
-        ]  # fmt: skip
+            atom for atom in atoms.rows if atom.role == role and _fits(atoms.before(atom), element, width, vector)
+        ]
         try:
             index = RowIndex(atoms.before(atom) for atom in siblings)
             numbers = {atom.tensor: number for number, atom in enumerate(siblings)}
@@ -158,12 +157,14 @@ def _moved(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list
 
 def _fits(tensor: LazyTensor, element: str, width: int, vector: bool) -> bool:
     return (
-        tensor.element.name == element and (len(tensor.shape) < 2) == vector
-        and tensor.numel > 0 and row_shape(tensor.shape)[1] == width
-    )  # fmt: skip
+        tensor.element.name == element
+        and (len(tensor.shape) < 2) == vector
+        and tensor.numel() > 0
+        and row_shape(tensor.shape)[1] == width
+    )
 
 
-def _traced(atoms: Atoms, one: Look, index: RowIndex, number: int, siblings: Sequence[Atom]) -> Look:
+def _traced(atoms: Atoms, one: AtomLook, index: RowIndex, number: int, siblings: Sequence[Atom]) -> AtomLook:
     after = atoms.tensors(one.atom)[1]
     if after.nbytes >= LARGE and len(after.shape) > 1:
         picked = np.unique(np.linspace(0, after.shape[0] - 1, SAMPLED).astype(np.int64))
@@ -177,7 +178,7 @@ def _traced(atoms: Atoms, one: Look, index: RowIndex, number: int, siblings: Seq
     ):
         return one
     if origins.looked == 1 and len(keys) > 1:
-        return one  # a row that became another: no order
+        return one  # a single row that became another is not an order
     used = sorted({block.source for block in origins.blocks})
     names = {source: place for place, source in enumerate(used)}
     blocks = tuple(replace(block, source=names[block.source]) for block in origins.blocks)
@@ -185,16 +186,16 @@ def _traced(atoms: Atoms, one: Look, index: RowIndex, number: int, siblings: Seq
     form = find_form(index.keys(number), keys) if used == [number] and len(keys) < LONGEST else None
     if form is None:
         return replace(one, kind="moved", sources=names_used, blocks=blocks, form={"rows": len(keys)})
-    said = form.say("row", "rows")
+    words = form.say("row", "rows")
     detail = {"rows": len(keys), "form": form.name, **form.detail}
-    return replace(one, kind="moved", text=said, sources=names_used, blocks=blocks, form=detail)
+    return replace(one, kind="moved", text=words, sources=names_used, blocks=blocks, form=detail)
 
 
-# ---- a line that was cut elsewhere -----------------------------------------------------------------------------------
+# ---- a line cut at other places -------------------------------------------------------------------------------------
 
 
-def _flat(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[Look]:
-    """Of tensors that differ without a form, or seem shifted: whether they are another part of the flat line."""
+def _flat(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) -> list[AtomLook]:
+    """Check whether tensors that differ without a form, or seem shifted, are another part of the flat line."""
     groups: dict[tuple[str, str], list[int]] = {}
     for at, one in enumerate(looks):
         before, after = atoms.tensors(one.atom)
@@ -206,7 +207,7 @@ def _flat(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[
         line = [atom for atom in atoms.rows if atom.role == role and atoms.before(atom).element.name == element]
         names = [atom.fqn for atom in line]
         own = {atom.tensor: number for number, atom in enumerate(line)}
-        found: dict[int, list[Found]] = {}
+        found: dict[int, list[FoundWindow]] = {}
         try:
             windows = find_windows([atoms.tensors(looks[at].atom)[1] for at in group], [atoms.before(a) for a in line])
         except WorkbenchError as error:
@@ -225,15 +226,14 @@ def _flat(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[
                 text = f"{shards} shards were joined along the other axis"
                 looks[at] = replace(looks[at], kind="columns", text=text, form={"form": "axis", "shards": shards})
                 continue
-            looks[at] = replace(looks[at], kind="flat",
-                                windows=tuple((w.at, names[w.source], w.first) for w in there))  # fmt: skip
+            looks[at] = replace(looks[at], kind="flat", windows=tuple((w.at, names[w.source], w.first) for w in there))
     return looks
 
 
 # ---- patterns --------------------------------------------------------------------------------------------------------
 
 
-def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> list[Look]:
+def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) -> list[AtomLook]:
     wanted = [at for at, one in enumerate(looks) if one.kind in ("near", "other")]
     order = sorted(wanted, key=lambda at: looks[at].row.numel)
     spent = left = 0
@@ -261,7 +261,7 @@ def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> l
             if looks[at].kind == "near" and (grid := on_grid(before, after)):
                 looks[at] = replace(looks[at], kind="rounded", text="", form={"through": grid})
             elif looks[at].kind == "near" and (one.cosine or 0) > SCALED and (ratio := one_factor(before, after)):
-                text = f"all elements are {ratio:.6g} times the old ones, to within a rounding"
+                text = f"all elements are {ratio:.6g} times the old values, up to rounding"
                 looks[at] = replace(looks[at], kind="ratio", text=text, form={"ratio": ratio, "rounded": True})
     _joined(atoms, looks)
     if left:
@@ -269,7 +269,7 @@ def _patterns(atoms: Atoms, looks: list[Look], not_checked: dict[str, str]) -> l
     return [one for one in looks if one.kind != "type"]
 
 
-def _named(one: Look, pattern: Pattern) -> Look:
+def _named(one: AtomLook, pattern: Pattern) -> AtomLook:
     detail = dict(pattern.detail)
     kind = _NAMED.get(pattern.name, "columns" if detail.get("axis") else "moved")
     if pattern.name == "fill":
@@ -279,8 +279,8 @@ def _named(one: Look, pattern: Pattern) -> Look:
     return replace(one, kind=kind, pattern=pattern, text=pattern.sentence, form=detail)
 
 
-def _constant(one: Look, after: LazyTensor) -> Look:
-    """Of few elements a value everywhere proves little, and means the same: they are as they were made."""
+def _constant(one: AtomLook, after: LazyTensor) -> AtomLook:
+    """Recognise a small tensor that is constant, which suggests initial values although it proves little."""
     values = np.unique(bits(after))
     if len(values) != 1 or one.row.numel < 2:
         return one
@@ -288,9 +288,9 @@ def _constant(one: Look, after: LazyTensor) -> Look:
     return replace(one, kind="fill", text=f"all {one.row.numel:,} elements are {value}", form={"value": value})
 
 
-def _joined(atoms: Atoms, looks: list[Look]) -> None:
-    """Tensors that have the form that others of their kind prove: too small for it, or taken for another (zeros)."""
-    proved: dict[tuple[str, str, str], Look] = {}
+def _joined(atoms: Atoms, looks: list[AtomLook]) -> None:
+    """Assign proved forms of other tensors to tensors too small to prove them, or taken for zeros."""
+    proved: dict[tuple[str, str, str], AtomLook] = {}
     for one in looks:
         if one.kind == "rounded" and one.form.get("through") in FLOATS:
             proved.setdefault((one.atom.role, "rounded", str(one.form["through"])), one)
@@ -308,8 +308,8 @@ def _joined(atoms: Atoms, looks: list[Look]) -> None:
                 break
 
 
-def _follows(model: Look, before: LazyTensor, after: LazyTensor) -> bool:
-    """Whether every element became what a form makes of it; of a rounding, also if a rank's part stayed as it was."""
+def _follows(model: AtomLook, before: LazyTensor, after: LazyTensor) -> bool:
+    """Whether every element follows a form; for rounding, also if one rank's part is unchanged."""
     if before.shape != after.shape:
         return False
     for run in runs_of(after.shape, after.element.itemsize).ends_first():
@@ -322,7 +322,7 @@ def _follows(model: Look, before: LazyTensor, after: LazyTensor) -> bool:
     return True
 
 
-def _like(model: Look, before: LazyTensor, key: Any) -> Any:
+def _like(model: AtomLook, before: LazyTensor, key: Any) -> Any:
     x = numbers(bits(before, key), before.element)
     if model.kind == "ratio":
         with np.errstate(over="ignore", invalid="ignore"):
@@ -331,9 +331,9 @@ def _like(model: Look, before: LazyTensor, key: Any) -> Any:
 
 
 def rejoined(before: LazyTensor, after: LazyTensor) -> int:
-    """The number of equal shards of a matrix, cut along its columns, that were joined along its rows; 0: none.
+    """Return the number of equal column shards of a matrix that were joined along its rows; 0 if none.
 
-    Compared on up to ``SAMPLED`` rows spread over the matrix, bit for bit.
+    Up to ``SAMPLED`` rows, spread over the matrix, are compared bit for bit.
     """
     if len(after.shape) != 2 or after.shape != before.shape:
         return 0
@@ -356,8 +356,8 @@ def rejoined(before: LazyTensor, after: LazyTensor) -> int:
     return 0
 
 
-def _zeros(one: Look, before: LazyTensor, after: LazyTensor) -> bool:
-    """What changed became zero, but for the ends of a run where a page cut an element."""
+def _zeros(one: AtomLook, before: LazyTensor, after: LazyTensor) -> bool:
+    """Whether all changed elements became zero, except at page boundaries that cut an element."""
     box = one.row.comparison
     if box is None or box.changed < 16:
         return False

@@ -1,13 +1,13 @@
-"""Which row of before a row of after is, though updates changed it: by the angle between the two.
+"""Match rows of after with rows of before, tolerating updates, by the angle between them.
 
 ::
 
     rows of after    (s, w) ──project──▶ (s, 64)  ┐  cosine, roughly       the best few        exact cosine
     rows of before   (n, w) ──project──▶ (n, 64)  ┴─ of all pairs ───────▶ candidates ───────▶ gap to its own row
 
-A projection by random signs keeps angles to about 1/√64; what it suggests is computed anew on all elements. Few updates
-turn a row by little (healthy: cosine above .9), and two trained rows are nearly at right angles. Rows of before are
-seen block by block: memory is the rows of after that are matched (16 MiB) and one block.
+A projection by random signs preserves angles to about 1/√64; its candidates are recomputed on all elements. A few
+updates turn a row only a little (healthy: cosine above .9), and two trained rows are nearly orthogonal. Rows of before
+are read block by block: memory is the matched rows of after (16 MiB) and one block.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
+from workbench.core.arrays import Array, Ints
 from workbench.doctor.origins.index import row_shape
 from workbench.tensor import LazyTensor
 
 __all__ = ["DIMS", "Matched", "match", "values"]
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 DIMS = 64
-ROWS = 1024  #: rows of a tensor that are matched, spread over it; all of smaller ones
-BYTES = 16 << 20  #: of those rows, about
-LARGEST = 1e15  #: whose square is still a number
+ROWS = 1024  #: most rows of a tensor that are matched, spread over it
+BYTES = 16 << 20  #: approximate bytes of those rows
+LARGEST = 1e15  #: limit on values, so their squares stay finite
 BLOCK = 1 << 19  #: elements of before in memory at a time
 
 
@@ -40,10 +39,10 @@ class Matched:
     """Rows of after with their places before.
 
     Attributes:
-        rows: ``(s,)`` which rows of after; step: of how many every one (1: all); count: how many there are.
+        rows: ``(s,)`` the matched rows of after. step: distance between them (1: all). count: number of all rows.
         source, place: ``(s,)`` tensor of before (its number) and row in it.
-        cosine: ``(s,)`` with that row; own: with the row of the same number in the same tensor.
-        chance: the best cosine that so many rows of that length have by chance, about √(2·ln n / w).
+        cosine: ``(s,)`` with that row. own: with the row of the same number in the same tensor.
+        chance: the best cosine of that many rows of that length by chance, about √(2·ln n / w).
     """
 
     rows: Ints
@@ -57,7 +56,7 @@ class Matched:
 
 
 def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) -> Array:
-    """``(last - first, w) float32`` rows of a tensor, or with ``columns`` columns of a matrix; no number is 0."""
+    """Return ``(last - first, w) float32`` rows of a tensor, or columns of a matrix; NaN becomes 0."""
     count, width = row_shape(tensor.shape)
     if columns:
         part = tensor.lazy[:, first:last]
@@ -78,14 +77,15 @@ def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) 
 
 
 def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns: bool = False) -> Matched:
-    """Match the rows of a tensor with those of some tensors of before.
+    """Match the rows of a tensor with those of several tensors of before.
 
     Args:
-        before: all with rows of the same length; ``own``: the number of the one with the same name.
+        before: tensors with rows of the same length.
+        own: the number of the one with the same name.
         columns: match columns of matrices instead.
 
     Raises:
-        HoleError, OpenError: an element is stored nowhere or cannot be read.
+        HoleError, OpenError: an element is not stored or cannot be read.
     """
     count, width = _lines(after, columns)
     step = -(-count // max(min(ROWS, BYTES // (4 * width)), 64))
@@ -129,13 +129,13 @@ def _all(lines: Any, tensor: LazyTensor, count: int, width: int) -> Array:
 
 
 def _lines(tensor: LazyTensor, columns: bool) -> tuple[int, int]:
-    """How many rows (columns), and elements of each."""
+    """Return the number of rows (columns) and the elements per row."""
     count, width = row_shape(tensor.shape)
     return (tensor.shape[1], tensor.shape[0]) if columns else (count, width)
 
 
 def _signs(width: int) -> Array:
-    """``(w, 64)`` of ±1, the same for one width."""
+    """Return ``(w, 64)`` of ±1, the same for each width."""
     made = np.random.default_rng(width)
     return (2 * made.integers(0, 2, (width, DIMS)) - 1).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Weights that were changed on purpose once too often: averages taken for the weights, adapters merged into them.
+"""Recognise averages that were loaded as the weights, and adapters that were merged into them.
 
 ::
 
@@ -9,29 +9,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.patterns.read import bits, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
+from workbench.core.arrays import Array
 from workbench.doctor.origins.atoms import Atoms
-from workbench.doctor.origins.look import Look
+from workbench.doctor.origins.look import AtomLook
 from workbench.tensor import LazyTensor
 
 __all__ = ["adapters", "averaged", "changed_rank", "low_rank"]
 
-Array = np.ndarray[Any, Any]
 
 SAMPLED = 8  #: tensors whose rank is estimated
 SIDE = 384  #: rows and columns of a sample
-ENERGY = 0.9  #: of the change, in the leading directions; the rest is rounding
-LIKE = 0.3  #: cosine with the old weights: what was added is not all there is
-SMALL = 0.25  #: rank over the shorter side, at most: noise has all of it
+ENERGY = 0.9  #: share of the change in the leading directions; the rest is rounding
+LIKE = 0.3  #: cosine with the old weights above which they are still contained
+SMALL = 0.25  #: largest ratio of the rank to the shorter side; noise has full rank
 
 
-def averaged(atoms: Atoms, weights: Sequence[Look], masters: Sequence[Look]) -> int:
-    """How many of the weights (and masters) are the averages stored before; 0 if one of them is not."""
+def averaged(atoms: Atoms, weights: Sequence[AtomLook], masters: Sequence[AtomLook]) -> int:
+    """Return the number of weights (and masters) that equal the averages stored in before; 0 if any differs."""
     averages = {atom.fqn: atom for atom in atoms.rows if atom.role == "ema"}
     looks = [one for one in (*weights, *masters) if one.atom.fqn in averages]
     if not looks or len(looks) < len(weights) + len(masters):
@@ -52,8 +51,8 @@ def _equal(average: LazyTensor, weight: LazyTensor) -> bool:
     return True
 
 
-def low_rank(atoms: Atoms, weights: Sequence[Look]) -> int | None:
-    """The largest rank of the changes of some matrices, or ``None`` where one of them has no low rank."""
+def low_rank(atoms: Atoms, weights: Sequence[AtomLook]) -> int | None:
+    """Return the largest rank of the changes of some matrices, or ``None`` if any of them has no low rank."""
     found = []
     picked = [one for one in weights if len(one.row.shape_b) == 2 and min(one.row.shape_b) >= 16]
     picked = [one for one in picked if one.kind == "near" or (one.kind == "other" and (one.cosine or 0) > LIKE)]
@@ -68,7 +67,7 @@ def low_rank(atoms: Atoms, weights: Sequence[Look]) -> int | None:
 
 
 def changed_rank(before: LazyTensor, after: LazyTensor) -> int | None:
-    """The rank of a matrix's change; ``None`` where it has no low rank.
+    """Return the rank of a matrix's change; ``None`` if it has no low rank.
 
     Raises:
         OpenError: a tensor cannot be read.
@@ -80,7 +79,7 @@ def changed_rank(before: LazyTensor, after: LazyTensor) -> int | None:
 
 
 def _sample(tensor: LazyTensor) -> Array:
-    """Rows and columns spread over a matrix, as float64."""
+    """Return rows and columns spread over a matrix, as float64."""
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, SIDE)).astype(np.int64)) for n in tensor.shape)
     part = bits(tensor.lazy[rows.tolist()])[:, columns]
     with np.errstate(invalid="ignore"):
@@ -97,6 +96,6 @@ def _rank(change: Array) -> int | None:
 
 
 def adapters(atoms: Atoms) -> str:
-    """Which adapters are stored, in words."""
+    """Return a clause that names the stored adapters, or ""."""
     ranks = {min(atoms.before(atom).shape) for atom in atoms.rows if atom.role == "lora_A"}
     return f"; adapters of rank {max(ranks):,} are stored beside them" if ranks else ""

@@ -1,13 +1,13 @@
-"""Which older moments a parameter's can have evolved from: laws that the parent keeps, and strangers would break.
+"""Find earlier moments that could have evolved into these: candidates must satisfy Adam's laws, which others break.
 
 ::
 
-    v_B ≥ β2^k·v_A  and  (m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)     kept by the parent in every element
-    β2^k·v_A > 2·s·v_own,  s = median of v_B/v_own                   elements that put the floor to the test: there the
-                                                                     parent's v stands out from the parameter's own
+    v_B ≥ β2^k·v_A  and  (m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)     satisfied by the parent in every element
+    β2^k·v_A > 2·s·v_own,  s = median of v_B/v_own                   elements that test the floor: there the parent's v
+                                                                     clearly exceeds the parameter's own
 
-Small moments keep the laws by chance; a parent must keep them in at least :data:`TESTED` elements of the second kind.
-The search is made only for moments that break the laws with those of their own name, which proves the fault.
+Small moments satisfy the laws by chance; a parent must satisfy them in :data:`TESTED` or more elements of the second
+kind. The search runs only for moments that break the laws with their own old values, which proves the fault.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import floor, has_slack, transition
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import EXACT, one_gradient
@@ -30,15 +30,14 @@ from workbench.tensor import LazyTensor
 
 __all__ = ["Descent", "descends"]
 
-Array = np.ndarray[Any, Any]
 
-SAMPLED = 1 << 15  #: elements of a tensor that are looked at
-CANDIDATES = 256  #: tensors of that shape
-FLIPS = 8  #: elements beyond the law that single flipped bits explain
-ORPHANS = 16  #: moments without a parent whose heirs are looked for
-KEPT = 0.05  #: β2^k below which the law tells nothing
-TESTED = 12  #: elements in which a parent's floor stands out
-STANDS_OUT = 2.0  #: times what the parameter's own v would have become
+SAMPLED = 1 << 15  #: elements of a tensor that are examined
+CANDIDATES = 256  #: most tensors of that shape
+FLIPS = 8  #: most elements beyond the law that single flipped bits explain
+ORPHANS = 16  #: moments without a parent whose heirs are searched
+KEPT = 0.05  #: β2^k below which the law carries no information
+TESTED = 12  #: elements in which a parent's floor is distinctive
+STANDS_OUT = 2.0  #: ratio to the expected value of the parameter's own v
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ class Descent:
     """Second moments that can have evolved from another parameter's.
 
     Attributes:
-        atom, parent: whose they are, and whose they were.
-        tested: elements in which the parent's floor stands out, of those looked at; 0 after a single update, which is
+        atom, parent: the parameter that holds them now, and the one that they came from.
+        tested: examined elements in which the parent's floor is distinctive; 0 after a single update, which is
             followed exactly.
-        orphan: whether they cannot have evolved from those of their own name.
+        orphan: whether they cannot have evolved from their own old values.
     """
 
     atom: Atom
@@ -62,13 +61,13 @@ class Descent:
 def descends(
     atoms: Atoms, moments: Sequence[Atom], updates: Mapping[str, Update], not_checked: dict[str, str]
 ) -> list[Descent]:
-    """Where moments came from that are not their own, each from one other tensor.
+    """Find the other tensor from which each of the moments came.
 
-    Moments that took over larger ones break no law of their own: they are found as the heirs of suspicious ones.
+    Moments that replaced smaller ones do not break their own laws; they are found as the heirs of suspicious ones.
 
     Args:
         moments: suspicious ``exp_avg_sq``.
-        not_checked: takes what could not be read.
+        not_checked: receives what could not be read.
     """
     held = {(atom.fqn, atom.role): atom for atom in atoms.rows}
     found: list[Descent] = []
@@ -117,7 +116,7 @@ class _Heir:
 
     @property
     def orphan(self) -> bool:
-        """Whether they cannot have evolved from those of their own name."""
+        """Whether they cannot have evolved from their own old values."""
         return bool(self.v.any()) and floor(self.mine, self.v, *self._terms).broken > FLIPS
 
     @property
@@ -125,7 +124,7 @@ class _Heir:
         return self.betas[1], self.update.k, self.dtype
 
     def parent(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
-        """The other parameter whose moments keep the laws in the most elements that put them to the test."""
+        """Return the other parameter whose moments satisfy the laws in the most test elements."""
         best: Descent | None = None
         for one in _alike(atoms, self.atom) if self.orphan else []:
             if tested := self.tested(atoms, held, one, best.tested if best is not None else TESTED - 1):
@@ -133,7 +132,7 @@ class _Heir:
         return best
 
     def tested(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom], one: Atom, least: int = TESTED - 1) -> int:
-        """In how many elements another's moments stand out and keep the laws; 0 where these are not more than least."""
+        """Return in how many elements another's moments are distinctive and lawful; 0 if not above ``least``."""
         v_then = _some(atoms.before(one))
         both = (self.mine > 0) & (self.v > 0)
         usual = float(np.median(self.v[both] / self.mine[both])) if both.any() else math.inf
@@ -146,7 +145,7 @@ class _Heir:
         return 0 if broken else risked
 
     def exactly(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
-        """The other parameter from whose moments one gradient leads to these."""
+        """Return the other parameter whose moments one gradient turns into these."""
         for one in _alike(atoms, self.atom):
             partner = held.get((one.fqn, "exp_avg"))
             if partner is None:
@@ -159,8 +158,8 @@ class _Heir:
 
 def _heir(
     atoms: Atoms, held: Mapping[tuple[str, str], Atom], atom: Atom, updates: Mapping[str, Update]
-) -> _Heir | None:  # fmt: skip
-    """``None`` where no law of Adam's tells anything of these moments."""
+) -> _Heir | None:
+    """Return samples of the moments, or ``None`` if no law of Adam applies to them."""
     update, first = updates.get(atom.owners[0]), held.get((atom.fqn, "exp_avg"))
     if update is None or update.betas is None or first is None or update.k < 1:
         return None
@@ -174,12 +173,13 @@ def _heir(
 
 
 def _alike(atoms: Atoms, atom: Atom) -> list[Atom]:
-    """Other tensors of that role and shape."""
+    """Return other tensors of that role and shape."""
     shape = atoms.before(atom).shape
     others = (
-        one for one in atoms.rows
+        one
+        for one in atoms.rows
         if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == shape
-    )  # fmt: skip
+    )
     return list(islice(others, CANDIDATES))
 
 

@@ -1,23 +1,21 @@
-"""Samples of a tensor: whole rows spread over it, the same ones of every tensor of its shape."""
+"""Samples of a tensor: complete rows spread over it, the same for every tensor of its shape."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
+from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
 __all__ = ["SAMPLED", "sampled", "spread"]
 
-Array = np.ndarray[Any, Any]
 
-SAMPLED = 1 << 18  #: elements of a tensor that are looked at
+SAMPLED = 1 << 18  #: elements of a tensor that are sampled
 
 
 def spread(shape: tuple[int, ...], most: int = SAMPLED) -> Array | None:
-    """Rows of the first axis, evenly spread, with about ``most`` elements; ``None``: all of them."""
+    """Return rows of the first axis, evenly spread, with about ``most`` elements; ``None`` stands for all rows."""
     numel = int(np.prod(shape, dtype=np.int64))
     if len(shape) < 2 or numel <= most:
         return None
@@ -26,13 +24,13 @@ def spread(shape: tuple[int, ...], most: int = SAMPLED) -> Array | None:
 
 
 def sampled(tensor: LazyTensor, rows: Array | None, most: int = SAMPLED) -> Array:
-    """``(elements,) float64``: those rows, or all of a tensor; of a vector, its first ``most`` elements.
+    """Return ``(elements,) float64``: those rows or the full tensor; of a vector, its first ``most`` elements.
 
     Raises:
         OpenError: a row cannot be read.
     """
     if rows is not None:
         tensor = tensor.lazy[rows.tolist()]
-    elif tensor.numel > most:  # a flat line
+    elif tensor.numel() > most:  # a flat line
         tensor = tensor.lazy[:most]
     return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)), np.float64)

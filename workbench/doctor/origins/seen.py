@@ -1,11 +1,11 @@
-"""Which rows or columns of before one weight of after is made of, and whether its updates can have made it.
+"""Find the rows or columns of before that a weight of after consists of, if its updates cannot have made it.
 
 ::
 
     own rows, cosine ≥ .9        nothing moved
     rows of its family           its own, its siblings' (gate and up; q, k, v), the nearest layers', the experts'
     columns                      its own, and its own as rows: transposed
-    a vector as a whole          another of its shape, if the updates lead there and not to its own
+    an entire vector             another of its shape, if the updates lead from that and not from its own
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.patterns.forms import find_form
+from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import UNITS, bound, reach
-from workbench.doctor.origins.atoms import Atom, Atoms, kind_of, names_of
+from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.match import Matched, match, values
 from workbench.doctor.origins.samples import sampled
 from workbench.doctor.origins.tags import Move
 from workbench.doctor.passes.pair import Update
+from workbench.names.weights import parse
 from workbench.tensor import LazyTensor
 
-__all__ = ["GAP", "SELF", "SURE", "Seen", "others_stay", "out_of_reach", "see", "see_vector"]
+__all__ = ["GAP", "SELF", "SURE", "SeenWeight", "others_stay", "out_of_reach", "see", "see_vector"]
 
-Array = np.ndarray[Any, Any]
 
 SELF = 0.9  #: cosine of a row with itself, a few updates later (catalogue, 3.2)
-GAP = 0.3  #: between the cosine with another row and with its own
+GAP = 0.3  #: difference of the cosines with another row and with its own
 LIKE = 0.6  #: cosine from which a row may be another one
 SURE = 0.9  #: share of the rows
-SOME = 0.75  #: share of the rows from which an order is told at all
-FEW = 0.1  #: share of the rows that have to be others
-ROOM = 0.1  #: above the best cosine that chance gives
-DULL = 0.98  #: such a cosine from which rows are too short to tell which is which
-SIBLINGS = 16  #: tensors that each is searched in
+SOME = 0.75  #: share of the rows from which an order is reported
+FEW = 0.1  #: least share of rows that come from other places
+ROOM = 0.1  #: margin above the best cosine by chance
+DULL = 0.98  #: cosine by chance from which rows are too short to be identified
+SIBLINGS = 16  #: most tensors that each is searched in
 STRIP = 16  #: rows that are compared with as many columns
 BROKEN = 0.2  #: share of a vector's elements beyond reach
-VECTORS = 256  #: of one shape
-TURN = 0.9  #: length of a change over that of the weight, below which the cosine stays above ALONE
-FEW_ROWS = 16  #: rows that tell how large a weight is
+VECTORS = 256  #: most vectors of one shape
+TURN = 0.9  #: ratio of the norms of change and weight below which the cosine stays above ALONE
+FEW_ROWS = 16  #: rows that estimate the size of a weight
 ROWS = 128  #: rows that are compared with themselves
-SAMPLED = 8  #: weights that tell whether others are what they were
+SAMPLED = 8  #: weights that are checked for whether others stayed the same
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """A weight of after.
+class SeenWeight:
+    """A weight of after and its origin.
 
     Attributes:
-        move: which rows or columns it is made of, if others than its own.
-        sure: whether nearly all of them were recognised; share: how many.
-        cosine: of its rows with themselves, the median.
+        move: the rows or columns that it consists of, if not its own.
+        sure: whether nearly all of them were recognised. share: the share that was.
+        cosine: median cosine of its rows with their old values.
     """
 
     atom: Atom
@@ -67,16 +67,16 @@ class Seen:
     share: float
 
 
-def see(atoms: Atoms, atom: Atom) -> Seen:
+def see(atoms: Atoms, atom: Atom) -> SeenWeight:
     """Compare a weight with its own rows, then search its family.
 
     Raises:
-        HoleError, OpenError: an element is stored nowhere or cannot be read.
+        HoleError, OpenError: an element is not stored or cannot be read.
     """
     before, after = atoms.tensors(atom)
     middle = _straight(before, after)
     if middle >= SELF:
-        return Seen(atom, None, True, middle, 0.0)
+        return SeenWeight(atom, None, True, middle, 0.0)
     family = [atom, *_family(atoms, atom)]
     rows = match(after, [atoms.before(one) for one in family], 0)
     seen = _read(atom, rows, [one.fqn for one in family], False, after.shape, middle)
@@ -86,27 +86,27 @@ def see(atoms: Atoms, atom: Atom) -> Seen:
     return seen if seen.move is not None else _transposed(atom, before, after) or seen
 
 
-def _transposed(atom: Atom, before: LazyTensor, after: LazyTensor) -> Seen | None:
-    """Whether its rows are its old columns."""
+def _transposed(atom: Atom, before: LazyTensor, after: LazyTensor) -> SeenWeight | None:
+    """Return the move if its rows are its old columns."""
     if len(after.shape) < 2 or after.shape[0] != after.shape[1]:
         return None
     found = []
     for at in np.unique(np.linspace(0, max(after.shape[0] - STRIP, 0), 3).astype(np.int64)).tolist():
         strip = slice(at, at + STRIP)
         old = before.lazy[:, strip]
-        turned = np.swapaxes(sampled(old, None, old.numel).reshape(old.shape), 0, 1)
-        found.append(_angle(sampled(after.lazy[strip], None, old.numel), turned.ravel()))
+        turned = np.swapaxes(sampled(old, None, old.numel()).reshape(old.shape), 0, 1)
+        found.append(_angle(sampled(after.lazy[strip], None, old.numel()), turned.ravel()))
     if min(found) < SELF:
         return None
     move = Move(atom.fqn, after.shape, True, text="rows are the old columns", form={"form": "transposed"})
-    return Seen(atom, move, True, 0.0, 1.0)
+    return SeenWeight(atom, move, True, 0.0, 1.0)
 
 
-def see_vector(atoms: Atoms, atom: Atom, update: Update) -> Seen | None:
-    """The other vector of its shape and kind that the updates lead from, where they do not from its own.
+def see_vector(atoms: Atoms, atom: Atom, update: Update) -> SeenWeight | None:
+    """Return the other vector of its shape from which the updates lead to it, if they do not from its own.
 
     Raises:
-        HoleError, OpenError: an element is stored nowhere or cannot be read.
+        HoleError, OpenError: an element is not stored or cannot be read.
     """
     before, after = atoms.tensors(atom)
     if update.most is None or update.bars("reach") or len(after.shape) != 1:
@@ -118,17 +118,19 @@ def see_vector(atoms: Atoms, atom: Atom, update: Update) -> Seen | None:
     if reach(mine, now, *terms).broken < BROKEN * len(now):
         return None
     others = (
-        one for one in atoms.rows
+        one
+        for one in atoms.rows
         if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == after.shape
-    )  # fmt: skip
+    )
     fitting = [
-        (one, old) for one in islice(others, VECTORS)
+        (one, old)
+        for one in islice(others, VECTORS)
         if not reach(old := sampled(atoms.before(one), None), now, *terms).broken
-    ]  # fmt: skip
+    ]
     if len(fitting) != 1 or _angle(now - now.mean(), fitting[0][1] - fitting[0][1].mean()) < SELF:
-        return None  # new norms are near 1, as others may be: their profile tells
+        return None  # new norms are near 1, as others may be, so the profile decides
     move = Move(atom.fqn, after.shape, False, (fitting[0][0].fqn,), (MovedRows(0, 1, 0, 0),))
-    return Seen(atom, move, True, _angle(mine, now), 1.0)
+    return SeenWeight(atom, move, True, _angle(mine, now), 1.0)
 
 
 def _angle(one: Array, two: Array) -> float:
@@ -137,7 +139,7 @@ def _angle(one: Array, two: Array) -> float:
 
 
 def _straight(before: LazyTensor, after: LazyTensor) -> float:
-    """Median cosine of some rows with themselves."""
+    """Return the median cosine of some rows with their old values."""
     count = row_shape(after.shape)[0]
     found = []
     for row in np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64)).tolist():
@@ -147,22 +149,23 @@ def _straight(before: LazyTensor, after: LazyTensor) -> float:
 
 
 def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
-    """Tensors that it may have been mixed up with: of its layer first, then the same of the nearest layers, experts."""
+    """Return tensors that it may have been confused with: first of its layer, then of the nearest layers, experts."""
     width = row_shape(atoms.before(atom).shape)[1]
-    bare, layer, expert = names_of(atom.fqn)
-    kind = kind_of(atom.fqn)
+    mine = parse(atom.fqn)
+    layer, expert = mine.layer, mine.expert
     groups = ({"gate", "up"}, {"q", "k", "v"})
     ranked = []
     for one in atoms.rows:
         shape = atoms.before(one).shape
         if one.role != atom.role or one.fqn == atom.fqn or len(shape) < 2 or row_shape(shape)[1] != width:
             continue
-        other, there, number = names_of(one.fqn)
-        if there == layer and number == expert and any({kind, kind_of(one.fqn)} <= group for group in groups):
+        weight = parse(one.fqn)
+        there, number, alike = weight.layer, weight.expert, weight.pattern == mine.pattern
+        if there == layer and number == expert and any({mine.kind, weight.kind} <= group for group in groups):
             ranked.append((0, one))
-        elif other == bare and there == layer:
+        elif alike and there == layer:
             ranked.append((1 + abs((number or 0) - (expert or 0)), one))
-        elif other == bare and number == expert:
+        elif alike and number == expert:
             ranked.append((1 + abs((there or 0) - (layer or 0)), one))
     ranked.sort(key=lambda one: one[0])
     return [one for _, one in ranked[:SIBLINGS]]
@@ -170,11 +173,11 @@ def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
 
 def _read(
     atom: Atom, found: Matched, names: Sequence[str], columns: bool, shape: tuple[int, ...], cosine: float
-) -> Seen:  # fmt: skip
-    """The move that matches tell: unlike enough to its own place, likelier than the best of many by chance."""
+) -> SeenWeight:
+    """Return the move that the matches show, if they clearly beat the own place and chance."""
     by_chance = found.chance
     if by_chance >= DULL:
-        return Seen(atom, None, False, cosine, 0.0)
+        return SeenWeight(atom, None, False, cosine, 0.0)
     least = min(max(LIKE, by_chance + ROOM), DULL)
     elsewhere = (found.source != 0) | (found.place != found.rows)
     clear = elsewhere & (found.cosine >= least) & (found.cosine - found.own >= GAP)
@@ -182,7 +185,7 @@ def _read(
     share = float((clear | still).mean())
     different = len(np.unique(found.source[clear] * (1 << 40) + found.place[clear]))
     if clear.mean() < FEW or share < SOME or different < SURE * np.count_nonzero(clear):
-        return Seen(atom, None, False, cosine, share)
+        return SeenWeight(atom, None, False, cosine, share)
     source, place = _mended(found, clear | still)
     used = sorted(set(source.tolist()))
     blocks = tuple(_blocks(found, source, place, {number: k for k, number in enumerate(used)}))
@@ -194,11 +197,11 @@ def _read(
         if form is not None:
             text = form.say("column" if columns else "row", "columns" if columns else "rows")
             move = replace(move, text=text, form={"form": form.name, **form.detail})
-    return Seen(atom, move, share >= SURE, cosine, share)
+    return SeenWeight(atom, move, share >= SURE, cosine, share)
 
 
 def _mended(found: Matched, known: Array) -> tuple[Array, Array]:
-    """Rows that match nothing clearly go on where the row above (else below) was."""
+    """Let rows without a clear match continue the row above (or else below)."""
     source, place = found.source.copy(), found.place.copy()
     known = known.copy()
     for way in (1, -1):
@@ -223,11 +226,12 @@ def _blocks(found: Matched, source: Array, place: Array, names: dict[int, int]) 
 
 
 def others_stay(atoms: Atoms, role: str, lost: set[int]) -> bool:
-    """Whether other weights are what they were: an optimizer of Adam's kind moves all alike."""
+    """Whether the other weights are unchanged; an optimizer like Adam changes all weights alike."""
     others = [
-        atom for atom in atoms.rows
+        atom
+        for atom in atoms.rows
         if atom.role == role and atom.tensor not in lost and len(atoms.before(atom).shape) > 1
-    ]  # fmt: skip
+    ]
     cosines = []
     for atom in others[:: max(len(others) // SAMPLED, 1)]:
         before, after = (_some(tensor) for tensor in atoms.tensors(atom))
@@ -237,7 +241,7 @@ def others_stay(atoms: Atoms, role: str, lost: set[int]) -> bool:
 
 
 def out_of_reach(atoms: Atoms, atom: Atom, updates: Mapping[str, Update]) -> bool:
-    """Whether the updates between cannot have turned a weight that far: none moves an element by more than √K·lr."""
+    """Whether the updates cannot have turned a weight that far: none moves an element by more than √K·lr."""
     update = updates.get(atom.owners[0])
     if update is None or update.betas is None or update.lr is None or update.bars("reach"):
         return False
@@ -246,7 +250,7 @@ def out_of_reach(atoms: Atoms, atom: Atom, updates: Mapping[str, Update]) -> boo
 
 
 def _some(tensor: LazyTensor) -> Array:
-    """Some rows."""
+    """Return the elements of some rows."""
     rows = row_shape(tensor.shape)[0]
     parts = [values(tensor, row, row + 1).ravel() for row in range(0, rows, rows // FEW_ROWS + 1)]
     return np.concatenate(parts).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Which layout was misread, told by where rows or columns went and by what the tensors are called.
+"""Infer which layout was misread from the moves of rows or columns and from the tensors' names.
 
 ::
 
@@ -13,25 +13,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from workbench.conventions import Geometry
-from workbench.doctor.origins.atoms import kind_of, names_of
 from workbench.doctor.origins.index import MovedRows, blocks_text
+from workbench.names.frameworks import Geometry
+from workbench.names.weights import parse
 
 __all__ = ["TAGS", "TOGETHER", "Move", "gathered", "own", "said", "tag_of", "whole"]
 
 T = TypeVar("T")
-RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)  #: numbers of shards that a vocabulary is cut into
+RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)  #: numbers of shards of a vocabulary
 ATTENTION = {"q", "k", "v", "qkv", "o"}
-#: Tag → what is said of rows that went there.
+#: Tag → words about such a move.
 TAGS: Mapping[str, str] = {
     "layer": "hold another layer's values", "expert": "hold another expert's values",
-    "gate_up": "hold up where gate was, and the reverse", "gate_up_mixed": "mix rows of gate and up",
+    "gate_up": "have gate and up swapped", "gate_up_mixed": "mix rows of gate and up",
     "qkv": "mix rows of query, key and value", "heads": "have their heads in another order",
-    "rope": "have the rows within each head in another order", "vocab": "have rows of the vocabulary elsewhere",
+    "rope": "have the rows within each head in another order", "vocab": "have rows of the vocabulary at other places",
     "padding": "have padding rows among trained ones of the vocabulary",
-    "uneven": "have the rows of the last, smaller shard elsewhere",
+    "uneven": "have the rows of the last, smaller shard at other places",
     "ranks": "have blocks of rows or columns in another order",
-    "axis": "are shards that were joined along the wrong axis",
+    "axis": "consist of shards that were joined along the wrong axis",
     "rows": "have rows in another order", "name": "hold another tensor's values",
     "mixed": "mix rows of several tensors",
 }  # fmt: skip
@@ -39,12 +39,12 @@ TAGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """Where the rows or columns of a weight were before.
+    """The old places of the rows or columns of a weight.
 
     Attributes:
-        sources: names of the tensors that ``blocks`` point to; empty: its own.
-        form: numbers of the order, as :mod:`workbench.analysis.patterns` gives them; text: the same in words.
-        adapter: whether it is an adapter's: those are never fused.
+        sources: names of the tensors that ``blocks`` point to; empty for its own.
+        form: numbers of the order, as in :mod:`workbench.analysis.patterns`. text: the same in words.
+        adapter: whether it belongs to an adapter, which is never fused.
     """
 
     fqn: str
@@ -57,14 +57,16 @@ class Move:
     adapter: bool = False
 
 
-#: Tag → others that are part of the same move, where it is seen at all.
+#: Tag → other tags that are part of the same move, if it occurs.
 TOGETHER: Mapping[str, tuple[str, ...]] = {
-    "gate_up_mixed": ("gate_up",), "ranks": ("heads", "vocab", "padding", "rope"), "layer": ("name",),
-}  # fmt: skip
+    "gate_up_mixed": ("gate_up",),
+    "ranks": ("heads", "vocab", "padding", "rope"),
+    "layer": ("name",),
+}
 
 
 def gathered(tags: dict[str, list[T]]) -> dict[str, list[T]]:
-    """What has one cause, under one tag."""
+    """Merge tags with the same cause under one tag."""
     for lead, others in TOGETHER.items():
         if lead in tags:
             for tag in others:
@@ -73,7 +75,8 @@ def gathered(tags: dict[str, list[T]]) -> dict[str, list[T]]:
 
 
 def tag_of(facts: Geometry, one: Move) -> str:
-    kind = kind_of(one.fqn)
+    mine, theirs = parse(one.fqn), [parse(name) for name in one.sources]
+    kind = mine.kind
     if one.form.get("form") == "axis":
         return "axis"
     if kind == "qkv" and own(one) and _thirds(one):
@@ -84,20 +87,18 @@ def tag_of(facts: Geometry, one: Move) -> str:
         return "heads" if kind == "o" and _heads(facts, one) else "ranks"
     if own(one):
         return _own_tag(facts, one, kind)
-    kinds = {kind_of(name) for name in one.sources} | {kind}
-    mine = names_of(one.fqn)
-    theirs = [names_of(name) for name in one.sources]
-    same_layer = all(other[1] == mine[1] and other[2] == mine[2] for other in theirs)
-    if same_layer and whole(one) and mine[0] != theirs[0][0] and kinds == {kind} and kind:
-        return "layer"  # of another stack: an encoder's in the decoder
+    kinds = {other.kind for other in theirs} | {kind}
+    same_layer = all((other.layer, other.expert) == (mine.layer, mine.expert) for other in theirs)
+    if same_layer and whole(one) and mine.pattern != theirs[0].pattern and kinds == {kind} and kind != "other":
+        return "layer"  # from another stack: an encoder's in the decoder
     if one.adapter and same_layer and whole(one):
         return "name"
     if same_layer and kinds <= {"gate", "up"}:
         return "gate_up" if whole(one) else "gate_up_mixed"
     if same_layer and kinds <= {"q", "k", "v"}:
         return "qkv"
-    if all(other[0] == mine[0] for other in theirs):
-        if all(other[1] == mine[1] for other in theirs):
+    if all(other.pattern == mine.pattern for other in theirs):
+        if all(other.layer == mine.layer for other in theirs):
             return "expert"
         return "layer"
     return "name" if whole(one) else "mixed"
@@ -116,19 +117,19 @@ def _own_tag(facts: Geometry, one: Move, kind: str) -> str:
 
 
 def _thirds(one: Move) -> bool:
-    """Whether query, key and value of a fused weight were exchanged whole."""
+    """Whether query, key and value of a fused weight were swapped entirely."""
     width = one.shape[-1] if one.columns else one.shape[0]
     sizes = [one.form[name] for name in ("first", "second", "size") if name in one.form]
     return bool(sizes) and width % 3 == 0 and all(int(size) % (width // 3) == 0 for size in sizes)
 
 
 def _even(one: Move) -> bool:
-    """Whether a roll is by whole shards."""
+    """Whether a roll moves complete shards."""
     return any(int(one.form.get("shift", 1)) * n % one.shape[0] == 0 for n in RANKS)
 
 
 def _vocabulary(facts: Geometry, one: Move) -> str:
-    """Shifted, or padded rank by rank: whole ends of a rank's part come from the padding at the end."""
+    """Return the tag of moved vocabulary rows: shifted, uneven, or padded rank by rank."""
     if one.form.get("form") in ("halves", "blocks"):
         return "ranks"
     vocab, rows = facts.vocab, one.shape[0]
@@ -147,7 +148,7 @@ def _vocabulary(facts: Geometry, one: Move) -> str:
 
 
 def _heads(facts: Geometry, one: Move) -> bool:
-    """Whether only whole heads moved (of their own size, where it is known)."""
+    """Whether only complete heads moved (of their own size, if known)."""
     size = facts.head_dim
     if one.columns:
         unit = one.form.get("size") or one.form.get("unit") or 1
@@ -156,7 +157,7 @@ def _heads(facts: Geometry, one: Move) -> bool:
 
 
 def _by(one: Move, unit: int) -> bool:
-    """Whether rows moved by whole multiples of that many (edges may be known to some rows only)."""
+    """Whether rows moved by multiples of ``unit``."""
     return bool(one.blocks) and all((block.first - block.start) % unit == 0 for block in one.blocks)
 
 
@@ -164,7 +165,7 @@ def _by(one: Move, unit: int) -> bool:
 
 
 def whole(one: Move) -> bool:
-    """One other tensor, row by row."""
+    """Whether the move is one other tensor, row by row."""
     return len(one.sources) == 1 and one.sources[0] != one.fqn and all(b.start == b.first for b in one.blocks)
 
 
@@ -175,5 +176,5 @@ def own(one: Move) -> bool:
 def said(one: Move) -> str:
     if whole(one):
         return f"{one.fqn!r} holds {one.sources[0]!r}"
-    said = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])
-    return f"in {one.fqn!r} {said}"
+    words = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])
+    return f"in {one.fqn!r} {words}"

@@ -1,4 +1,4 @@
-"""Where changes lie: in the part of one rank or file, in some rows of every tensor, at which element first."""
+"""Locate changes: in the part of one rank or file, in some rows of every tensor, and the first changed element."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from workbench.analysis.where import band_width
 from workbench.doctor.origins.atoms import Atoms
-from workbench.doctor.origins.look import Look
+from workbench.doctor.origins.look import AtomLook
 
 __all__ = ["Where", "where"]
 
-MOST = 0.6  #: of a file's elements: padding and what never moved is equal in any two saves
+MOST = 0.6  #: share of a file's elements; padding and frozen tensors are equal in any two saves
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Where:
 
     Attributes:
         confined: whether it is one rank's (file's) part, or the same part of many tensors, and most of that changed.
-        words: to be put behind a sentence; evidence: the same for programs.
+        words: a clause to append to a sentence. evidence: the same for programs.
     """
 
     confined: bool = False
@@ -32,25 +32,25 @@ class Where:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-def where(atoms: Atoms, looks: Sequence[Look]) -> Where:
-    """The place of all changes."""
+def where(atoms: Atoms, looks: Sequence[AtomLook]) -> Where:
+    """Return the place of all changes."""
     files = _files(atoms, looks)
     first = looks[0]
     evidence: dict[str, Any] = {"first": _first(first)}
     if files is not None:
         names, of = files
         some = ", ".join(map(repr, names[:2])) + (" …" if len(names) > 2 else "")
-        words = f"; all of it lies in {some}, {len(names):,} of {of:,} files"
+        words = f"; all of it is in {some}, {len(names):,} of {of:,} files"
         return Where(True, words, evidence | {"files": names[:16], "files_of": of})
     parts = [one for one in looks if one.kind == "part"]
     if len(parts) > 1 and 2 * len(parts) > len(looks):
-        words = f"; in each only a part, in {first.atom.fqn!r} {first.text}" if first.text else "; in each only a part"
+        words = "; only a part of each" + (f", in {first.atom.fqn!r} {first.text}" if first.text else "")
         return Where(True, words, evidence | {"parts": len(parts)})
     return Where(False, "", evidence)
 
 
-def _files(atoms: Atoms, looks: Sequence[Look]) -> tuple[list[str], int] | None:
-    """The files that hold all changes, if they hold hardly anything else of those roles and there are more."""
+def _files(atoms: Atoms, looks: Sequence[AtomLook]) -> tuple[list[str], int] | None:
+    """Return the files that hold all changes, if they hold little else of those roles and other files exist."""
     catalog = atoms.b.catalog
     roles = {one.atom.role for one in looks}
     held: Counter[str] = Counter()
@@ -73,10 +73,12 @@ def _files(atoms: Atoms, looks: Sequence[Look]) -> tuple[list[str], int] | None:
     return sorted(changed), len(held)
 
 
-def _first(one: Look) -> Any:
+def _first(one: AtomLook) -> Any:
     c = one.row.comparison
     bands = None if c is None else c.bands
     if bands is None or not len(bands):
         return None
-    return [int(np.flatnonzero(line)[0]) * band_width(size) if line.any() else 0
-            for line, size in zip(bands, one.row.shape_b, strict=False)]  # fmt: skip
+    return [
+        int(np.flatnonzero(line)[0]) * band_width(size) if line.any() else 0
+        for line, size in zip(bands, one.row.shape_b, strict=False)
+    ]

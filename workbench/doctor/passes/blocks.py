@@ -1,53 +1,55 @@
-"""A pass over aligned blocks: the same elements of several tensors at once, whatever their files and shardings.
+"""Passes over aligned blocks: the same elements of several tensors at once, whatever their files and shardings.
 
 ::
 
     A  param      ▒▒│▒▒│▒▒│▒▒        block 1 of every tensor of a parameter, in memory together
     A  exp_avg    ▒▒│▒▒│▒▒│▒▒   ──►  fold(state, {(0, "param"): …, (0, "exp_avg"): …, (1, "param"): …})
     B  param      ▒▒│▒▒│▒▒│▒▒
-                  └ at most BLOCK (or WIDE) elements: leading axes cut, so that a block is a run of the row-major order
+                  └ up to BLOCK (or WIDE) elements, cut along leading axes: a block is a run of the row-major order
 
-Threads take runs of blocks, whose reads are planned together; their states are merged in the order of the blocks, so
-that results do not depend on the number of threads. Memory is one block of each tensor and what a fold makes of it:
-some megabytes a thread.
+Threads take runs of blocks, whose reads are planned together. Their states are merged in the order of the blocks, so
+results do not depend on the number of threads. Memory is one block of each tensor and the intermediate arrays of a
+fold, a few megabytes per thread.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from workbench.analysis.compare import engine
 from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Array
 from workbench.core.catalog import INFLATED_LEAST, Catalog
 from workbench.core.dtypes import DType, by_name
-from workbench.core.scan import Tick, cores, in_order
+from workbench.core.engine import engine
+from workbench.core.executors import ordered
+from workbench.core.runs import Runs
+from workbench.core.scan import Progress, cores
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["BLOCK", "WIDE", "Block", "Fold", "Slot", "Stored", "compiled", "stream"]
+__all__ = ["BLOCK", "WIDE", "Fold", "SlotBlock", "StoredTensors", "TensorSlot", "compiled", "stream"]
 
-Array = np.ndarray[Any, Any]
 Name = tuple[int, str]  #: side (0: A, 1: B) and role
 S = TypeVar("S")
 BLOCK = 1 << 16  #: elements of a block: half a megabyte as float64
-WIDE = 1 << 18  #: of a block that compiled code folds, which makes nothing of it: calls cost more than caches win
-READ = 1 << 19  #: elements that are read at a time: what a read costs
-RUN = 1 << 22  #: elements that a thread takes at a time: what a plan of reads costs
+WIDE = 1 << 18  #: elements of a block for compiled code, which needs no intermediate arrays and fewer calls
+READ = 1 << 19  #: elements per read, for the cost of a read
+RUN = 1 << 22  #: elements that a thread takes at a time, for the cost of planning reads
 
 
-class Stored(Mapping[Name, LazyTensor]):
-    """Tensors of one checkpoint or two by their positions, made anew each time that one is asked for.
+class StoredTensors(Mapping[Name, LazyTensor]):
+    """Tensors of one or two checkpoints by position, created on each access.
 
-    A mixture of experts has a hundred thousand parameters of eight tensors each, which would be more than a pass holds.
+    A mixture of experts has a hundred thousand parameters of eight tensors each, too many to keep.
     """
 
     __slots__ = ("_names", "_positions", "_sides")
@@ -73,12 +75,12 @@ class Stored(Mapping[Name, LazyTensor]):
 
     @classmethod
     def beside(cls, a: Mapping[Name, LazyTensor], b: Mapping[Name, LazyTensor]) -> Mapping[Name, LazyTensor]:
-        """Tensors of two checkpoints, of side 0 each, as those of two sides."""
-        if isinstance(a, Stored) and isinstance(b, Stored):
+        """Combine tensors of two checkpoints, each with side 0, as two sides."""
+        if isinstance(a, StoredTensors) and isinstance(b, StoredTensors):
             positions = {(0, role): at for (_, role), at in zip(a, a._positions, strict=True)}
             positions |= {(1, role): at for (_, role), at in zip(b, b._positions, strict=True)}
             return cls([a._sides[0], b._sides[0]], positions)
-        if isinstance(b, Stored) and not a:
+        if isinstance(b, StoredTensors) and not a:
             return cls(
                 [b._sides[0], b._sides[0]], {(1, role): at for (_, role), at in zip(b, b._positions, strict=True)}
             )
@@ -99,7 +101,7 @@ class Stored(Mapping[Name, LazyTensor]):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Slot:
+class TensorSlot:
     """Tensors of one shape that belong together: a parameter with its states, of one checkpoint or two."""
 
     fqn: str
@@ -108,28 +110,28 @@ class Slot:
     @property
     def shape(self) -> tuple[int, ...]:
         held = self.tensors
-        return held.shape() if isinstance(held, Stored) else next(iter(held.values())).shape
+        return held.shape() if isinstance(held, StoredTensors) else next(iter(held.values())).shape
 
     def dtype(self, name: Name) -> str | None:
-        """Name of the element type, or ``None`` where there is no such tensor."""
+        """Return the name of the element type, or ``None`` if there is no such tensor."""
         held = self.tensors
         if name not in held:
             return None
-        return (held.element(name) if isinstance(held, Stored) else held[name].element).name
+        return (held.element(name) if isinstance(held, StoredTensors) else held[name].element).name
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them, stored once."""
+        """Bytes of all tensors, each stored once."""
         return prod(self.shape) * sum(by_name(self.dtype(name) or "").bits for name in self.tensors) // 8
 
 
-class Block(NamedTuple):
-    """A run of elements in row-major order; its arrays are read-only, and good until the next block.
+class SlotBlock(NamedTuple):
+    """A run of elements in row-major order; its arrays are read-only and valid until the next block.
 
     Attributes:
         start: flat position of the first.
-        bits: flat arrays as stored (unsigned where numpy lacks the type).
-        values: the same as numbers, decoded when they are first asked for.
+        bits: flat arrays as stored (unsigned if numpy lacks the type).
+        values: the same as numbers, decoded on first access.
     """
 
     start: int
@@ -138,87 +140,101 @@ class Block(NamedTuple):
 
 
 class Fold(Protocol[S]):
-    """What a pass computes for a parameter; states merge associatively.
+    """The computation of a pass for a parameter; states merge associatively.
 
-    It may have an attribute ``block``: how many elements it wants at a time, :data:`BLOCK` where there is none.
+    An optional attribute ``block`` is the number of elements per block, by default :data:`BLOCK`; an optional method
+    ``narrowed(fqns)`` returns the fold of some parameters, to be sent to workers.
     """
 
-    def begin(self, slot: Slot) -> S:
-        """A state that has seen nothing."""
+    def begin(self, slot: TensorSlot) -> S:
+        """Return an empty state."""
 
-    def fold(self, state: S, slot: Slot, block: Block) -> None:
-        """Take a block into account, in a thread."""
+    def fold(self, state: S, slot: TensorSlot, block: SlotBlock) -> None:
+        """Add a block to the state, in a thread."""
 
     def merge(self, state: S, later: S) -> None:
-        """Take in a state of later blocks."""
+        """Merge the state of later blocks into ``state``."""
 
 
 def stream(
-    slots: Sequence[Slot],
+    slots: Sequence[TensorSlot],
     fold: Fold[S],
     *,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
     on_error: Callable[[str, WorkbenchError], None] | None = None,
-) -> Iterator[tuple[Slot, S]]:
+) -> Iterator[tuple[TensorSlot, S]]:
     """Fold every block of every slot, and yield each slot with its state when its last block is merged.
 
     Args:
-        slots: tensors of a slot have one shape.
-        tick: told the share of elements that is done; stops the pass by raising.
-        on_error: called with the fqn of a slot that could not be read (whole) and why; without it the error is raised.
+        slots: the slots; tensors of a slot have one shape.
+        progress: called with the fraction of elements done; raise to cancel the pass.
+        on_error: called with the fqn of a slot that could not be read in full, and why; by default the error is raised.
 
     Raises:
         OpenError: a tensor cannot be read (only without ``on_error``).
     """
     total, done = max(sum(prod(slot.shape) for slot in slots), 1), 0
-    work = _Work(fold)
-    whole: S | None = None  # of the slot that is being merged: runs come in their order
+    whole: S | None = None  # state of the slot that is being merged; runs arrive in order
     failed = False
-    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="workbench-doctor") as pool:
-        try:
-            for run, state, error in in_order(pool, work, _runs(slots, getattr(fold, "block", BLOCK))):
-                if run.first:
-                    whole, failed = None, False
-                if error is not None:
-                    if on_error is None:
-                        raise error
-                    if not failed:
-                        on_error(run.slot.fqn, error)
-                    failed = True
-                elif whole is None:
-                    whole = state
-                else:
-                    fold.merge(whole, state)
-                if tick is not None:
-                    done += sum(box.stop - box.start for box in run.boxes)
-                    tick(min(done / total, 1.0))
-                if run.last and not failed and whole is not None:
-                    yield run.slot, whole
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    tasks = ordered(
+        _SlotWork(fold), _runs(slots, getattr(fold, "block", BLOCK)), sum(slot.nbytes for slot in slots),
+        threads=threads or cores(), at_once=threads, name="workbench-doctor",
+    )  # fmt: skip
+    with closing(tasks):
+        for run, (state, error) in tasks:
+            if run.first:
+                whole, failed = None, False
+            if error is not None:
+                if on_error is None:
+                    raise error
+                if not failed:
+                    on_error(run.slot.fqn, error)
+                failed = True
+            elif whole is None:
+                whole = state
+            else:
+                fold.merge(whole, state)
+            if progress is not None:
+                done += run.numel
+                progress(min(done / total, 1.0))
+            if run.last and not failed and whole is not None:
+                yield run.slot, whole
 
 
-def compiled(slots: Sequence[Slot], fast: bool | None) -> bool:
-    """Whether a pass over those tensors runs numba's code: where it is asked for, or by default worth its loading.
+def compiled(slots: Sequence[TensorSlot], fast: bool | None) -> bool:
+    """Whether a pass over those tensors uses numba's code: if requested, or by default if it is worth loading.
 
     Raises:
-        MissingExtraError: it is asked for and not installed.
+        MissingExtraError: it is requested but cannot be imported.
     """
     return engine(sum(slot.nbytes for slot in slots), fast) == "numba"
 
 
-class _Work(Generic[S]):
-    """What a thread does with a run of blocks."""
+class _SlotWork(Generic[S]):
+    """The work of a thread on a run of blocks."""
 
     def __init__(self, fold: Fold[S]) -> None:
         self._fold = fold
 
-    def __call__(self, run: _Run) -> tuple[_Run, S, WorkbenchError | None]:
+    def nbytes(self, run: _SlotRun) -> int:
+        return run.slot.nbytes * run.numel // max(prod(run.slot.shape), 1)
+
+    def part(self, runs: list[_SlotRun]) -> tuple[_SlotWork[S], list[_SlotRun]]:
+        narrowed = getattr(self._fold, "narrowed", None)
+        return self if narrowed is None else _SlotWork(narrowed({run.slot.fqn for run in runs})), runs
+
+    def key(self, run: _SlotRun) -> bytes:
+        raise NotImplementedError("no pass of the doctor is cut in parts")
+
+    def close(self) -> None:
+        pass
+
+    def __call__(self, run: _SlotRun) -> tuple[S, WorkbenchError | None]:
         names = dict(run.slot.tensors)
-        slot = Slot(run.slot.fqn, names)  # tensors that are made once
+        slot = TensorSlot(run.slot.fqn, names)  # tensors are created once
         state = self._fold.begin(slot)
-        tensors = {id(tensor): tensor for tensor in names.values()}  # one that two names share is read once
+        tensors = {id(tensor): tensor for tensor in names.values()}  # a tensor under two names is read once
         decoders = {which: Decoder(tensor.element) for which, tensor in tensors.items()}
         offsets = np.array([box.offsets for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
         sizes = np.array([box.sizes for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
@@ -230,14 +246,14 @@ class _Work(Generic[S]):
                 for first in range(0, box.stop - box.start, box.step):
                     part = {which: flat[first : first + box.step] for which, flat in read.items()}
                     bits = {name: part[id(tensor)] for name, tensor in names.items()}
-                    self._fold.fold(state, slot, Block(box.start + first, bits, _Numbers(known, part)))
+                    self._fold.fold(state, slot, SlotBlock(box.start + first, bits, _BlockNumbers(known, part)))
         except WorkbenchError as error:
-            return run, state, error
-        return run, state, None
+            return state, error
+        return state, None
 
 
-class _Numbers(Mapping[Name, Array]):
-    """Numbers of a block by name; each tensor is decoded once, when it is first asked for."""
+class _BlockNumbers(Mapping[Name, Array]):
+    """Numbers of a block by name; each tensor is decoded once, on first access."""
 
     def __init__(self, names: Mapping[Name, tuple[int, Decoder]], bits: Mapping[int, Array]) -> None:
         self._names, self._bits = names, bits
@@ -256,8 +272,8 @@ class _Numbers(Mapping[Name, Array]):
         return len(self._names)
 
 
-class _Box(NamedTuple):
-    """Blocks that are read together: flat positions ``[start, stop)``, ``step`` of each, and the same as a box."""
+class _BlockBox(NamedTuple):
+    """Blocks that are read together: flat positions ``[start, stop)`` in steps of ``step``, also as a box."""
 
     start: int
     stop: int
@@ -266,43 +282,33 @@ class _Box(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class _Run(NamedTuple):
-    """Blocks of a slot that a thread takes at a time; whether they are its first, and its last."""
+class _SlotRun(NamedTuple):
+    """Blocks of a slot that a thread takes at a time, and whether they are its first or last."""
 
-    slot: Slot
-    boxes: list[_Box]
+    slot: TensorSlot
+    boxes: list[_BlockBox]
     first: bool
     last: bool
 
+    @property
+    def numel(self) -> int:
+        return sum(box.stop - box.start for box in self.boxes)
 
-def _runs(slots: Iterable[Slot], block: int) -> Iterator[_Run]:
-    """One after the other as they are wanted: a large model has a million."""
+
+def _runs(slots: Iterable[TensorSlot], block: int) -> Iterator[_SlotRun]:
+    """Yield runs lazily; a large model has a million."""
     for slot in slots:
         boxes = _boxes(slot.shape, block)
         if slot.nbytes > INFLATED_LEAST and any(tensor.inflated for tensor in slot.tensors.values()):
-            boxes = islice(boxes, 1)  # refused, and told once
+            boxes = islice(boxes, 1)  # refused, and reported once
         here, first = list(islice(boxes, RUN // READ)), True
         while here:
             after = list(islice(boxes, RUN // READ))
-            yield _Run(slot, here, first, not after)
+            yield _SlotRun(slot, here, first, not after)
             here, first = after, False
 
 
-def _boxes(shape: tuple[int, ...], block: int) -> Iterator[_Box]:
-    if not prod(shape):
-        return
-    if not shape:
-        yield _Box(0, 1, 1, (), ())
-        return
-    axis = 0
-    while axis < len(shape) - 1 and prod(shape[axis + 1 :]) > block:
-        axis += 1
-    inner, rest = prod(shape[axis + 1 :]), shape[axis + 1 :]
-    step = max(block // inner, 1)
-    several = step * max(READ // block, 1)
-    for number, lead in enumerate(np.ndindex(*shape[:axis])):
-        for first in range(0, shape[axis], several):
-            stop = min(first + several, shape[axis])
-            base = number * shape[axis]
-            offsets, sizes = (*lead, first, *[0] * len(rest)), (*[1] * axis, stop - first, *rest)
-            yield _Box((base + first) * inner, (base + stop) * inner, step * inner, offsets, sizes)
+def _boxes(shape: tuple[int, ...], block: int) -> Iterator[_BlockBox]:
+    step = Runs(shape, block).longest
+    for run in Runs(shape, block, max(READ // block, 1)):
+        yield _BlockBox(run.start, run.start + prod(run.sizes), step, run.low, run.sizes)

@@ -1,22 +1,22 @@
-"""What two states say about the updates between them, parameter by parameter, in one pass: the sums behind the P rules.
+"""Sums over two states, parameter by parameter, in one pass: the numbers behind the P rules.
 
 ::
 
     A  master m v ─┐                floor, transition, reach
                    ├─ block ──► PairState   replay (k = 1), ruler, same step
-    B  master m v ─┘                how far the weights moved, how many stayed, the angle between them
+    B  master m v ─┘                how far the weights moved, how many are unchanged, the angle between them
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import (
     PIECE,
     UNITS,
@@ -30,32 +30,31 @@ from workbench.doctor.laws.bounds import (
     reach_terms,
     transition,
     transition_terms,
-)  # fmt: skip
+)
 from workbench.doctor.laws.exact import Line, Replay, replay, ruler, same_step
-from workbench.doctor.passes.blocks import BLOCK, WIDE, Block, Slot
+from workbench.doctor.passes.blocks import BLOCK, WIDE, SlotBlock, TensorSlot
 
 __all__ = ["PairFold", "PairState", "Update", "weight_role"]
 
-Array = np.ndarray[Any, Any]
 Betas = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Update:
-    """What is known of the updates between two states of one parameter.
+    """The known properties of the updates between two states of one parameter.
 
     Attributes:
-        k: how many.
-        betas, eps: that they were made with; ``None``: not known.
-        before: updates that the optimizer had done at A; ``None``: not known. after: its counter at B.
-        lr: least and greatest learning rate of any of them; ``None``: not known. certain: the files state it, for
-            every one of them (else it is the peak, or no more than a guess from the two ends).
-        decays: values of λ that may be its own; empty: not known, anything from none on is allowed.
-        stated: λ of its group in A and in B, where both are known.
+        k: number of updates.
+        betas, eps: the values they used; ``None`` if unknown.
+        before: updates that the optimizer had made at A; ``None`` if unknown. after: its counter at B.
+        lr: least and greatest learning rate of the updates; ``None`` if unknown.
+        certain: whether the files state the lr of every update; otherwise it is the peak, or a guess from both ends.
+        decays: possible values of λ; empty if unknown, which allows any value from 0.
+        stated: λ of its group in A and in B, if both are known.
         decoupled: AdamW. amsgrad: the denominator is another tensor. older: betas of the updates before A.
-        between: other betas that some of the updates may have been made with: a schedule moved them.
+        between: other betas that some of the updates may have used, because a schedule changed them.
         barred: laws that do not hold for these updates whatever is stored, each with the reason.
-        lag: updates that the trainer counts more than the parameter; ``None``: one of them is not known.
+        lag: by how many updates the trainer's count exceeds the parameter's; ``None`` if either is unknown.
     """
 
     k: int
@@ -90,10 +89,10 @@ class Update:
 
     @property
     def most(self) -> float | None:
-        """How far a weight can have moved."""
+        """The largest possible change of a weight."""
         if self.betas is None or self.lr is None or not math.isfinite(self.lr[1]):
             return None
-        # moments that were gathered under other betas may be larger: K of those then, and the larger correction
+        # moments from other betas may be larger, so use their K and the larger correction
         most = moved_by(self.betas, self.lr[1], self.k, self.before)
         others = {one for one in (self.older, *self.between) if one is not None} - {self.betas}
         if not others or not math.isfinite(most):
@@ -112,13 +111,13 @@ class PairState:
 
     Attributes:
         floor, transition, reach: elements that break the law.
-        skipped: law → why it was not looked at.
+        skipped: law → why it was not checked.
         replay, ruler: sums of the equalities.
-        same: elements that moved by the learning rate itself; of ``moved_of``.
-        unchanged: weights whose value is equal in A and B; still: elements of exp_avg_sq likewise; of ``count``.
-        nan: elements that are not finite in B though they are in A, over weights and moments.
-        aa, bb, ab: Σ over the weights (finite ones); dd: Σ of their squared differences.
-        ratio: least v_B/v_A over elements with v_A > 0: β2^k is its floor.
+        same: elements that moved by the learning rate itself, of ``moved_of``.
+        unchanged: weights that are equal in A and B, of ``count``. still: the same for elements of exp_avg_sq.
+        nan: elements that are finite in A but not in B, over weights and moments.
+        aa, bb, ab: Σ over the finite weights. dd: Σ of their squared differences.
+        ratio: least v_B/v_A over elements with v_A > 0, whose floor is β2^k.
     """
 
     count: int = 0
@@ -146,13 +145,13 @@ class PairState:
 
     @property
     def cosine(self) -> float | None:
-        """Of the angle between W_A and W_B; ``None`` where one is zero."""
+        """Cosine of the angle between W_A and W_B; ``None`` if either is zero."""
         size = math.sqrt(self.aa * self.bb)
         return self.ab / size if size > 0 else None
 
 
-def weight_role(slot: Slot) -> str | None:
-    """What the optimizer updates: masters where both states have them, else the weights."""
+def weight_role(slot: TensorSlot) -> str | None:
+    """Return the role that the optimizer updates: masters if both states have them, otherwise the weights."""
     for role in ("master", "param"):
         if (0, role) in slot.tensors and (1, role) in slot.tensors:
             return role
@@ -163,19 +162,23 @@ class PairFold:
     """Folds blocks of two sides into :class:`PairState`.
 
     Args:
-        fast: use the compiled code for what float32 can hold: the same counts, sums to within rounding.
+        fast: use compiled code for values that fit float32; counts are the same, sums agree to within rounding.
     """
 
     def __init__(self, updates: Mapping[str, Update], fast: bool = False) -> None:
         self._updates, self._fast = updates, fast
         self.block = WIDE if fast else BLOCK
 
+    def narrowed(self, fqns: Collection[str]) -> PairFold:
+        """Return the fold of some parameters."""
+        return PairFold({fqn: self._updates[fqn] for fqn in fqns if fqn in self._updates}, self._fast)
+
     def knows(self, fqn: str) -> bool:
-        """Whether anything is known of the updates of a parameter."""
+        """Whether anything is known about the updates of a parameter."""
         return fqn in self._updates
 
-    def begin(self, slot: Slot) -> PairState:
-        """Settles which laws can be looked at."""
+    def begin(self, slot: TensorSlot) -> PairState:
+        """Determine which laws can be checked."""
         state, update = PairState(), self._updates[slot.fqn]
         kinds = [slot.dtype((side, role)) for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
         kind = next((k for k in kinds if k is not None and k != "float32"), "float32")
@@ -185,33 +188,37 @@ class PairFold:
         skip.update(update.barred)
         if update.betas is None:
             for law in ("floor", "transition", "reach", "replay"):
-                skip.setdefault(law, "the betas are not known")
+                skip.setdefault(law, "the betas are unknown")
         if update.k < 1:
-            skip.update(dict.fromkeys(("floor", "transition", "reach", "replay", "ruler"), "no update lies between"))
+            skip.update(
+                dict.fromkeys(("floor", "transition", "reach", "replay", "ruler"), "there is no update in between")
+            )
         if None in kinds:
-            lost = "moments are not stored in both states in one shape"
+            lost = "moments of the same shape are not stored in both states"
             skip.update(dict.fromkeys(("floor", "transition", "ruler"), lost))
         elif kind not in UNITS:
             skip.setdefault("floor", f"moments are stored as {kind}")
         if update.betas is not None and (why := has_slack(update.betas, kind, update.k)):
             skip.setdefault("transition", why)
         if updated is None or updated not in UNITS:
-            skip.update(dict.fromkeys(("reach", "replay", "ruler"), "no weights in both states in one shape"))
+            skip.update(
+                dict.fromkeys(("reach", "replay", "ruler"), "weights of the same shape are not stored in both states")
+            )
         elif update.most is None:
-            skip.setdefault("reach", "the learning rate is not known")
+            skip.setdefault("reach", "the learning rate is unknown")
         if update.k != 1:
-            skip.setdefault("replay", f"{update.k:,} updates lie between, not one")
+            skip.setdefault("replay", f"there are {update.k:,} updates in between, not one")
         elif kinds[2] is None or kinds[3] is None or kind != "float32":
-            skip.setdefault("replay", "no float32 moments after the update")
+            skip.setdefault("replay", "no float32 moments after the update are stored")
         elif update.eps is None or update.after is None:
-            skip.setdefault("replay", "eps or the optimizer's step is not known")
+            skip.setdefault("replay", "eps or the optimizer's step is unknown")
         elif update.after < 1:
             skip.setdefault("replay", f"the optimizer's step is {update.after}")
         elif update.amsgrad:
             skip.setdefault("replay", "AMSGrad divides by another tensor")
         return state
 
-    def fold(self, state: PairState, slot: Slot, block: Block) -> None:
+    def fold(self, state: PairState, slot: TensorSlot, block: SlotBlock) -> None:
         weight = weight_role(slot)
         roles = [role for role in ("exp_avg", "exp_avg_sq", weight) if role]
         values = {
@@ -244,8 +251,8 @@ class PairFold:
         state.ratio = min(state.ratio, later.ratio)
 
 
-def _kinds(slot: Slot, weight: str | None) -> tuple[str, str]:
-    """Stored types that bound the rounding of second moments and of weights."""
+def _kinds(slot: TensorSlot, weight: str | None) -> tuple[str, str]:
+    """Return the stored types that determine the rounding of second moments and of weights."""
     kinds = {slot.dtype((side, "exp_avg_sq")) or "float32" for side in (0, 1)}
     kind = "float32" if kinds == {"float32"} else min(kinds, key=lambda name: -UNITS.get(name, 0.0))
     return kind, slot.dtype((1, weight or "")) or "float32"
@@ -300,7 +307,7 @@ def _weights(
 
 
 def _one_step(update: Update, kind: str) -> tuple[float, float] | None:
-    """The learning rate of a lone update of float32 weights, or ``None``."""
+    """Return the learning rate of a single update of float32 weights, or ``None``."""
     return update.lr if update.k == 1 and update.lr is not None and update.lr[0] > 0 and kind == "float32" else None
 
 
@@ -353,7 +360,7 @@ def _compiled(
 
 @lru_cache(1024)
 def _terms(update: Update, kinds: tuple[str, str], what: frozenset[str]) -> Array:
-    """Constants of the laws in the order that the compiled code wants; 0 where a law is not looked at."""
+    """Return the constants of the laws in the order of the compiled code; 0 for laws that are not checked."""
     terms = np.zeros(20)
     betas = update.betas or (0.0, 0.0)
     if "floor" in what:

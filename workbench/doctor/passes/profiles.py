@@ -1,38 +1,37 @@
-"""Sums over rows and columns of a matrix, and what they say about how its numbers came about.
+"""Sums over rows and columns of a matrix, which show how its numbers arose.
 
 ::
 
     exp_avg_sq   mean of log2 v by row and by column      v of a matrix is nearly row × column: its gradient is δ·xᵀ
-                 the element farthest above row + column  a flipped exponent bit stands alone there
+                 the element farthest above row + column  shows a flipped exponent bit
                  rows without a gradient                  padding of a vocabulary
-    weights      mean square by row and by column, E x⁴   numbers just drawn are alike everywhere; trained ones are not
+    weights      mean square by row and by column, E x⁴   alike everywhere in fresh numbers, but not in trained ones
 
-Blocks are runs of rows. log2 is read off the bits of a float32: exponent and mantissa as one fixed-point number, which
-is within 0.09 of it.
+Blocks are runs of rows. log2 is taken from the bits of a float32, with exponent and mantissa as one fixed-point number,
+which is within 0.09 of the exact value.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from workbench.doctor.passes.blocks import BLOCK, Block, Slot
+from workbench.core.arrays import Array
+from workbench.doctor.passes.blocks import BLOCK, SlotBlock, TensorSlot
+from workbench.names.weights import parse
 
-__all__ = ["DRAWN", "Independence", "Profile", "Sums"]
+__all__ = ["DRAWN", "Independence", "MatrixProfile", "Sums"]
 
-Array = np.ndarray[Any, Any]
 LEAST = 16  #: rows and columns below which a matrix has no profile
 WIDEST = 1 << 16  #: columns from which a block is not a run of rows
-BACKGROUND = 8  #: rows of a block from which a column's mean is one
-RUNS = 1000  #: of idle rows that are kept
-#: Names of what is judged by rows, and by columns; every other matrix keeps a few numbers.
-ROWED = re.compile(r"(?:^|[._])(?:q|k|v|qkv|wq|wk|wv|wqkv|query|key|value|query_key_value|c_attn)(?:_proj)?\.", re.I)
-COLUMNED = re.compile(r"^(?!.*expert).*(?:^|[._])(?:gate_proj|up_proj|gate_up_proj|w1|w3|linear_fc1|dense_h_to_4h)\.")
-#: E x⁴ / (E x²)² of what weights are drawn from.
+BACKGROUND = 8  #: rows of a block from which a column's mean is meaningful
+RUNS = 1000  #: most runs of idle rows that are kept
+#: Kinds of weights that keep row profiles, and column profiles (without experts); other matrices keep a few numbers.
+ROWED = ("q", "k", "v", "qkv")
+COLUMNED = ("gate", "up", "gate_up", "fc1")
+#: E x⁴ / (E x²)² of the distributions that weights are initialized from.
 DRAWN = {"normal": 3.0, "normal, cut at 3σ": 2.829, "normal, cut at 2σ": 2.366, "uniform": 1.8}
 
 
@@ -41,9 +40,9 @@ class Independence:
     """How far a matrix is from independent, identically distributed numbers, in standard deviations of each measure.
 
     Attributes:
-        rows, columns: of the spread of their mean squares; about 0 in numbers that were just drawn, and large where
-            rows were trained by different gradients.
-        tails: from the nearest of :data:`DRAWN`, which ``law`` names.
+        rows, columns: of the spread of their mean squares; about 0 for fresh numbers, and large if rows were trained by
+            different gradients.
+        tails: distance from the nearest of :data:`DRAWN`, which ``law`` names.
     """
 
     rows: float
@@ -57,15 +56,15 @@ class Independence:
 
 
 @dataclass
-class Profile:
-    """What is kept of a matrix.
+class MatrixProfile:
+    """The numbers that are kept for a matrix.
 
     Attributes:
-        drawn: of the weights; ``None`` where they are none, or all alike.
-        rows: ``(rows,)`` mean of log2 v; columns: ``(halves, columns)`` of its upper and lower half of rows.
+        drawn: independence of the weights; ``None`` if there are none, or all are alike.
+        rows: ``(rows,)`` mean of log2 v. columns: ``(halves, columns)`` for its upper and lower half of rows.
         idle: runs ``(start, stop)`` of rows whose v is 0.
-        above: octaves by which the largest v lies above what its row and column let expect; next: the second largest;
-            at: flat position of the largest; spread: standard deviation of all.
+        above: octaves by which the largest v exceeds the value its row and column suggest. next: the same for the
+            second largest. at: flat position of the largest. spread: standard deviation of all.
     """
 
     shape: tuple[int, int]
@@ -98,21 +97,21 @@ class Sums:
     seen: int = 0
 
     @classmethod
-    def of(cls, slot: Slot) -> Sums | None:
-        """For a slot's matrix (leading axes together are rows), if it has a profile."""
+    def of(cls, slot: TensorSlot) -> Sums | None:
+        """Create sums for a slot's matrix (leading axes are flattened to rows), or ``None`` if it has no profile."""
         shape = slot.shape
         if len(shape) < 2 or not LEAST <= shape[-1] <= WIDEST:
             return None
         rows = math.prod(shape[:-1])
         return cls((rows, shape[-1])) if rows >= LEAST else None
 
-    def take(self, block: Block, weights: Array | None, v: Array | None, *, fast: bool = False) -> None:
-        """Add a block; ``v`` as float32. fast: by the compiled code."""
+    def take(self, block: SlotBlock, weights: Array | None, v: Array | None, *, fast: bool = False) -> None:
+        """Add a block, with ``v`` as float32; ``fast`` uses compiled code."""
         width = self.shape[1]
         if weights is not None:
             self._weights(weights.reshape(-1, width), fast)
         if v is not None:
-            step = max(BLOCK // width, 1)  # rows that are each other's background, whatever a block is
+            step = max(BLOCK // width, 1)  # rows that share a background, whatever the block size
             for first in range(0, len(v) // width, step):
                 rows = v[first * width : (first + step) * width].reshape(-1, width)
                 self._squares(rows, block.start + first * width, fast)
@@ -130,14 +129,15 @@ class Sums:
         self.above, self.next, self.at = high.above, max(high.next, low.above), high.at
         self.spread, self.seen = self.spread + later.spread, self.seen + later.seen
 
-    def close(self, fqn: str) -> Profile:
+    def close(self, fqn: str) -> MatrixProfile:
         """What is kept of it: means by row of queries, keys and values, by column of gate and up."""
-        found = Profile(self.shape, self._drawn())
+        found = MatrixProfile(self.shape, self._drawn())
         if self.logs:
             found.idle = _runs(~np.concatenate(self.alive))[:RUNS]
-            if ROWED.search(fqn):
+            weight = parse(fqn)
+            if weight.kind in ROWED:
                 found.rows = np.concatenate(self.logs)
-            if COLUMNED.search(fqn) and self.log_columns is not None:
+            if weight.kind in COLUMNED and "expert" not in weight.module and self.log_columns is not None:
                 found.columns = self.log_columns.astype(np.float32)
         if self.seen:
             found.above, found.next, found.at = self.above, max(self.next, 0.0), self.at
@@ -151,7 +151,7 @@ class Sums:
 
             rows, columns, fourth = fast_rows.square_sums(x)
         else:
-            with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinities are S01's
+            with np.errstate(over="ignore", invalid="ignore"):  # S01 reports NaN and infinities
                 square = np.square(x, dtype=np.float32)
                 rows, columns = square.mean(axis=1, dtype=np.float64), square.sum(axis=0, dtype=np.float64)
                 fourth = float(np.vdot(square, square))
@@ -190,7 +190,7 @@ class Sums:
             return None
         tails = self.fourth / self.count / mean**2
         law = min(DRAWN, key=lambda name: abs(DRAWN[name] - tails))
-        error = math.sqrt(24.0 / self.count)  # of a normal sample's; those of the others are smaller
+        error = math.sqrt(24.0 / self.count)  # of a normal sample; the others have smaller errors
         each = max(tails - 1, 1e-9) * mean**2
         return Independence(
             _excess(rows, mean, each / self.shape[1]),
@@ -201,12 +201,12 @@ class Sums:
 
 
 def _excess(means: Array, mean: float, variance: float) -> float:
-    """Of the spread of means over what chance gives them, in standard deviations of χ²."""
+    """Return the excess of the spread of means over chance, in standard deviations of χ²."""
     return float((np.square(means - mean).sum() / variance - (len(means) - 1)) / math.sqrt(2 * len(means)))
 
 
 def _logs(v: Array, cut: int) -> tuple[Array, Array, tuple[float, float, int, float] | None]:
-    """Means by row, sums by column before and after ``cut``, and what is left without both if that is a background."""
+    """Return means by row, sums by column before and after ``cut``, and the largest residuals if meaningful."""
     logs = (v.view(np.int32).astype(np.float32) if v.dtype == np.float32 else np.log2(v + 1e-45)) / (1 << 23)
     rows = logs.mean(axis=1)
     sums = np.stack([half.sum(axis=0, dtype=np.float64) for half in (logs[:cut], logs[cut:])])
@@ -218,7 +218,7 @@ def _logs(v: Array, cut: int) -> tuple[Array, Array, tuple[float, float, int, fl
 
 
 def _largest(flat: Array) -> tuple[float, float, int, float]:
-    """The largest and the next one, where the first is, and Σ² of all the others."""
+    """Return the largest and the next one, the position of the first, and Σ² of all others."""
     at = int(flat.argmax())
     high = float(flat[at])
     flat[at] = -math.inf

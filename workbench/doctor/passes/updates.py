@@ -1,14 +1,14 @@
-"""What lies between two states, as far as their facts tell: for each parameter an `Update`.
+"""Infer the updates between two states from their facts: an `Update` for each parameter.
 
 ::
 
     A  step 240   optimizer 240   lr 2.4e-3   ┐ k = 20 updates of the optimizer, lag 0
-    B  step 260   optimizer 260   lr 2.1e-3   ┘ lr: the plan's over those 20 where B states plan and position,
+    B  step 260   optimizer 260   lr 2.1e-3   ┘ lr: the plan's over those 20 if B states plan and position,
                                                     else anything up to the stated peak, which proves less
 
-Each parameter counts for itself: one that saw no gradient, or whose update a scaler skipped, was updated less often
-than the trainer counts. Where its counter fell, or rose by more than the trainer's, it is no count of updates, and the
-trainer's holds.
+Each parameter has its own count: without a gradient, or if a scaler skipped updates, it was updated less often than the
+trainer counts. If its counter fell, or rose by more than the trainer's, it does not count updates, and the trainer's
+count is used.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from workbench.doctor.passes.pair import Update
 __all__ = ["between", "limit_of", "lr_range", "passed", "scheduled"]
 
 Betas = tuple[float, float]
-#: What an optimizer keeps → the laws of a pair that stand on it.
+#: Law of an optimizer → the laws of a pair that depend on it.
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
-EXTRA = 3  #: updates that a load makes by itself, to have the optimizer's state
-MOST = 1e300  #: updates: a float holds no more
+EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
+MOST = 1e300  #: most updates that a float holds
 
 
 def between(pair: Pair) -> dict[str, Update]:
-    """fqn → what is known of the updates from A to B; parameters without a known number of updates are left out."""
+    """Return fqn → the updates from A to B; parameters with an unknown number of updates are left out."""
     a, b = pair.a.facts, pair.b.facts
     trainer = passed(a, b)
     ends = sorted({*a.beta_ends, *b.beta_ends})
@@ -46,15 +46,15 @@ def between(pair: Pair) -> dict[str, Update]:
         most = math.inf if trainer is None else trainer + EXTRA
         advanced = own is not None and 0 <= own <= most and (second != trainer or own == trainer)
         if trainer is not None and not (_own(a, fqn) and _own(b, fqn)):
-            advanced = False  # others' counters differ, and it may have seen every update
-        k = own if advanced else trainer  # a counter of as many updates as lie between began anew
+            advanced = False  # counters of others differ, and it may have had every update
+        k = own if advanced else trainer  # a counter equal to the updates in between restarted
         if k is None or not 0 <= k <= MOST:
             continue
         lag = None if trainer is None or own is None else trainer - own
         lr, certain = lr_range(a, b, fqn, k)
         group, old = b.group_of(fqn), a.group_of(fqn)
         older, later = betas_of(pair.a, fqn), betas_of(pair.b, fqn)
-        told = [one.decoupled for one in (group, old) if one is not None and one.decoupled is not None]
+        flags = [one.decoupled for one in (group, old) if one is not None and one.decoupled is not None]
         found[fqn] = Update(
             k,
             later or older,
@@ -65,7 +65,7 @@ def between(pair: Pair) -> dict[str, Update]:
             certain,
             _decays(a, b, fqn),
             None if None in (own_decay := (a.weight_decay(fqn), b.weight_decay(fqn))) else own_decay,  # type: ignore[arg-type]
-            told[0] if told else b.decoupled,
+            flags[0] if flags else b.decoupled,
             bool(b.amsgrad),
             older,
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
@@ -76,9 +76,10 @@ def between(pair: Pair) -> dict[str, Update]:
 
 
 def passed(a: TrainingState, b: TrainingState) -> int | None:
-    """Updates between two states, by the trainer's step, else its schedule, else most of the optimizer's counters.
+    """Return the number of updates between two states.
 
-    ``None`` where none of them is stored.
+    It comes from the trainer's step, or else its schedule, or else the most common optimizer counter. ``None`` if none
+    of them is stored.
     """
     if a.step is None or b.step is None:
         if (k := scheduled(a, b)) is not None:
@@ -89,13 +90,13 @@ def passed(a: TrainingState, b: TrainingState) -> int | None:
     ratio = per_step(a, b)
     if ratio is not None:
         return int(steps * ratio)
-    # a name can number epochs, or saves; and a trainer that went back counts nothing between them
+    # a name can number epochs or saves, and a trainer that went back gives no count
     named = NAME in (a.source("step"), b.source("step"))
     return None if steps < 0 or (named and _more(a, b, steps)) else steps
 
 
 def scheduled(a: TrainingState, b: TrainingState) -> int | None:
-    """Updates by a schedule's count that was equal to the optimizer's counters in ``a``; ``None``: there is none."""
+    """Return the updates by a schedule whose count equalled the optimizer's counters in ``a``, or ``None``."""
     first, second = (None if one.schedule is None else one.schedule.count for one in (a, b))
     if first is None or second is None or first != a.steps.usual or second < first:
         return None
@@ -109,23 +110,23 @@ def _more(a: TrainingState, b: TrainingState, steps: int) -> bool:
 
 
 def _before(state: TrainingState, fqn: str, count: int | None) -> int | None:
-    """Updates that a parameter had seen; not known where others have counters that differ, and it has none."""
+    """Return the updates that a parameter had; ``None`` if it has no counter and those of others differ."""
     return count if _own(state, fqn) and count is not None and count >= 0 else None
 
 
 def _own(state: TrainingState, fqn: str) -> bool:
-    """Whether the count taken for a parameter is its own: stored under its name, or the same for all."""
+    """Whether the count used for a parameter is its own: stored under its name, or the same for all."""
     return fqn in state.steps.by_name or not state.steps.by_name or len(state.steps.counts) == 1
 
 
 def _barred(
     older: Betas | None, later: Betas | None, optimizers: Iterable[Optimizer], cycled: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Laws that say nothing: Adam's of another optimizer, those of one β where there were several."""
+    """Return the laws that do not apply: Adam's for another optimizer, those of one β if there were several."""
     barred: dict[str, str] = {}
     for betas in (older, later):
         if betas is not None and not sound(betas):
-            why = f"betas {betas} are none: 0 ≤ beta1 < 1 and 0 < beta2 < 1"
+            why = f"betas {betas} are outside 0 ≤ beta1 < 1 and 0 < beta2 < 1"
             barred |= dict.fromkeys(("floor", "transition", "reach", "replay"), why)
     for one in optimizers:
         lost = [law for law, parts in _LAWS.items() if one.stored and law not in one.laws for law in parts]
@@ -135,7 +136,7 @@ def _barred(
         laws = ("transition", "replay") if older[1] == later[1] else ("transition", "replay", "floor")  # type: ignore[index]
         barred |= dict.fromkeys(laws, why)
     elif cycled:
-        barred |= dict.fromkeys(("transition", "replay"), "a schedule moves beta1 at every update")
+        barred |= dict.fromkeys(("transition", "replay"), "a schedule changes beta1 at every update")
     return tuple(barred.items())
 
 
@@ -146,26 +147,26 @@ def _why(one: Optimizer) -> str:
 
 
 def betas_of(state: State, fqn: str) -> Betas | None:
-    """β1 and β2 of a parameter: its group's, else those of all groups."""
+    """Return β1 and β2 of a parameter: its group's, or else those of all groups."""
     group = state.facts.group_of(fqn)
     return group.betas if group is not None and group.betas is not None else state.facts.betas
 
 
 def limit_of(betas: Iterable[Betas | None]) -> float | None:
-    """K of the state bound for moments that saw those betas, one after the other; ``None`` if none is known."""
+    """Return K of the state bound for moments that had those betas in turn; ``None`` if none is known."""
     known = [one for one in betas if one is not None]
     return max((bound(one) for one in known), default=None)
 
 
 def lr_range(a: TrainingState, b: TrainingState, fqn: str, k: int) -> tuple[tuple[float, float] | None, bool]:
-    """Least and greatest lr of the last k updates before B, and whether the files state it."""
+    """Return the least and greatest lr of the last k updates before B, and whether the files state it."""
     here = _lrs(b, fqn)
     plan = plan_of(b.schedule, b.args, b.told)
     if plan is not None and here and k <= LONGEST:
         count = b.schedule.count if b.schedule is not None else None
         at = b.step if count is None else count / plan.per_update
         if at is not None and all(plan.allows(lr, at) for lr in here):
-            # trainers count from 0 or 1 and store the lr before or after the step: the neighbours are allowed too
+            # trainers count from 0 or 1 and store the lr before or after the step, so neighbours are allowed too
             reached = [plan.lr_at(at - back) for back in range(-1, k + 1)]
             return (min(reached) * (1 - 1e-6), max(reached) * (1 + 1e-6)), True
     there = _lrs(a, fqn)
@@ -173,7 +174,7 @@ def lr_range(a: TrainingState, b: TrainingState, fqn: str, k: int) -> tuple[tupl
     if not ends:
         return None, False
     peaks = [*_peaks(a), *_peaks(b)]
-    # an lr above what was taken for the peak: where the schedule goes between the two is not known
+    # an lr above the assumed peak: the schedule between the two is unknown
     return (0.0, max([*ends, *peaks])), bool(peaks) and max(ends) <= max(peaks) * (1 + 1e-6)
 
 
@@ -187,9 +188,9 @@ def _lrs(state: TrainingState, fqn: str) -> list[float]:
 
 def _peaks(state: TrainingState) -> list[float]:
     found = [one.initial_lr for one in state.groups if one.initial_lr is not None]
-    tops = [one.settings.get("max_lr") for one in state.groups]  # OneCycleLR begins far below it
+    tops = [one.settings.get("max_lr") for one in state.groups]  # OneCycleLR starts far below it
     if state.schedule is not None:
-        cycled = state.schedule.settings.get("max_lrs")  # CyclicLR begins at the lowest
+        cycled = state.schedule.settings.get("max_lrs")  # CyclicLR starts at the lowest
         tops += cycled if isinstance(cycled, (list, tuple)) else []
     found += [float(top) for top in tops if isinstance(top, (int, float)) and math.isfinite(top)]
     if state.schedule is not None:
@@ -199,7 +200,7 @@ def _peaks(state: TrainingState) -> list[float]:
 
 
 def _decays(a: TrainingState, b: TrainingState, fqn: str) -> tuple[float, ...]:
-    """λ as A and B state it, B's last; every group's where a parameter's group is not known."""
+    """Return λ as A and B state it, B's last; that of every group if a parameter's group is unknown."""
     found: list[float] = []
     for state in (a, b):
         one = state.weight_decay(fqn)
@@ -215,4 +216,4 @@ def _counter(state: TrainingState, fqn: str) -> int | None:
     if found is None:
         group = state.group_of(fqn)
         found = group.step if group is not None and group.step is not None else state.steps.usual
-    return int(found) if found is not None and abs(found) <= MOST else None  # NaN neither: a damaged counter
+    return int(found) if found is not None and abs(found) <= MOST else None  # also excludes NaN, a damaged counter

@@ -1,3 +1,3 @@
-"""What pictures of a diagnosis are drawn from: samples, shards, the run's history."""
+"""Data for the pictures of a diagnosis: samples, shards, the run's history."""
 
 __all__: list[str] = []

@@ -1,9 +1,9 @@
-"""A run's checkpoints one after the other, as the doctor sees them: learning rate and its plan, norms, gradients.
+"""A table of a run's checkpoints: learning rate and its plan, norms, gradients.
 
 ::
 
     step   lr        plan      norm_param  gradient  change
-    2000   3.0e-4    3.0e-4         412.7     0.031       –     gradient: √Σv, the norm that the second moments hold
+    2000   3.0e-4    3.0e-4         412.7     0.031       –     gradient: √Σv, the norm in the second moments
     4000   3.0e-4    2.8e-4         431.0     0.027   0.081     change: ‖w₄ − w₂‖ / ‖w₂‖
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.analysis.stats import stats
 from workbench.analysis.timeline import timeline
 from workbench.checkpoint import Checkpoint, open
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import TrainingState
@@ -36,26 +36,26 @@ def history(
     *,
     values: bool = True,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
 ) -> pd.DataFrame:
-    """The checkpoints of a run in the order of their steps.
+    """Return a table of the checkpoints of a run in the order of their steps.
 
     Args:
         run: its folder, or its checkpoints or their paths.
-        values: read norms and moments; else only what metadata and the trainer's state tell.
-        threads, tick: as for ``stats``.
+        values: read norms and moments; otherwise use only metadata and the trainer's state.
+        threads, progress: as for ``stats``.
 
     Returns:
-        ``step path lr plan`` and, with ``values``, ``norm_param gradient change``; what a step lacks is missing, steps
-        that are incomplete or cannot be read are absent. ``plan`` is the learning rate that the earliest step's
-        schedule has for a step.
+        ``step path lr plan`` and, with ``values``, ``norm_param gradient change``. Values that a step lacks are
+        missing; steps that are incomplete or cannot be read are left out. ``plan`` is the learning rate that the
+        schedule of the earliest step gives for a step.
 
     Raises:
         OpenError: the folder cannot be listed.
     """
     import pandas as pd
 
-    frame = timeline(run, values=values, threads=threads, tick=tick)
+    frame = timeline(run, values=values, threads=threads, progress=progress)
     root = os.fsdecode(run) if isinstance(run, (str, bytes, os.PathLike)) else None
     held = (
         {}
@@ -82,7 +82,7 @@ def history(
 
 
 def _gradient(ckpt: Checkpoint, threads: int | None) -> float:
-    """√Σv: the norm of the gradient, averaged over the last 1/(1−β2) updates."""
+    """Return √Σv, the norm of the gradient averaged over the last 1/(1−β2) updates."""
     if "exp_avg_sq" not in ckpt.roles:
         return math.nan
     frame = stats(ckpt.select(role="exp_avg_sq"), threads=threads)

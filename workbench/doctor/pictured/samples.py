@@ -1,10 +1,10 @@
-"""Numbers for pictures: some thousand elements of each tensor, read when a picture is drawn, never kept by a pass.
+"""Samples for pictures: a few thousand elements of each tensor, read when a picture is drawn.
 
 ::
 
-    tensor  ▒·····▒·····▒·····▒     at most 16 runs of neighbours, spread over it, 4,096 elements in all
+    tensor  ▒·····▒·····▒·····▒     up to 16 runs of neighbours, spread over it, 4,096 elements in all
 
-Pictures say how much was read; the verdict rests on the passes, which read every element.
+Pictures state how much was read; the verdict is based on the passes, which read every element.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
+from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State
-from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, bound, has_slack
+from workbench.doctor.laws.bounds import UNITS, floor_sides, floor_terms, has_slack, transition_terms
 from workbench.doctor.passes.pair import Update
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
 __all__ = ["ENDS", "Cloud", "boxes_of", "low_bits", "sample_pair"]
 
-Array = np.ndarray[Any, Any]
-LIMIT = 4096  #: elements of a tensor
-TOTAL = 1 << 20  #: elements of all
+LIMIT = 4096  #: elements per tensor
+TOTAL = 1 << 20  #: elements of all tensors
 RUNS = 16
-ENDS = -99.0, 99.0  #: stand for log10 of 0 and of what nothing bounds
-MANTISSA = 23  #: bits of a float32's
+ENDS = -99.0, 99.0  #: stand for log10 of 0 and of infinity
+MANTISSA = 23  #: bits of a float32 mantissa
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +37,11 @@ class Cloud:
     """Sampled elements of two states between which an optimizer made k updates.
 
     Attributes:
-        fqns: tensors; tensor: ``(n,)`` which of them an element is of.
-        ratio: ``(n,)`` log10 v_B/v_A; excess: log10 (Δm)²/(K·Δv), each side given what rounding may do.
-        broken: ``(n,)`` elements that break the floor or the transition.
+        fqns: the sampled tensors.
+        tensor: ``(n,)`` index of each element's tensor in ``fqns``.
+        ratio: ``(n,)`` log10 v_B/v_A.
+        excess: ``(n,)`` log10 (Δm)²/(K·Δv), with both sides widened by rounding.
+        broken: ``(n,)`` whether an element breaks the floor or the transition.
         floor: least and greatest log10 β2^k.
         k: least and greatest number of updates.
     """
@@ -55,9 +56,9 @@ class Cloud:
 
 
 def sample_pair(pair: Pair, updates: Mapping[str, Update], limit: int = LIMIT) -> Cloud | None:
-    """Where elements stand against floor and transition; ``None`` if no parameter can be looked at.
+    """Sample elements and compare them with floor and transition; ``None`` if no parameter allows it.
 
-    Tensors that cannot be read are left out: the passes say so.
+    Tensors that cannot be read are left out; the passes report them.
     """
     wanted = list(_looked(pair, updates))
     limit = max(min(limit, TOTAL // max(len(wanted), 1)), RUNS)
@@ -83,9 +84,9 @@ def sample_pair(pair: Pair, updates: Mapping[str, Update], limit: int = LIMIT) -
 
 
 def low_bits(state: State, limit: int = LIMIT) -> Array | None:
-    """How many sampled masters end in 0, 1 … 23 zero bits; ``None`` where none are stored in float32.
+    """Count the sampled masters that end in 0, 1 … 23 zero bits; ``None`` if none are stored in float32.
 
-    Powers of two and 0, which have no low bits, are left out.
+    Powers of two and 0 have no low bits and are left out.
     """
     positions = [roles["master"] for roles in state.params.values() if "master" in roles]
     counts = np.zeros(MANTISSA + 1, np.int64)
@@ -105,7 +106,7 @@ def low_bits(state: State, limit: int = LIMIT) -> Array | None:
 
 
 def boxes_of(shape: tuple[int, ...], limit: int) -> tuple[Array, Array]:
-    """Offsets and sizes of at most :data:`RUNS` boxes, ``limit`` elements in all, spread over a tensor."""
+    """Return offsets and sizes of up to :data:`RUNS` boxes with ``limit`` elements in all, spread over a tensor."""
     if not shape:
         return np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int64)
     if len(shape) == 1:
@@ -136,25 +137,21 @@ def _looked(pair: Pair, updates: Mapping[str, Update]) -> Iterator[tuple[str, Up
             for side, state in enumerate((pair.a, pair.b))
             for role in ("exp_avg", "exp_avg_sq")
         ]
-        if tensors[0].numel and not any(has_slack(update.betas, one.element.name, update.k) for one in tensors):
+        if tensors[0].numel() and not any(has_slack(update.betas, one.element.name, update.k) for one in tensors):
             yield fqn, update, tensors
 
 
 def _places(m_a: Array, v_a: Array, m_b: Array, v_b: Array, update: Update, kind: str) -> tuple[Array, Array, Array]:
-    """The two coordinates, and which elements break a law, by the slack of :mod:`workbench.doctor.laws.bounds`."""
+    """Return both coordinates and whether each element breaks a law, with the slack of ``laws.bounds``."""
     assert update.betas is not None
-    (one, two), k, unit = update.betas, update.k, UNITS[kind]
-    fade = one / math.sqrt(two)
+    fade_m, _, limit, per_v, under, all_limit, per_m = transition_terms(update.betas, update.k, kind)
     with np.errstate(all="ignore"):
-        under = 3 * TINY[kind] * min(k, 1 / (1 - two))
-        lost = -math.expm1(3 * k * math.log1p(-unit))
-        least = two**k * v_a
-        sunk = least > v_b + lost * least + under
-        size = np.abs(m_a) + np.sqrt(bound(update.betas) * (np.abs(v_b) + under))
-        ages = min(k, 1 / (1 - fade)) if fade < 1 else k
-        moved = np.maximum(np.abs(m_b - one**k * m_a) - 2 * ROUNDINGS * unit * ages * size, 0.0)
-        gained = np.maximum(v_b - least, 0.0) + ROUNDINGS * unit * k * np.abs(v_b) + under
-        part = moved**2 / (bound(update.betas, k) * gained)
+        least, _, allowed = floor_sides(v_a, v_b, *floor_terms(update.betas[1], update.k, kind))
+        sunk = least > allowed
+        size = np.abs(m_a) + np.sqrt(all_limit * (np.abs(v_b) + under))
+        moved = np.maximum(np.abs(m_b - fade_m * m_a) - per_m * size, 0.0)
+        gained = np.maximum(v_b - least, 0.0) + per_v * np.abs(v_b) + under
+        part = moved**2 / (limit * gained)
         ratio, excess = np.log10(v_b / v_a), np.log10(part)
     seen = np.isfinite(m_a) & np.isfinite(v_a) & np.isfinite(m_b) & np.isfinite(v_b) & ((v_a != 0) | (v_b != 0))
     ratio = np.nan_to_num(ratio, nan=ENDS[0], neginf=ENDS[0], posinf=ENDS[1])

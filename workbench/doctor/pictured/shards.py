@@ -1,4 +1,4 @@
-"""Which stored pieces came through a load: for a picture, each rank's file against each tensor.
+"""Maps for pictures: the chunks that a load changed, by rank file and tensor, and where rows of a tensor came from.
 
 ::
 
@@ -6,8 +6,6 @@
     rank 0      =      =     =        =  equal to before          o  equal to an older step
     rank 1      o      o     o        ≠  differs                  0  differs by zeros alone
     rank 2      =      0     ≠
-
-And which row of a tensor is which row of before.
 """
 
 from __future__ import annotations
@@ -15,36 +13,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.origins.index import Origins, RowIndex, row_keys, row_shape
 from workbench.doctor.pictured.samples import boxes_of
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["STATES", "Rows", "Shards", "match_rows", "shard_map"]
+__all__ = ["STATES", "Rows", "ShardProfile", "match_rows", "shard_map"]
 
-Array = np.ndarray[Any, Any]
 STATES = ("equal to before", "equal to an older step", "differs", "differs by zeros alone", "cannot be read")
 EQUAL, OLDER, DIFFERS, ZEROS, UNREAD = range(5)
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
-CHUNKS = 4096  #: chunks that are looked at; beyond, every so many-th tensor
+CHUNKS = 4096  #: most chunks that are examined; above that, tensors are skipped at regular intervals
 ELEMENTS = 1 << 24  #: read in full below that, sampled above
-SAMPLE = 4096  #: elements of a chunk
-NEAR = 0.9  #: cosine of a row that is the same one, some updates later
-ROWS = 2048  #: rows up to which they are matched by cosine
-BYTES = 256 << 20  #: of tensors that are matched
+SAMPLE = 4096  #: elements per chunk
+NEAR = 0.9  #: cosine from which a row is the same one, a few updates later
+ROWS = 2048  #: most rows of a tensor that are matched by cosine
+BYTES = 256 << 20  #: most bytes of tensors that are matched
 
 
 @dataclass(frozen=True, eq=False)
-class Shards:
-    """Attributes:
-    files: rows; tensors: columns, fqn and role.
-    state: ``(files, tensors) int8`` number in :data:`STATES`, the last that holds for any piece; -1: nothing stored.
-    whole: whether every element was compared; else samples. left_out: tensors that were not looked at.
+class ShardProfile:
+    """The state of each tensor in each file.
+
+    Attributes:
+        files: the rows. tensors: the columns, fqn and role.
+        state: ``(files, tensors) int8`` index into :data:`STATES`, the largest of any chunk; -1 if nothing is stored.
+        whole: whether every element was compared, instead of samples.
+        left_out: number of tensors that were not examined.
     """
 
     files: tuple[str, ...]
@@ -56,10 +56,12 @@ class Shards:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Attributes:
-    fqn, role: of the tensor. sources: tensors whose rows were searched, itself first.
-    source, place: ``(n,)`` the tensor, and the row in it, that each row came from; -1: none.
-    exact: whether rows were matched by equality, not by cosine.
+    """The origin of each row of a tensor.
+
+    Attributes:
+        fqn, role: the tensor. sources: tensors whose rows were searched, itself first.
+        source, place: ``(n,)`` the tensor, and the row in it, that each row came from; -1 if none.
+        exact: whether rows were matched by equality, not by cosine.
     """
 
     fqn: str
@@ -70,8 +72,8 @@ class Rows:
     exact: bool
 
 
-def shard_map(pair: Pair, older: State | None = None) -> Shards | None:
-    """Every stored piece of the second state against the first; ``None`` where nothing is shared."""
+def shard_map(pair: Pair, older: State | None = None) -> ShardProfile | None:
+    """Compare every chunk of the second state with the first; ``None`` if nothing is shared."""
     wanted = [(fqn, role, *at) for fqn, roles in pair.shared() for role, at in roles.items() if role in ROLES]
     catalog = pair.b.ckpt.catalog
     chunks = sum(len(range(*catalog.rows_of(b).indices(catalog.chunks))) for _, _, _, b in wanted)
@@ -95,11 +97,11 @@ def shard_map(pair: Pair, older: State | None = None) -> Shards | None:
     for (file, column), found in cells.items():
         state[files.index(file), column] = found
     names = tuple((fqn, role) for fqn, role, _, _ in picked)
-    return Shards(tuple(files), names, state, whole, len(wanted) - len(picked))
+    return ShardProfile(tuple(files), names, state, whole, len(wanted) - len(picked))
 
 
 def match_rows(pair: Pair, fqn: str, role: str = "param") -> Rows | None:
-    """Where the rows of a tensor were, in it or in tensors of its layer that have rows of that length."""
+    """Find where the rows of a tensor came from: itself, or tensors with rows of that length."""
     roles = dict(pair.shared()).get(fqn, {})
     if role not in roles or len(pair.b.shape(roles[role][1])) < 2:
         return None
@@ -129,7 +131,7 @@ def _split(found: Origins, starts: Array) -> tuple[Array, Array]:
 
 
 def _nearest(fqn: str, role: str, names: Iterable[str], tensors: list[LazyTensor], after: LazyTensor) -> Rows | None:
-    """By the largest cosine: updates turn a row a little."""
+    """Match rows by the largest cosine, because updates turn a row only a little."""
     target = _unit(after)
     best = np.full(len(target), NEAR)
     source, place = np.full(len(target), -1), np.full(len(target), -1)
@@ -153,7 +155,7 @@ def _unit(tensor: LazyTensor) -> Array:
 
 
 def _siblings(pair: Pair, fqn: str, role: str, after: LazyTensor) -> list[str]:
-    """Tensors with rows of that length, those of its layer first."""
+    """Return tensors with rows of that length, those of the same layer first."""
     layer = fqn.rpartition(".")[0].rpartition(".")[0] + "."
     width = row_shape(after.shape)[1]
     found = []
@@ -181,7 +183,7 @@ def _compared(
             return OLDER
     except WorkbenchError:
         return UNREAD
-    # lost writes leave zeros and nothing else; rows that moved bring other numbers, too
+    # lost writes leave only zeros; rows that moved bring other numbers too
     return ZEROS if a.dtype == b.dtype and not b[a != b].any() else DIFFERS
 
 

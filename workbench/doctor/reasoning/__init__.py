@@ -1,3 +1,3 @@
-"""From the ledger to what a person reads: causes in their order, how sure, why, and what was looked at."""
+"""From the ledger to the report: ranked causes with certainty and reasons, and what was examined."""
 
 __all__: list[str] = []

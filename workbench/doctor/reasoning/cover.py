@@ -1,11 +1,11 @@
-"""The fewest causes that explain what was found, best supported first.
+"""Find the smallest set of causes that explains the signs, best supported first.
 
 ::
 
     patterns    B2 {52 parameters} 1.0    C9 {52} 0.6        what the ledger holds (`Match`)
-    signs       R10 of 52   S07   P01                        each explained by some of them
+    signs       R10 of 52   S07   P01                        each explained by some causes
                        │
-    best first  B2: strength × what it explains  ──► those are spoken for; what is left, by others or by its own rule
+    best first  B2: strength × what it explains  ──► those signs are done; the rest goes to others or to its own rule
 
 A sign is explained parameter by parameter: if it names ten and a cause affects four of them, six remain unexplained.
 """
@@ -20,21 +20,21 @@ from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
 
-__all__ = ["Explanation", "cover", "silent", "weight"]
+__all__ = ["CauseExplanation", "cover", "silent", "weight"]
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
-SILENT = 0.5  #: where a rule that would have fired did not
-REST = 0.2  #: share of a sign's names that no cause of its own is looked for
-SIDE = 0.25  #: of a sign that may follow from a cause, over one that it consists of
-LATER = 0.5  #: of what a later checkpoint shows, where an echo says what the load did
-#: Signs of what spreads from one parameter to all in some updates.
+SILENT = 0.5  #: factor if a rule that should have fired did not
+REST = 0.2  #: share of a sign's names that may remain unexplained
+SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one that proves it
+LATER = 0.5  #: factor for what a later checkpoint shows, if an echo shows what the load did
+#: Rules for faults that spread from one parameter to all within a few updates.
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
-LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that see the load in a later checkpoint too
+LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
 
 
 @dataclass
-class Explanation:
+class CauseExplanation:
     """A cause, and the signs that it explains.
 
     Attributes:
@@ -56,19 +56,22 @@ class Explanation:
 
 
 def weight(sign: Sign) -> float:
-    """Equality in a load > an exact law > what files state > a statistic; an error > a warning > a remark."""
+    """Return the weight of a sign.
+
+    Equality in a load > an exact law > what files state > a statistic; an error > a warning > a remark.
+    """
     rule = RULES.get(sign.rule)
     if rule is None or rule.severity != "error":
         return 1.0 if sign.severity == "warn" else _GRAVE[sign.severity]
     return (8.0 if rule.needs == "echo" else 4.0) * _GRAVE[sign.severity]
 
 
-def cover(case: Case) -> list[Explanation]:
-    """Causes, best first, until no warning or error is left."""
+def cover(case: Case) -> list[CauseExplanation]:
+    """Return causes, best first, until no warning or error is unexplained."""
     every = list(matches(case, CAUSES))
     signs = [sign for sign in case.signs if sign.severity != "info"]
     left: dict[int, set[str]] = {id(sign): set(sign.tensors) or {""} for sign in signs}
-    found: list[Explanation] = []
+    found: list[CauseExplanation] = []
     while open_ := [sign for sign in signs if left[id(sign)]]:
         scored = sorted(
             ((_score(case, cause, match, open_, left), cause, match) for cause, match in every),
@@ -76,7 +79,7 @@ def cover(case: Case) -> list[Explanation]:
         )
         if scored and scored[0][0] > 0:
             score, cause, match = scored[0]
-            one = Explanation(cause, match, score=score)
+            one = CauseExplanation(cause, match, score=score)
             one.rival, one.second = _rival(case, cause, match, every, open_, left)
         else:
             one = _named(case, max(open_, key=weight))
@@ -91,20 +94,20 @@ def cover(case: Case) -> list[Explanation]:
     return found
 
 
-def _named(case: Case, sign: Sign) -> Explanation:
-    """A cause that a sign's own rule names."""
+def _named(case: Case, sign: Sign) -> CauseExplanation:
+    """Return a cause that a sign's own rule names."""
     causes = [cause for cause in sign.causes or RULES[sign.rule].causes if _possible(case, cause)]
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
-    return Explanation(causes[0], None, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
+    return CauseExplanation(causes[0], None, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
 
 
 def _possible(case: Case, cause: str) -> bool:
-    """Whether there is what a cause is about: masters, Adam's moments."""
+    """Whether the checkpoints have what a cause is about: masters, Adam's moments."""
     return (case.mastered or cause not in ("D1", "D2", "D3")) and (case.adam or cause not in ("B3", "B4", "B5", "B6"))
 
 
-def _join(found: list[Explanation], one: Explanation) -> None:
-    """One entry a cause."""
+def _join(found: list[CauseExplanation], one: CauseExplanation) -> None:
+    """Add a cause, or merge it into its existing entry."""
     same = next((other for other in found if other.cause == one.cause), None)
     if same is None:
         found.append(one)
@@ -114,7 +117,7 @@ def _join(found: list[Explanation], one: Explanation) -> None:
 
 
 def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
-    """Whether a sign is part of what a match was found by, rather than a consequence."""
+    """Whether a sign is part of the proof of a match rather than a consequence."""
     if match is None:
         return cause in (sign.causes or RULES[sign.rule].causes)
     if any(sign is one for one in match.signs):
@@ -128,7 +131,7 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
 
 
 def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
-    """Names of a sign that a cause answers for; ``None``: none."""
+    """Return the names of a sign that a cause explains, or ``None``."""
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
         return set(sign.tensors) | {""} if names is None else (set(sign.tensors) & names) | {""}
@@ -141,17 +144,17 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     if match is None or CAUSES[cause].everywhere or not match.names or spread:
         return set(sign.tensors) | {""}
     if any(map(is_numbered, match.names)) and not any(map(is_numbered, sign.tensors)):
-        return set(sign.tensors) | {""}  # whose state it is, is not known
+        return set(sign.tensors) | {""}  # the owner of the state is unknown
     return (set(sign.tensors) & match.names) | {""}
 
 
 def _moment(leg: str) -> str:
-    """What a load did is seen beside before or in the echo itself; what updates did, in the later checkpoint too."""
+    """Return the leg that shows the same event: an echo also shows the load, a later checkpoint also the updates."""
     return {"echo": "load", "after": "train"}.get(leg, leg)
 
 
 def _order(leg: str) -> int:
-    """How late something was seen: what is wrong in the load shows in all that comes later."""
+    """Return how late something was seen; what is wrong in the load shows in everything later."""
     return {"before": 0, "load": 1, "echo": 2, "train": 3, "after": 4}.get(leg, 2)
 
 
@@ -161,11 +164,11 @@ def _score(case: Case, cause: str, match: Match, open_: Sequence[Sign], left: di
         names = _explained(case, cause, match, sign)
         if names is None:
             continue
-        part = len(names & left[id(sign)]) / max(len(sign.tensors), 1)  # of what is left of little, little
+        part = len(names & left[id(sign)]) / max(len(sign.tensors), 1)  # a small rest counts little
         own = _consists(cause, match, sign)
         score += weight(sign) * part * (1.0 if own else SIDE)
     score *= match.strength * (LATER if match.leg == "train" and case.resumed == "echo" else 1.0)
-    # no rule that stays silent speaks against what was found exactly
+    # a silent rule is not evidence against an exact match
     return score * (SILENT if not match.exact and silent(cause, case) else 1.0)
 
 
@@ -177,17 +180,18 @@ def _rival(
     open_: Sequence[Sign],
     left: dict[int, set[str]],
 ) -> tuple[float, str]:
-    """The next best cause on what this one consists of."""
+    """Return the score and id of the next best cause on the proof of this one."""
     own = [sign for sign in open_ if _consists(cause, match, sign)]
     others = [
-        (_score(case, name, other, own, left), name) for name, other in every
+        (_score(case, name, other, own, left), name)
+        for name, other in every
         if name != cause and (not match.names or not other.names or match.names & other.names)
-    ]  # fmt: skip
+    ]
     return max(others, default=(0.0, ""))
 
 
-def _take(case: Case, one: Explanation, open_: Sequence[Sign], left: dict[int, set[str]]) -> bool:
-    """Mark what a cause answers for; whether that was anything."""
+def _take(case: Case, one: CauseExplanation, open_: Sequence[Sign], left: dict[int, set[str]]) -> bool:
+    """Mark the signs that a cause explains; return whether there were any."""
     taken = False
     for sign in open_:
         names = _explained(case, one.cause, one.match, sign)
@@ -202,9 +206,9 @@ def _take(case: Case, one: Explanation, open_: Sequence[Sign], left: dict[int, s
 
 
 def silent(cause: str, case: Case) -> str:
-    """The rule that would have fired for that cause, was looked at, and did not; empty if none.
+    """Return a rule that was checked and should have fired for that cause but did not; empty if none.
 
-    What one checkpoint shows is gone some updates later, but for its counters.
+    What a single checkpoint shows is gone a few updates later, except for its counters.
     """
     rules: tuple[str, ...] = CAUSES[cause].expects
     if case.resumed == "after":
@@ -215,21 +219,21 @@ def silent(cause: str, case: Case) -> str:
     return ran[0] if ran and not case.fired(*rules) else ""
 
 
-def _remarks(case: Case, found: list[Explanation], every: Sequence[tuple[str, Match]]) -> None:
-    """Remarks go to the causes that name them; a declared change is told even where nothing follows from it."""
+def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[str, Match]]) -> None:
+    """Assign remarks to the causes that name them; report a declared change even without consequences."""
     for sign in case.signs:
         if sign.severity != "info":
             continue
         causes = sign.causes or RULES[sign.rule].causes
         home = next((one for one in found if one.cause in causes), None)
         if home is None and sign.rule == "R12":
-            home = Explanation("H1", next((match for cause, match in every if cause == "H1"), None))
+            home = CauseExplanation("H1", next((match for cause, match in every if cause == "H1"), None))
             found.append(home)
         if home is not None and sign not in home.proof:
             home.proof.append(sign)
 
 
-def places(one: Explanation) -> set[str]:
-    """Checkpoints and pairs that a cause was seen in."""
+def places(one: CauseExplanation) -> set[str]:
+    """Return the checkpoints and pairs in which a cause was seen."""
     signs = [sign for sign in one.proof if sign.severity != "info"] or one.proof
     return {where_of(sign) for sign in signs}

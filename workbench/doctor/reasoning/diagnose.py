@@ -1,4 +1,4 @@
-"""From what was measured to what happened: causes with their proof, how sure, what speaks against the rest."""
+"""From measurements to causes: each with its proof, its certainty and the evidence against the other causes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from workbench.analysis.report import SEVERITIES
 from workbench.doctor.causes.case import Case, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.ledger.sign import Sign
-from workbench.doctor.reasoning.cover import Explanation, cover, places
+from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
 from workbench.doctor.reasoning.diagnosis import Suspect
 from workbench.doctor.reasoning.verdict import verdict
 
 __all__ = ["diagnose"]
 
 LIST = 100  #: tensors that a suspect names
-DOUBT = 0.3  #: of its score: a rival above that is named
-CLOSE = 0.8  #: of its score: a rival above that leaves doubt
-SURE = 0.9  #: strength of a pattern from which it may be certain
+DOUBT = 0.3  #: share of a cause's score above which a rival is named
+CLOSE = 0.8  #: share of a cause's score above which a rival leaves doubt
+SURE = 0.9  #: strength of a pattern from which a cause may be certain
 PAIRED = "before → after"
 
 
 def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
-    """The suspects, best supported first, and the verdict."""
+    """Return the suspects, best supported first, and the verdict."""
     _standing(case)
     found = cover(case)
     _questions(case, found)
@@ -34,7 +34,7 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
 
 
 def _standing(case: Case) -> None:
-    """A warning that is the same before and after the resume did not come with it: a remark."""
+    """Reduce a warning to a remark if it was the same before the resume."""
     signs = case.outcome.signs
     seen = {_trait(sign, where_of(sign)): set(sign.tensors) for sign in signs if sign.severity != "info"}
     sides = {"before": case.resumed, "echo": "before", "after": "before"}
@@ -46,24 +46,24 @@ def _standing(case: Case) -> None:
             continue
         new = set(sign.tensors) - names
         if not new or (where_of(sign) == "before" and len(new) < len(sign.tensors)):
-            signs[number] = replace(sign, severity="info", message=f"{sign.message}; so it was before the resume")
+            signs[number] = replace(sign, severity="info", message=f"{sign.message}; it was the same before the resume")
     case.__dict__.pop("_by_rule", None)
 
 
 def _trait(sign: Sign, where: str) -> tuple[object, ...]:
-    """What makes two signs the same one; of a difference without tensors, its size."""
+    """Return what makes two signs the same; for a difference without tensors, its size."""
     found = sign.evidence
     gap = found["trainer"] - found["optimizer"] if {"trainer", "optimizer"} <= found.keys() else None
     return sign.rule, where, found.get("kind"), gap, bool(sign.tensors) or sign.message
 
 
-#: Rules whose errors, where the checkpoint that was resumed from shows the same, say how a run trains, not what a
-#: resume did: other laws of moments, shared layers, counters of parameters that see no gradient.
+#: Rules whose errors, if the checkpoint that was resumed from shows the same, reflect how a run trains and not what
+#: a resume did: other laws of moments, shared layers, counters of parameters that get no gradient.
 LASTING_TRAITS = frozenset({"S04", "S07", "S08", "S09", "S13", "S14", "S15", "S06", "S05"})
 
 
-def _questions(case: Case, found: Sequence[Explanation]) -> None:
-    """What may be meant is no error: its signs are warnings, unless they also prove another cause."""
+def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
+    """Reduce errors of possibly intended changes to warnings, unless they also prove another cause."""
     firm = {id(sign) for one in found if not (one.match and one.match.question) for sign in (*one.proof, *one.follows)}
     milder: dict[int, Sign] = {}
     for one in found:
@@ -86,7 +86,7 @@ def _rank(one: Suspect) -> int:
     return SEVERITIES.index(one.severity)
 
 
-def _suspect(one: Explanation, case: Case) -> Suspect:
+def _suspect(one: CauseExplanation, case: Case) -> Suspect:
     cause, match = CAUSES[one.cause], one.match
     signs = _ordered(one)
     names = _tensors(one)
@@ -108,27 +108,31 @@ def _suspect(one: Explanation, case: Case) -> Suspect:
 
 
 def _settles(words: str, case: Case) -> str:
-    """What settles doubts; empty where it was given."""
+    """Return what would settle doubts; empty if it was given."""
     return "" if "echo" in words and case.evidence.echo is not None else words
 
 
-def _ordered(one: Explanation) -> list[Sign]:
-    """What it consists of first, the gravest and strongest first in each half."""
+def _ordered(one: CauseExplanation) -> list[Sign]:
+    """Return the signs, proof before consequences, the strongest first in each half."""
     from workbench.doctor.reasoning.cover import weight
 
     return [
-        *sorted(one.proof, key=lambda sign: -weight(sign)), *sorted(one.follows, key=lambda sign: -weight(sign)),
-    ]  # fmt: skip
+        *sorted(one.proof, key=lambda sign: -weight(sign)),
+        *sorted(one.follows, key=lambda sign: -weight(sign)),
+    ]
 
 
-def _tensors(one: Explanation) -> list[str]:
+def _tensors(one: CauseExplanation) -> list[str]:
     if one.match is not None and one.match.names:
         return sorted(name for name in one.match.names if name)
     return list(dict.fromkeys(name for sign in one.proof for name in sign.tensors))
 
 
-def _certainty(one: Explanation, severity: str) -> str:
-    """Certain: an exact form that no other known cause and no deliberate change leaves, and no rival comes near."""
+def _certainty(one: CauseExplanation, severity: str) -> str:
+    """Return the certainty of a cause.
+
+    It is certain for an exact form that no other known cause and no deliberate change leaves, without a close rival.
+    """
     if severity != "error":
         return "possible" if severity == "info" or one.cause == "H1" or one.score < 1.0 else "likely"
     match = one.match
@@ -137,7 +141,7 @@ def _certainty(one: Explanation, severity: str) -> str:
     return "certain" if sure and alone else "likely"
 
 
-def _since(one: Explanation, case: Case) -> int | None:
+def _since(one: CauseExplanation, case: Case) -> int | None:
     seen = places(one)
     if any(place == "before" or place.endswith("echo") for place in seen) or (one.match and one.match.leg == "load"):
         return case.evidence.before.facts.step
@@ -147,7 +151,7 @@ def _since(one: Explanation, case: Case) -> int | None:
 
 
 def _share(names: list[str], case: Case) -> float | None:
-    """Of the weights' elements, those of these parameters."""
+    """Return the share of these parameters in the elements of all weights."""
     state = case.later
     sizes = {fqn: roles.get("param", roles.get("master")) for fqn, roles in state.params.items()}
     numel = {fqn: int(state.ckpt.catalog.numel[at]) for fqn, at in sizes.items() if at is not None}

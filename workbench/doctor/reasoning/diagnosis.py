@@ -1,4 +1,4 @@
-"""What the doctor says: causes with their proof, in the order of evidence; a report that people and programs read.
+"""The result of ``doctor``: causes with their proof, best supported first, for people and programs.
 
 ::
 
@@ -20,23 +20,23 @@ from workbench.doctor.ledger.sign import Cleared, Sign
 
 __all__ = ["CERTAINTIES", "SCHEMA", "Diagnosis", "Subject", "Suspect"]
 
-#: Of :meth:`Diagnosis.to_json`.
+#: Of :meth:`Diagnosis.to_dict`.
 SCHEMA = "workbench.doctor/1"
-#: How sure a suspect is.
+#: How certain a suspect is.
 CERTAINTIES = {
     "certain": "an equality or exact law proves it, which no other known cause and no deliberate change breaks",
-    "likely": "it fits the measurements best; another cause could leave the same",
-    "possible": "it rests on a statistic, or the change may be intended",
+    "likely": "it fits the measurements best; another cause could leave the same traces",
+    "possible": "it is based on a statistic, or the change may be intended",
 }
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One of the checkpoints that were looked at.
+    """One of the checkpoints that were examined.
 
     Attributes:
         which: ``before``, ``echo`` or ``after``.
-        step: of the trainer; ``None`` where not stored.
+        step: the trainer's step; ``None`` if not stored.
     """
 
     which: str
@@ -47,23 +47,24 @@ class Subject:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A cause and what speaks for it.
+    """A cause and the evidence for it.
 
     Attributes:
         cause: its id in ``doctor.causes``: ``B1``.
         title: what happened, in one short sentence.
-        severity: of its gravest sign.
+        severity: that of its most severe sign.
         certainty: a key of :data:`CERTAINTIES`.
-        signs: that it explains, the strongest first.
+        signs: the signs that it explains, the strongest first.
         excludes: other causes that these signs speak against, each with the reason.
-        since: step of the first checkpoint that shows it; ``None``: not known.
-        tensors: fqns that are affected (at most a hundred; ``affected`` counts them); share: of the elements of the
-            trained weights, if known.
-        damage: what to expect of the run, with its numbers: one sentence each.
-        remedy: what to do, in the user's framework where it is known.
-        settle: which further file or fact would settle doubts; empty where there are none.
-        question: the reading under which nothing is wrong; such a cause is a warning at most.
-        runner_up: title of the next best cause, where this one is not certain.
+        since: step of the first checkpoint that shows it; ``None`` if unknown.
+        tensors: fqns of the affected parameters, up to a hundred; ``affected`` counts all of them.
+        share: their share of the elements of the trained weights, if known.
+        damage: what to expect of the run, with its numbers, one sentence each.
+        remedy: what to do, in the user's framework if it is known.
+        settle: the further file or fact that would settle doubts; empty if there are none.
+        question: asks whether the change was intended, in which case nothing is wrong; such a cause is at most a
+            warning.
+        runner_up: title of the next best cause, if this one is not certain.
     """
 
     cause: str
@@ -83,7 +84,7 @@ class Suspect:
     runner_up: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis(Report):
     """A report whose findings are grouped into causes.
 
@@ -92,12 +93,12 @@ class Diagnosis(Report):
         verdict: one sentence.
         causes: best supported first.
         ruled_out: what was shown to be healthy.
-        facts: of each subject, the trainer facts with where they stand: which → fact → ``(value, source)``.
-        pictured: what pictures are drawn from, by name; not part of the JSON.
-        not_applicable: rules that had nothing to check, with the reason: no fp8 state, no adapters, one file alone.
+        facts: the trainer facts of each subject and where they are stored: which → fact → ``(value, source)``.
+        pictured: the data that pictures are drawn from, by name; not part of the JSON.
+        not_applicable: rules that had nothing to check, with the reason: no fp8 state, no adapters, only one file.
         coverage: what was compared and what was not, in one line.
         ledger: every measurement: leg, quantity, status, form, parameters.
-        notes: what was chosen or exchanged, a sentence each.
+        notes: what was chosen or exchanged, one sentence each.
     """
 
     subjects: tuple[Subject, ...] = ()
@@ -111,12 +112,12 @@ class Diagnosis(Report):
     ledger: Ledger = field(default_factory=Ledger)
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON: what a report has, and ``schema verdict exit_code subjects causes ruled_out
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON: the fields of a report, and ``schema verdict exit_code subjects causes ruled_out
         not_applicable coverage notes ledger facts``.
 
-        ``schema`` is :data:`SCHEMA`; within one number fields are added, never changed or taken away. A cause has the
-        fields of :class:`Suspect`; its ``signs`` have ``rule severity message evidence tensors hit of``.
+        ``schema`` is :data:`SCHEMA`. Under one schema number, fields may be added but are never changed or removed. A
+        cause has the fields of :class:`Suspect`; its ``signs`` have ``rule severity message evidence tensors hit of``.
         """
         plain: dict[str, Any] = _plain(
             {
@@ -131,23 +132,13 @@ class Diagnosis(Report):
                 "notes": list(self.notes),
                 "ledger": self.ledger.to_dict(),
                 "facts": {
-                    which: {fact: {"value": value, "source": source} for fact, (value, source) in told.items()}
-                    for which, told in self.facts.items()
+                    which: {fact: {"value": value, "source": source} for fact, (value, source) in known.items()}
+                    for which, known in self.facts.items()
                 },
-                **super().to_json(),
+                **super().to_dict(),
             }
         )
         return plain
-
-    def __repr__(self) -> str:
-        from workbench.views.doctor import diagnosis_text
-
-        return diagnosis_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.views.doctor_html import diagnosis_html
-
-        return diagnosis_html(self)
 
 
 def _suspect(one: Suspect) -> dict[str, Any]:
@@ -157,7 +148,7 @@ def _suspect(one: Suspect) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON's types alone; what has no form in JSON is its text."""
+    """Return ``value`` in JSON's types; any other value becomes its text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

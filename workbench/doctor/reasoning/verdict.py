@@ -1,10 +1,10 @@
-"""The sentences that are read first: what happened and how sure; or what was compared, and what was not.
+"""The sentences that are read first: what happened and how certain it is, or what was compared and what was not.
 
 ::
 
     no fault   No fault found in what was compared: 26 of 26 weights, 2 of 52 moments; learning rate not compared.
-    a fault    The optimizer's counters were reset, the moments were kept. Certain: the moments of 52 of 52 parameters …
-    a question The learning-rate schedule started again … or was that intended?
+    a fault    The optimizer's step counters were reset; the moments were kept. (certain: the moments of 52 of 52 …)
+    a question The learning-rate schedule restarted. (likely) … was that intended? If so, nothing is wrong.
 
 Every number is a count of rows of the ledger.
 """
@@ -19,31 +19,31 @@ from workbench.doctor.reasoning.diagnosis import Suspect
 
 __all__ = ["coverage", "verdict", "weak"]
 
-FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer remembers the load
+FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer shows the load
 COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND)
 SETTINGS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}
 
 
 def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
-    """What happened, and how sure that is; or that nothing was found, in what."""
+    """Return what happened and how certain it is, or that nothing was found and in what."""
     real = [one for one in suspects if one.severity in ("error", "warn")]
     if real:
         first = real[0]
-        said = f"{first.title} {_why(first)}"
+        words = f"{first.title} {_why(first)}"
         others = [one for one in real[1:] if one.severity == first.severity and one.cause != first.cause]
         if others:
-            said += " Also: " + " ".join(one.title for one in others[:2])
-        return said
+            words += " Also: " + " ".join(one.title for one in others[:2])
+        return words
     two = case.evidence.after is not None or case.evidence.echo is not None
     if two and not any(row.status in COMPARED for row in case.ledger):
-        return f"Nothing could be compared, so that nothing is known of the resume: {_lacking(case)}."
+        return f"Nothing could be compared, so nothing is known about the resume: {_lacking(case)}."
     return f"No fault found in what was compared: {coverage(case)}."
 
 
 def _lacking(case: Case) -> str:
     if not any(row.quantity in GROUPS["weights"] for row in case.ledger):
-        return "no weights, moments or settings that both have were read"
-    return "none of the tensors that both have could be read"
+        return "no weights, moments or settings that both checkpoints have were read"
+    return "none of the tensors that both checkpoints have could be read"
 
 
 def _why(one: Suspect) -> str:
@@ -57,9 +57,9 @@ def _why(one: Suspect) -> str:
 
 
 def coverage(case: Case) -> str:
-    """``26 of 26 weights, 2 of 52 moments; learning rate not compared``."""
+    """Return what was compared: ``26 of 26 weights, 2 of 52 moments; learning rate not compared``."""
     if not any(row.quantity in GROUPS["weights"] for row in case.ledger):
-        return "what the trainer states; weights and moments were not read"
+        return "the trainer's state; weights and moments were not read"
     leg = next((leg for leg in ("load", "train") if case.change(leg).rows), case.resumed)
     parts = []
     for group, quantities in GROUPS.items():
@@ -74,17 +74,17 @@ def coverage(case: Case) -> str:
     missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
     if "step" not in known:
         missed.insert(0, "optimizer's counters")
-    said = ", ".join(parts) or "no tensors"
+    done = ", ".join(parts) or "no tensors"
     if not any(case.ledger.count(leg, quantities, *COMPARED)[0] for quantities in GROUPS.values()):
-        said = "the trainer's state and settings; no weights or moments could be compared"
+        done = "the trainer's state and settings; no weights or moments could be compared"
     if missed:
-        said += f"; {', '.join(missed)} not compared"
+        done += f"; {', '.join(missed)} not compared"
     lacking = weak(case)
-    return f"{said}. {lacking}" if lacking else said
+    return f"{done}. {lacking}" if lacking else done
 
 
 def weak(case: Case) -> str:
-    """Why finding nothing says little; empty where it says much."""
+    """Return why finding nothing proves little; empty if it proves much."""
     evidence = case.evidence
     if evidence.echo is not None and case.change("load").rows:
         return ""
@@ -93,17 +93,19 @@ def weak(case: Case) -> str:
     facts = evidence.after.facts
     betas = facts.betas or evidence.before.facts.betas
     if not case.change("train").seen(*GROUPS["moments"]) or betas is None:
-        return "Without moments a later checkpoint shows little: save an echo right after the load"
+        return "Without moments, a later checkpoint shows little: save an echo right after the load"
     sides = (evidence.before.facts, facts)
     counters = [one.steps.usual for one in sides]
     first, second = counters if None not in counters else [one.step for one in sides]
     if first is None or second is None:
         return "The number of updates in between is not stored: save an echo right after the load"
     if betas[1] ** max(second - first, 0) < FORGOTTEN:
-        return f"{second - first:,.0f} updates lie in between, too many to see a load: save an echo right after it"
+        return (
+            f"With {second - first:,.0f} updates in between, a load is no longer visible: save an echo right after it"
+        )
     return ""
 
 
 def ruled_out(suspects: tuple[Suspect, ...]) -> list[str]:
-    """Titles of causes that measured sentences speak against."""
+    """Return the titles of causes that measured sentences speak against."""
     return [CAUSES[cause].title for one in suspects for cause in one.excludes]

@@ -1,11 +1,11 @@
-"""What one checkpoint alone tells: its values, its files and its structure, in one call.
+"""Check one checkpoint by itself: its values, its files and its structure, in one call.
 
 ::
 
     state ──► check_one     laws within a parameter                  every weight and moment, once
           ├─► check_layout  rows and columns, layer against layer    from the same sums
           ├─► check_extra   scales, averages, adapters, clip         from the same sums, and small buffers
-          └─► check_files   files, checksums, cover, replicas        what verify knows
+          └─► check_files   files, checksums, coverage, replicas     the checks of verify
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import Cleared, Outcome
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.rules.extra import check_extra
 from workbench.doctor.rules.files import check_files
 from workbench.doctor.rules.layout import check_layout
-from workbench.doctor.rules.values import Values, check_one
+from workbench.doctor.rules.values import PassValues, check_one
 
 __all__ = ["Alone", "check_alone"]
 
 
 @dataclass
 class Alone(Outcome):
-    """An outcome, with the sums that it was judged by.
+    """An outcome and the sums that it was computed from.
 
     Attributes:
         states: fqn → sums of its elements, for pictures.
@@ -44,29 +44,29 @@ def check_alone(
     files: bool = True,
     manifest: Any = None,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
 ) -> Alone:
-    """Every rule on the bytes of one checkpoint; those on its facts are `rules_facts`'.
+    """Apply every rule on the bytes of one checkpoint; `check_facts` has the rules on its facts.
 
     Args:
-        earlier: a checkpoint of the same run, if there is one: what was healthy there is healthy here.
-        files: also check files, stored checksums and copies, which reads the bytes once more.
-        manifest: to check every byte against, or its path; without one what lies inside or beside is taken.
-        tick: told the share that is done; stops by raising.
+        earlier: a checkpoint of the same run, if there is one; what was healthy there is healthy here.
+        files: also check files, stored checksums and replicas, which reads the bytes once more.
+        manifest: a manifest, or its path, to check every byte against; by default, one in or beside the checkpoint.
+        progress: called with the fraction done; stops by raising.
     """
     share = 0.5 if files else 1.0
-    values = check_one(state, earlier, threads=threads, tick=_part(tick, 0.0, share))
+    values = check_one(state, earlier, threads=threads, progress=_part(progress, 0.0, share))
     found = Alone(list(values.signs), dict(values.checked), dict(values.not_checked), [], values.states)
     found.cleared += _healthy(values)
     found.add(check_layout(state, values.states))
     found.add(check_extra(state, values.states, earlier))
     if files:
-        found.add(check_files(state, manifest=manifest, threads=threads, tick=_part(tick, share, 1 - share)))
+        found.add(check_files(state, manifest=manifest, threads=threads, progress=_part(progress, share, 1 - share)))
     return found
 
 
-def _healthy(values: Values) -> Iterator[Cleared]:
-    """What the numbers showed to be right; nothing where a parameter could not be read."""
+def _healthy(values: PassValues) -> Iterator[Cleared]:
+    """Yield what the numbers showed to be right; nothing if a parameter could not be read."""
     fired, sums = {sign.rule for sign in values.signs}, list(values.states.values())
     if not sums or "values" in values.not_checked:
         return
@@ -75,7 +75,7 @@ def _healthy(values: Values) -> Iterator[Cleared]:
         yield Cleared("numbers", f"all {count:,} are finite")
     compared = sum(one.compared for one in sums)
     if compared and "S08" not in fired:
-        yield Cleared("masters", f"all {compared:,} weights are their masters, rounded", ("D2", "D3"))
+        yield Cleared("masters", f"all {compared:,} weights equal their rounded masters", ("D2", "D3"))
     low = sum(one.low.get("master", (0, 0))[1] for one in sums)
     if low and "S09" not in fired:
         yield Cleared("precision of the masters", f"the low bits of {low:,} masters are in use", ("D1",))
@@ -84,5 +84,5 @@ def _healthy(values: Values) -> Iterator[Cleared]:
         yield Cleared("moments", f"m² ≤ K·v in all {bound:,} elements", ("B4",))
 
 
-def _part(tick: Tick | None, start: float, share: float) -> Tick | None:
-    return None if tick is None else lambda done: tick(start + done * share)
+def _part(progress: Progress | None, start: float, share: float) -> Progress | None:
+    return None if progress is None else lambda done: progress(start + done * share)

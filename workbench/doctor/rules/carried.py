@@ -1,15 +1,15 @@
-"""Rules of a pair on what updates carry on: second moments, averages, counters of running statistics; on samples.
+"""Rules of a pair on state that updates carry over, on samples: second moments, averages, running statistics.
 
 ::
 
-    v_B        k gradients were added to the old profile: they leave no element that is a function of the old one   P21
-    e_B        an average lies between the old one and the weights that it saw                                      P22
-    e_B        and not at the weights, as if it had begun there                                                     P23
-    n_B ≥ n_A  batches that running statistics saw                                                                  P24
-    s_B ≥ d·s_A  sums and averages of squares of other optimizers, element by element                               P25
-    m_B·m_A    averages of gradients keep a part of what they were                                                  P26
-    W_B = W_A  the base under adapters is not trained                                                               P27
-    e_B ≠ e_A  an average of weights that moved                                                                     P28
+    v_B          is not a function of v_A, because k gradients blur the old profile                   P21
+    e_B          an average is between its old value and the weights that it averaged                 P22
+    e_B          and not at the weights, as if it had started there                                   P23
+    n_B ≥ n_A    number of batches in running statistics                                              P24
+    s_B ≥ d·s_A  sums and averages of squares of other optimizers, element by element                 P25
+    m_B·m_A      averages of gradients keep a part of their old value                                 P26
+    W_B = W_A    the base under adapters is not trained                                               P27
+    e_B ≠ e_A    an average of weights that changed                                                   P28
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
@@ -34,48 +35,47 @@ from workbench.tensor import LazyTensor
 
 __all__ = ["check_carried"]
 
-Array = np.ndarray[Any, Any]
 
-SAMPLED = 1 << 14  #: elements of a tensor
+SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
-GROWN = 2.0  #: least v_B/v_A of a parameter, over all of its elements, from which its profile is looked at
-SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A, of what no gradient has blurred
+GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
+SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
 STRAIGHT = 0.02  #: distance of the line's slope from 1 within which it is a factor
 ENOUGH = 64  #: elements
 KEPT = 0.05  #: β2^k below which new gradients are an average themselves
 OUTSIDE = 0.05  #: share of the elements of an average
-DECAY = 0.95  #: of an average, at least: those in use are 0.99 and more, and rise as (1+n)/(10+n) to begin with
+DECAY = 0.95  #: least decay of an average; decays in use are 0.99 and more, and first rise as (1+n)/(10+n)
 SETTLED = 20  #: updates
-CLEAR = 0.15  #: above what that decay allows
-APART = 1e-3  #: of the weights' size: an average that is nearer to them tells nothing
+CLEAR = 0.15  #: excess over what that decay allows
+APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FELL = 0.02  #: share of the elements of a parameter
-MOST = 0.9  #: share of the parameters: whose gradients turned at once, lost less
-LEFT = 0.3  #: decay^k from which what is left of an average stands out of k gradients
+MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
+LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
 STANDS = 10  #: updates
 RANKED = 8  #: matrices
 #: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", *FACTORED})
-SLACK = 1e-5  #: of roundings, an update
+SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
 LONG = 100_000  #: updates
 BATCHES = "num_batches_tracked"  #: torch.nn.BatchNorm*
 
 P21 = Rule(
     "P21", "second moments that were transformed", ("B6",), "pair",
-    "k gradients blur the profile of v: no v_B is a function of v_A where every element grew",
+    "k gradients blur the profile of v, so v_B is not a function of v_A if every element grew",
     f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A", "workbench.doctor.laws", "error",
-    "none known", "load exp_avg_sq as it was saved: unscaled, and squared",
+    "none known", "load exp_avg_sq as it was saved: unscaled and squared",
 )  # fmt: skip
 P22 = Rule(
-    "P22", "an average that is not one of these weights", ("F4",), "pair",
-    "an exponential average stays between its old value and the weights that it saw, element by element",
-    f"more than {OUTSIDE:.0%} of the elements outside, with the weights' reach", "convexity", "error",
+    "P22", "an average that does not belong to these weights", ("F4",), "pair",
+    "an exponential average stays between its old value and the weights that it averaged, element by element",
+    f"more than {OUTSIDE:.0%} of the elements outside, allowing for the weights' reach", "convexity", "error",
     "averages that are stored with a correction", "restore the averages with the weights",
 )  # fmt: skip
 P23 = Rule(
     "P23", "an average that restarted from the weights", ("F4",), "pair",
-    "in k updates an average of decay d goes at most 1 − d^k of the way to the weights",
+    "in k updates, an average with decay d moves at most 1 − d^k of the way to the weights",
     f"{CLEAR:g} more of the way than with d = min({DECAY:g}, (1+n)/(10+n))", "definition of the average", "warn",
     "a decay that is smaller, or still rising", "restore the averages with the weights",
 )  # fmt: skip
@@ -84,24 +84,24 @@ P24 = Rule(
     "torch.nn.BatchNorm", "error", "statistics that were reset on purpose", "restore the buffers of the norms",
 )  # fmt: skip
 P25 = Rule(
-    "P25", "state of squares that fell", ("B1", "B3", "B4"), "pair",
-    "Adagrad's sum and AMSGrad's maximum never fall; averages of squares fall by their decay at most",
+    "P25", "sums or averages of squares that fell", ("B1", "B3", "B4"), "pair",
+    "Adagrad's sum and AMSGrad's maximum never fall; averages of squares fall at most by their decay",
     f"s_B < d·s_A in more than {FELL:.0%} of the elements, d = 1 or decay^k", "torch.optim: adagrad, adam, rmsprop, "
     "adadelta, adamax, adafactor", "error", "none known", "restore the optimizer's state",
 )  # fmt: skip
 P26 = Rule(
     "P26", "averages of gradients that lost their past", ("B1", "B3", "B5"), "pair",
-    "k updates leave decay^k of an average of gradients in it",
-    f"less than half of it, in {MOST:.0%} of the parameters", "torch.optim: sgd; Lion; Muon", "warn",
-    "a loss that turned around at once", "restore the optimizer's state",
+    "after k updates, an average of gradients keeps decay^k of its old value",
+    f"less than half of that, in {MOST:.0%} of the parameters", "torch.optim: sgd; Lion; Muon", "warn",
+    "gradients that reversed suddenly", "restore the optimizer's state",
 )  # fmt: skip
 P27 = Rule(
     "P27", "the base under adapters changed", ("F6", "F5", "D7", "G6"), "pair",
-    "weights that the optimizer does not hold stand still", "exact", "PEFT: base layers are frozen", "error",
+    "weights without optimizer state do not change", "exact", "PEFT: base layers are frozen", "error",
     "adapters merged on purpose", "load the base that the adapters were trained on",
 )  # fmt: skip
 P28 = Rule(
-    "P28", "averages that stand still", ("F4",), "pair", "an average of weights that move moves with them",
+    "P28", "averages that do not change", ("F4",), "pair", "an average of weights that change changes too",
     f"equal bit for bit over {STANDS} updates or more", "definition of the average", "warn",
     "averages that are updated less often", "update the averages after every step",
 )  # fmt: skip
@@ -113,10 +113,10 @@ def check_carried(
     updates: Mapping[str, Update],
     states: Mapping[str, PairState],
 ) -> Outcome:
-    """Judge what updates carry on, on samples.
+    """Check state that updates carry over, on samples.
 
     Args:
-        updates, states: fqn → what lies between the two, and the sums of their pass.
+        updates, states: fqn → the updates between the two checkpoints, and the sums of their pass.
     """
     found = Outcome()
     _profiles(pair, updates, states, found)
@@ -148,34 +148,32 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
     if seen:
         found.checked["P21"] = f"{many(seen, 'parameter')}"
     elif late:
-        found.not_checked.setdefault("P21", "so many updates lie between that little of the old second moments is left")
+        found.not_checked.setdefault("P21", "after so many updates, little of the old second moments is left")
     else:
         found.not_checked.setdefault("P21", Inapplicable("no law of second moments is known"))
     if slopes:
         name, (slope, factor) = next(iter(slopes.items()))
         power = abs(slope - 1) > STRAIGHT
         words = f"raised to the power {slope:.3g}" if power else f"multiplied by {factor:.4g}"
-        text = f"exp_avg_sq of {many(len(slopes), 'parameter')} is the old one transformed: {name!r} was {words}"
+        text = f"exp_avg_sq of {many(len(slopes), 'parameter')} is the old one, transformed: {name!r} was {words}"
         evidence = {"kind": "power" if power else "factor", "slope": slope, "factor": factor}
         found.signs.append(P21.sign(text, evidence, list(slopes)[:NAMED], hit=len(slopes), of=seen))
 
 
 def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
-    """Slope of log v_B over log v_A and the median factor, if nothing has blurred them."""
+    """Return the slope of log v_B over log v_A and the median factor, or ``None`` if they are blurred."""
     both = (v_a > 0) & (v_b > 0) & np.isfinite(v_a) & np.isfinite(v_b)
     if np.count_nonzero(both) < ENOUGH:
         return None
     x, y = np.log(v_a[both]), np.log(v_b[both])
-    if min(x.std(), y.std()) < 4 * SHARP:  # of equal numbers, anything is a function
+    if min(x.std(), y.std()) < 4 * SHARP:  # anything is a function of equal numbers
         return None
     slope = float(((x - x.mean()) * (y - y.mean())).mean() / x.var())
     rest = (y - y.mean()) - slope * (x - x.mean())
     return (slope, float(np.median(v_b[both] / v_a[both]))) if rest.std() <= SHARP else None
 
 
-def _averages(
-    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome
-) -> None:  # fmt: skip
+def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
     held = {fqn: roles for fqn, roles in pair.shared() if "ema" in roles and ("master" in roles or "param" in roles)}
     if not held:
         why = Inapplicable("no averaged weights are stored beside weights on both sides")
@@ -200,7 +198,9 @@ def _averages(
                 stands.append(fqn)
         kinds = [side.dtype(at) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True)]
         reach = states[fqn].reach if fqn in states else None
-        if update.most is not None and reach is not None and reach.of and not reach.broken:  # else other weights
+        if (
+            update.most is not None and reach is not None and reach.of and not reach.broken
+        ):  # otherwise the weights are others
             looked["P22"] += 1
             share = _outside(e_a, e_b, w_a, update.most, max(UNITS.get(kind, 1.0) for kind in kinds))
             if share > OUTSIDE:
@@ -215,10 +215,10 @@ def _averages(
         if count:
             found.checked[rule] = f"{count:,} of {many(len(held), 'averaged parameter')}"
         else:
-            found.not_checked.setdefault(rule, "the updates between are not known well enough")
+            found.not_checked.setdefault(rule, "the updates in between are not known well enough")
     found.signs += _strayed(outside, near, looked)
     if stands and len(stands) == looked["P28"]:
-        text = f"the averages of {many(len(stands), 'parameter')} are equal bit for bit, and their weights moved"
+        text = f"the averages of {many(len(stands), 'parameter')} are equal bit for bit although their weights changed"
         found.signs.append(P28.sign(text, {}, stands[:NAMED], hit=len(stands), of=looked["P28"]))
 
 
@@ -227,20 +227,20 @@ def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Ma
         share = max(outside.values())
         text = (
             f"the averages of {many(len(outside), 'parameter')} left the range between their old values and the "
-            f"weights, in up to {share:.0%} of the elements looked at"
+            f"weights, in up to {share:.0%} of the examined elements"
         )
         yield P22.sign(text, {"share": share}, list(outside)[:NAMED], hit=len(outside), of=looked["P22"])
     near = {fqn: way for fqn, way in near.items() if fqn not in outside}
     if near and 2 * len(near) > looked["P23"]:
         way = sorted(near.values())[len(near) // 2]
-        text = f"the averages of {many(len(near), 'parameter')} went {way:.0%} of the way to the weights"
+        text = f"the averages of {many(len(near), 'parameter')} moved {way:.0%} of the way to the weights"
         yield P23.sign(text, {"way": way}, list(near)[:NAMED], hit=len(near), of=looked["P23"])
 
 
 def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> float:
-    """Share of the elements that no average of the old one and weights within reach of ``w_a`` has.
+    """Return the share of elements outside every average of ``e_a`` and weights within reach of ``w_a``.
 
-    NaN and Inf are in no range, and not counted: rules of single checkpoints report them.
+    NaN and Inf are not counted; rules of single checkpoints report them.
     """
     finite = np.isfinite(e_a) & np.isfinite(e_b) & np.isfinite(w_a)
     if not finite.any():
@@ -252,7 +252,7 @@ def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> fl
 
 
 def _way(e_a: Array, e_b: Array, w_b: Array) -> float | None:
-    """How far along the line to the weights an average went; ``None`` where it was there from the start, or NaN is."""
+    """Return how far an average moved to the weights, 0 to 1; ``None`` if it was there at first, or for NaN."""
     if not all(np.isfinite(one).all() for one in (e_a, e_b, w_b)):
         return None
     gap = w_b - e_a
@@ -263,7 +263,7 @@ def _way(e_a: Array, e_b: Array, w_b: Array) -> float | None:
 
 
 def _batches(pair: Pair, found: Outcome) -> None:
-    """Counters of batches that fell."""
+    """Check that counters of batches did not fall."""
     held = {fqn: next(iter(roles.values())) for fqn, roles in pair.shared() if fqn.endswith(BATCHES)}
     fell, seen = {}, 0
     for fqn in _spread(list(held)):
@@ -287,7 +287,7 @@ def _batches(pair: Pair, found: Outcome) -> None:
 
 
 def _spread(names: list[str]) -> list[str]:
-    """At most :data:`LOOKED` of them, evenly spread."""
+    """Return up to :data:`LOOKED` names, evenly spread."""
     return names[:: max(math.ceil(len(names) / LOOKED), 1)]
 
 
@@ -295,7 +295,7 @@ def _spread(names: list[str]) -> list[str]:
 
 
 def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | None:
-    """The part of a state of squares that k updates leave at least; ``None``: its law is not known."""
+    """Return the least share of a state of squares that remains after k updates; ``None`` if no law is known."""
 
     def power(name: str) -> float | None:
         decay = settings.get(name)
@@ -317,7 +317,7 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
 
 
 def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
-    """Sums, maxima and averages of squares of optimizers other than Adam."""
+    """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
     roles_of: dict[str, str] = {}
     seen, only = 0, _only(pair.b.facts.groups)
@@ -340,29 +340,29 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     if seen:
         found.checked["P25"] = f"{seen:,} tensors of squares"
     else:
-        found.not_checked.setdefault("P25", Inapplicable("no state of squares but Adam's, with a stated decay"))
+        found.not_checked.setdefault("P25", Inapplicable("no squares other than Adam's are stored with their decay"))
     if fell:
         name = min(fell)
         text = (
-            f"{roles_of[name]} of {many(len(fell), 'parameter')} fell farther than the updates can make it fall, "
-            f"in up to {max(fell.values()):.0%} of the elements looked at"
+            f"{roles_of[name]} of {many(len(fell), 'parameter')} fell more than the updates allow, "
+            f"in up to {max(fell.values()):.0%} of the examined elements"
         )
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
         causes = ("B11",) if set(roles_of.values()) == {"max_exp_avg_sq"} else ("B4",) if others else ("B1", "B3")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
-        )  # fmt: skip
+        )
 
 
 def _only(groups: Sequence[Group]) -> Group | None:
-    """The first param group, where all of them have one optimizer and one set of decays."""
+    """Return the first param group if all groups have the same optimizer and decays."""
     alike = {(one.optimizer.family, *(str(one.settings.get(name)) for name in DECAYS)) for one in groups}
     return groups[0] if len(alike) == 1 else None
 
 
 def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
-    """Momentum of SGD, Muon and Lion: what is left of it after k updates."""
+    """Check how much of the momentum of SGD, Muon and Lion is left after k updates."""
     kept: dict[str, float] = {}
     held: dict[str, tuple[Array, Array, float]] = {}
     stored = {fqn: roles for fqn, roles in pair.shared() if roles.keys() & {"momentum", "momentum_buffer", "exp_avg"}}
@@ -387,21 +387,21 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         kept[fqn] = float(np.dot(a, b)) / size / float(decay) ** update.k
         held[fqn] = a, b, float(decay) ** update.k
     if not kept:
-        found.not_checked.setdefault("P26", Inapplicable("no momentum with a stated decay, of so few updates"))
+        found.not_checked.setdefault("P26", Inapplicable("no momentum with a known decay is few enough updates apart"))
         return
     found.checked["P26"] = f"{len(kept):,} of {many(len(stored), 'parameter')}"
     lost = [fqn for fqn, part in kept.items() if part < 0.5]
     if len(kept) >= 3 and len(lost) >= MOST * len(kept):
         middle = sorted(kept.values())[len(kept) // 2]
         text = (
-            f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} holds less than half of what the updates "
-            f"between leave of its old value (median: {middle:.0%})"
+            f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} keeps less than half of what the updates "
+            f"leave of its old value (median: {middle:.0%})"
         )
         others = {fqn: other for fqn in lost[:LOOKED] if (other := _parent(fqn, held)) is not None}
         turned = 2 * len(others) > len(lost[:LOOKED])
         if turned:
             name, other = next(iter(others.items()))
-            text += f"; that of {name!r} holds what {other!r} had"
+            text += f"; the momentum of {name!r} holds that of {other!r}"
         found.signs.append(
             P26.sign(text, {"kept": middle, "others": len(others)}, lost[:NAMED], hit=len(lost), of=len(kept),
                      causes=("B5",) if turned else ("B1", "B3"))
@@ -409,7 +409,7 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
 
 
 def _parent(fqn: str, held: Mapping[str, tuple[Array, Array, float]]) -> str | None:
-    """Another parameter whose old momentum is in this one's, as its own should be."""
+    """Return another parameter whose old momentum is in this one's, where its own should be."""
     _, b, left = held[fqn]
     best, most = None, 0.5
     for name, (a, _, _) in held.items():
@@ -419,15 +419,17 @@ def _parent(fqn: str, held: Mapping[str, tuple[Array, Array, float]]) -> str | N
 
 
 def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
-    """Weights under adapters, and those that no optimizer holds beside them."""
+    """Check the weights under adapters, and other weights without optimizer state."""
     trained = {*MOMENTS, *MASTERS, STATE}
     held = {
-        fqn for side in (pair.a, pair.b) for fqn, roles in side.params.items()
+        fqn
+        for side in (pair.a, pair.b)
+        for fqn, roles in side.params.items()
         if any(quantity(role) in trained for role in roles)
-    }  # fmt: skip
+    }
     adapted = any(role.startswith("lora_") for roles in pair.b.params.values() for role in roles)
     if not adapted or not held:
-        found.not_checked.setdefault("P27", Inapplicable("no adapters are stored beside their base and an optimizer"))
+        found.not_checked.setdefault("P27", Inapplicable("no adapters are stored with their base and an optimizer"))
         return
     numbered = any(map(is_numbered, held))
     bases = {
@@ -438,7 +440,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     if not bases:
         return
     found.checked["P27"] = many(len(bases), "weight")
-    moved = [fqn for fqn, sums in bases.items() if sums.dd > 0 or sums.nan]  # a NaN that stays is no change
+    moved = [fqn for fqn, sums in bases.items() if sums.dd > 0 or sums.nan]  # a NaN that stays is not a change
     if moved:
         text = f"{len(moved):,} of {many(len(bases), 'weight')} that the optimizer does not train changed"
         under = [fqn for fqn in moved if any(role.startswith("lora_") for role in pair.b.params[fqn])]
@@ -449,13 +451,13 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
             ranks = []
         merged = bool(ranks) and all(ranks)
         if merged:
-            text += f"; by matrices of rank {max(filter(None, ranks))} at most, as merged adapters are"
+            text += f"; the changes have rank {max(filter(None, ranks))} or less, as merged adapters do"
         causes = ("F5",) if merged else ("F6",)
         found.signs.append(P27.sign(text, {}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
 
 
 def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:
-    """Samples of a tensor on both sides; ``None``, and a word of why the rule did not look, where one is unreadable."""
+    """Return samples of a tensor on both sides; if one is unreadable, record the reason and return ``None``."""
     try:
         return _sample(pair.a.tensor(places[0])), _sample(pair.b.tensor(places[1]))
     except WorkbenchError as error:

@@ -1,6 +1,6 @@
-"""Rules on the facts of two checkpoints: an echo must say the same, a later one k updates more.
+"""Rules on the facts of two checkpoints: an echo must state the same, a later one k updates more.
 
-What the files' arguments declare to be changed is told as such (R12, P15, P16), and takes the gravity from what follows
+Changes that the stored arguments declare are reported as such (R12, P15, P16), and their consequences become milder.
 from it.
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from workbench.doctor.facts.counted import per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
-from workbench.doctor.facts.places import expert
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
@@ -20,18 +19,19 @@ from workbench.doctor.passes.updates import passed, scheduled
 from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
+from workbench.names.weights import parse
 
 __all__ = ["ECHO", "PAIR", "changed_arguments"]
 
-STILL = 5  #: updates in which a parameter that is no expert sees a gradient
-SURELY = 10  #: updates without a gradient of what had one at every update: an expert is chosen in some of them
+STILL = 5  #: updates in which a parameter that is not an expert gets a gradient
+SURELY = 10  #: updates in which an expert that had a gradient at every update gets one again
 NEAR = 1.5  #: a changed lr beyond this factor is a warning, within it a remark
-#: Arguments that say which run, host or save it was; and counters that move with the run.
+#: Arguments that identify the run, host or save, and counters that advance with the run.
 _PASSING = re.compile(
     r"(?:^|\.)(?:iteration|step|consumed_\w+|skipped_train_samples|rank|local_rank|master_\w+|\w*(?:dir|path|name|file)"
     r"|load|save|exit_\w+|\w*_version|timestamp|world_size|data_parallel_size|start_time)$"
 )
-#: Arguments that a schedule is made of, in several trainers' words.
+#: Arguments of a schedule, as several trainers name them.
 _SCHEDULE = re.compile(
     r"(?:^|[._])(?:lr|learning_rate|min_lr|max_lr|warmup\w*|lr_warmup\w*|lr_decay\w*|train_iters|max_iters|max_steps|"
     r"total_num_steps|warmup_num_steps|cos_min_ratio|train_samples|num_train_epochs|\w*batch_size)$"
@@ -39,59 +39,60 @@ _SCHEDULE = re.compile(
 
 R10 = Rule(
     "R10", "the optimizer's counters changed in the load", ("B2", "B1", "C9"), "echo",
-    "loading makes no update", "exact", "round trip", "error", "a reset on purpose (info where an argument says so)",
+    "loading makes no update", "exact", "round trip", "error", "a reset on purpose (info if an argument states it)",
     "restore the counters with the moments",
 )  # fmt: skip
 R11 = Rule(
     "R11", "the trainer's state changed in the load", ("C1", "C3", "C6", "C8", "C9", "D8"), "echo",
-    "loading moves no schedule, data loader, counter or generator", "exact", "round trip", "error",
-    "data skipped on purpose", "restore what is named",
+    "loading does not change a schedule, data loader, counter or generator", "exact", "round trip", "error",
+    "data skipped on purpose", "restore the named state",
 )  # fmt: skip
 R12 = Rule(
     "R12", "arguments changed", ("H1", "B7", "C4", "C10"), "pair",
-    "a run goes on with the arguments that it began with", "exact", "stored arguments and param groups", "warn",
-    "a change on purpose: told, not judged (info); groups that change without an argument are a warning",
-    "compare with what was meant",
+    "a run keeps the arguments that it started with", "exact", "stored arguments and param groups", "warn",
+    "a change on purpose (reported as info); groups that change without an argument are a warning",
+    "compare with the intended arguments",
 )  # fmt: skip
 N10 = Rule(
     "N10", "the data's seed or order changed", ("C7",), "pair",
     "a resumed sampler keeps its seed", "exact", "catalogue C7", "warn",
-    "a new order on purpose (info where an argument says so)", "restore the sampler's seed and epoch",
+    "a new order on purpose (info if an argument states it)", "restore the sampler's seed and epoch",
 )  # fmt: skip
 N12 = Rule(
-    "N12", "the batch changed", ("C10",), "pair",
-    "gradient noise goes with the batch", "exact", "catalogue C10", "info", "a change on purpose",
-    "expect exp_avg_sq to move by about the ratio",
+    "N12", "the batch size changed", ("C10",), "pair",
+    "gradient noise depends on the batch size", "exact", "catalogue C10", "info", "a change on purpose",
+    "expect exp_avg_sq to change by about the ratio",
 )  # fmt: skip
 P01 = Rule(
     "P01", "the optimizer's counters did not advance with the trainer", ("B1", "B2", "C9", "G6"), "pair",
     "k steps of the trainer are k updates of every parameter", "exact", "torch 2.13 AdamW", "error",
-    "fp16 steps that the scaler skipped, a meant reset (info); parameters frozen or unfrozen; micro-batches counted",
+    "fp16 steps skipped by the scaler, an intended reset (info); parameters frozen or unfrozen; micro-batches counted",
     "restore the counters with the moments",
 )  # fmt: skip
 P15 = Rule(
-    "P15", "the learning rate left the plan of before", ("C1", "C2", "C3", "C4", "H1"), "pair",
-    "k updates later the schedule is k further, and the lr is where the old plan puts it",
-    "a position that jumps: exact; an lr off the plan beyond ×1.5: warn", "stored schedule and arguments", "error",
-    "an lr changed on purpose: told (warn), not judged", "restore the scheduler",
+    "P15", "the learning rate left the earlier schedule", ("C1", "C2", "C3", "C4", "H1"), "pair",
+    "k updates later, the schedule is k updates further, and the lr follows the old schedule",
+    "a position that jumps: exact; an lr off the schedule beyond ×1.5: warn", "stored schedule and arguments", "error",
+    "an lr changed on purpose (reported as warn)", "restore the scheduler",
 )  # fmt: skip
 P16 = Rule(
     "P16", "the optimizer's constants changed", ("H1",), "pair",
-    "betas, ε and the kind of Adam stay", "exact", "stored param groups", "warn", "a change on purpose",
+    "betas, ε and the kind of Adam do not change", "exact", "stored param groups", "warn", "a change on purpose",
     "laws on values use the new constants from here on",
 )  # fmt: skip
 P20 = Rule(
     "P20", "the data's position did not advance with the updates", ("C6", "H1"), "pair",
-    "each update takes as much data as each before it did", "more than one update's data apart", "counters", "warn",
-    "data skipped on purpose; a batch whose size is not stored", "restore the data loader's state",
+    "each update takes as much data as before", "more than one update's data apart", "counters", "warn",
+    "data skipped on purpose; a batch size that is not stored", "restore the data loader's state",
 )  # fmt: skip
 P29 = Rule(
-    "P29", "random states are not stored any more", ("C8",), "pair",
-    "what a save holds, the next one holds", "none is stored", "catalogue C8", "warn", "a save without them on purpose",
+    "P29", "random states are no longer stored", ("C8",), "pair",
+    "a save holds everything that the previous one held", "none is stored", "catalogue C8", "warn",
+    "a save without them on purpose",
     "save the generators' states",
 )  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29)
-SCHEDULED = ("lr", "initial_lr", "weight_decay")  #: fields that a schedule moves, or that other rules compare
+SCHEDULED = ("lr", "initial_lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 
 # ---- counters ------------------------------------------------------------------------------------------------------
@@ -108,12 +109,12 @@ def counters_advance(pair: Pair) -> list[Sign] | str:
             return _counters(pair, k, P01)
         one, two = pair.a.facts.steps, pair.b.facts.steps
         if one.usual is None or two.usual is None or two.usual >= one.usual or len(one.counts) > 1:
-            return "a trainer's step is not stored"
+            return "a checkpoint does not store the trainer's step"
         words = f"the optimizer's counters went from {one.usual:,.0f} to {two.usual:,.0f}; updates only raise them"
         names = [name for name in two.by_name if pair.comparable(name)]
         return [P01.sign(words, {"kind": "fell"}, names, hit=len(names) or 1, of=len(names) or 1, severity="warn")]
     if b <= a:
-        return f"the later checkpoint is of step {b:,}, the earlier of {a:,}"
+        return f"the later checkpoint is from step {b:,}, the earlier one from step {a:,}"
     ratio = per_step(pair.a.facts, pair.b.facts) or 1
     return _counters(pair, round((b - a) * ratio), P01)
 
@@ -121,14 +122,14 @@ def counters_advance(pair: Pair) -> list[Sign] | str:
 def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     a, b = pair.a.facts, pair.b.facts
     if not a.steps.counts or not b.steps.counts:
-        return a.steps.unread or b.steps.unread or "an optimizer stores no counters"
+        return a.steps.unread or b.steps.unread or "an optimizer stores no step counters"
     names = [name for name in a.steps.by_name if name in b.steps.by_name and pair.comparable(name)]
     if names and not pair.mapped:
         moved = {name: b.steps.by_name[name] - a.steps.by_name[name] for name in names}
     else:  # without names: the values alone
         usual = a.steps.usual or 0.0
         due = {value + k for value in a.steps.counts}
-        some = any(value in due for value in b.steps.counts)  # of what is new since then, counters are small
+        some = any(value in due for value in b.steps.counts)  # new parameters have small counters
         moved = {
             f"counter at {value:,.0f}": k if value in due or (some and value <= k) else value - usual
             for value in b.steps.counts
@@ -136,28 +137,30 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     off = [name for name, by in moved.items() if by != k]
     if not off:
         return []
-    new = bool(k) and all(b.steps.by_name.get(name, b.steps.usual) == k for name in off)  # as many as since the load
-    behind = not new and all(0 <= moved[name] < k for name in off)  # no gradient, or updates that the trainer left out
-    named = bool(k) and NAME in (a.source("step"), b.source("step"))  # a file may be called after anything
-    mixture = any(map(expert, b.steps.by_name)) or any(map(expert, pair.b.params))
+    new = bool(k) and all(
+        b.steps.by_name.get(name, b.steps.usual) == k for name in off
+    )  # as many updates as since the load
+    behind = not new and all(0 <= moved[name] < k for name in off)  # no gradient, or updates that the trainer skipped
+    named = bool(k) and NAME in (a.source("step"), b.source("step"))  # a file name may be arbitrary
+    mixture = any(parse(name).routed for name in (*b.steps.by_name, *pair.b.params))
     still = [
         name for name in off
-        if moved[name] == 0 and k >= STILL and not expert(name)
+        if moved[name] == 0 and k >= STILL and not parse(name).routed
         and (not (mixture and is_numbered(name)) or (k >= SURELY and a.steps.by_name.get(name) == a.steps.usual))
     ]  # fmt: skip
     still = still if behind and len(off) < len(moved) else []
     severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
     first = moved[off[0]]
-    words = f"went up by {first:,.0f}, where {k:,} are due" if k else f"changed by {first:,.0f} in the load"
+    words = f"advanced by {first:,.0f} instead of {k:,}" if k else f"changed by {first:,.0f} in the load"
     if first < 0 or new:
         was, now = (one.get(off[0], usual) or 0.0 for one, usual in (
             (dict(a.steps.by_name), a.steps.usual), (dict(b.steps.by_name), b.steps.usual),
         ))  # fmt: skip
         words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
     if still and not reset_meant(b):
-        words = f"did not move, where {k:,} updates are due: were these parameters frozen?"
+        words = f"did not advance, although {k:,} updates were expected: were these parameters frozen?"
     elif behind:
-        words += "; parameters without a gradient, or skipped updates, advance no counter"
+        words += "; counters do not advance without a gradient or in skipped updates"
     kept = [name for name in off if name in b.steps.by_name]
     what = f"{len(off):,} of {len(moved):,} of the optimizer's counters" if kept else "the optimizer's counters"
     return [
@@ -188,12 +191,12 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
     if a.schedule and b.schedule and a.schedule.kind == b.schedule.kind and a.schedule.count != b.schedule.count:
         words = f"the schedule was at {a.schedule.count} and is at {b.schedule.count} ({b.schedule.source})"
         declared = _declared(a, b)
-        if not (declared and a.schedule.kind == "megatron"):  # in samples, of another batch
+        if not (declared and a.schedule.kind == "megatron"):  # in samples, with another batch size
             evidence = {"kind": "schedule", "before": a.schedule.count, "echo": b.schedule.count}
             found.append(R11.sign(words, evidence, severity="warn"))
     drawn = [name for name in a.generators if name in b.generators and a.generators[name] != b.generators[name]]
     if drawn:
-        words = f"{len(drawn):,} of {len(a.generators):,} generators' states changed"
+        words = f"the states of {len(drawn):,} of {len(a.generators):,} random generators changed"
         names = {"kind": "generators", "names": drawn[:NAMED]}
         found.append(R11.sign(words, names, hit=len(drawn), of=len(a.generators), severity="info"))
     return [*found, *_unstored(pair, R11)]
@@ -206,19 +209,19 @@ def generators_stored(pair: Pair) -> list[Sign] | str:
 
 
 def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
-    """Generators whose states the later checkpoint lacks, though it holds the optimizer's."""
+    """Report generators whose states the later checkpoint lacks although it has the optimizer's state."""
     a, b = pair.a.facts, pair.b.facts
     if not a.generators or b.generators or not b.groups:
         return []
     one, two = pair.a.ckpt, pair.b.ckpt
     if one.format != two.format or len(one.catalog.files) != len(two.catalog.files):
-        return []  # another framework's save, or one by other ranks, whose generators begin anew
-    words = f"the states of {many(len(a.generators), 'random generator')} are not stored any more"
+        return []  # a save by another framework or other ranks, whose generators start fresh
+    words = f"the states of {many(len(a.generators), 'random generator')} are no longer stored"
     return [rule.sign(words, {"kind": "unstored", "names": list(a.generators)[:NAMED]}, severity="warn")]
 
 
 def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any, Any]]:
-    """Arguments that both state and that differ, without those that go with host, save or step."""
+    """Return the arguments that both state and that differ, except those of the host, save or step."""
     names = [name for name in a.args if name in b.args and not _PASSING.search(name)]
     pairs = {name: (a.args[name].value, b.args[name].value) for name in names}
     return {name: pair for name, pair in pairs.items() if _plain(pair[0]) != _plain(pair[1])}
@@ -229,21 +232,21 @@ def arguments(pair: Pair) -> list[Sign] | str:
     if not (a.args and b.args) and not (a.groups and b.groups):
         return "no arguments and no param groups are stored on both sides"
     changed = changed_arguments(a, b)
-    if pair.a.ckpt.format != pair.b.ckpt.format:  # another framework's words: what both state in ours
+    if pair.a.ckpt.format != pair.b.ckpt.format:  # another framework: compare the facts that both state
         facts = ("clip", "global_batch", "weight_decay")
         both = {fact: (a.value(fact), b.value(fact)) for fact in facts}
         changed = {fact: two for fact, two in both.items() if None not in two and two[0] != two[1]}
     found = []
     if changed:
-        told = ", ".join(f"{name} {one!r} → {two!r}" for name, (one, two) in list(changed.items())[:6])
+        listed = ", ".join(f"{name} {one!r} → {two!r}" for name, (one, two) in list(changed.items())[:6])
         more = f" and {len(changed) - 6:,} more" if len(changed) > 6 else ""
         evidence = {"kind": "declared", "changed": {name: list(two) for name, two in list(changed.items())[:50]}}
-        found.append(R12.sign(f"arguments changed: {told}{more}", evidence, hit=len(changed), severity="info"))
+        found.append(R12.sign(f"arguments changed: {listed}{more}", evidence, hit=len(changed), severity="info"))
     return found + _decays(pair, changed)
 
 
 def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
-    """Weight decay by parameter, or by the groups' order where they name none."""
+    """Compare weight decay by parameter, or by the order of the groups if they list no parameters."""
     a, b = pair.a.facts, pair.b.facts
     if any("weight_decay" in name for name in changed) or pair.a.ckpt.format != pair.b.ckpt.format:
         return []
@@ -262,15 +265,15 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     if not off:
         return []
     old, new = ({group.weight_decay for group in side.groups if group.weight_decay} for side in (a, b))
-    whole = not old & new  # no decay that was in use is: another setting, not another grouping
+    whole = not old & new  # none of the old values is in use: another setting, not another grouping
     what = "parameters" if named else "param groups"
-    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument says so"
+    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument records it"
     tensors = sorted(off)[:NAMED] if named else []
     return [R12.sign(words, {"kind": "decay" if whole else "groups"}, tensors, hit=len(off), of=of)]
 
 
 def _declared(a: TrainingState, b: TrainingState) -> list[str]:
-    """Changed arguments that a schedule is made of, or its stored constants."""
+    """Return changed arguments or stored constants of the schedule."""
     found = [name for name in changed_arguments(a, b) if _SCHEDULE.search(name)]
     one, two = a.schedule, b.schedule
     if one and two and one.kind == two.kind:
@@ -293,7 +296,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     a, b = pair.a.facts, pair.b.facts
     first, last = _step(a), _step(b)
     if first is None or last is None or last <= first:
-        return "steps are not stored, or do not advance"
+        return "the steps are not stored, or do not advance"
     declared = _declared(a, b)
     if a.step is None and (k := passed(a, b)) is not None:
         last = first + k
@@ -301,7 +304,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     updates = (b.steps.usual or 0) - (a.steps.usual or 0)
     if moved is not None and abs(moved - (last - first)) > 1:
         if moved > 0 and moved == updates:
-            return "schedule and optimizer moved alike; the trainer's count is the one that is off (P01)"
+            return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
         if not (scaled(b) and 0.5 * (last - first) <= moved):
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
@@ -315,13 +318,13 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     if plan is None and not declared and (floor := _plateau(a, last - first)) is not None:
         if floor <= b.lr <= a.lr * (1 + 1e-6):
             return []
-        words = f"lr {b.lr:.4g} at step {last:,}, where a plateau's schedule leaves {floor:.4g} to {a.lr:.4g}"
+        words = f"lr {b.lr:.4g} at step {last:,}, but the plateau schedule allows {floor:.4g} to {a.lr:.4g}"
         return [P15.sign(words, {"lr": b.lr, "planned": floor, "ratio": b.lr / a.lr if a.lr else None, "declared": []})]
     if plan is None and not declared:
-        return [] if a.lr == b.lr else "no schedule is stated in full (peak, floor, warm-up, total, style)"
+        return [] if a.lr == b.lr else "no complete schedule is stored (peak, floor, warm-up, total, style)"
     ratio = b.lr / due if due else float("inf")
-    where = "the plan of before puts" if plan is not None else "it was"
-    words = f"lr {b.lr:.4g} at step {last:,}, where {where} {due:.4g} (×{ratio:.3g})"
+    wanted = f"the earlier schedule gives {due:.4g}" if plan is not None else f"before, it was {due:.4g}"
+    words = f"lr {b.lr:.4g} at step {last:,}, but {wanted} (×{ratio:.3g})"
     words += f"; changed arguments: {', '.join(declared[:4])}" if declared else "; no argument changed"
     far = not 1 / NEAR <= ratio <= NEAR
     if not far and plan is None:
@@ -331,7 +334,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
 
 
 def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list[str]) -> list[Sign] | None:
-    """Where before follows the formula of its own schedule: whether after follows it too. ``None``: it does not say."""
+    """Check that after follows the formula of the schedule that before follows; ``None`` if before does not."""
     one, two = a.schedule, b.schedule
     if one is None or two is None or one.count is None or two.count is None or len(one.lrs) != len(two.lrs):
         return None
@@ -343,7 +346,7 @@ def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list
     if not off:
         return []
     lr, wanted = off[0]
-    words = f"lr {lr:.4g} {many(steps, 'step')} later, where the stored schedule's own formula puts {wanted:.4g}"
+    words = f"lr {lr:.4g} {many(steps, 'step')} later, but the formula of the stored schedule gives {wanted:.4g}"
     words += f"; changed arguments: {', '.join(declared[:4])}" if declared else "; no argument changed"
     evidence = {"lr": lr, "planned": wanted, "ratio": lr / wanted if wanted else None, "declared": declared}
     return [P15.sign(words, evidence, severity="warn", hit=len(off), of=len(due))]
@@ -354,7 +357,7 @@ def _near(one: float, two: float) -> bool:
 
 
 def _plateau(facts: TrainingState, steps: int) -> float | None:
-    """The least lr that `ReduceLROnPlateau` can have led to in as many calls; ``None``: there is no such schedule."""
+    """Return the lowest lr that `ReduceLROnPlateau` can reach in that many calls; ``None`` without such a schedule."""
     settings = facts.schedule.settings if facts.schedule is not None else {}
     factor, patience = settings.get("factor"), settings.get("patience")
     if facts.lr is None or not isinstance(factor, (int, float)) or not isinstance(patience, int) or not 0 < factor < 1:
@@ -364,20 +367,20 @@ def _plateau(facts: TrainingState, steps: int) -> float | None:
 
 
 def _step(facts: TrainingState) -> int | None:
-    """The trainer's step, or the optimizer's counter where the trainer stores none."""
+    """Return the trainer's step, or the optimizer's counter if the trainer stores none."""
     if facts.step is not None:
         return facts.step
     return None if facts.steps.usual is None else int(facts.steps.usual)
 
 
 def _moved(a: TrainingState, b: TrainingState) -> float | None:
-    """Updates by which the schedule moved on, if that can be told."""
+    """Return the number of updates by which the schedule advanced, if known."""
     ends = _ends(a, b)
     return None if ends is None else ends[1] - ends[0]
 
 
 def _ends(a: TrainingState, b: TrainingState) -> tuple[float, float] | None:
-    """Positions of both schedules in updates; of two kinds only where both count updates, or samples of one batch."""
+    """Return the positions of both schedules in updates, if both count updates or samples of one batch size."""
     one, two = a.schedule, b.schedule
     if one is None or two is None or one.count is None or two.count is None:
         return None
@@ -392,7 +395,7 @@ def _ends(a: TrainingState, b: TrainingState) -> tuple[float, float] | None:
         elif one.kind == two.kind:
             unit = float(round(one.count / a.step)) if a.step and one.count > 2 * a.step else 1.0
         elif side.step and count > 2 * side.step:
-            return None  # stepped once a rank or micro-batch: by which of the two is not known
+            return None  # stepped once per rank or per micro-batch, which one is unknown
         found.append(count / unit)
     return found[0], found[1]
 
@@ -403,7 +406,7 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
     same = a.schedule.kind == b.schedule.kind
     assert ends is not None
     counts = (a.schedule.count, b.schedule.count) if same else (round(ends[0]), round(ends[1]))
-    words = f"the schedule moved by {moved:,.4g} updates in {k:,} steps: from {counts[0]:,} to {counts[1]:,}"
+    words = f"the schedule moved by {moved:,.4g} updates in {many(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
@@ -419,7 +422,7 @@ def same_constants(pair: Pair) -> list[Sign] | str:
     off = {fact: pair for fact, pair in known.items() if _plain(pair[0]) != _plain(pair[1])}
     off |= {field: pair for field, pair in fields_changed(pair).items() if field not in (*off, *SCHEDULED)}
     if a.cycled or b.cycled:
-        for field in CYCLED:  # a schedule moves beta1 at every update
+        for field in CYCLED:  # a schedule changes beta1 at every update
             off.pop(field, None)
     if not off:
         return []
@@ -432,17 +435,16 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     a, b = pair.a.facts, pair.b.facts
     first, last = _step(a), _step(b)
     if not first or last is None or last <= first:
-        return "steps are not stored, or do not advance"
+        return "the steps are not stored, or do not advance"
     found = []
     for kind, fact in (("loader", "loader"), ("samples", "consumed_samples")):
         old, new = a.value(fact), b.value(fact)
         if not old or new is None or old % first or a.value("global_batch") != b.value("global_batch"):
-            continue  # an epoch or a batch of its own: what an update takes is not known
+            continue  # an epoch or batch size of its own: the data per update is unknown
         due = old // first * (last - first)
         if abs(new - old - due) > old // first:
-            words = (
-                f"{fact.replace('_', ' ')} went from {old:,} to {new:,}, where {last - first:,} updates take {due:,}"
-            )
+            words = f"{fact.replace('_', ' ')} went from {old:,} to {new:,}; "
+            words += f"{many(last - first, 'update')} should advance it by {due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
             found.append(P20.sign(words, evidence))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
@@ -456,19 +458,19 @@ def same_seed(pair: Pair) -> list[Sign] | str:
     a, b = pair.a.facts, pair.b.facts
     one, two = a.value("data_seed"), b.value("data_seed")
     if one is None or two is None:
-        return "no data seed is stored on both sides"
+        return "the data seed is not stored on both sides"
     if one == two:
         return []
     declared = any(name.endswith("seed") for name in changed_arguments(a, b))
-    words = f"the data's seed was {one} and is {two}" + (", as an argument says" if declared else "")
+    words = f"the data's seed was {one} and is {two}" + (", as an argument states" if declared else "")
     return [N10.sign(words, {"before": one, "after": two}, severity="info" if declared else "warn")]
 
 
 def same_batch(pair: Pair) -> list[Sign] | str:
     one, two = pair.a.facts.value("global_batch"), pair.b.facts.value("global_batch")
     if not one or not two:
-        return "no batch is stored on both sides"
-    return [] if one == two else [N12.sign(f"the batch was {one} and is {two}", {"ratio": two / one})]
+        return "the batch size is not stored on both sides"
+    return [] if one == two else [N12.sign(f"the batch size was {one} and is {two}", {"ratio": two / one})]
 
 
 def _plain(value: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Where the weights came from that no update could have produced: rows, columns or other tensors of before.
+"""Find where weights came from that no update could have produced: rows, columns or other tensors of before.
 
 ::
 
-    weights   rows of after ─ angle ─▶ rows of before    its own places: nothing to say
-                                                         others: the order, and what it means          P17
+    weights   rows of after ─ angle ─▶ rows of before    its own places: no sign
+                                                         others: the order, and its meaning            P17
               a window ─ correlation ─▶ the flat line    another place: a partition cut elsewhere      P17
-                                                         none: not this run's values                   P18
-    moments   laws of Adam hold with another tensor's older moments and not with their own             P17
+                                                         none: values from another run                 P18
+    moments   satisfy Adam's laws with another tensor's earlier moments and not with their own         P17
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
 from workbench.doctor.origins.moments import Descent, descends
-from workbench.doctor.origins.seen import GAP, SELF, SURE, Seen, others_stay, out_of_reach, see, see_vector
+from workbench.doctor.origins.seen import GAP, SELF, SURE, SeenWeight, others_stay, out_of_reach, see, see_vector
 from workbench.doctor.origins.tags import TAGS, Move, gathered, said, tag_of
 from workbench.doctor.passes.pair import Update
 from workbench.doctor.passes.updates import between
@@ -33,38 +32,37 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["check_rows"]
 
-Array = np.ndarray[Any, Any]
 
 MOSTLY = 0.85  #: share of the rows of a tensor
 SUSPECTS = 64  #: weights that are examined
 ALONE = 0.3  #: cosine below which a tensor has nothing in common with the old one
 WINDOWS = 8  #: suspicious weights whose values are searched for in the concatenated model
-FRESH = 0.8  #: β2^k from which second moments are mostly what they were
+FRESH = 0.8  #: β2^k from which second moments are mostly the old ones
 LIST = 100
 
 P17 = Rule(
     "P17", "values that come from other places", ("E1", "E2", "E3", "E4", "E5", "E6", "E9", "E10", "F7", "B5"), "pair",
-    "a few updates turn a row of a weight little, and moments evolve from their own",
+    "a few updates turn a row of a weight only a little, and moments evolve from their own old values",
     f"error: {SURE:.0%} of the rows match others, cosine higher by {GAP:g} than with their own; or an exact law",
     "catalogue, E1 and B5", "error", "a layout converted on purpose, together with the code that reads it",
-    "load with the layout that was written; bind the optimizer's state by name",
+    "load with the layout that was written; assign the optimizer's state by name",
 )  # fmt: skip
 P18 = Rule(
-    "P18", "values without likeness to before", ("A2", "A1", "D2"), "pair",
-    "a few updates turn a weight little", f"cosine < {ALONE:g}, and no row or column of before is in it",
-    "catalogue, A2", "warn", "very early in a training; a learning rate much too high",
+    "P18", "values unlike any of before", ("A2", "A1", "D2"), "pair",
+    "a few updates turn a weight only a little", f"cosine < {ALONE:g}, and no row or column of before is in it",
+    "catalogue, A2", "warn", "very early in training; a learning rate much too high",
     "look for keys that the load did not read",
 )  # fmt: skip
 register(P17, P18)
 
 
-def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None) -> Outcome:
+def check_rows(pair: Pair, suspects: Sequence[str], *, progress: Progress | None = None) -> Outcome:
     """Find where suspicious weights and moments came from.
 
     Args:
         pair: ``evidence.pair("before", "after")``, few updates apart.
         suspects: fqns that other rules flagged (P03 P04 P05 P06 P08 P12).
-        tick: told the share of the suspects that is done.
+        progress: called with the fraction of the suspects done.
     """
     found = Outcome()
     atoms = Atoms(pair)
@@ -73,10 +71,12 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
     role = "master" if "master" in held else "param"
     of_weights = {atom.fqn for atom in atoms.rows if atom.role == role}
     weights = [
-        atom for atom in atoms.rows
-        if set(atom.owners) & wanted and len(atoms.before(atom).shape) > 1
+        atom
+        for atom in atoms.rows
+        if set(atom.owners) & wanted
+        and len(atoms.before(atom).shape) > 1
         and atom.role == (role if atom.fqn in of_weights else "param")
-    ]  # fmt: skip
+    ]
     if len(weights) > SUSPECTS:
         found.not_checked["P17"] = f"{len(weights) - SUSPECTS:,} of {len(weights):,} suspicious weights"
         weights = [weights[k] for k in np.linspace(0, len(weights) - 1, SUSPECTS).astype(int).tolist()]
@@ -86,24 +86,26 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
             seen.append(see(atoms, atom))
         except WorkbenchError as error:
             found.not_checked["P17"] = f"{atom.fqn!r}: {error}"
-        if tick is not None:
-            tick((number + 1) / len(weights))
+        if progress is not None:
+            progress((number + 1) / len(weights))
     updates = between(pair)
     seen += _vectors(atoms, wanted, of_weights, role, updates, found.not_checked)
     odd = [one for one in seen if one.cosine < ALONE and not (one.move is not None and one.sure)]
     whole, cut = _line(atoms, odd, found.not_checked)
     if cut is not None:
         found.signs.append(cut)
-        seen = []  # what else matches does so by the way
+        seen = []  # any other match is incidental
     seen = [whole.get(one.atom.tensor, one) for one in seen]
     found.signs += _weights(atoms, [replace(one, move=_mostly(one.move)) for one in seen if one.move is not None])
     lost = [one for one in seen if one.move is None and one.cosine < ALONE]
     calm = bool(lost) and others_stay(atoms, role, {one.atom.tensor for one in lost})
     strangers = [one for one in lost if calm or out_of_reach(atoms, one.atom, updates)]
     if len(strangers) < len(lost):
-        found.not_checked["P18"] = f"{len(lost) - len(strangers):,} weights may have turned that far by their updates"
+        found.not_checked["P18"] = (
+            f"{len(lost) - len(strangers):,} weights may have turned that far through their updates"
+        )
     found.signs += _strangers(strangers, len(of_weights))
-    if not found.signs:  # moments that moved with their weights need no words of their own
+    if not found.signs:  # moments that moved with their weights need no sign of their own
         states = [atom for atom in atoms.rows if set(atom.owners) & wanted and atom.role == "exp_avg_sq"]
         moved = descends(atoms, states, updates, found.not_checked)
         found.signs += _moments(atoms, moved)
@@ -120,13 +122,15 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, tick: Tick | None = None)
 def _vectors(
     atoms: Atoms, wanted: set[str], of_weights: set[str], role: str, updates: Mapping[str, Update],
     not_checked: dict[str, str],
-) -> Iterator[Seen]:  # fmt: skip
-    """Suspicious vectors that are others."""
+) -> Iterator[SeenWeight]:  # fmt: skip
+    """Yield suspicious vectors that come from other places."""
     looked = [
-        atom for atom in atoms.rows
-        if atom.owners[0] in wanted and len(atoms.before(atom).shape) == 1
+        atom
+        for atom in atoms.rows
+        if atom.owners[0] in wanted
+        and len(atoms.before(atom).shape) == 1
         and atom.role == (role if atom.fqn in of_weights else "param")
-    ]  # fmt: skip
+    ]
     for atom in looked[:SUSPECTS]:
         try:
             one = see_vector(atoms, atom, updates[atom.owners[0]]) if atom.owners[0] in updates else None
@@ -138,8 +142,7 @@ def _vectors(
 
 
 def _mostly(move: Move) -> Move:
-    """The move of nearly all rows, where they stayed in order or in their tensor: after some updates a few rows fit
-    those of others better."""
+    """Return the move of nearly all rows, without the few rows that fit other places better after some updates."""
     if move.columns or not move.sources or not move.blocks:
         return move
     mine = [block for block in move.blocks if move.sources[block.source] == move.fqn]
@@ -164,8 +167,8 @@ def _mostly(move: Move) -> Move:
 # ---- signs -----------------------------------------------------------------------------------------------------------
 
 
-def _weights(atoms: Atoms, seen: Sequence[Seen]) -> Iterator[Sign]:
-    tags: dict[str, list[Seen]] = {}
+def _weights(atoms: Atoms, seen: Sequence[SeenWeight]) -> Iterator[Sign]:
+    tags: dict[str, list[SeenWeight]] = {}
     for one in seen:
         assert one.move is not None
         tags.setdefault(tag_of(atoms.facts, one.move), []).append(one)
@@ -174,9 +177,9 @@ def _weights(atoms: Atoms, seen: Sequence[Seen]) -> Iterator[Sign]:
         first = some[0]
         assert first.move is not None
         share = min(one.share for one in some)
-        text = f"{_count(some)} {words}: {said(first.move)} ({share:.0%} or more of the rows match)"
+        text = f"{_count(some)} {words}: {said(first.move)} (at least {share:.0%} of the rows match)"
         every = first.move.form.get("sampled")
-        text += f"; one in {every} was looked at, so that edges are that exact" if every else ""
+        text += f"; one in {every} was examined, so edges are exact to {every}" if every else ""
         blocks = [[b.start, b.stop, first.move.sources[b.source], b.first] for b in first.move.blocks[:16]]
         grave = None if sum(one.sure for one in some) > len(some) / 2 else "warn"
         evidence = {"in": "before → after", "tag": tag, "share": share, "blocks": blocks, "form": dict(first.move.form)}
@@ -184,10 +187,10 @@ def _weights(atoms: Atoms, seen: Sequence[Seen]) -> Iterator[Sign]:
 
 
 def _line(
-    atoms: Atoms, seen: Sequence[Seen], not_checked: dict[str, str]
-) -> tuple[dict[int, Seen], Sign | None]:  # fmt: skip
-    """Of odd ones: those that are another tensor whole; and a sign, if most are other parts of the flat line."""
-    long = [one for one in seen if atoms.before(one.atom).numel >= 2 * WINDOW]
+    atoms: Atoms, seen: Sequence[SeenWeight], not_checked: dict[str, str]
+) -> tuple[dict[int, SeenWeight], Sign | None]:
+    """Return the weights that are another complete tensor, and a sign if most are other parts of the flat line."""
+    long = [one for one in seen if atoms.before(one.atom).numel() >= 2 * WINDOW]
     looked = long[:: max(len(long) // WINDOWS, 1)]
     if not looked:
         return {}, None
@@ -197,8 +200,8 @@ def _line(
     except WorkbenchError as error:
         not_checked["line"] = str(error)
         return {}, None
-    whole: dict[int, Seen] = {}
-    shifts: list[tuple[Seen, int, str, int]] = []
+    whole: dict[int, SeenWeight] = {}
+    shifts: list[tuple[SeenWeight, int, str, int]] = []
     for one, place in zip(looked, found, strict=True):
         if place is None or place.cosine < SELF:
             continue
@@ -208,9 +211,9 @@ def _line(
         elif source.tensor != one.atom.tensor:
             rows = row_shape(shape)[0]
             move = Move(one.atom.fqn, shape, False, (source.fqn,), (MovedRows(0, rows, 0, 0),))
-            whole[one.atom.tensor] = Seen(one.atom, move, False, one.cosine, 1.0)
-    told = len(shifts) + len(whole)  # of a line that was cut anew some parts may fall on a tensor
-    if not shifts or told < 2 or 2 * told <= len(looked):
+            whole[one.atom.tensor] = SeenWeight(one.atom, move, False, one.cosine, 1.0)
+    count = len(shifts) + len(whole)  # a part of a line cut at other places may coincide with a tensor
+    if not shifts or count < 2 or 2 * count <= len(looked):
         return whole, None
     by = {at - there for one, at, name, there in shifts if name == one.atom.fqn}
     one, at, name, there = shifts[0]
@@ -219,35 +222,37 @@ def _line(
         causes = ("E7", "E13")
     else:
         text = (
-            f"values of {_count(seen)} are those of a flat line cut at other places: those at {at:,} of "
+            f"values of {_count(seen)} come from a flat line cut at other places: those at {at:,} of "
             f"{one.atom.fqn!r} were at {there:,} of {name!r}"
         )
         causes = ("E13", "E7")
     evidence: dict[str, object] = {
-        "in": "before → after", "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts],
-    }  # fmt: skip
+        "in": "before → after",
+        "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts],
+    }
     return whole, _sign(P17, [one.atom for one in seen], text, causes, None, evidence)
 
 
 def _line_of_moments(
     atoms: Atoms, states: Sequence[Atom], updates: Mapping[str, Update], not_checked: dict[str, str]
 ) -> list[Sign]:
-    """Whether second moments are other parts of the optimizer's flat line; of many updates, new ones hide it."""
+    """Check whether second moments are other parts of the optimizer's flat line; many updates hide this."""
     known = [(atom, updates.get(atom.owners[0])) for atom in states]
     fresh = [
-        Seen(atom, None, False, 0.0, 0.0) for atom, one in known
+        SeenWeight(atom, None, False, 0.0, 0.0)
+        for atom, one in known
         if one is not None and one.betas is not None and one.betas[1] ** one.k > FRESH
-    ]  # fmt: skip
+    ]
     cut = _line(atoms, fresh, not_checked)[1] if fresh else None
     return [] if cut is None else [replace(cut, evidence={**cut.evidence, "role": "exp_avg"})]
 
 
-def _strangers(seen: Sequence[Seen], of: int) -> Iterator[Sign]:
+def _strangers(seen: Sequence[SeenWeight], of: int) -> Iterator[Sign]:
     if not seen:
         return
     high = max(one.cosine for one in seen)
     causes = ("A1", "A2", "D2") if 2 * len(seen) > of else ("A2", "D2")
-    text = f"no row or column of before is in {_count(seen)}: cosine of their rows {high:.2g} at most"
+    text = f"no row or column of before is in {_count(seen)}: the cosine of their rows is at most {high:.2g}"
     yield _sign(P18, [one.atom for one in seen], text, causes, None, {"in": "before → after", "cosine": high})
 
 
@@ -258,21 +263,21 @@ def _moments(atoms: Atoms, moved: Sequence[Descent]) -> Iterator[Sign]:
     if orphans:
         first = orphans[0]
         text = (
-            f"second moments of {many(len(orphans), 'tensor')} can have evolved from another's and not from their own: "
-            f"those of {first.atom.fqn!r} from those of {first.parent.fqn!r}"
+            f"second moments of {many(len(orphans), 'tensor')} can have evolved from another tensor's but not from "
+            f"their own: those of {first.atom.fqn!r} from those of {first.parent.fqn!r}"
         )
     else:
         first = moved[0]
         text = (
-            f"second moments of {many(len(moved), 'tensor')} took over another's: those of {first.atom.fqn!r} keep the "
-            f"floor of {first.parent.fqn!r}, and in {first.tested:,} of the elements looked at that is over twice what "
-            "their own would have become"
+            f"second moments of {many(len(moved), 'tensor')} continue another tensor's: those of {first.atom.fqn!r} "
+            f"stay above the floor of {first.parent.fqn!r}, which in {first.tested:,} of the examined elements is over "
+            "twice what their own would have become"
         )
     pairs = [[one.atom.fqn, one.parent.fqn] for one in moved[:LIST]]
     yield _sign(P17, [one.atom for one in moved], text, ("B5", "E13"), None, {"in": "before → after", "from": pairs})
 
 
-def _count(seen: Sequence[Seen]) -> str:
+def _count(seen: Sequence[SeenWeight]) -> str:
     return f"{many(len(seen), 'tensor')}" if len(seen) > 1 else "one tensor"
 
 

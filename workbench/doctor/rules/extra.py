@@ -1,22 +1,22 @@
-"""What one checkpoint tells beside its matrices: scales, averages, adapters, groups, the sum of all second moments.
+"""Rules on one checkpoint beyond its matrices: scales, averages, adapters, groups, the sum of second moments.
 
 ::
 
-    amax_history 0 0 0 …  scale 1.0     fp8 begins anew (N15)          expert_bias 0 0 0 …   balance begins anew (N26)
+    amax_history 0 0 0 …  scale 1.0     fp8 restarts (N15)             expert_bias 0 0 0 …   balance restarts (N26)
     average = weights, bit for bit      loaded as weights (N21)        lora_B = 0            adapters lost (N22)
     largest exp_avg_sq < exp_avg_sq     impossible (N8)                Σv > c²·(1−β2^t)      no clip at c (S19)
-    decay on norms, none on matrices    groups exchanged (N27)         √v below ε            updates vanish (N16)
+    decay on norms, none on matrices    groups swapped (N27)           √v below ε            updates vanish (N16)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
+from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.passes.one import OneState
@@ -25,64 +25,65 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["check_extra"]
 
-Array = np.ndarray[Any, Any]
 LIST = 100
-SMALL = 1 << 22  #: elements of all buffers of a kind that are read
-SKIPPED, OFTEN = 8, 100  #: updates that a healthy run may skip, and one more in so many: torch.amp halves at each
-DOUBLED = 2.0  #: growth of a loss scale at one update, at most
-SHRUNK = 8.0  #: how many times a loss scale grows between two checkpoints only where it began anew
-DEFAULTS = (65536.0, 2.0**15, 2.0**32)  #: first loss scales: torch GradScaler, apex, Megatron and DeepSpeed
-STALE = 4.0  #: times below the type's largest number: an amax that is the weights' own fills the top octave
-SLACK = 1e-2  #: of the clip's bound: the rounding of many sums
+SMALL = 1 << 22  #: most elements to read from all buffers of a kind
+SKIPPED, OFTEN = 8, 100  #: updates that a healthy run may skip, plus one in this many; torch.amp halves at each
+DOUBLED = 2.0  #: largest growth of a loss scale at one update
+SHRUNK = 8.0  #: growth of a loss scale between two checkpoints that only a restart explains
+DEFAULTS = (65536.0, 2.0**15, 2.0**32)  #: initial loss scales: torch GradScaler, apex, Megatron and DeepSpeed
+STALE = 4.0  #: times below the type's largest number; with the right amax, weights fill the top octave
+SLACK = 1e-2  #: tolerance of the clip's bound, for the rounding of many sums
 MOST = 0.5  #: share of second moments below ε² from which updates vanish
 FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float8_e4m3fnuz": 240.0, "float8_e5m2fnuz": 57344.0}
 
 register(
-    Rule("N8", "a largest second moment below the present one", ("B11",), "one", "max_exp_avg_sq ≥ exp_avg_sq", "exact",
-         "torch 2.13 torch/optim/adam.py", "error", "optimizers that keep the largest bias-corrected one",
+    Rule("N8", "a largest second moment below the current one", ("B11",), "one", "max_exp_avg_sq ≥ exp_avg_sq", "exact",
+         "torch 2.13 torch/optim/adam.py", "error", "optimizers that keep the largest bias-corrected value",
          "load both from one save"),
-    Rule("N14", "the loss scale began anew", ("D8",), "one",
-         "a dynamic scale doubles every thousand steps or so, and halves at an update that is skipped",
-         f"{SHRUNK:g} times an earlier checkpoint's, and a usual first one; or halved more than {SKIPPED} times",
-         "transformers 34053", "warn", "a scale that did grow so", "restore the gradient scaler's state"),
-    Rule("N15", "fp8 scales that were never set", ("D9",), "one", "after a step the largest magnitudes are known",
+    Rule("N14", "the loss scale restarted", ("D8",), "one",
+         "a dynamic scale doubles about every thousand steps and halves at each skipped update",
+         f"{SHRUNK:g} times an earlier checkpoint's, and a common initial value; or halved more than {SKIPPED} times",
+         "transformers 34053", "warn", "a scale that really grew that much", "restore the gradient scaler's state"),
+    Rule("N15", "fp8 scales that were never set", ("D9",), "one", "after a step, the largest magnitudes are known",
          f"all histories 0, or all scales 1; fp8 weights {STALE:g} times below the type's largest number",
          "TransformerEngine 982, Megatron-Bridge 1730", "warn", "fp8 that is switched off",
-         "restore _extra_state; else run some steps without fp8"),
-    Rule("N16", "updates vanish in ε", ("D10",), "one", "Adam divides by √v + ε", f"√v < ε in {MOST:.0%} of all",
-         "catalogue D10", "warn", "an ε that is meant to be large", "lower eps, or train in another scale"),
-    Rule("N21", "weights that are their own average", ("F4",), "one", "an average lags behind what it averages",
-         "all equal bit for bit at step > 0", "catalogue F4", "warn", "an average that has not begun",
+         "restore _extra_state; otherwise run a few steps without fp8"),
+    Rule("N16", "updates limited by ε", ("D10",), "one", "Adam divides by √v + ε", f"√v < ε in {MOST:.0%} of all",
+         "catalogue D10", "warn", "an ε that is large on purpose", "lower eps, or train with another loss scale"),
+    Rule("N21", "weights that equal their own average", ("F4",), "one", "an average lags behind its weights",
+         "all equal bit for bit at step > 0", "catalogue F4", "warn", "an average that has not started",
          "load the raw weights; restore the average's own state"),
-    Rule("N22", "adapters that are still zero", ("F5",), "one", "B of an adapter moves at the first update",
-         "every lora_B is 0 at step > 0", "peft 0.21: lora_B begins at 0", "error", "none where it has second moments",
-         "load the adapters, under the names that the wrapped model has"),
-    Rule("N26", "a router's balance that is zero", ("A5",), "one", "expert_bias moves with every update",
+    Rule("N22", "adapters that are still zero", ("F5",), "one", "B of an adapter changes at the first update",
+         "every lora_B is 0 at step > 0", "peft 0.21: lora_B starts at 0", "error", "none if it has second moments",
+         "load the adapters under the names of the wrapped model"),
+    Rule("N26", "a router's balance that is zero", ("A5",), "one", "expert_bias changes with every update",
          "all 0 at step > 0", "FlagScale 411", "warn", "balancing that is switched off",
          "restore the router's buffers"),
-    Rule("N27", "decay on the vectors, none on the matrices", ("B7",), "one", "norms and biases are not decayed",
+    Rule("N27", "weight decay on vectors, none on matrices", ("B7",), "one", "norms and biases do not decay",
          "nine in ten of both kinds are the other way round", "catalogue B7", "warn", "no trainer does so on purpose",
          "build the param groups in the order in which they were saved"),
-    Rule("S19", "second moments beyond the clip", ("H1", "G3"), "one", "Σv ≤ c²·(1−β2^t) under global-norm clipping",
+    Rule("S19", "second moments larger than the clip allows", ("H1", "G3"), "one",
+         "Σv ≤ c²·(1−β2^t) under global-norm clipping",
          f"{SLACK:.0%}", "catalogue 3.1: v is a mean of squares of a gradient whose norm is at most c", "warn",
-         "a clip that was changed lately, or does not cover all parameters", "see which steps were clipped at what"),
+         "a clip that was changed recently, or does not cover all parameters",
+         "check which steps were clipped at what"),
 )  # fmt: skip
 
 
 def check_extra(state: State, found: Mapping[str, OneState], earlier: State | None = None) -> Outcome:
-    """The rules of this module; ``earlier`` is a checkpoint of the same run, if there is one."""
+    """Apply the rules of this module; ``earlier`` is a checkpoint of the same run, if there is one."""
     step = state.facts.step or state.facts.steps.usual or 0
     outcome = Outcome()
-    for rule, said in (
+    for rule, result in (
         ("N8", _largest(state, found)), ("N14", _loss_scale(state, earlier)), ("N15", _fp8(state, found, step)),
         ("N16", _vanish(state, found)), ("N21", _average(found, step)), ("N22", _adapters(state, found, step)),
         ("N26", _balance(state, step)), ("N27", _groups(state)), ("S19", _clip(state, found, earlier)),
     ):  # fmt: skip
-        if isinstance(said, str):
-            outcome.not_checked[rule] = said
+        if isinstance(result, str):
+            outcome.not_checked[rule] = result
             continue
-        outcome.checked[rule] = said[0]
-        outcome.signs += said[1]
+        outcome.checked[rule] = result[0]
+        outcome.signs += result[1]
     return outcome
 
 
@@ -99,7 +100,7 @@ def _largest(state: State, found: Mapping[str, OneState]) -> Said:
     signs = []
     if bad:
         count = sum(found[fqn].shrunk for fqn in bad)
-        words = f"{count:,} elements of exp_avg_sq are above their largest so far, in {_some(bad)}"
+        words = f"{count:,} elements of exp_avg_sq exceed their largest value so far, in {_some(bad)}"
         signs.append(RULES["N8"].sign(words, {"elements": count}, bad[:LIST], hit=len(bad), of=len(held)))
     return f"{many(len(held), 'parameter')}", signs
 
@@ -112,16 +113,18 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         return "needs the loss scale of this checkpoint and of an earlier one"
     signs = []
     if scale >= SHRUNK * before and scale in DEFAULTS:
-        words = f"the loss scale is {scale:,.0f}, a usual first one, where it was {before:,.0f}"
+        words = f"the loss scale is {scale:,.0f}, a common initial value; before, it was {before:,.0f}"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     k = None if earlier is None else passed(earlier.facts, state.facts)
     if not signs and k and scale > before * DOUBLED ** min(k + 1, 1000):
-        words = f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; one can only double it"
+        words = (
+            f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; each at most doubles it"
+        )
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
     if not signs and k is not None and halved > SKIPPED + k / OFTEN:
         words = f"the loss scale fell from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}: was it reset, or were "
-        words += f"{halved:.0f} more updates skipped? Each halves it"
+        words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     return "loss scales", signs
 
@@ -138,7 +141,7 @@ def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
     if not (histories or len(scales) > 1 or extra or coded):
         return Inapplicable("no fp8 state is stored")
     if step <= 0:
-        return "no step is known"
+        return "the step is unknown"
     signs = []
     for rows, words, value in ((histories, "amax histories hold only 0", 0.0), (scales, "scales are exactly 1", 1.0)):
         values = list(_read(state, rows))
@@ -149,27 +152,30 @@ def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
             signs.append(RULES["N15"].sign(text, evidence, _fqns(state, rows), hit=len(rows), of=len(rows)))
     empty = [at for at in extra if not state.ckpt.catalog.numel[at]]
     if empty and 2 * len(empty) < len(extra):
-        text = f"{len(empty):,} of {len(extra):,} _extra_state are empty: {_some([keys[at] for at in empty])}"
+        text = f"{len(empty):,} of {len(extra):,} _extra_state entries are empty: {_some([keys[at] for at in empty])}"
         evidence = {"kind": "empty", "step": step}
         signs.append(RULES["N15"].sign(text, evidence, _fqns(state, empty), hit=len(empty), of=len(extra)))
     full = {f: FP8[state.dtype(state.params[f]["param"])] for f in coded if f in found}
     low = [f for f, top in full.items() if 0 < found[f].numbers["param"].max < top / STALE]
     if low and 4 * len(low) <= len(full):
-        text = f"the largest code of {_some(low)} is {STALE:g} times below its type's: a scale of other weights"
+        text = (
+            f"the largest code of {_some(low)} is {STALE:g} times below its type's: the scale belongs to other weights"
+        )
         signs.append(RULES["N15"].sign(text, {"kind": "stale"}, low[:LIST], hit=len(low), of=len(full)))
     return f"{len(histories):,} amax histories, {len(scales):,} scales, {len(coded):,} fp8 weights", signs
 
 
 def _balance(state: State, step: float) -> Said:
     rows = [
-        at for at, key in enumerate(state.ckpt.catalog.keys)
+        at
+        for at, key in enumerate(state.ckpt.catalog.keys)
         if key.rpartition(".")[2] in ("expert_bias", "e_score_correction_bias")
-    ]  # fmt: skip
+    ]
     if not rows:
         return Inapplicable("no router's balance is stored")
     values = list(_read(state, rows))
     if not values or step <= 0:
-        return "no step is known" if values else "the balance of the routers cannot be read"
+        return "the step is unknown" if values else "the balance of the routers cannot be read"
     signs = []
     if len(values) == len(rows) and not any(one.any() for one in values):
         words = f"the balance of all {many(len(rows), 'router')} is 0 at step {step:,.0f}"
@@ -182,17 +188,17 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
     if not rows:
         return Inapplicable("no adapters are stored")
     if step <= 0:
-        return "no step is known"
+        return "the step is unknown"
     read = 0
     for value in _read(state, rows, SMALL * 16):
         read += 1
         if value.any():
-            return f"{read:,} of {many(len(rows), 'adapter')}, until one was not 0", []
+            return f"{read:,} of {many(len(rows), 'adapter')}, up to the first that is not 0", []
     if read < len(rows):
-        return "adapters are too large, or cannot be read"
+        return "the adapters are too large or cannot be read"
     moved = [fqn for fqn, sums in found.items() if "lora_B" in fqn and _nonzero(sums, "exp_avg_sq")]
     words = f"lora_B of all {many(len(rows), 'adapter')} is 0 at step {step:,.0f}"
-    words += f", though gradients reached {len(moved):,} of them" if moved else ""
+    words += f", although gradients reached {len(moved):,} of them" if moved else ""
     grave = "error" if moved else "warn"
     evidence = {"step": step, "moved": len(moved)}
     sign = RULES["N22"].sign(words, evidence, _fqns(state, rows), severity=grave, hit=len(rows), of=len(rows))
@@ -200,7 +206,7 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
 
 
 def _read(state: State, rows: Sequence[int], most: int = SMALL) -> Iterator[Array]:
-    """Values of small tensors, as far as they can be read."""
+    """Yield the values of small tensors, as far as they can be read."""
     catalog = state.ckpt.catalog
     for at in rows:
         most -= int(catalog.numel[at])
@@ -209,7 +215,7 @@ def _read(state: State, rows: Sequence[int], most: int = SMALL) -> Iterator[Arra
         try:
             tensor = state.tensor(at)
             yield np.array(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)))
-        except WorkbenchError:  # check_files says what is wrong with it
+        except WorkbenchError:  # check_files reports the reason
             return
 
 
@@ -220,7 +226,7 @@ def _vanish(state: State, found: Mapping[str, OneState]) -> Said:
     eps = state.facts.eps
     held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
     if not eps or not eps > 0 or not held:
-        return "ε is not stated, or no second moments are stored"
+        return "ε is not stored, or no second moments are stored"
     octave = max(math.floor(2 * math.log2(eps)) + 127, 0)
     octaves = np.sum([numbers.octaves[:255] for numbers in held], axis=0)
     seen, low = int(octaves[1:].sum()), int(octaves[1:octave].sum())
@@ -228,7 +234,7 @@ def _vanish(state: State, found: Mapping[str, OneState]) -> Said:
     if seen and low > MOST * seen:
         words = f"√v is below ε = {eps:g} in {low / seen:.0%} of {seen:,} elements"
         signs.append(RULES["N16"].sign(words, {"share": low / seen, "eps": eps}, hit=low, of=seen))
-    return f"{seen:,} second moments against ε", signs
+    return f"{seen:,} second moments compared with ε", signs
 
 
 def _average(found: Mapping[str, OneState], step: float) -> Said:
@@ -236,7 +242,7 @@ def _average(found: Mapping[str, OneState], step: float) -> Said:
     if not held or step <= 0:
         if step > 0 and found:
             return Inapplicable("no average of the weights is stored")
-        return "no step is known" if found else "no values were read"
+        return "the step is unknown" if found else "no values were read"
     signs = []
     if not any(differ for differ, _ in held.values()):
         of = sum(count for _, count in held.values())
@@ -244,7 +250,7 @@ def _average(found: Mapping[str, OneState], step: float) -> Said:
             f"all {of:,} weights of {many(len(held), 'parameter')} equal their average bit for bit at step {step:,.0f}"
         )
         signs.append(RULES["N21"].sign(words, {"step": step}, list(held)[:LIST], hit=len(held), of=len(held)))
-    return f"{many(len(held), 'parameter')} beside their averages", signs
+    return f"{many(len(held), 'parameter')} compared with their averages", signs
 
 
 def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) -> Said:
@@ -253,19 +259,19 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     clip = max((float(one) for one in clips if one), default=0.0)
     held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
     if not clip or not all(clips) or not held:
-        return "no gradient clip is stated, or no second moments are stored"
+        return "no gradient clip is stored, or no second moments are stored"
     kinds = {state.dtype(roles["exp_avg_sq"]) for roles in state.params.values() if "exp_avg_sq" in roles}
     if kinds & {"bfloat16", "float16"}:
-        return "second moments of 16 bits are rounded up where they should decay: they have no such bound"
+        return "16-bit second moments are rounded up where they should decay, so they have no such bound"
     if facts.decoupled is not True or facts.betas is None:
-        return "decay in the gradient (Adam with L2) comes after the clip, or the betas are not known"
+        return "weight decay is added to the gradient after the clip (Adam with L2), or the betas are unknown"
     total, step = sum(numbers.total for numbers in held), facts.steps.usual or facts.step or 0
     bound = clip * clip * (1 - facts.betas[1] ** step) if step else clip * clip
     signs = []
     if math.isfinite(total) and total > bound * (1 + SLACK):
         words = f"second moments add up to {total:.4g}; a gradient clipped at {clip:g} leaves at most {bound:.4g}"
         signs.append(RULES["S19"].sign(words, {"sum": total, "bound": bound, "clip": clip}, hit=1, of=1))
-    return f"Σv = {total:.3g} against {bound:.3g}", signs
+    return f"Σv = {total:.3g}, bound {bound:.3g}", signs
 
 
 def _groups(state: State) -> Said:
@@ -276,16 +282,16 @@ def _groups(state: State) -> Said:
             decays[len(state.shape(position)) > 1].append(group.weight_decay)
     matrices, vectors = decays[True], decays[False]
     if not matrices or not vectors:
-        return "which parameters are in which param group is not stored"
+        return "the parameters of each param group are not stored"
     signs = []
     bare, decayed = sum(not one for one in matrices), sum(one > 0 for one in vectors)
     if 10 * bare >= 9 * len(matrices) and 10 * decayed >= 9 * len(vectors):
         words = (
-            f"{decayed:,} of {many(len(vectors), 'vector')} decay, and {bare:,} of {len(matrices):,} matrices do not"
+            f"{decayed:,} of {many(len(vectors), 'vector')} decay, but {bare:,} of {len(matrices):,} matrices do not"
         )
         evidence = {"vectors": decayed, "matrices": bare}
         signs.append(RULES["N27"].sign(words, evidence, hit=bare + decayed, of=len(matrices) + len(vectors)))
-    return f"{len(matrices) + len(vectors):,} parameters' decay", signs
+    return f"weight decay of {len(matrices) + len(vectors):,} parameters", signs
 
 
 def _nonzero(sums: OneState, role: str) -> bool:

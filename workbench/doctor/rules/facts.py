@@ -1,4 +1,4 @@
-"""Rules that need facts and structure alone: counters, schedules, data positions, arguments, which tensors there are.
+"""Rules that need only facts and structure: counters, schedules, data positions, arguments, the set of tensors.
 
 ::
 
@@ -6,7 +6,8 @@
     pair  ── facts_two ──▶  R01 R10 R11 R12 N1 N10                       a checkpoint and its echo
                             P01 P02 P15 P16 R12 S18 N1 N3 N4 N10 N12     some steps apart
 
-No payload is read but scalars. A declared change (an argument that differs) is reported, never judged.
+No payload is read except scalars. A declared change (an argument that differs) is reported, but never counts as a
+fault.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PAIR: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.PAIR
 
 
 def check_facts(evidence: Evidence) -> Outcome:
-    """Every rule of facts on what is given; a sign's ``evidence["in"]`` says which checkpoint or pair it is about."""
+    """Apply every rule of facts; the ``evidence["in"]`` of a sign names the checkpoint or pair it is about."""
     found = Outcome()
     for which in ("before", "echo", "after"):
         if getattr(evidence, which) is not None:
@@ -47,16 +48,14 @@ def check_facts(evidence: Evidence) -> Outcome:
 
 
 def _declared(found: Outcome) -> Outcome:
-    """Settings that moved with an argument are reported, not judged."""
+    """Reduce settings that changed with an argument to remarks."""
     if any(sign.rule == "R12" and sign.evidence.get("kind") == "declared" for sign in found.signs):
-        found.signs = [
-            replace(sign, severity="info") if sign.rule in ("R14", "P19") else sign for sign in found.signs
-        ]  # fmt: skip
+        found.signs = [replace(sign, severity="info") if sign.rule in ("R14", "P19") else sign for sign in found.signs]
     return found
 
 
 def _never(found: Outcome, evidence: Evidence) -> None:
-    """A run that is resumed without an optimizer in any file starts a fresh one each time."""
+    """Raise the sign to a warning if no file has an optimizer, because every resume then starts a fresh one."""
     given = [which for which in ("before", "echo", "after") if getattr(evidence, which) is not None]
     never = {sign.evidence["in"] for sign in found.signs if sign.evidence.get("kind") == "never"}
     if len(given) > 1 and never == set(given):
@@ -65,7 +64,7 @@ def _never(found: Outcome, evidence: Evidence) -> None:
 
 
 def _explained(found: Outcome, before: State, state: State) -> Outcome:
-    """Samples that were counted in another batch, as both sides say, are a remark."""
+    """Reduce a sample count to a remark if both checkpoints state different batch sizes."""
     one, two = before.facts.value("global_batch"), state.facts.value("global_batch")
     if one and two and one != two:
         found.signs = [
@@ -78,15 +77,17 @@ def _explained(found: Outcome, before: State, state: State) -> Outcome:
 
 
 def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
-    """Steps that are micro-batches in both files are a remark; in the later alone they are a reset."""
+    """Reduce a step mismatch to a remark if both files have it; if only the later one has it, it is a reset."""
     if sign.rule != "S07" or sign.evidence.get("kind") != "trainer" or evidence.after is None:
         return sign
     before, after, facts = evidence.before.facts, evidence.after.facts, evidence.state(which).facts
     if None not in (before.step, after.step, before.steps.usual, after.steps.usual):
         behind = before.step - before.steps.usual, after.step - after.steps.usual  # type: ignore[operator]
         if 0 < behind[0] <= behind[1] and after.steps.usual >= before.steps.usual:  # type: ignore[operator]
-            told = f"so it was before ({behind[0]:,.0f} updates fewer than steps): skipped updates advance no counter"
-            return replace(sign, severity="info", message=f"{sign.message}; {told}")
+            words = (
+                f"it was the same before ({behind[0]:,.0f} updates fewer than steps): skipped updates are not counted"
+            )
+            return replace(sign, severity="info", message=f"{sign.message}; {words}")
         if behind[0] == 0 < behind[1] and which == "after" and sign.severity == "info":
             if scaled(after) or reset_meant(after):
                 return sign
@@ -94,24 +95,24 @@ def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
     ratio = per_step(before, after)
     if ratio is not None and facts.steps.usual is not None and facts.step is not None:
         if abs(facts.steps.usual - facts.step * ratio) <= 1:
-            told = f"a step of the trainer is {ratio} updates before and after"
-            return replace(sign, severity="info", message=f"{sign.message}; {told}")
+            words = f"one step of the trainer is {ratio} updates before and after"
+            return replace(sign, severity="info", message=f"{sign.message}; {words}")
         return sign
     likely = (stated(facts) or accumulated(facts)) and not reset_meant(facts) and not scaled(facts)
     known = before.steps.usual is not None and None not in (before.step, after.step) and before.step != after.step
     if which == "before" or not likely or not known or facts.source("step") == NAME:
         return sign
-    told = f"before, they were at {before.steps.usual:,.0f} and {before.step:,}"
-    return replace(sign, severity="error", message=f"{sign.message}; {told}")
+    words = f"before, they were at {before.steps.usual:,.0f} and {before.step:,}"
+    return replace(sign, severity="error", message=f"{sign.message}; {words}")
 
 
 def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
-    """Counters that were not there before, and are of updates since, are of parameters that were frozen."""
+    """Reduce young counters to a remark if their parameters were new or frozen before."""
     if sign.rule not in ("S06", "S07") or sign.evidence.get("kind") not in ("among", "fresh"):
         return sign
     if which != "before" and sign.tensors and not set(sign.tensors) & evidence.before.params.keys():
-        told = "before has no such parameters: they are new"
-        return replace(sign, severity="info", message=f"{sign.message}; {told}")
+        words = "before has no such parameters: they are new"
+        return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if sign.rule != "S07" or evidence.after is None:
         return sign
     if which == "echo" and evidence.state(which).facts.steps.by_name != evidence.before.facts.steps.by_name:
@@ -128,8 +129,8 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     if k < 0 or not all(name in before.params and step <= k for name, step in off.items() if name not in known):
         return sign
     if known and all(0 <= step - held[name] <= k for name, step in known.items()):
-        told = "each advanced by the updates in which its parameter had a gradient"
-        return replace(sign, severity="info", message=f"{sign.message}; {told}")
+        words = "each advanced by the updates in which its parameter had a gradient"
+        return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if known:
         return sign
     return replace(sign, severity="info", message=f"{sign.message}; they had no state before: unfrozen since")
@@ -138,12 +139,12 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
 def _run(checks: Mapping[str, Callable[[Any], list[Sign] | str]], subject: Any, where: str) -> Outcome:
     found = Outcome()
     for rule, check in checks.items():
-        said = check(subject)
-        if isinstance(said, str):
-            found.not_checked[rule] = said
+        result = check(subject)
+        if isinstance(result, str):
+            found.not_checked[rule] = result
             continue
         found.checked[rule] = where
-        for sign in said:
+        for sign in result:
             assert sign.rule in RULES
             found.signs.append(replace(sign, evidence={"in": where, **sign.evidence}))
     return found

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say about themselves: verify's findings as signs of causes.
+"""Turn the findings of verify on the files of a checkpoint into signs.
 
 ::
 
@@ -6,8 +6,8 @@
                       │               │                │                  │                 │
     signs           N18 (E8)       S12 (F1 G6)     V02 (G10 …)        S11 (G5)          V03 (G2 …)
 
-The passes over values that the doctor makes itself (numbers, masters, ties) are left out: verify reads a byte again for
-stored checksums, for copies of it, for a manifest, and looks at every page of the files for zeros.
+Passes over values that the doctor makes itself (numbers, masters, ties) are left out. Verify reads bytes again for
+stored checksums, for replicas and for a manifest, and searches every page of the files for zeros.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from workbench.analysis.verify.boxes import check_boxes
 from workbench.analysis.verify.commit import check_commit
 from workbench.analysis.verify.files import check_files as check_sizes
 from workbench.analysis.verify.headers import check_headers, check_index, check_objects, headers_nbytes
-from workbench.analysis.verify.log import Log, Subject, plural
+from workbench.analysis.verify.log import Examined, Log, plural
 from workbench.analysis.verify.pairs import check_pairs, pairs_nbytes
 from workbench.analysis.verify.siblings import check_folder
 from workbench.analysis.verify.state import check_ranks, check_state
 from workbench.analysis.verify.stored import StoredSums, check_manifest, manifest_nbytes
 from workbench.analysis.verify.values import check_values, values_nbytes
-from workbench.core.place import Place
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, Sign, register
 
@@ -40,33 +39,35 @@ LIST = 100
 VERIFY = "workbench.analysis.verify"
 
 register(
-    Rule("S11", "zeros where a write was lost", ("G5",), "one", "numbers are not zero from page to page of a file",
+    Rule("S11", "zeros where a write was lost", ("G5",), "one",
+         "numbers do not become zero at page boundaries of a file",
          "a run that begins and ends on pages, chance < 1/50; proved by a wrong checksum of the bytes",
-         f"{VERIFY}.pages", "error", "rows that saw no gradient and happen to lie on pages",
-         "restore the file: a crash or an overwritten map left pages empty"),
-    Rule("S12", "copies differ", ("F1", "G6"), "one", "what several ranks store alike is equal", "bit for bit",
+         f"{VERIFY}.pages", "error", "rows that got no gradient and happen to fill pages",
+         "restore the file: a crash or an overwritten memory map left pages empty"),
+    Rule("S12", "replicas differ", ("F1", "G6"), "one", "replicas stored by several ranks are equal", "bit for bit",
          f"{VERIFY}.pairs", "error", "norms that each rank trains for itself on purpose",
-         "find the rank that drifted: which copy a loader takes decides the run"),
+         "find the rank that drifted; the run depends on the replica that the loader takes"),
     Rule("N18", "elements stored twice or nowhere", ("E8", "E7"), "one", "the chunks of a tensor tile it", "exact",
-         f"{VERIFY}.boxes", "error", "none", "restore the rank's part; save with metadata and shards of one save"),
+         f"{VERIFY}.boxes", "error", "none", "restore the rank's part; metadata and shards must come from one save"),
     Rule("N19", "a layer is absent", ("E9", "A2"), "one", "a stack has every layer from its first to its last", "exact",
          f"{VERIFY}.state", "warn", "pruned models", "check the mapping of pipeline stages to layers"),
-    Rule("V01", "files are missing, short or damaged", ("G4", "G8"), "one", "what the metadata names is there", "exact",
+    Rule("V01", "files are missing, short or damaged", ("G4", "G8"), "one",
+         "everything that the metadata names is present", "exact",
          f"{VERIFY}.files", "error", "none", "restore the files, or resume from another step"),
     Rule("V02", "stored checksums are wrong", ("G10", "G2", "G1", "G5"), "one", "bytes have the checksum of the save",
          "exact", f"{VERIFY}.stored", "error", "files that were edited on purpose", "restore the file from a copy"),
-    Rule("V03", "bytes are not those of the manifest", ("G2", "G1", "G3", "G10", "G5"), "one",
-         "bytes are those that were hashed", "exact", "workbench.analysis.manifest_check", "error",
-         "files that were rewritten on purpose", "restore what differs from a copy"),
+    Rule("V03", "bytes that differ from the manifest", ("G2", "G1", "G3", "G10", "G5"), "one",
+         "bytes equal those that were hashed", "exact", "workbench.analysis.manifest_check", "error",
+         "files that were rewritten on purpose", "restore the files that differ from a copy"),
     Rule("V04", "files of two saves", ("G6", "G8"), "one", "the files of a save are written together",
-         "an hour apart, 5 times the rest", f"{VERIFY}.siblings", "warn", "copies that kept other times",
+         "an hour apart, 5 times the rest", f"{VERIFY}.siblings", "warn", "copied files with other time stamps",
          "compare the file with a copy that you trust"),
     Rule("V05", "a part of the optimizer's state is absent", ("B1", "A2"), "one", "every trained weight has all states",
          "nine in ten have it", f"{VERIFY}.state", "warn", "parameters that were frozen",
-         "load what is missing from the save before"),
+         "load the missing state from the previous save"),
 )  # fmt: skip
 
-#: verify's rule → the doctor's; those left out are the doctor's own, or say nothing of a resume.
+#: Rule of verify → rule of the doctor; omitted rules are checked by the doctor itself or do not concern a resume.
 MEANS = {
     "values.zero_pages": "S11", "values.zero_chunk": "S11", "files.sparse": "S11", "values.all_zero": "S11",
     "replicas.differ": "S12", "coverage.hole": "N18", "coverage.overlap": "N18", "coverage.shared_bytes": "N18",
@@ -94,19 +95,19 @@ def check_files(
     deep: bool = True,
     manifest: Any = None,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Files, cover, stored checksums, copies and a manifest of one checkpoint.
+    """Check files, coverage, stored checksums, replicas and a manifest of one checkpoint.
 
     Args:
-        deep: also read bytes: pages, checksums, copies.
-        manifest: a manifest, or its path; without one what lies inside or beside the checkpoint is taken.
-        tick: told the share that is done; stops by raising.
+        deep: also read bytes: pages, checksums, replicas.
+        manifest: a manifest, or its path; by default, one in or beside the checkpoint.
+        progress: called with the fraction done; stops by raising.
     """
     log = Log()
-    place = Place(state.ckpt.path)
-    subject = Subject(state.ckpt, place, log, threads)
-    passes: list[tuple[int, Callable[[Tick | None], object]]] = [
+    place = state.ckpt.place.again()
+    subject = Examined(state.ckpt, place, log, threads)
+    passes: list[tuple[int, Callable[[Progress | None], object]]] = [
         (headers_nbytes(subject), lambda at: _structure(subject, at)),
     ]
     if deep:
@@ -119,25 +120,25 @@ def check_files(
         ]
     total, done = max(sum(nbytes for nbytes, _ in passes), 1), 0
     for nbytes, run in passes:
-        run(_part(tick, done / total, nbytes / total))
+        run(_part(progress, done / total, nbytes / total))
         done += nbytes
     return _outcome(state, log, deep)
 
 
-def _structure(subject: Subject, tick: Tick | None) -> None:
+def _structure(subject: Examined, progress: Progress | None) -> None:
     check_sizes(subject)
     check_folder(subject)
     check_commit(subject)
     check_boxes(subject)
-    check_headers(subject, tick)
+    check_headers(subject, progress)
     check_index(subject)
     check_objects(subject)
     check_ranks(subject)
     check_state(subject)
 
 
-def _part(tick: Tick | None, start: float, share: float) -> Tick | None:
-    return None if tick is None else lambda done: tick(start + done * share)
+def _part(progress: Progress | None, start: float, share: float) -> Progress | None:
+    return None if progress is None else lambda done: progress(start + done * share)
 
 
 # ---- findings to signs ---------------------------------------------------------------------------------------------
@@ -147,8 +148,8 @@ def _outcome(state: State, log: Log, deep: bool) -> Outcome:
     found = Outcome()
     groups: dict[str, list[Finding]] = defaultdict(list)
     role = dict(zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True))
-    for finding in log.report("").found:
-        # moments of a parameter that saw no gradient are the values' rules'
+    for finding in log.report(""):
+        # the rules on values handle moments of a parameter that got no gradient
         idle = finding.rule == "values.all_zero" and not _trained(state, finding.where, role)
         if finding.rule in MEANS and finding.severity != "info" and not idle:
             groups[finding.rule].append(finding)
@@ -157,12 +158,12 @@ def _outcome(state: State, log: Log, deep: bool) -> Outcome:
         sign for rule, group in groups.items() if (sign := _sign(state, rule, group, groups, empty)) is not None
     ]
     fired = {sign.rule for sign in found.signs}
-    _told(state, log, found, fired, deep)
+    _checked(state, log, found, fired, deep)
     return found
 
 
 def _trained(state: State, key: str, role: Mapping[str, str]) -> bool:
-    """Whether it is a weight that the optimizer moves, as far as the checkpoint tells: a frozen bias may be zero."""
+    """Whether the checkpoint shows that the optimizer updates this weight; a frozen bias may be zero."""
     if role.get(key) not in ("param", "master"):
         return False
     catalog = state.ckpt.catalog
@@ -198,12 +199,12 @@ def _sign(
 
 
 def _zeros(groups: Mapping[str, Sequence[Finding]]) -> set[str]:
-    """Files with pages of zeros."""
+    """Return the files with pages of zeros."""
     return {str(finding.evidence.get("file")) for finding in groups.get("values.zero_pages", ())}
 
 
 def _proved(pages: Sequence[Finding], wrong: Sequence[Finding]) -> bool:
-    """Whether a checksum of the same bytes is wrong, so that they were not zero when they were written."""
+    """Whether a checksum of the same bytes is wrong, which proves that they were not zero when written."""
     for page in pages:
         for record in wrong:
             apart = (
@@ -215,14 +216,14 @@ def _proved(pages: Sequence[Finding], wrong: Sequence[Finding]) -> bool:
 
 
 def _rewritten(changed: Sequence[Finding]) -> tuple[str, ...]:
-    """A block or two differ: flips; stretches of many: another save's bytes."""
+    """Return the causes: flips if a block or two differ, another save's bytes if many do."""
     if any(finding.evidence.get("stretches") for finding in changed):
         return ("G6", "G7", "G10")
     return ("G2", "G1", "G3", "G10", "G5")
 
 
 def _drift(state: State, differing: Sequence[Finding], count: int) -> tuple[str, ...]:
-    """Counters, or most of what is stored twice: a rank's files are of another step. Some of it: drift."""
+    """Return the causes: files of another step if counters or most replicas differ, drift if only some do."""
     catalog = state.ckpt.catalog
     role = dict(zip(catalog.keys, state.ckpt.roles, strict=True))
     several = len(np.unique(catalog.tensor[catalog.replica > 0]))
@@ -237,10 +238,10 @@ def _fqns(state: State, findings: Sequence[Finding]) -> list[str]:
     return list(dict.fromkeys(fqn[key] or key for key in keys if key in fqn))
 
 
-# ---- what was looked at --------------------------------------------------------------------------------------------
+# ---- what was checked ----------------------------------------------------------------------------------------------
 
 
-def _told(state: State, log: Log, found: Outcome, fired: set[str], deep: bool) -> None:
+def _checked(state: State, log: Log, found: Outcome, fired: set[str], deep: bool) -> None:
     catalog = state.ckpt.catalog
     for rule, words in (("N18", "coverage"), ("V01", "commit"), ("V05", "optimizer")):
         if words in log.checked:
@@ -248,12 +249,12 @@ def _told(state: State, log: Log, found: Outcome, fired: set[str], deep: bool) -
     found.checked["N19"] = "names of layers"
     if not {"V01", "N18"} & fired:
         files = plural(len(set(catalog.files)), "file")
-        words = f"{files} in full, and {plural(catalog.chunks, 'chunk')} without gap or overlap"
+        words = f"{files} complete, and {plural(catalog.chunks, 'chunk')} without gap or overlap"
         found.cleared.append(Cleared("files", words, ("G4", "G8", "E8")))
     if not deep:
         found.not_checked |= dict.fromkeys(("S11", "S12", "V02", "V03"), "bytes were not read")
         return
-    found.checked["S11"] = "pages of files that hold nothing but zeros"
+    found.checked["S11"] = "pages of files that hold only zeros"
     if "S11" not in fired:
         found.cleared.append(Cleared("zero pages", f"none in {plural(len(set(catalog.files)), 'file')}", ("G5",)))
     several = len(np.unique(catalog.tensor[catalog.replica > 0]))
@@ -268,7 +269,7 @@ def _told(state: State, log: Log, found: Outcome, fired: set[str], deep: bool) -
     if sums:
         found.checked["V02"] = sums
         if "V02" not in fired and "flips" not in log.not_checked:
-            words = f"all fit: {sums}; what changed before they were made does not show"
+            words = f"all match: {sums}; changes before they were computed do not show"
             found.cleared.append(Cleared("stored checksums", words, ("G10", "G4")))
     else:
         found.not_checked["V02"] = log.not_checked.get("flips", "no checksums are stored")

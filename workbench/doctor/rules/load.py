@@ -1,13 +1,13 @@
-"""A checkpoint beside its echo, saved again right after the load: the same bit for bit, or a sign says how not.
+"""Compare a checkpoint with its echo, which was saved right after the load: equal bit for bit, or signs state how not.
 
 ::
 
     before ──load──▶ echo            wb.diff ─ equal? ─▶ cleared: weights, masters, moments, buffers
       │               │                  │ not equal
       └── Pair ───────┘                  ▼
-                                     atoms (fused tensors cut) ─▶ look: a form for each ─▶ signs, one a family
+                                     atoms (fused tensors split) ─▶ look: a form for each ─▶ signs, one per family
 
-The first pass reads everything once; only what differs is read again.
+The first pass reads everything once; only tensors that differ are read again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_rows import TensorDiff
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.atoms import Atom, Atoms
-from workbench.doctor.origins.look import Look, look
+from workbench.doctor.origins.look import AtomLook, look
 from workbench.doctor.origins.merge import averaged, low_rank
 from workbench.doctor.origins.where import where
 from workbench.doctor.rules.load_signs import ECHO, load_signs
@@ -34,7 +34,7 @@ __all__ = ["EchoValues", "TensorStatus", "check_echo"]
 
 IN = "before → echo"
 VALUES = ("near", "other", "part", "fill")  #: kinds of change without a form
-#: What an equality in every bit excludes.
+#: Causes that equality bit for bit excludes.
 CLEARS = {
     "weights": (
         WEIGHTS,
@@ -46,45 +46,46 @@ CLEARS = {
     "averages": (AVERAGES, ()),
     "buffers": (BUFFERS, ("A5", "D9")),
 }  # fmt: skip
-OF_ALL = ("E7", "G1", "G2", "G3", "G5", "G6", "G7")  #: excluded where weights, masters and moments are equal
+OF_ALL = ("E7", "G1", "G2", "G3", "G5", "G6", "G7")  #: excluded if weights, masters and moments are equal
 
 
 R16 = Rule(
     "R16", "a tensor beside the parameters changed in the load", ("A5", "F4"), "echo",
     "a save right after the load holds what was loaded", "exact", "round trip", "warn",
-    "counters and tables that a launch sets anew", "restore what is named",
+    "counters and tables that a launch resets", "restore the named tensor",
 )  # fmt: skip
 register(R16)
 
 
 @dataclass(frozen=True, eq=False)
 class TensorStatus:
-    """What became of a stored tensor in the load.
+    """What happened to a stored tensor in the load.
 
     Attributes:
         status: as in :class:`workbench.analysis.diff.TensorDiff`: ``equal changed type shape unread``.
-        row: its comparison; looks: the forms of its changes, one for each weight that it fuses; empty where equal.
+        row: its comparison.
+        looks: the forms of its changes, one for each weight that it fuses; empty if equal.
     """
 
     fqn: str
     role: str
     status: str
     row: TensorDiff
-    looks: tuple[Look, ...] = ()
+    looks: tuple[AtomLook, ...] = ()
 
     @property
     def kind(self) -> str:
-        """``equal``, or the form of the change (of its first part)."""
+        """``equal``, or the form of the change in its first part."""
         return self.looks[0].kind if self.looks else self.status
 
 
 @dataclass
 class EchoValues(Outcome):
-    """What came of an echo.
+    """The result of checking an echo.
 
     Attributes:
-        status: ``(fqn, role)`` → what became of that tensor, for pictures.
-        geometry: heads, groups and vocabulary, for what a move of rows means.
+        status: ``(fqn, role)`` → what happened to that tensor, for pictures.
+        geometry: heads, groups and vocabulary, for the meaning of moved rows.
         traits: of all changes together: ``place`` that holds them, ``averaged`` weights, ``rank`` of their change.
     """
 
@@ -93,34 +94,34 @@ class EchoValues(Outcome):
     traits: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_echo(pair: Pair, *, threads: int | None = None, tick: Tick | None = None) -> EchoValues:
-    """The rules R02–R09 and R13 on a checkpoint and its echo.
+def check_echo(pair: Pair, *, threads: int | None = None, progress: Progress | None = None) -> EchoValues:
+    """Apply the rules R02–R09 and R13 to a checkpoint and its echo.
+
+    Tensors that cannot be read are listed in ``not_checked``; they do not raise an error.
 
     Args:
         pair: ``evidence.pair("before", "echo")``.
-        threads, tick: as :func:`workbench.diff`.
-
-    Tensors that cannot be read are told in ``not_checked``; nothing is raised for them.
+        threads, progress: as in :func:`workbench.diff`.
     """
     found = EchoValues()
-    rows = _compared(pair, threads, tick)
+    rows = _compared(pair, threads, progress)
     atoms = Atoms(pair)
     changed = {key: row for key, row in rows.items() if row.status in ("changed", "type", "unread")}
     pairs = _changed(atoms, changed, threads)
     looks = look(atoms, pairs, found.not_checked)
     found.signs += [*_gone(pair), *load_signs(atoms, looks)]
     found.geometry, found.traits = atoms.facts, _traits(atoms, looks)
-    by_owner: dict[tuple[str, str], list[Look]] = {}
+    by_owner: dict[tuple[str, str], list[AtomLook]] = {}
     for one in looks:
         by_owner.setdefault((one.atom.owners[0], one.atom.role), []).append(one)
     found.signs += _others(pair, found)
     found.status = {key: TensorStatus(*key, row.status, row, tuple(by_owner.get(key, ()))) for key, row in rows.items()}
-    _told(found, rows, pair.a.facts.steps.counts == pair.b.facts.steps.counts, _absent(pair))
+    _checked(found, rows, pair.a.facts.steps.counts == pair.b.facts.steps.counts, _absent(pair))
     return found
 
 
-def _traits(atoms: Atoms, looks: Sequence[Look]) -> dict[str, Any]:
-    """What the changes of values have in common."""
+def _traits(atoms: Atoms, looks: Sequence[AtomLook]) -> dict[str, Any]:
+    """Return what the changes of values have in common."""
     values = [one for one in looks if one.kind in VALUES]
     if not values:
         return {}
@@ -133,8 +134,8 @@ def _traits(atoms: Atoms, looks: Sequence[Look]) -> dict[str, Any]:
     }
 
 
-def _compared(pair: Pair, threads: int | None, tick: Tick | None) -> dict[tuple[str, str], TensorDiff]:
-    """The stored tensors of both sides by what they mean: an optimizer may number its parameters anew."""
+def _compared(pair: Pair, threads: int | None, progress: Progress | None) -> dict[tuple[str, str], TensorDiff]:
+    """Compare the stored tensors of both sides by parameter and role; an optimizer may renumber its parameters."""
     both = [
         (f"{role}:{fqn}", fqn, role, *places)
         for fqn, roles in pair.shared()
@@ -148,15 +149,15 @@ def _compared(pair: Pair, threads: int | None, tick: Tick | None) -> dict[tuple[
             catalog, keys=[one[0] for one in both], fqns=[one[1] for one in both], roles=[one[2] for one in both]
         )
         sides.append(state.ckpt.derive(named))
-    compared = diff(*sides, patterns=False, evidence="none", threads=threads, tick=tick)
+    compared = diff(*sides, patterns=False, evidence="none", threads=threads, progress=progress)
     by_key = {row.key_b: row for row in compared.rows}
     return {(fqn, role): by_key[key] for key, fqn, role, *_ in both}
 
 
 def _changed(
     atoms: Atoms, changed: Mapping[tuple[str, str], TensorDiff], threads: int | None
-) -> list[tuple[Atom, TensorDiff]]:  # fmt: skip
-    """Atoms that differ, each with its comparison: those of fused tensors are compared on their own."""
+) -> list[tuple[Atom, TensorDiff]]:
+    """Return the atoms that differ, each with its comparison; parts of fused tensors are compared separately."""
     found, apart = [], []
     for atom in atoms.of(changed):
         if atom.fqn == atom.owners[0]:
@@ -172,9 +173,9 @@ def _changed(
 
 
 def _others(pair: Pair, found: EchoValues) -> list[Sign]:
-    """Stored tensors that belong to no parameter, by their keys: averages under names of their own, tables, generators.
+    """Compare tensors that do not belong to a parameter by key: averages under other names, tables.
 
-    Generators draw at every restart, and are compared by their digests (R11).
+    Generators advance at every restart; R11 compares them by their digests.
     """
     if pair.mapped:
         return []
@@ -182,9 +183,10 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
     roles = pair.a.names.roles
     keys = [
-        key for at, key in enumerate(catalog.keys)
+        key
+        for at, key in enumerate(catalog.keys)
         if at not in held and key in there.index and roles[at] != "step" and "rng" not in key.lower()
-    ]  # fmt: skip
+    ]
     if not keys:
         return []
     sides = [
@@ -203,7 +205,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
 
 
 def _gone(pair: Pair) -> list[Sign]:
-    """Moments that the echo does not hold at all."""
+    """Report moments that the echo does not hold."""
     had = [fqn for fqn, roles in pair.a.params.items() if "exp_avg" in roles or "exp_avg_sq" in roles]
     has = [fqn for fqn, roles in pair.b.params.items() if "exp_avg" in roles or "exp_avg_sq" in roles]
     gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in set(has) and fqn in pair.b.params]
@@ -216,7 +218,7 @@ def _gone(pair: Pair) -> list[Sign]:
 def _absent(pair: Pair) -> bool:
     """Whether the echo lacks a state that the checkpoint holds."""
     if pair.mapped:
-        return False  # another format may not have it
+        return False  # another format may not store it
     there = pair.b.params
     return any(
         quantity(role) is not None and role not in there.get(fqn, {})
@@ -225,19 +227,19 @@ def _absent(pair: Pair) -> bool:
     )
 
 
-def _told(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted: bool, absent: bool) -> None:
-    """What was looked at, what could not be, and what was shown to be healthy."""
+def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], counted: bool, absent: bool) -> None:
+    """Record what was examined, what could not be, and what was shown to be healthy."""
     read = [row for row in rows.values() if row.status in ("equal", "changed", "type")]
     for rule in ECHO:
         if read:
             found.checked[rule] = IN
         else:
-            found.not_checked[rule] = "no tensor is on both sides"
+            found.not_checked[rule] = "no tensor is stored on both sides"
     unread = [key for key, row in rows.items() if row.status == "unread"]
     if unread:
         fqn, role = unread[0]
         found.not_checked["echo"] = (
-            f"{many(len(unread), 'tensor')} could not be read, {role} {fqn!r} first: {rows[unread[0]].why}"
+            f"{many(len(unread), 'tensor')} could not be read; the first is {role} {fqn!r}: {rows[unread[0]].why}"
         )
     whole = []
     for what, (roles, causes) in CLEARS.items():

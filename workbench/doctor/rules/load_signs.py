@@ -1,4 +1,4 @@
-"""Changes of a load as signs: one for each form, over all parameters that have it.
+"""Turn the changes of a load into signs: one for each form, over all parameters that have it.
 
 ::
 
@@ -6,7 +6,7 @@
               │                      │                                      │
     signs   R03 became zero        R02 hold another layer's values        R06 one bit is flipped
 
-Every change of a stored quantity is in one sign; which cause it speaks for is read from the ledger, not from here.
+Every change of a stored quantity is in one sign. The ledger, not this module, decides which cause it supports.
 """
 
 from __future__ import annotations
@@ -16,65 +16,67 @@ from typing import Any
 
 from workbench.doctor.ledger.roles import MOMENTS, SECOND
 from workbench.doctor.ledger.sign import Rule, Sign, register
-from workbench.doctor.origins.atoms import Atoms, kind_of, names_of
-from workbench.doctor.origins.look import Look
+from workbench.doctor.origins.atoms import Atoms
+from workbench.doctor.origins.look import AtomLook
 from workbench.doctor.origins.tags import TAGS, gathered, own, said, tag_of, whole
 from workbench.doctor.origins.where import where
+from workbench.names.weights import parse
 
 __all__ = ["ECHO", "load_signs"]
 
 TRIP = "round trip"
-EQUAL = "loading makes no update: bit for bit the same"
+EQUAL = "loading makes no update: values stay equal bit for bit"
 
 _RULES = (
     Rule("R02", "another tensor's values", ("E9", "E3", "B5", "E10"), "echo", EQUAL,
-         "exact: all rows are those of one other tensor of before", TRIP, "error", "tensors renumbered on purpose",
+         "exact: all rows come from one other tensor of before", TRIP, "error", "tensors renumbered on purpose",
          "load by name, and check the numbering of layers, experts and optimizer parameters"),
-    Rule("R03", "a state that is fresh, lost or no number", ("B1", "B4", "B3", "A5", "D9", "G1"), "echo", EQUAL,
-         "exact: all zero, gone, or not finite, where before it was", TRIP, "error",
+    Rule("R03", "state that is fresh, lost or not finite", ("B1", "B4", "B3", "A5", "D9", "G1"), "echo", EQUAL,
+         "exact: all zero, gone or not finite, unlike before", TRIP, "error",
          "an optimizer reset on purpose", "load the optimizer's state and the buffers"),
     Rule("R04", "rows in another order", ("E1", "E5", "E6", "F7"), "echo", EQUAL,
          "exact: the same rows at other places", TRIP, "error",
          "a layout that is converted on purpose (rotary halves, heads) together with the code that reads it",
          "read with the layout that was written: order of ranks, heads, rotary halves, vocabulary"),
     Rule("R05", "columns in another order", ("E1", "E6"), "echo", EQUAL, "exact: the same columns at other places",
-         TRIP, "error", "as R04", "join ranks in their order, along the dimension that was cut"),
+         TRIP, "error", "as R04", "join ranks in their order, along the sharded dimension"),
     Rule("R06", "flipped bits", ("G2", "G1", "G3"), "echo", EQUAL,
          "exact: at most eight elements differ, each in one bit", TRIP, "error", "none",
-         "load again; if it stays, take the tensor from another copy and look at memory and storage"),
-    Rule("R07", "values went through a narrower type", ("D1", "D4", "D7"), "echo", EQUAL,
-         "exact: all are the old ones rounded", TRIP, "error", "states kept in 16 bits on purpose (moments: warn)",
+         "load again; if it stays, take the tensor from another copy and check memory and storage"),
+    Rule("R07", "values rounded to a narrower type", ("D1", "D4", "D7"), "echo", EQUAL,
+         "exact: all are the rounded old values", TRIP, "error", "states kept in 16 bits on purpose (moments: warn)",
          "save and load masters and moments in float32"),
-    Rule("R08", "runs of zeros", ("G5", "G4"), "echo", EQUAL, "exact: what differs is one run that became zero", TRIP,
-         "error", "none", "copy the file again; check that writes were synced before the save was called complete"),
+    Rule("R08", "runs of zeros", ("G5", "G4"), "echo", EQUAL, "exact: the only difference is one run that became zero",
+         TRIP,
+         "error", "none", "copy the file again; check that writes were synced before the save was reported complete"),
     Rule("R09", "values differ", ("G6", "A2", "D2", "F4"), "echo", EQUAL, "exact", TRIP, "error",
          "a change that the load makes on purpose (averaged or merged weights)",
-         "load weights, masters and moments of one save"),
+         "load weights, masters and moments from one save"),
     Rule("R13", "rows of several tensors mixed", ("E2", "E4", "E1"), "echo", EQUAL,
-         "exact: every row is one of before, of two or more tensors", TRIP, "error", "as R04",
-         "cut fused tensors per rank and per group before joining: gate and up, query, key and value"),
+         "exact: every row comes from before, from two or more tensors", TRIP, "error", "as R04",
+         "split fused tensors per rank and per group before joining: gate and up, query, key and value"),
 )  # fmt: skip
 register(*_RULES)
 ECHO = {rule.id: rule for rule in _RULES}
 
-#: Form → rule, and what is said of it; ``{text}`` is the first tensor's own sentence.
+#: Form → rule and its words; ``{text}`` is the sentence of the first tensor.
 FORMS = {
-    "nan": ("R03", "are not finite any more: {text}"), "zero": ("R03", "are zero now"),
+    "nan": ("R03", "are no longer finite: {text}"), "zero": ("R03", "are zero now"),
     "zeros": ("R08", "have a run of elements that became zero{text}"),
-    "flip": ("R06", "differ in single bits: {text}"), "fill": ("R09", "are one value everywhere: {text}"),
-    "ratio": ("R09", "are the old ones times one factor: {text}"), "near": ("R09", "have other values"),
-    "swapped": ("R02", "are exchanged: {text}"), "other": ("R09", "are unlike the old ones"),
-    "part": ("R09", "differ in a part only{text}"),
+    "flip": ("R06", "differ in single bits: {text}"), "fill": ("R09", "are constant: {text}"),
+    "ratio": ("R09", "are the old values times one factor: {text}"), "near": ("R09", "have different values"),
+    "swapped": ("R02", "are swapped: {text}"), "other": ("R09", "are unlike the old values"),
+    "part": ("R09", "differ only in a part{text}"),
 }  # fmt: skip
 
 
-def load_signs(atoms: Atoms, looks: Sequence[Look]) -> Iterator[Sign]:
-    """Signs of looks of every kind but ``unread``, weights and masters apart from the optimizer's moments."""
+def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
+    """Yield signs of all looks except ``unread``; weights and masters are separate from the optimizer's moments."""
     moved = [one for one in looks if one.kind in ("moved", "columns")]
     flat = [one for one in looks if one.kind == "flat"]
     yield from _line(atoms, flat)
     yield from _moved(atoms, moved)
-    groups: dict[tuple[str, bool], list[Look]] = {}
+    groups: dict[tuple[str, bool], list[AtomLook]] = {}
     for one in looks:
         if one.kind not in ("moved", "columns", "flat", "unread"):
             groups.setdefault((one.kind, one.atom.role in MOMENTS), []).append(one)
@@ -82,13 +84,13 @@ def load_signs(atoms: Atoms, looks: Sequence[Look]) -> Iterator[Sign]:
         yield _rounded(atoms, some) if kind == "rounded" else _plain(atoms, kind, some)
 
 
-def _plain(atoms: Atoms, kind: str, some: Sequence[Look]) -> Sign:
+def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     rule, words = FORMS[kind]
     text = some[0].text
     if kind in ("zeros", "part"):
         text = f", in {some[0].atom.fqn!r} {text}" if text else ""
-    elif kind in ("flip", "nan", "fill", "ratio", "swapped"):
-        text = f"{some[0].atom.fqn!r}: {text}"
+    elif kind in ("flip", "nan", "fill", "ratio"):
+        text = f"in {some[0].atom.fqn!r}, {text}"
     evidence: dict[str, Any] = {"form": kind}
     tail = ""
     if kind in ("near", "other", "part"):
@@ -102,15 +104,15 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[Look]) -> Sign:
     return _sign(rule, atoms, some, words.format(text=text) + tail, **evidence)
 
 
-def _rounded(atoms: Atoms, some: Sequence[Look]) -> Sign:
+def _rounded(atoms: Atoms, some: Sequence[AtomLook]) -> Sign:
     through = str(some[0].form.get("through", some[0].row.dtype_b))
-    lost = through == "float16" and any(one.atom.role in SECOND for one in some)  # it has nothing below 6e-8 but 0
-    grave = "warn" if some[0].atom.role in MOMENTS and not lost else None
-    return _sign("R07", atoms, some, f"are the old ones rounded through {through}", grave, through=through)
+    lost = through == "float16" and any(one.atom.role in SECOND for one in some)  # its numbers below 6e-8 are 0
+    severity = "warn" if some[0].atom.role in MOMENTS and not lost else None
+    return _sign("R07", atoms, some, f"are the old values rounded to {through}", severity, through=through)
 
 
-def _line(atoms: Atoms, flat: Sequence[Look]) -> Iterator[Sign]:
-    """Elements of a flat line that is cut at other places."""
+def _line(atoms: Atoms, flat: Sequence[AtomLook]) -> Iterator[Sign]:
+    """Yield a sign for elements of a flat line that was cut at other places."""
     if not flat:
         return
     one = flat[0]
@@ -125,18 +127,18 @@ def _line(atoms: Atoms, flat: Sequence[Look]) -> Iterator[Sign]:
     yield _sign("R09", atoms, flat, words, form="flat", at=at, source=source, was_at=first)
 
 
-def _moved(atoms: Atoms, moved: Sequence[Look]) -> Iterator[Sign]:
+def _moved(atoms: Atoms, moved: Sequence[AtomLook]) -> Iterator[Sign]:
     for moments in (False, True):
-        tags: dict[str, list[Look]] = {}
+        tags: dict[str, list[AtomLook]] = {}
         for one in moved:
             if (one.atom.role in MOMENTS) == moments:
                 tags.setdefault(tag_of(atoms.facts, one.move), []).append(one)
         for tag, looks in gathered(tags).items():
-            by_rule: dict[str, list[Look]] = {}
+            by_rule: dict[str, list[AtomLook]] = {}
             for one in looks:
                 rule = "R05" if one.kind == "columns" else _rule(one)
                 by_rule.setdefault(rule, []).append(one)
-            if "R13" in by_rule and "R02" in by_rule:  # of a mixture some may happen to be whole
+            if "R13" in by_rule and "R02" in by_rule:  # some tensors of a mixture may happen to be complete
                 by_rule["R13"] += by_rule.pop("R02")
             for rule, some in by_rule.items():
                 words = TAGS[tag]
@@ -150,35 +152,35 @@ def _moved(atoms: Atoms, moved: Sequence[Look]) -> Iterator[Sign]:
                 yield _sign(rule, atoms, some, text, form=f"moved.{tag}", tag=tag, order=form, blocks=blocks)
 
 
-def _rule(one: Look) -> str:
+def _rule(one: AtomLook) -> str:
     return "R02" if whole(one.move) else "R04" if own(one.move) else "R13"
 
 
-def _routers(atoms: Atoms, some: Sequence[Look], looks: Sequence[Look]) -> str:
-    layers = {names_of(one.atom.fqn)[1] for one in some}
-    routers = [a.fqn for a in atoms.rows if a.role == "param" and kind_of(a.fqn) == "router"
-               and names_of(a.fqn)[1] in layers]  # fmt: skip
+def _routers(atoms: Atoms, some: Sequence[AtomLook], looks: Sequence[AtomLook]) -> str:
+    layers = {parse(one.atom.fqn).layer for one in some}
+    routers = [a.fqn for a in atoms.rows if a.role == "param" and parse(a.fqn).kind == "router"
+               and parse(a.fqn).layer in layers]  # fmt: skip
     went = {one.atom.fqn for one in looks}
     still = [name for name in routers if name not in went]
-    return f"; the router's rows stay ({still[0]!r})" if still else ""
+    return f"; the router's rows did not move ({still[0]!r})" if still else ""
 
 
-def _cosines(looks: Sequence[Look]) -> str:
+def _cosines(looks: Sequence[AtomLook]) -> str:
     found = [one.cosine for one in looks if one.cosine is not None]
-    return f" (cosine with the old ones: {min(found):.3g} to {max(found):.3g})" if found else ""
+    return f" (cosine similarity to the old values: {min(found):.3g} to {max(found):.3g})" if found else ""
 
 
 def _called(roles: Sequence[str]) -> str:
-    """``the weights``, ``exp_avg and exp_avg_sq``."""
+    """Return the names of roles, like ``the weights`` or ``exp_avg and exp_avg_sq``."""
     names = {"param": "the weights", "master": "the masters", "ema": "the averages", "momentum": "the momentum"}
     known = [names.get(role, role) for role in roles]
     return known[0] if len(known) == 1 else f"{', '.join(known[:-1])} and {known[-1]}"
 
 
 def _sign(
-    rule: str, atoms: Atoms, looks: Sequence[Look], words: str, severity: str | None = None, **evidence: Any
+    rule: str, atoms: Atoms, looks: Sequence[AtomLook], words: str, severity: str | None = None, **evidence: Any
 ) -> Sign:
-    """``exp_avg, exp_avg_sq of 52 of 52 parameters became zero``."""
+    """Return a sign with a message like ``exp_avg and exp_avg_sq of 52 of 52 parameters are zero now``."""
     owners = list(dict.fromkeys(name for one in looks for name in one.atom.owners))
     roles = sorted({one.atom.role for one in looks})
     of = len({owner for atom in atoms.rows if atom.role in roles for owner in atom.owners})

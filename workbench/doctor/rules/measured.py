@@ -1,10 +1,10 @@
-"""The ledger's rows from what the passes added up: one row for each quantity, form and leg.
+"""Build the ledger's rows from the sums of the passes, one row for each quantity, form and leg.
 
 ::
 
-    before ‖ echo     TensorStatus a tensor     equal · a form of change · absent · not compared (why)      leg load
-    before → after    PairState a parameter     within its laws · the form of what broke one · (why not)    leg train
-    one state         OneState a parameter      zeros, masters, finite numbers                              leg before …
+    before ‖ echo     TensorStatus per tensor     equal · a form of change · absent · not compared (why)    leg load
+    before → after    PairState per parameter     within its laws · the form of a broken one · (why not)    leg train
+    one state         OneState per parameter      zeros, masters, finite numbers                            leg before …
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.doctor.facts.evidence import Pair, State
-from workbench.doctor.facts.places import kinds
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Sign
@@ -24,21 +23,22 @@ from workbench.doctor.origins.became import Became, moments_became, weights_beca
 from workbench.doctor.origins.tags import TOGETHER, tag_of
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.errors import WorkbenchError
+from workbench.names.weights import kinds
 
 __all__ = ["COUNTED", "counter_rows", "load_rows", "print_rows", "state_rows", "train_rows"]
 
-COUNTED = 2  #: updates that a fresh optimizer can have made by itself between a load and a save at once
-RENUMBERED = "the optimizers hold other numbers of parameters: whose a number is, is not known"
+COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
+RENUMBERED = "the optimizers hold different numbers of parameters, so the owner of a number is unknown"
 FEW = 2  #: parameters
-FLIPS = 8  #: elements that are spoken of as flipped bits
-PATCH = 0.2  #: share of one parameter that is a damaged part of it
-BARELY = 1.5  #: times what the updates can do: rounding of what was loaded, not other values
-LIKE = 0.9  #: cosine below which weights are others, however little each of them is beyond reach
-MANY = 400  #: parameters whose form is looked for; of further ones that they broke a law is known
+FLIPS = 8  #: most elements that count as flipped bits
+PATCH = 0.2  #: share of one parameter below which a change is a damaged part
+BARELY = 1.5  #: times the reach below which the excess is rounding of loaded values
+LIKE = 0.9  #: cosine below which weights are others, however little each element is beyond reach
+MANY = 400  #: most parameters whose form is examined; further ones are only counted as beyond their law
 
 
-class _Rows:
-    """Names gathered into rows."""
+class _GatheredRows:
+    """A collector of names that become rows."""
 
     def __init__(self, leg: str) -> None:
         self.leg = leg
@@ -67,13 +67,13 @@ class _Rows:
 
 
 def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> Iterator[Row]:
-    """What the load did to every stored tensor of ``before``.
+    """Yield what the load did to every stored tensor of ``before``.
 
     Args:
         status: ``(fqn, role)`` → :class:`workbench.doctor.rules.load.TensorStatus`.
-        facts: of the atoms, for what a move of rows means.
+        facts: geometry of the model, for the meaning of moved rows.
     """
-    found = _Rows("load")
+    found = _GatheredRows("load")
     for fqn, roles in pair.a.params.items():
         there = pair.b.params.get(fqn, {})
         for stored in roles:
@@ -85,12 +85,12 @@ def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> 
                 if not pair.comparable(fqn):
                     found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
                 elif stored in there:
-                    why = "the two have other shapes"
+                    why = "the two have different shapes"
                     found.put(role, Status.SKIPPED, fqn, why=why)
                 elif not pair.mapped:
                     found.put(role, Status.ABSENT, fqn)
                 else:
-                    found.put(role, Status.SKIPPED, fqn, why="the other format does not hold it")
+                    found.put(role, Status.SKIPPED, fqn, why="the other format does not store it")
                 continue
             if one.status == "equal":
                 found.put(role, Status.EQUAL, fqn, one.row.numel)
@@ -104,11 +104,11 @@ def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> 
 
 
 def gathered_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Moves that have one reason, under one form: heads and tokens move with the ranks that held them."""
+    """Merge moves with a common reason under one form: heads and tokens move with the ranks that held them."""
     rows = list(rows)
     weights = [row for row in rows if row.quantity in (*WEIGHTS, *MASTERS)]
     turned = [row for row in weights if row.form == "moved.ranks"]
-    if turned and all(kinds(row.names) <= {"embed", "head"} for row in turned):  # of ranks, others would move too
+    if turned and all(kinds(row.names) <= {"embed", "head"} for row in turned):  # ranks would move others too
         rows = [replace(row, form="moved.vocab") if row.form == "moved.ranks" else row for row in rows]
         weights = [row for row in rows if row.quantity in (*WEIGHTS, *MASTERS)]
     forms = {row.form for row in weights} or {row.form for row in rows}
@@ -120,7 +120,7 @@ def gathered_rows(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _form(one: Any, facts: Any) -> str:
-    """Of a tensor in several parts that of most of them; rows that went elsewhere say where."""
+    """Return the most common form of the parts of a tensor; for moved rows, it includes where they went."""
     forms = Counter(_look_form(look, facts) for look in one.looks)
     return forms.most_common(1)[0][0] if forms else "other"
 
@@ -149,8 +149,8 @@ def _detail(one: Any) -> dict[str, Any]:
 
 
 def print_rows(compared: Any) -> Iterator[Row]:
-    """The same of an echo of fingerprints: that a tensor differs is known, how is not but for constants and swaps."""
-    found = _Rows("load")
+    """Yield the rows of an echo of fingerprints, which shows the form of a change only for constants and swaps."""
+    found = _GatheredRows("load")
     for key in compared.equal:
         found.put(quantity(compared.role[key]) or "other", Status.EQUAL, compared.fqn.get(key) or key)
     forms = {"zeros": "zero", "ones": "fill", "other": "moved.name", "unknown": "other"}
@@ -175,18 +175,19 @@ def print_rows(compared: Any) -> Iterator[Row]:
 def train_rows(
     pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], signs: Iterable[Sign]
 ) -> Iterator[Row]:
-    """What the updates did to every parameter that both checkpoints hold.
+    """Yield what the updates did to every parameter that both checkpoints hold.
 
     Args:
-        states: fqn → sums of the pair. signs: of rows that went elsewhere (P17, P18) and of updates (P08, P12).
+        states: fqn → sums of the pair.
+        signs: those on moved rows (P17, P18) and on updates (P08, P12).
     """
-    found = _Rows("train")
+    found = _GatheredRows("train")
     moved, unlike = _origins(signs)
     turned = {name for sign in signs if sign.rule in ("P08", "P12") and sign.severity != "info" and "old" not in
               sign.evidence for name in sign.tensors}  # fmt: skip
     looked = 0
     held = dict(pair.shared())
-    # single elements are flipped bits where one or two parameters have them, not where many do
+    # single elements are flipped bits if one or two parameters have them, but not if many do
     few_weights = sum(bool(sums.reach.broken) for sums in states.values()) <= FEW
     few_moments = sum(bool(sums.floor.broken or sums.transition.broken) for sums in states.values()) <= FEW
     for fqn, sums in states.items():
@@ -224,7 +225,7 @@ def train_rows(
 
 
 def _small(form: str, few: bool, broken: int, of: int, worst: float, many: str = "near") -> str:
-    """A form, where only a part of one or two parameters is concerned, or where it is barely beyond."""
+    """Return the form, adjusted if only a part of one or two parameters is affected or is barely beyond."""
     if form in ("flip", "near") and worst < BARELY and not (few and broken == 1):
         return "slight"
     if form == "flip":
@@ -239,7 +240,7 @@ def _small(form: str, few: bool, broken: int, of: int, worst: float, many: str =
 
 
 def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
-    """``role:fqn`` → tag of where it went; and those that are unlike anything of before."""
+    """Return ``role:fqn`` → tag of the move, and the parameters unlike anything of before."""
     moved: dict[str, str] = {}
     unlike: set[str] = set()
     for sign in signs:
@@ -317,8 +318,8 @@ def _moment_rows(
 
 
 def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
-    """What a pass had no law for, or that one side does not hold."""
-    found = _Rows("train")
+    """Yield rows for tensors without a law, or that one side does not hold."""
+    found = _GatheredRows("train")
     for fqn, roles in pair.a.params.items():
         there = pair.b.params.get(fqn, {})
         for stored in roles:
@@ -333,11 +334,11 @@ def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
             elif role == STATE or (role in MOMENTS and role not in ("exp_avg", "exp_avg_sq")):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")
             elif pair.a.shape(roles[stored]) != pair.b.shape(there[stored]):
-                found.put(role, Status.SKIPPED, fqn, why="the two have other shapes")
+                found.put(role, Status.SKIPPED, fqn, why="the two have different shapes")
             elif fqn not in states and role not in ("param",):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")
             elif fqn not in states:
-                found.put(role, Status.SKIPPED, fqn, why="the number of updates between is not known")
+                found.put(role, Status.SKIPPED, fqn, why="the number of updates in between is unknown")
     yield from found.rows()
 
 
@@ -345,12 +346,12 @@ def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
 
 
 def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
-    """What the optimizer's counters did, parameter by parameter.
+    """Yield what the optimizer's counters did, by parameter.
 
     Args:
-        k: updates that the trainer made between the two; 0 in a load; ``None``: not known.
+        k: number of updates by the trainer between the two; 0 in a load; ``None`` if unknown.
     """
-    found = _Rows(leg)
+    found = _GatheredRows(leg)
     a, b = pair.a.facts.steps.by_name, pair.b.facts.steps.by_name
     names = [name for name in a if name in b and pair.comparable(name)]
     usual = pair.a.facts.steps.usual, pair.b.facts.steps.usual
@@ -358,10 +359,10 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
         if None in usual:
             return
         names, a, b = [""], {"": usual[0]}, {"": usual[1]}  # type: ignore[dict-item]
-    if k is None:  # then only that all of them fell is known
+    if k is None:  # then only a fall of all counters is detectable
         if names and all(a[name] > COUNTED and b[name] < a[name] for name in names):
             fell = Counter(a[name] - b[name] for name in names).most_common(1)[0][0]
-            reset = all(2 * b[name] < a[name] for name in names)  # an older save's are not that far behind
+            reset = all(2 * b[name] < a[name] for name in names)  # counters of an older save are not that far behind
             form = "reset" if reset else "behind"
             yield Row(leg, "step", Status.BEYOND, form, tuple(names), detail={"by": fell})
         return
@@ -371,7 +372,7 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
         fresh = b[name] <= k + COUNTED and a[name] > COUNTED
         if by == k or (
             leg == "train" and 0 <= by < k and b[name] != k
-        ):  # no gradient, or a skipped update, advances no counter
+        ):  # a counter does not advance without a gradient or in a skipped update
             status = Status.EQUAL if leg == "load" else Status.WITHIN
             found.put("step", status, name)
         elif fresh:
@@ -387,8 +388,8 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
 
 
 def state_rows(state: State, which: str, sums: Mapping[str, Any]) -> Iterator[Row]:
-    """What one checkpoint shows by itself: moments that are all zero, counters that are new, numbers that are none."""
-    found = _Rows(which)
+    """Yield what a single checkpoint shows: moments that are all zero, fresh counters, values that are not finite."""
+    found = _GatheredRows(which)
     step = state.facts.step
     held = {fqn: one for fqn, one in sums.items() if "exp_avg_sq" in one.numbers}
     none = {fqn for fqn, one in held.items() if _empty(one, "exp_avg_sq")}

@@ -1,4 +1,4 @@
-"""Rules on the names, shapes and sizes of two checkpoints: an echo must hold the same tensors, a later one too."""
+"""Rules on the names, shapes and sizes of two checkpoints: an echo or a later one must hold the same tensors."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from workbench.doctor.rules.stated import NAMED
 
 __all__ = ["renamed", "same_buffers", "same_parameters", "same_size", "same_tensors"]
 
-SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of names: fewer as they stand, more without their prefixes (catalogue A1)
+SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of common names: below as stored, above without prefixes (catalogue A1)
 
 R01 = Rule(
     "R01", "tensors appeared or vanished between load and save", ("A1", "A2", "A4", "F2", "B1"), "echo",
     "a save right after the load holds the same tensors", "exact", "round trip", "error",
-    "another wrapper or format around the same weights", "list the keys that were never read; load with strict=True",
+    "another wrapper or format around the same weights", "list the keys that were not read; load with strict=True",
 )  # fmt: skip
 P02 = Rule(
     "P02", "parameters appeared or vanished", ("F2", "A4", "A2"), "pair",
     "a resumed run trains the same parameters", "exact", "structure", "error",
-    "layers or adapters added on purpose (info where the tying is declared)", "compare the models' definitions",
+    "layers or adapters added on purpose (info if the tying is declared)", "compare the models' definitions",
 )  # fmt: skip
 N1 = Rule(
     "N1", "weights were renamed, not lost", ("A1",), "pair",
-    "two saves of one run use the same names", "under 50 % of names shared as they stand, over 95 % without prefixes",
+    "two saves of one run use the same names", "under 50 % of names are shared as stored, over 95 % without prefixes",
     "catalogue A1", "warn", "a wrapper (compile, DDP) that was switched on or off and is handled by the loader",
     "map the prefix, and load with strict=True",
 )  # fmt: skip
 N3 = Rule(
     "N3", "the checkpoint grew or shrank", ("A4", "D7", "D4"), "pair",
     "two saves of one run have equal bytes by role", "any difference", "diffusers 6366", "warn",
-    "tensors added on purpose; moments made after the first save", "see which tensors or types are new",
+    "tensors added on purpose; moments created after the first save", "find the new tensors or types",
 )  # fmt: skip
 N30 = Rule(
     "N30", "another model", ("H2",), "pair", "a resumed run trains the same model",
     "a tenth of the parameters in common", "names and shapes", "warn",
-    "names that no known convention maps", "name two checkpoints of one run",
+    "names that no known convention maps", "pass two checkpoints of one run",
 )  # fmt: skip
 N4 = Rule(
     "N4", "buffers are gone", ("A5",), "pair",
@@ -46,7 +46,7 @@ register(R01, P02, N1, N3, N4, N30)
 
 def same_tensors(pair: Pair) -> list[Sign] | str:
     if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
-        return "the two are named or cut otherwise: which tensors there should be is not exact"
+        return "the two use different names or shardings, so the expected set of tensors is not exact"
     a, b = ({key: shape for key, shape in _meant(s).items() if pair.comparable(key[0])} for s in (pair.a, pair.b))
     gone, new = [key for key in a if key not in b], [key for key in b if key not in a]
     shaped = [key for key in a if key in b and a[key] != b[key]]
@@ -93,18 +93,18 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
 
 def renamed(pair: Pair) -> list[Sign] | str:
     if pair.a.ckpt.format != pair.b.ckpt.format:
-        return "formats differ, and with them their names"
+        return "the formats differ, and so do the names"
     shares = _renamed(pair)
     if shares is None:
         return []
     plain, bare = shares
-    message = f"{plain:.0%} of the weights' names are shared as they stand, {bare:.0%} without their prefixes"
+    message = f"{plain:.0%} of the weights' names are shared as stored, {bare:.0%} without prefixes"
     return [N1.sign(message, {"shared": plain, "without_prefixes": bare}, severity="info")]
 
 
 def same_size(pair: Pair) -> list[Sign] | str:
     if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
-        return "formats differ, and with them what is stored"
+        return "the formats differ, and so does what is stored"
     a, b = _stored(pair.a), _stored(pair.b)
     off = {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key, _NONE)[0] != b.get(key, _NONE)[0]}
     if not off:
@@ -117,9 +117,9 @@ def same_size(pair: Pair) -> list[Sign] | str:
     both = [(one, two) for one, two in off.values() if one and two]
     smaller = [key for key, (one, two) in off.items() if one and two and one[1] == two[1] and two[2] < one[2]]
     rounded, gone = (sorted({role for _, role in keys}) for keys in (smaller, [key for key in off if key not in b]))
-    # state that a parameter of before gets: it was saved before the first update, or was frozen
+    # state that a parameter of before gets later: before was saved before the first update, or it was frozen
     late = all(one is None and role != "param" and fqn in pair.a.params for (fqn, role), (one, _) in off.items())
-    words += f"; {many(len(smaller), 'tensor')} of as many elements are of a smaller type" if rounded else ""
+    words += f"; {many(len(smaller), 'tensor')} with as many elements now have a smaller type" if rounded else ""
     words += "; all of it is new state of parameters that had none" if late else ""
     wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
     words += "; all of it is in a wider type" if wider else ""
@@ -130,7 +130,7 @@ def same_size(pair: Pair) -> list[Sign] | str:
 
 def same_buffers(pair: Pair) -> list[Sign] | str:
     if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
-        return "formats differ, and with them what is stored"
+        return "the formats differ, and so does what is stored"
     a, b = ([fqn for fqn, roles in s.params.items() if roles.keys() & _BUFFERS] for s in (pair.a, pair.b))
     gone = _without(a, b)
     if not gone:
@@ -171,7 +171,7 @@ _NONE = (0, 0, 0)
 
 
 def _stored(state: State) -> dict[tuple[str, str], tuple[int, int, int]]:
-    """(fqn or key, role) → bytes, elements, bits of one; copies and parts of one added up."""
+    """Return (fqn or key, role) → bytes, elements, bits per element; copies and parts are added up."""
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     catalog = state.ckpt.catalog
     for position, (key, fqn, role) in enumerate(zip(catalog.keys, state.ckpt.fqns, state.ckpt.roles, strict=True)):
@@ -183,7 +183,7 @@ def _stored(state: State) -> dict[tuple[str, str], tuple[int, int, int]]:
 
 
 def _renamed(pair: Pair) -> tuple[float, float] | None:
-    """Shares of names in common, as stored and without prefixes; ``None`` if they were not renamed."""
+    """Return the shares of common names, as stored and without prefixes; ``None`` if they were not renamed."""
     sides = []
     for state in (pair.stored, pair.b):
         keys = zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True)

@@ -1,6 +1,6 @@
 """Rules on the values of one checkpoint: the S rules of the catalogue that need its numbers.
 
-Zero pages (S11), replicas (S12) and covers are verify's: ``rules_files``; rows and columns: ``rules_layout``.
+``rules.files`` has zero pages (S11), replicas (S12) and coverage, ``rules.layout`` has rows and columns.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
-from workbench.doctor.passes.blocks import Block, Slot, stream
+from workbench.doctor.passes.blocks import SlotBlock, TensorSlot, stream
 from workbench.doctor.passes.one import Numbers, OneState
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, WorkerError
+from workbench.names.weights import tied_pairs
 
 __all__ = ["judge_one"]
 
 OUTLIER = 300.0  #: times the median magnitude (catalogue, S02)
-GAP = 4  #: empty octaves below it: outliers that were trained form a tail, a flipped exponent bit stands alone
-LOW_SHARE = 0.01  #: of numbers whose low bits are zero; by chance 2⁻¹⁶ (catalogue, D1)
-HALF = 0.5  #: the same of moments
-LOW_LEAST = 5  #: such numbers at least: of 500 by chance (2⁻¹³ each, for fp16) that happens once in 10⁸ tensors
+GAP = 4  #: empty octaves below it: trained outliers form a tail, a flipped exponent bit is isolated
+LOW_SHARE = 0.01  #: share of numbers whose low bits are zero; by chance 2⁻¹⁶ (catalogue, D1)
+HALF = 0.5  #: the same for moments
+LOW_LEAST = 5  #: fewest such numbers; 5 of 500 by chance (2⁻¹³ each, for fp16) happens once in 10⁸ tensors
 OTHER_BETAS = 8.0  #: |m| over √(K·v) that a change of betas alone leaves
-SAMPLE = 64  #: elements from which a tensor's outliers and copies are looked at
+SAMPLE = 64  #: elements from which a tensor is checked for outliers and copies
 LIST = 100
 LAWS = "workbench.doctor.laws"
-#: What optimizers keep for a parameter that they train.
+#: State that optimizers keep for a parameter that they train.
 STATES = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "momentum", "square_avg", "sum"})
 
 
@@ -38,7 +39,7 @@ def _second(one: OneState) -> int:
 
 
 def _seen(one: OneState) -> int:
-    """Elements of a parameter that gradients reached."""
+    """Return the number of elements of a parameter that gradients reached."""
     v = one.numbers.get("exp_avg_sq")
     return int(v.count - v.zeros) if v is not None else 0
 
@@ -47,48 +48,46 @@ register(
     Rule("S01", "not a number", ("G1", "G9"), "one", "every stored number is finite", "exact", "IEEE 754",
          "error", "none in weights, masters and moments", "go back to a checkpoint without them", looked=_count),
     Rule("S02", "an outlier", ("G1",), "one", "a flipped exponent bit scales a number by a power of 2 up to 2^128",
-         f"largest over median > {OUTLIER:g}, {GAP} empty octaves below it", "catalogue, G1", "warn",
+         f"largest over median > {OUTLIER:g}, with {GAP} empty octaves below it", "catalogue, G1", "warn",
          "trained models have outlier weights of 100 to 1000 times the median: compare with an older checkpoint",
          "compare the tensor with an older checkpoint", looked=_count),
     Rule("S03", "a negative second moment", ("G3",), "one", "v is a mean of squares", "exact", LAWS, "error", "none",
-         "restore the file: a bit was flipped, or these are another tensor's bytes", looked=_second),
+         "restore the file: a bit was flipped, or the bytes belong to another tensor", looked=_second),
     Rule("S04", "moments that do not belong together", ("B6", "B4", "G3", "G5"), "one", "m² ≤ K·v elementwise",
-         "exact, with rounding", LAWS, "error", "beta1 or beta2 was another one and no file says so",
+         "exact, with rounding", LAWS, "error", "beta1 or beta2 was different and no file stores it",
          "load both moments from one save", looked=lambda one: one.bound.of),
-    Rule("S05", "second moments are zero", ("B3", "B4"), "one", "v = 0 only where no gradient ever was",
-         "all of a parameter's, at step > 0", LAWS, "error", "parameters that never saw a gradient: those say nothing",
+    Rule("S05", "second moments are zero", ("B3", "B4"), "one", "v = 0 only where there never was a gradient",
+         "all of a parameter, at step > 0", LAWS, "error", "parameters that never got a gradient; they prove nothing",
          "load the optimizer's state", looked=_second),
-    Rule("S08", "weights that are not their masters", ("D2", "D3", "G6"), "one", "weight = round(master)",
-         "bit for bit; up to one last bit is a warning", "catalogue, 3.4", "error",
-         "stochastic rounding and split masters differ by at most one last bit",
+    Rule("S08", "weights that differ from their masters", ("D2", "D3", "G6"), "one", "weight = round(master)",
+         "bit for bit; a difference of up to 1 ulp is a warning", "catalogue, 3.4", "error",
+         "stochastic rounding and split masters differ by at most 1 ulp",
          "rebuild the weights from the masters", looked=lambda one: one.compared),
-    Rule("S09", "masters of 16 bits", ("D1",), "one", "an update leaves low bits",
-         f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
-         "catalogue, 3.4", "error", "the first update after a start from 16-bit weights is still to come",
-         "load the masters, do not rebuild them from the weights", looked=lambda one: one.low.get("master", (0, 0))[1]),
-    Rule("S10", "moments of 16 bits", ("D4",), "one", "an update leaves low bits",
-         f"share > {LOW_SHARE:.0%} and at least {LOW_LEAST}; chance 2^-16",
+    Rule("S09", "masters with 16-bit values", ("D1",), "one", "an update sets low bits",
+         f"share > {LOW_SHARE:.0%} and {LOW_LEAST} or more; 2^-16 by chance",
+         "catalogue, 3.4", "error", "no update yet since a start from 16-bit weights",
+         "load the masters; do not rebuild them from the weights", looked=lambda one: one.low.get("master", (0, 0))[1]),
+    Rule("S10", "moments with 16-bit values", ("D4",), "one", "an update sets low bits",
+         f"share > {LOW_SHARE:.0%} and {LOW_LEAST} or more; 2^-16 by chance",
          "catalogue, D4", "warn", "an optimizer that keeps its moments in 16 bits on purpose",
          "save moments in float32", looked=lambda one: one.low.get("exp_avg_sq", (0, 0))[1]),
-    Rule("S13", "a tied head of its own", ("F2",), "one", "tied tensors are one tensor",
-         "both are stored, and states too",
-         "catalogue, F2", "error", "models whose config says that they are tied while they are not",
-         "tie the weights before the optimizer is made"),
+    Rule("S13", "a tied head stored separately", ("F2",), "one", "tied tensors are one tensor",
+         "both are stored, with optimizer state",
+         "catalogue, F2", "error", "models whose config declares them tied although they are not",
+         "tie the weights before creating the optimizer"),
     Rule("S14", "a layer twice", ("E9",), "one", "no two trained matrices are equal", "bit for bit", "catalogue, E9",
-         "error", "layers shared on purpose, stored under each name with moments; without moments a warning",
+         "error", "layers shared on purpose and stored under each name with moments; without moments, a warning",
          "check the mapping of pipeline stages to layers", looked=_count),
-    Rule("S15", "norms that were never trained", ("A3", "A2"), "one", "a weight that saw a gradient moved",
-         "all of a vector exactly 1", "catalogue, A3", "error", "weights of 16 bits whose updates round away",
-         "load the norms: the keys that were not read say which", looked=_seen),
+    Rule("S15", "norms that were never trained", ("A3", "A2"), "one", "a weight that got a gradient changed",
+         "all of a vector exactly 1", "catalogue, A3", "error", "16-bit weights whose updates are rounded away",
+         "load the norms; the unread keys show which", looked=_seen),
 )  # fmt: skip
-HEADS = (("embed_tokens.weight", "lm_head.weight"), ("wte.weight", "lm_head.weight"),
-         ("word_embeddings.weight", "output_layer.weight"), ("tok_embeddings.weight", "output.weight"))  # fmt: skip
 
 
 def judge_one(
-    state: State, slots: Sequence[Slot], found: Mapping[str, OneState], earlier: State | None = None
+    state: State, slots: Sequence[TensorSlot], found: Mapping[str, OneState], earlier: State | None = None
 ) -> Iterator[Sign]:
-    """The signs of a state's sums; what was as far out in an ``earlier`` checkpoint is no sign."""
+    """Yield the signs of a state's sums, except outliers that an ``earlier`` checkpoint already had."""
     shapes = {slot.fqn: slot.shape for slot in slots}
     types = {
         slot.fqn: ""
@@ -105,14 +104,14 @@ def judge_one(
 
 
 def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[Sign]:
-    sick, large, negative = [], [], []
+    broken, large, negative = [], [], []
     squares = _squares(found)
     for fqn, sums in found.items():
         for role, numbers in sums.numbers.items():
-            # an attention mask is -inf where nothing is seen; no optimizer moves it
+            # an attention mask is -inf at masked positions; no optimizer changes it
             mask = "exp_avg" not in sums.numbers and not numbers.nan and numbers.max in (0.0, 1.0)
             if numbers.nan + numbers.inf and not mask:
-                sick.append((fqn, role, numbers.nan + numbers.inf))
+                broken.append((fqn, role, numbers.nan + numbers.inf))
             alone = numbers.gap >= GAP and numbers.max > OUTLIER * numbers.median > 0
             if role in ("param", "master") and numbers.count >= SAMPLE and alone:
                 if earlier is not None and _was_large(earlier, fqn, role, numbers.max):
@@ -120,15 +119,15 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
                 large.append((fqn, role, numbers.max / numbers.median))
             if role == "exp_avg_sq" and numbers.negative and squares:
                 negative.append((fqn, role, numbers.negative))
-    if sick:
-        count = sum(one[2] for one in sick)
-        yield _sign("S01", sick, f"{count:,} elements of {_names(sick)} are NaN or infinite", count=count)
+    if broken:
+        count = sum(one[2] for one in broken)
+        yield _sign("S01", broken, f"{count:,} elements of {_names(broken)} are NaN or infinite", count=count)
     if large:
         most = max(one[2] for one in large)
         yield _sign(
             "S02",
             large,
-            f"largest element {most:,.0f} times the median magnitude, alone, in {_names(large)}",
+            f"the largest element, isolated, is {most:,.0f} times the median magnitude, in {_names(large)}",
             most=most,
         )
     if negative:
@@ -137,14 +136,14 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
 
 
 def _squares(found: Mapping[str, OneState]) -> bool:
-    """Whether exp_avg_sq is what it says: not where a quarter or more of every one is negative."""
+    """Whether exp_avg_sq holds squares: not if a quarter or more of each of them is negative."""
     held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
     large = [numbers for numbers in held if numbers.count >= SAMPLE]
     return not large or any(4 * numbers.negative <= numbers.count for numbers in large)
 
 
 def _was_narrow(earlier: State | None, fqn: str, role: str) -> bool:
-    """Whether it had 16 bits before, and a wider type does not mean that digits were lost."""
+    """Whether it had 16 bits before, in which case low bits of zero do not mean that precision was lost."""
     position = None if earlier is None else earlier.params.get(fqn, {}).get(role)
     if earlier is None or position is None or "master" in earlier.params[fqn]:
         return False
@@ -152,25 +151,27 @@ def _was_narrow(earlier: State | None, fqn: str, role: str) -> bool:
 
 
 def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
-    """Whether a number of half that size stood there before."""
+    """Whether the earlier tensor already had a number of half that size or more."""
     position = earlier.params.get(fqn, {}).get(role)
     if position is None:
         return False
     tensor = earlier.tensor(position)
     try:
-        largest = max((sums.max for _, sums in stream([Slot(fqn, {(0, role): tensor})], _Largest())), default=0.0)
+        largest = max((sums.max for _, sums in stream([TensorSlot(fqn, {(0, role): tensor})], _Largest())), default=0.0)
+    except WorkerError:
+        raise
     except WorkbenchError:
         return False
     return 2 * largest >= most
 
 
 class _Largest:
-    """The numbers of one tensor."""
+    """A fold that collects the numbers of one tensor."""
 
-    def begin(self, slot: Slot) -> Numbers:
+    def begin(self, slot: TensorSlot) -> Numbers:
         return Numbers()
 
-    def fold(self, state: Numbers, slot: Slot, block: Block) -> None:
+    def fold(self, state: Numbers, slot: TensorSlot, block: SlotBlock) -> None:
         for values in block.values.values():
             state.take(values)
 
@@ -185,17 +186,19 @@ def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
         count, of = sum(one[2] for one in broken), sum(sums.bound.of for sums in found.values())
         where = {fqn: found[fqn].bound.at for fqn, *_ in broken[:8]}
         text = (
-            f"m² > K·v in {count:,} of {of:,} elements: exp_avg and exp_avg_sq of {_names(broken)} are not of one run"
+            f"m² > K·v in {count:,} of {of:,} elements: exp_avg and exp_avg_sq of {_names(broken)} do not "
+            "belong together"
         )
-        # moments that other betas gathered exceed the bound of these by the ratio of their K, at most
+        # moments from other betas exceed the bound by at most the ratio of their K
         gross = max(found[fqn].bound.worst for fqn, *_ in broken) > OTHER_BETAS
         yield _sign("S04", broken, text, "error" if gross else "warn", elements=count, looked_at=of, first=where)
     held = {fqn: sums for fqn, sums in found.items() if "exp_avg_sq" in sums.numbers}
     zero = [fqn for fqn, sums in held.items() if sums.numbers["exp_avg_sq"].zeros == sums.numbers["exp_avg_sq"].count]
     moving = [
-        (fqn, "", 1) for fqn in zero
+        (fqn, "", 1)
+        for fqn in zero
         if "exp_avg" in held[fqn].numbers and held[fqn].numbers["exp_avg"].zeros < held[fqn].numbers["exp_avg"].count
-    ]  # fmt: skip
+    ]
     if step > 0 and held and (len(zero) == len(held) or moving):
         hit = moving if len(zero) < len(held) else [(fqn, "", 1) for fqn in zero]
         text = f"every second moment is 0 in {len(hit):,} of {many(len(held), 'parameter')} at step {step:,.0f}"
@@ -213,7 +216,7 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
         )
         severity = "error" if ulps > 1 else "warn"
         yield _sign("S08", odd, text, severity, elements=count, looked_at=of, ulps=ulps)
-    share_of = {"S09": LOW_SHARE, "S10": HALF}  # early moments have few bits in use
+    share_of = {"S09": LOW_SHARE, "S10": HALF}  # early moments use few bits
     for rule, roles in (("S09", ("master",)), ("S10", ("exp_avg", "exp_avg_sq"))):
         low = [
             (fqn, role, sums.low[role][0]) for fqn, sums in found.items() for role in roles
@@ -223,24 +226,25 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
         if low and step > 0:
             of = sum(found[fqn].low[role][1] for fqn, role, _ in low)
             share = sum(one[2] for one in low) / of
-            text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (0.002% by chance)"
+            text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (0.002% would by chance)"
             yield _sign(rule, low, text, share=share)
 
 
 def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Sign]:
-    apart = state.facts.args.get("untie_embeddings_and_output_weights")  # Megatron's word for it
+    apart = state.facts.args.get("untie_embeddings_and_output_weights")  # Megatron's name for it
     tied = state.facts.value("tied") if apart is None else not apart.value
-    pairs = [(a, b) for one, other in HEADS for a in found if a.endswith(one) for b in found if b.endswith(other)]
+    pairs = tied_pairs(found)
     for a, b in pairs:
         if not tied or a == b or shapes[a] != shapes[b] or "exp_avg" not in found[b].numbers:
             continue
         if found[a].digest == found[b].digest:
             text = (
-                f"{b!r} is stored as a copy of {a!r} with a state of its own, though the model ties them: it will drift"
+                f"{b!r} is stored as a copy of {a!r} with its own optimizer state, although the model ties them: "
+                "it will drift"
             )
             yield RULES["S13"].sign(text, {"equal": True}, (a, b), severity="warn", hit=1, of=1)
         else:
-            text = f"{a!r} and {b!r} differ, though the model ties them"
+            text = f"{a!r} and {b!r} differ, although the model ties them"
             yield RULES["S13"].sign(text, {"equal": False}, (a, b), hit=1, of=1)
     heads = {frozenset(pair) for pair in pairs}
     held = _trained(state)
@@ -248,25 +252,25 @@ def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tu
     for fqn, sums in found.items():
         main = sums.numbers.get("master") or sums.numbers.get("param")
         if main is None or len(shapes[fqn]) < 2 or main.count < SAMPLE or (held and fqn not in held):
-            continue  # a name without a state of its own is another name of a shared weight
+            continue  # a name without its own optimizer state is another name of a shared weight
         if int((main.octaves > 0).sum()) > 1:  # not one constant
             alike[sums.digest, shapes[fqn]].setdefault(_bytes(state, fqn), fqn)
     groups = [list(names.values()) for names in alike.values()]
     twice = [group for group in groups if len(group) > 1 and frozenset(group) not in heads]
     if twice:
-        text = f"{twice[0][0]!r} and {twice[0][1]!r} are equal bit for bit; {len(twice):,} such groups"
+        text = f"{twice[0][0]!r} and {twice[0][1]!r} are equal bit for bit; there are {len(twice):,} such groups"
         names = [fqn for group in twice for fqn in group][:LIST]
-        severity = None if held else "warn"  # nothing tells whether they are trained apart
+        severity = None if held else "warn"  # it is unknown whether they are trained separately
         yield RULES["S14"].sign(text, {"groups": twice[:LIST]}, names, severity=severity, hit=len(twice), of=len(found))
 
 
 def _trained(state: State) -> set[str]:
-    """Parameters that the optimizer keeps something for; of shared weights it does so under one name."""
+    """Return the parameters with optimizer state; shared weights have it under one name."""
     return {fqn for fqn, roles in state.params.items() if any(role in STATES for role in roles)}
 
 
 def _bytes(state: State, fqn: str) -> object:
-    """Where a parameter's weight (or master) and moments lie: names of the same bytes are names of one tensor."""
+    """Return where the weight (or master) and moments are stored; names of the same bytes are one tensor."""
     catalog, roles = state.ckpt.catalog, state.params[fqn]
     main = "master" if "master" in roles else "param"
     wanted = [roles[role] for role in sorted(roles) if role == main or role in STATES]
@@ -276,7 +280,7 @@ def _bytes(state: State, fqn: str) -> object:
 
 def _ones(
     found: Mapping[str, OneState], shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str | None], step: float
-) -> Iterator[Sign]:  # fmt: skip
+) -> Iterator[Sign]:
     still = []
     for fqn, sums in found.items():
         main, v = sums.numbers.get("master") or sums.numbers.get("param"), sums.numbers.get("exp_avg_sq")

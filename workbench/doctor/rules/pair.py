@@ -9,19 +9,19 @@ from statistics import median
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
-from workbench.doctor.passes.blocks import Slot
+from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
 
 __all__ = ["adams", "judge_pair"]
 
 LAWS = "workbench.doctor.laws"
-REST = 1e-3  #: of a replayed update's norm: 15 times the worst that was seen in healthy runs (catalogue, I5)
+REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
 BLUNT = 0.1  #: rounding from which a replay proves nothing
 RULERS = 16  #: silent elements from which a ruler is read
-TURNED = 0.9  #: cosine between a weight now and then, within 50 updates (catalogue, 3.2)
-TURNED_FAR = 0.2  #: the same where the optimizer's laws are not known
-STILL = 0.95  #: cosine of most weights, without which one that turned is none by itself
-YOUNG = 3  #: times the updates between, of those before: else the weights may be on their first way
+TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
+TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
+STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
+YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
@@ -29,54 +29,56 @@ LIST = 100
 
 register(
     Rule("P03", "second moments fell too fast", ("B1", "B5", "B3", "G6"), "pair", "v_B ≥ β2^k·v_A",
-         "exact, with rounding", LAWS, "error", "beta2 was lower and no file says so",
+         "exact, with rounding", LAWS, "error", "beta2 was lower and no file stores it",
          "load exp_avg_sq of the checkpoint that was resumed from",
          looked=lambda one: one.floor.of),
     Rule("P04", "moments that did not evolve from the older ones", ("B1", "B5", "B6", "E13", "G6"), "pair",
          "(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)", "exact, with rounding", LAWS, "error",
-         "other betas between, or a wrong number of updates", "load the optimizer's state of the same parameter",
+         "other betas in between, or a wrong number of updates", "load the optimizer's state of the same parameter",
          looked=lambda one: one.transition.of),
     Rule("P05", "weights the optimizer cannot have reached", ("D2", "A2", "E1", "E9", "F4", "G1"), "pair",
          "|W_B − W_A·Π(1−lr·λ)| ≤ √K·Σ lr·f", "exact, with rounding", LAWS, "error",
-         "a larger learning rate between than any that is stated", "load the weights (and masters) of the same save",
+         "a learning rate in between that is larger than any stated one",
+         "load the weights (and masters) from the same save",
          looked=lambda one: one.reach.of),
-    Rule("P06", "one parameter changed much more", ("A2", "E3", "G1"), "pair", "Adam moves all parameters alike",
+    Rule("P06", "one parameter changed much more", ("A2", "E3", "G1"), "pair", "Adam changes all parameters alike",
          f"RMS change > {APART:g}·max(1, √(k/{STEADY})) times the median parameter's, k ≤ {SOON}",
          "catalogue, 3.2", "warn",
-         "where reach was not looked at: a learning rate of its own; parameters that just began to see gradients",
-         "look at that parameter's reach"),
-    Rule("P08", "weights of another direction", ("E1", "E2", "E4", "A2", "C2"), "pair",
-         "few updates turn a weight little",
-         f"cosine < {TURNED} within {SOON} updates", "catalogue, 3.2", "warn", "very early in a training",
+         "if reach was not checked: a separate learning rate; parameters that only just got gradients",
+         "check that parameter's reach"),
+    Rule("P08", "weights that point in another direction", ("E1", "E2", "E4", "A2", "C2"), "pair",
+         "a few updates turn a weight only a little",
+         f"cosine < {TURNED} within {SOON} updates", "catalogue, 3.2", "warn", "very early in training",
          "compare the rows of both: a permutation has a cosine near 1 row by row",
          looked=lambda one: one.count),
-    Rule("P09", "numbers were lost", ("G1", "G3", "G9"), "pair", "what was finite stays finite", "exact", "IEEE 754",
-         "error", "none", "go back to the older checkpoint and look at its moments",
+    Rule("P09", "numbers were lost", ("G1", "G3", "G9"), "pair", "finite values stay finite", "exact", "IEEE 754",
+         "error", "none", "go back to the older checkpoint and check its moments",
          looked=lambda one: one.count),
-    Rule("P10", "weights that stand still", ("D6",), "pair",
-         "an update changes a weight by more than half its last bit",
+    Rule("P10", "weights that do not change", ("D6",), "pair",
+         "an update changes a weight by more than half an ulp",
          "more than half of the weights unchanged, in 16 bits", "catalogue, 3.4", "warn", "frozen parameters",
          "keep fp32 masters, or round stochastically"),
     Rule("P11", "untouched rows disagree", ("B7", "C1", "D2", "G5"), "pair",
-         "without a gradient W_B = W_A·Π(1−lr·λ), one factor for all", "exact, with rounding", LAWS, "error",
+         "without a gradient, W_B = W_A·Π(1−lr·λ) with one factor for all", "exact, with rounding", LAWS, "error",
          "rows that other code writes", "compare weight decay and its groups with the older checkpoint's",
          looked=lambda one: one.ruler.count),
     Rule("P12", "the update cannot be replayed", ("B7", "D2", "A2", "C5", "E1"), "pair",
          "k = 1: W_A − W_B = lr·(m̂/(√v̂+ε) + λ·W_A)", f"rest > max({REST:g}, 4u·‖W‖/‖ΔW‖)", LAWS, "error",
-         "another optimizer, or code that changes weights after its step", "load weights and masters of the same save",
+         "another optimizer, or code that changes weights after its step",
+         "load weights and masters from the same save",
          looked=lambda one: one.replay.count),
-    Rule("P13", "another learning rate than stated", ("C1", "C2", "B8", "H1"), "pair",
+    Rule("P13", "a learning rate other than the stated one", ("C1", "C2", "B8", "H1"), "pair",
          "k = 1: the replayed lr is the stated one",
-         f"outside the stated range by more than {REST:g}", LAWS, "error", "parameters with a scale of their own",
+         f"outside the stated range by more than {REST:g}", LAWS, "error", "parameters with their own lr scale",
          "rebuild the schedule after the optimizer is loaded",
          looked=lambda one: one.replay.count),
     Rule("P14", "a fresh optimizer's first update", ("B1",), "pair",
-         "only Adam's first update moves weights by lr itself",
-         "more than half of the weights moved by lr, give or take 5 %", "catalogue, B1", "error",
+         "only Adam's first update changes weights by lr itself",
+         "more than half of the weights changed by lr ± 5 %", "catalogue, B1", "error",
          "sign-based optimizers", "load the optimizer's state",
          looked=lambda one: one.moved_of),
-    Rule("N13", "second moments that stand still", ("D5",), "pair", "v decays by (1−β2) of itself an update",
-         "more than half bit-equal in 16 bits", "catalogue, D5", "warn", "no update between",
+    Rule("N13", "second moments that do not change", ("D5",), "pair", "each update decays v by (1−β2) of itself",
+         "more than half equal bit for bit, in 16 bits", "catalogue, D5", "warn", "no update in between",
          "keep exp_avg_sq in float32"),
     Rule("N25", "an older save under a new step", ("G7", "C9"), "pair", "updates change weights", "every weight equal",
          "catalogue, G7", "warn", "a learning rate of 0, or every update skipped", "check what the saver wrote",
@@ -85,9 +87,9 @@ register(
 
 
 def judge_pair(
-    pair: Pair, updates: Mapping[str, Update], slots: Sequence[Slot], found: Mapping[str, PairState]
-) -> Iterator[Sign]:  # fmt: skip
-    """The signs of a pair's sums."""
+    pair: Pair, updates: Mapping[str, Update], slots: Sequence[TensorSlot], found: Mapping[str, PairState]
+) -> Iterator[Sign]:
+    """Yield the signs of a pair's sums."""
     types = {slot.fqn: slot.dtype((1, weight_role(slot) or "")) or "" for slot in slots}
     yield from _laws(updates, found)
     rates = [state.facts.lr for state in (pair.a, pair.b)]
@@ -97,8 +99,8 @@ def judge_pair(
     yield from _replays(updates, found, types)
 
 
-def adams(updates: Mapping[str, Update], slots: Sequence[Slot]) -> set[str]:
-    """Parameters that Adam moves: both moments are stored, its betas are known."""
+def adams(updates: Mapping[str, Update], slots: Sequence[TensorSlot]) -> set[str]:
+    """Return the parameters that Adam updates: both moments are stored and its betas are known."""
     moments = ("exp_avg", "exp_avg_sq")
     return {
         slot.fqn
@@ -128,10 +130,12 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iter
         count, of = sum(one.broken for one in hits.values()), sum(getattr(sums, law).of for sums in found.values())
         worst = max(one.worst for one in hits.values())
         evidence = {
-            "elements": count, "looked_at": of, "worst": worst if math.isfinite(worst) else None,
+            "elements": count,
+            "looked_at": of,
+            "worst": worst if math.isfinite(worst) else None,
             "first": {fqn: one.at for fqn, one in list(hits.items())[:8]},
             "k": sorted({updates[fqn].k for fqn in hits})[:8],
-        }  # fmt: skip
+        }
         sure = rule != "P05" or any(updates[fqn].certain for fqn in hits)
         message = text.format(count, of, _names(list(hits)))
         if not sure:
@@ -149,22 +153,22 @@ def _counts(
     types: Mapping[str, str],
     going_on: bool,
 ) -> Iterator[Sign]:
-    """Counts of a pair; ``going_on``: both state a learning rate above 0."""
+    """Yield signs from the counts of a pair; ``going_on``: both state a learning rate above 0."""
     lost = {fqn: sums.nan for fqn, sums in found.items() if sums.nan}
     if lost:
-        text = f"{sum(lost.values()):,} elements of {_names(list(lost))} were finite and are not any more"
+        text = f"{sum(lost.values()):,} elements of {_names(list(lost))} were finite and no longer are"
         yield _sign("P09", list(lost), text, len(found), count=sum(lost.values()))
-    # a vector's worth of norms says little: shares are over all
+    # norm vectors alone show little, so shares are over all parameters
     due = {fqn: updates[fqn].k + max(updates[fqn].lag or 0, 0) for fqn in found}  # as the trainer counts
     going = {fqn: sums for fqn, sums in found.items() if due[fqn] > 0 and sums.count}
-    # what the optimizer never held (frozen weights) is no evidence
+    # weights without optimizer state (frozen) are not evidence
     half = {
         fqn: sums for fqn, sums in going.items() if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio)
     }
     still, of = sum(sums.unchanged for sums in half.values()), sum(sums.count for sums in half.values())
     if of and still > of / 2:
         yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
-    # all that is equal in every bit was not trained; what the optimizer never held is no evidence
+    # if everything is equal bit for bit, nothing was trained; weights without optimizer state are not evidence
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
     due_to_change = pair.due(trained or going)
     trained = {fqn: sums for fqn, sums in (trained or going).items() if fqn in due_to_change}
@@ -173,7 +177,7 @@ def _counts(
         moved = any(sums.still < sums.count for sums in joined)
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
         steps = max(due[fqn] for fqn in trained)
-        why = "though their moments moved" if moved else f"though the trainer went on by {many(steps, 'step')}"
+        why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
         due_to_move = going_on and steps > 1 and all(types[fqn] == "float32" for fqn in trained)
         meant = skipped or (moved and not due_to_move)
@@ -187,21 +191,21 @@ def _counts(
 
 def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str]) -> Iterator[Sign]:
     soon = {fqn: sums for fqn, sums in found.items() if 0 < updates[fqn].k <= SOON and sums.count >= 8}
-    # what another optimizer does in an update is not known
+    # the updates of other optimizers are unknown
     known = {fqn for fqn in soon if not updates[fqn].bars("reach") and updates[fqn].most is not None}
     least = {fqn: TURNED if fqn in known else TURNED_FAR for fqn in soon}
     turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < least[fqn]}
     turned = {fqn: c for fqn, c in turned.items() if not _may_turn(updates[fqn], found[fqn])}
     unknown = [c for fqn in soon if fqn not in known and (c := found[fqn].cosine) is not None]
-    if unknown and TURNED_FAR <= median(unknown) < STILL:  # whatever that optimizer does, it does to many
+    if unknown and TURNED_FAR <= median(unknown) < STILL:  # that optimizer turns many weights
         turned = {fqn: c for fqn, c in turned.items() if fqn in known}
     young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
     turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
     if turned:
         lowest = min(turned.values())
-        text = f"{_names(list(turned))} point elsewhere: cosine {lowest:.3f} or more with what they were"
+        text = f"the direction of {_names(list(turned))} changed: cosine similarity to before down to {lowest:.3f}"
         yield _sign("P08", list(turned), text, len(soon), cosine=lowest)
-    # a parameter that stayed within its reach changed lawfully, however much more than others
+    # a parameter within its reach is lawful, however much more it changed than others
     moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0 and fqn in alike}
     lawful = {fqn for fqn in moved if found[fqn].reach.of and not found[fqn].reach.broken}
     usual = median(moved.values()) if len(moved) >= 5 else math.inf
@@ -214,7 +218,7 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
 
 
 def _may_turn(update: Update, sums: PairState) -> bool:
-    """Whether half of what the optimizer can move turns a weight so far: sin(angle) is at most moved/size."""
+    """Whether half of the optimizer's reach can turn a weight that far: sin(angle) is at most moved/size."""
     size = math.sqrt(sums.aa / sums.count)
     return update.most is not None and update.most / 2 > size * math.sqrt(1 - TURNED**2)
 
@@ -224,7 +228,7 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
     for fqn, sums in found.items():
         slope, update = sums.ruler.slope, updates[fqn]
         if sums.ruler.count < RULERS or slope is None or sums.unchanged == sums.count:
-            continue  # what the optimizer left out altogether does not decay either
+            continue  # parameters that the optimizer skips do not decay either
         of += 1
         slack = ROUNDINGS * UNITS["float32"] * update.k + 1e-7
         if sums.ruler.rest > slack:
@@ -235,25 +239,23 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
         if update.certain and update.decays and not low - slack <= slope <= high + slack:
             outside.append(fqn)
     if uneven:
-        text = f"weights of {_names(uneven)} that no gradient reached did not all shrink by one factor"
+        text = f"weights of {_names(uneven)} that no gradient reached did not all shrink by the same factor"
         yield _sign("P11", uneven, text, of, even=False)
     if outside:
         shrink, (low, high) = measured[outside[0]], updates[outside[0]].factors
         change = f"shrank by {shrink:.3e}" if shrink >= 0 else f"grew by {-shrink:.3e}"
         text = (
             f"weights of {_names(outside)} that no gradient reached {change}, "
-            f"where lr and weight decay allow to shrink by {1 - high:.3e} to {1 - low:.3e}"
+            f"but lr and weight decay allow a shrinkage of {1 - high:.3e} to {1 - low:.3e}"
         )
-        # what had gradients moved as little, of what the stated learning rate moves
+        # weights with gradients also moved less than the stated learning rate allows
         reaches = {fqn: update.lr[1] * update.k for fqn in outside if (update := updates[fqn]).lr is not None}
         paces = [found[fqn].moved / most for fqn, most in reaches.items() if most > 0]
         slow = bool(paces) and 0 < shrink < 1 - high and 2 * median(paces) <= shrink / (1 - high)
         yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low], slow=slow)
 
 
-def _replays(
-    updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str]
-) -> Iterator[Sign]:  # fmt: skip
+def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str]) -> Iterator[Sign]:
     failed: dict[str, float] = {}
     rates: dict[str, float] = {}
     off, changed, of = {}, {}, 0
@@ -272,7 +274,7 @@ def _replays(
         lr, _, rest = fits[best]
         free = sums.replay.fit(None) if update.decoupled is not False else None
         if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and 0 <= free[1] < 1:
-            changed[fqn] = (decays[0] or 0.0, float(f"{free[1]:.3g}"))  # by another decay than is stated
+            changed[fqn] = (decays[0] or 0.0, float(f"{free[1]:.3g}"))  # with a decay other than the stated one
             continue
         if rest > max(REST, noise):
             failed[fqn] = rest
@@ -285,23 +287,28 @@ def _replays(
             off[fqn] = lr
     if failed:
         most = max(failed.values())
-        text = f"{_names(list(failed))} did not move by their moments: {most:.2g} of the change is left over"
+        share = f"up to {100 * most:.3g}% of the change is left over"
+        text = f"the moments do not explain the update of {_names(list(failed))}: {share}"
         yield _sign("P12", list(failed), text, of, rest=most)
     if changed:
         old, new = next(iter(changed.values()))
-        text = f"{_names(list(changed))} decayed by {new} and not by {old} as before: the replayed update shows it"
+        text = f"the replayed update shows that {_names(list(changed))} decayed by {new} and not by {old} as before"
         yield _sign("P12", list(changed), text, of, "warn", old=old, new=new)
     if off:
         value = median(off.values())
         low, high = updates[next(iter(off))].lr or (0.0, 0.0)
         sure = all(updates[fqn].certain for fqn in off)
-        text = f"the update was made at lr {value:.4g} in {_names(list(off))}; stated is {low:.4g} to {high:.4g}"
+        text = (
+            f"the update was made with lr {value:.4g} in {_names(list(off))}; the stated lr is {low:.4g} to {high:.4g}"
+        )
         yield _sign("P13", list(off), text, of, None if sure else "warn", lr=value, stated=[low, high])
     of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
     same, total = sum(s.same for s in of_all.values()), sum(s.moved_of for s in of_all.values())
     if total and same > total / 2:
         sure = all(updates[fqn].certain for fqn in of_all)
-        text = f"{same / total:.0%} of the weights moved by the learning rate itself, as in an optimizer's first update"
+        text = (
+            f"{same / total:.0%} of the weights changed by the learning rate itself, as in an optimizer's first update"
+        )
         yield _sign("P14", list(of_all), text, len(of_all), None if sure else "warn", share=same / total)
 
 

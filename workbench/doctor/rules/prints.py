@@ -1,13 +1,13 @@
-"""A checkpoint against an echo of fingerprints: which live tensors hold other bits than stored, and what they hold.
+"""Compare a checkpoint with an echo of fingerprints: find live tensors that differ from the stored ones.
 
 ::
 
     stored  model.layers.0.wq  ──fingerprint (manifest, or read)──┐
     live    layers.0.wq                           fingerprint  ───┴─ equal, or
-                                                  all zeros · all ones · what another tensor holds · something else
+                                                  all zeros · all ones · another tensor's values · something else
 
-Tensors meet by parameter and role, as in every comparison here; where another framework named them, through its
-conventions. A live weight of fp32 over stored bf16 is compared with the stored master.
+Tensors are matched by parameter and role, as in every comparison here; if another framework named them, through its
+conventions. If a live weight is fp32 and the stored one bf16, it is compared with the stored master.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -24,27 +24,26 @@ import xxhash
 from workbench.analysis import manifest
 from workbench.analysis.echo_file import Echo, open_echo
 from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Ints
 from workbench.core.dtypes import DType, by_name, nbytes_of
 from workbench.core.fingerprint import BLOCK, combine, tensor_fingerprints
-from workbench.core.place import Place
-from workbench.core.scan import Tick
+from workbench.core.ranks import Ranks
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair, State, align
 from workbench.doctor.facts.gather import gather
 from workbench.errors import WorkbenchError
-from workbench.reshard.loading.ranks import Ranks
 
 __all__ = ["ComparedPrints", "Differing", "compare_prints", "echo_state", "paired"]
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 _NUMBER = re.compile(r"(?:^|\.)state\.(\d{1,9})\.\w+$")
 
 
 class Differing(NamedTuple):
-    """A live tensor that holds other bits than the stored one.
+    """A live tensor that differs from the stored one.
 
     Attributes:
-        key: in the echo; stored: in the checkpoint.
-        holds: ``zeros``, ``ones``, ``other`` (what is stored for another tensor) or ``unknown``.
+        key: its key in the echo. stored: its key in the checkpoint.
+        holds: ``zeros``, ``ones``, ``other`` (the stored values of another tensor) or ``unknown``.
         other: key of that other stored tensor.
     """
 
@@ -58,18 +57,18 @@ class Differing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ComparedPrints:
-    """The outcome.
+    """The result of comparing fingerprints.
 
     Attributes:
         equal: keys of the echo whose tensors are equal bit for bit.
-        differing: … and are not.
-        missing: stored keys that the trainer does not hold, with a reason where there is one.
+        differing: the tensors of the echo that are not.
+        missing: stored keys that the trainer does not hold, with a reason if there is one.
         extra: live keys that are not stored.
-        unlike: live key → how type or shape differ, so that bits cannot be compared.
+        unlike: live key → the difference in type or shape that prevents a comparison.
         unread: live key → why it, or the stored tensor, has no fingerprint.
-        role: of every key above, live or stored.
-        nbytes: bytes of the checkpoint that were read for it; 0: a manifest told.
-        fqn: key → the parameter that it belongs to, where that is known.
+        role: the role of every key above, live or stored.
+        nbytes: bytes of the checkpoint that were read; 0 if a manifest has the fingerprints.
+        fqn: key → the parameter that it belongs to, if known.
     """
 
     equal: tuple[str, ...]
@@ -84,7 +83,7 @@ class ComparedPrints:
 
 
 def echo_state(echo: Echo) -> State:
-    """An echo of fingerprints as a state for the rules on facts: names, shapes, counters, groups, schedules."""
+    """Return an echo of fingerprints as a state for rules on facts: names, shapes, counters, groups, schedules."""
     ckpt = open_echo(echo)
     return State(ckpt, gather(ckpt))
 
@@ -96,19 +95,19 @@ def compare_prints(
     known: Mapping[str, str] | None = None,
     ranks: Ranks | None = None,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
 ) -> ComparedPrints:
-    """Compare the stored tensors of ``pair.a`` with the echo that ``pair.b`` was made of (:func:`echo_state`).
+    """Compare the stored tensors of ``pair.a`` with the echo behind ``pair.b`` (:func:`echo_state`).
 
     Args:
-        known: stored key → fingerprint, where it is an echo itself; nothing is read then.
-        ranks: a job's, which then share the reading; every one of them calls it.
-        threads, tick: as in :func:`workbench.core.fingerprint.tensor_fingerprints`.
+        known: stored key → fingerprint, if ``pair.a`` is an echo too; then nothing is read.
+        ranks: the ranks of a job, which share the reading; each of them must make the call.
+        threads, progress: as in :func:`workbench.core.fingerprint.tensor_fingerprints`.
     """
     partners, unlike, extra = _partners(pair, echo)
     live = {key: _own(echo, key) for key in partners}
     wanted = sorted({at for key, at in partners.items() if live[key] is not None})
-    prints, wrong, nbytes = _stored(pair, wanted, known, ranks, threads, tick)
+    prints, wrong, nbytes = _stored(pair, wanted, known, ranks, threads, progress)
     keys = pair.a.ckpt.catalog.keys
     by_print: dict[str, int] = {}
     for at, found in prints.items():
@@ -135,11 +134,11 @@ def compare_prints(
     return ComparedPrints(tuple(equal), tuple(differing), missing, tuple(extra), unlike, unread, role, nbytes, fqn)
 
 
-# ---- which with which ------------------------------------------------------------------------------------------------
+# ---- matching tensors ------------------------------------------------------------------------------------------------
 
 
 def _partners(pair: Pair, echo: Echo) -> tuple[dict[str, int], dict[str, str], list[str]]:
-    """Live key → position of the stored tensor; live keys of another type or shape; those that are not stored."""
+    """Return live key → position of the stored tensor, live keys of another type or shape, and unstored ones."""
     a = pair.a
     numbered = _numbered(a, echo)
     partners: dict[str, int] = {}
@@ -159,17 +158,17 @@ def _partners(pair: Pair, echo: Echo) -> tuple[dict[str, int], dict[str, str], l
             if master is not None and a.dtype(master) == one.dtype:
                 at = master
         if (a.dtype(at), a.shape(at)) != (one.dtype, one.shape):
-            unlike[key] = f"is {one.dtype} {one.shape} here, and stored as {a.dtype(at)} {a.shape(at)}"
+            unlike[key] = f"is {one.dtype} {one.shape} in the echo and {a.dtype(at)} {a.shape(at)} in the checkpoint"
         else:
             partners[key] = at
     return partners, unlike, extra
 
 
 def _numbered(a: State, echo: Echo) -> dict[tuple[str, str], int]:
-    """Parameter and role → position of a state that is stored under the parameter's number in the optimizer.
+    """Return parameter and role → position of state that is stored under the parameter's number in the optimizer.
 
-    The live groups tell whose number it is, for by it the state was loaded; that it was the same parameter's when it
-    was saved, nothing tells.
+    The live groups assign the numbers to parameters, because the state was loaded by them. Nothing shows whether the
+    number belonged to the same parameter at the save.
     """
     optimizer = echo.objects.get("optimizer")
     groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
@@ -196,20 +195,20 @@ def _own(echo: Echo, key: str) -> str | None:
 
 
 def _expected(pair: Pair, at: int, echo: Echo) -> bool:
-    """Whether a stored tensor without a partner is one that such an echo should hold."""
+    """Whether the echo should hold a stored tensor that has no partner."""
     a = pair.a
     fqn, role = a.ckpt.fqns[at], a.ckpt.roles[at]
     if fqn is None or role in ("other", "ema") or role not in {one.role for one in echo.tensors.values()} | _STATE:
         return False
     there = pair.b.params.get(fqn, {})
-    if role in there:  # of another type or shape, or its master was taken
+    if role in there:  # another type or shape, or its master was compared
         return False
     return not (role == "master" and "param" in there) and not (role in _STATE and not echo.counts)
 
 
 _STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "step"}
 
-# ---- fingerprints of what is stored ----------------------------------------------------------------------------------
+# ---- fingerprints of stored tensors ----------------------------------------------------------------------------------
 
 
 def _stored(
@@ -218,14 +217,14 @@ def _stored(
     known: Mapping[str, str] | None,
     ranks: Ranks | None,
     threads: int | None,
-    tick: Tick | None,
+    progress: Progress | None,
 ) -> tuple[dict[int, str], dict[int, str], int]:
-    """Position → fingerprint, or why there is none; and how many bytes were read for it."""
+    """Return position → fingerprint, position → why there is none, and the number of bytes read."""
     ckpt = pair.a.ckpt
-    told: Mapping[str, str] = {}
+    listed: Mapping[str, str] = {}
     if not pair.mapped:
-        told = _from_manifest(ckpt) if known is None else known
-    prints = {at: told[ckpt.catalog.keys[at]] for at in wanted if ckpt.catalog.keys[at] in told}
+        listed = _from_manifest(ckpt) if known is None else known
+    prints = {at: listed[ckpt.catalog.keys[at]] for at in wanted if ckpt.catalog.keys[at] in listed}
     if known is not None:
         return prints, {}, 0
     rest = np.array([at for at in wanted if at not in prints], np.int64)
@@ -236,9 +235,7 @@ def _stored(
     def note(tensor: int, error: WorkbenchError) -> None:
         wrong.setdefault(tensor, str(error))
 
-    found = tensor_fingerprints(
-        ckpt.payloads, tensors=rest[mine], threads=threads, tick=tick, on_error=note
-    )  # fmt: skip
+    found = tensor_fingerprints(ckpt.payloads, tensors=rest[mine], threads=threads, progress=progress, on_error=note)
     read = {tensor: one.hex for tensor, one in found}
     for some, errors in ranks.gather((read, wrong)) if ranks is not None else [(read, wrong)]:
         prints |= some
@@ -247,17 +244,17 @@ def _stored(
 
 
 def _share(nbytes: Ints, size: int) -> list[Ints]:
-    """Positions for each rank, about as many bytes each."""
+    """Return the positions for each rank, with about equal numbers of bytes."""
     rank = (np.cumsum(nbytes) - nbytes) * size // max(int(nbytes.sum()), 1)
     return [np.flatnonzero(rank == each) for each in range(size)]
 
 
 def _from_manifest(ckpt: Checkpoint) -> dict[str, str]:
-    """Fingerprints of a manifest that was made of these files: as long as they are, and none written since."""
+    """Return the fingerprints of the manifest if it matches these files: same sizes, no later writes."""
     try:
         name = manifest.find(ckpt.path)
         known = manifest.load(name)
-        made, place = os.stat(name).st_mtime_ns, Place(ckpt.path)
+        made, place = os.stat(name).st_mtime_ns, ckpt.place.again()
         stats = {file: place.stat(file) for file in known.files}
     except (WorkbenchError, OSError):
         return {}
@@ -266,12 +263,12 @@ def _from_manifest(ckpt: Checkpoint) -> dict[str, str]:
     return {key: one.fingerprint for key, one in known.tensors.items() if one.fingerprint is not None}
 
 
-# ---- what a differing one holds --------------------------------------------------------------------------------------
+# ---- contents of differing tensors -----------------------------------------------------------------------------------
 
 
 def _holds(
     dtype: str, shape: tuple[int, ...], found: str, stored: Mapping[str, int], keys: Sequence[str]
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     for word, one in (("zeros", 0), ("ones", 1)):
         if found == _filled(by_name(dtype), shape, one):
             return word, ""
@@ -279,7 +276,7 @@ def _holds(
 
 
 def _filled(dtype: DType, shape: tuple[int, ...], value: int) -> str | None:
-    """The fingerprint of a tensor that holds one number everywhere."""
+    """Return the fingerprint of a tensor that holds the same number everywhere."""
     import torch
 
     torch_dtype = getattr(torch, dtype.torch_name or "", None)
@@ -298,5 +295,5 @@ def _filled(dtype: DType, shape: tuple[int, ...], value: int) -> str | None:
 
 
 def paired(before: State, echo: Echo) -> Pair:
-    """The pair for :func:`compare_prints`."""
+    """Return the pair for :func:`compare_prints`."""
     return align(before, echo_state(echo))

@@ -1,12 +1,12 @@
-"""Signs from an echo of fingerprints, for a diagnosis: the rules of the round trip, as far as fingerprints reach.
+"""Signs from an echo that holds fingerprints: the rules of the round trip, as far as fingerprints can show them.
 
 ::
 
-    all zeros (moments)              R03    what another tensor held    R02
+    all zeros (moments)              R03    another tensor's values     R02
     all ones, all zeros (weights)    R09    anything else               R09
-    stored and not here, or new      R01    all equal                   cleared
+    missing or new                   R01    all equal                   cleared
 
-How tensors differ (permuted rows, flipped bits, roundings) needs their bytes: an echo with its payload.
+Details of a difference (permuted rows, flipped bits, rounding) need an echo with its payload.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.analysis.echo_file import Echo
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Cleared, Outcome, Sign
 from workbench.doctor.rules import names as facts_names
@@ -27,7 +27,7 @@ __all__ = ["check_prints"]
 
 MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum"}
 LISTED = 50
-#: Causes that a tensor which is equal bit for bit excludes, by role.
+#: Causes that equality bit for bit excludes, by role.
 _EXCLUDED = {
     "param": ("E1", "E2", "E3", "E4", "E5", "E6", "E9", "E10", "F2", "F4", "F7", "A2", "A3", "D3", "D7"),
     "master": ("D1", "D2"),
@@ -38,25 +38,27 @@ _EXCLUDED = {
 
 @dataclass
 class PrintValues(Outcome):
-    """An outcome, with what was compared."""
+    """An outcome and the comparison it is based on."""
 
     compared: ComparedPrints | None = None
 
 
-def check_prints(pair: Pair, echo: Echo, *, threads: int | None = None, tick: Tick | None = None) -> PrintValues:
-    """The round trip of ``pair.a`` and the echo that ``pair.b`` was made of, by fingerprints.
+def check_prints(
+    pair: Pair, echo: Echo, *, threads: int | None = None, progress: Progress | None = None
+) -> PrintValues:
+    """Check the round trip of ``pair.a`` and the echo behind ``pair.b`` by fingerprints.
 
     Args:
-        pair: as :func:`workbench.doctor.rules.prints.paired` makes it.
+        pair: the result of :func:`workbench.doctor.rules.prints.paired`.
     """
-    found = compare_prints(pair, echo, threads=threads, tick=tick)
+    found = compare_prints(pair, echo, threads=threads, progress=progress)
     signs = [*_differing(found), *_alone(found, echo)]
     same, other = len(found.equal), len(found.differing)
     outcome = PrintValues(signs, {"R09": f"before → echo: fingerprints of {same + other:,} tensors"})
     outcome.compared = found
-    told = "an echo of fingerprints: that tensors differ is known, how is not; save it with payload=True"
+    why = "fingerprints show that tensors differ, but not how; save the echo with payload=True"
     if other:
-        outcome.not_checked = dict.fromkeys(("R04", "R05", "R06", "R07", "R08", "R13"), told)
+        outcome.not_checked = dict.fromkeys(("R04", "R05", "R06", "R07", "R08", "R13"), why)
     outcome.not_checked |= {f"tensor {key!r}": why for key, why in list(found.unread.items())[:20]}
     by_role: dict[str, list[str]] = defaultdict(list)
     for key in found.equal:
@@ -82,11 +84,11 @@ def _differing(found: ComparedPrints) -> Iterable[Sign]:
         if holds == "zeros" and moment:
             rule, words, causes = "R03", "are all zeros", ("B1", "B4") if role == "exp_avg_sq" else ("B1",)
         elif holds == "other":
-            rule, words = "R02", f"hold what is stored for another one ({some[0].key!r}: {some[0].other!r})"
+            rule, words = "R02", f"hold the stored values of another tensor ({some[0].key!r}: {some[0].other!r})"
             causes = ("B5",) if moment else ("E9", "E3", "E10")
         else:
             rule = "R09"
-            words = "hold other bits than stored" if holds == "unknown" else f"are all {holds}, as they were made"
+            words = "differ from the stored bits" if holds == "unknown" else f"are all {holds}, as at initialization"
             causes = causes if holds == "unknown" or moment else ("A3", "A2")
         message = f"{len(some):,} of {of:,} {role} tensors {words}"
         yield ECHO[rule].sign(message, evidence, names, hit=len(some), of=of, causes=causes)

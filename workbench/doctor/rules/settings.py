@@ -1,8 +1,8 @@
-"""What the optimizer was told to do: every field of its param groups, and what else a trainer keeps beside tensors.
+"""Settings of the optimizer: every field of its param groups, and other values that a trainer stores beside tensors.
 
 ::
 
-    load     before  lr 6.67e-4   betas .9 .95   maximize False     a load changes none of it: exact           R14
+    load     before  lr 6.67e-4   betas .9 .95   maximize False     a load changes no field: exact             R14
              echo    lr 1.00e-4   betas .9 .95   maximize False
     train    before  lr 3.0e-4    after  lr 9.0e-3                  farther than a schedule moves it in k      P19
 """
@@ -16,12 +16,12 @@ from typing import Any
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.state import Group, TrainingState
 from workbench.doctor.ledger.rows import Row, Status
-from workbench.doctor.ledger.sign import Rule, Sign, register
+from workbench.doctor.ledger.sign import Rule, Sign, many, register
 
 __all__ = ["fields_changed", "rates_moved", "setting_rows", "settings_kept", "tied_kept"]
 
-STEEP = 1.5  #: factor of an lr within which any schedule may move it
-#: Fields that no schedule and no optimizer moves by itself.
+STEEP = 1.5  #: factor by which any schedule may change an lr
+#: Fields that no schedule and no optimizer changes by itself.
 STABLE = frozenset(
     [
         "betas",
@@ -40,9 +40,9 @@ STABLE = frozenset(
         "rectify",
     ]
 )
-SHORT = 0.1  #: of the steps so far: within so few more an lr does not fall to a third
+SHORT = 0.1  #: share of the steps so far within which an lr does not fall to a third
 FALL = 1 / 3
-#: How a kernel runs; and fields that a schedule moves or that name the parameters.
+#: Options of kernels, and fields that a schedule changes or that name the parameters.
 IGNORED = frozenset(
     {
         "params", "param_names", "foreach", "fused", "capturable", "differentiable", "step", "default_config", "max_lr",
@@ -56,22 +56,22 @@ R14 = Rule(
     "settings that the new launch overrides on purpose", "restore the param groups with the optimizer",
 )  # fmt: skip
 R15 = Rule(
-    "R15", "tied tensors are stored apart", ("F2",), "echo",
-    "names of one storage stay names of one storage", "exact", "torch.save keeps shared storage", "error",
-    "a format that stores every name by itself", "tie the weights before the optimizer is made",
+    "R15", "tied tensors are stored separately", ("F2",), "echo",
+    "names that share one storage keep sharing it", "exact", "torch.save keeps shared storage", "error",
+    "a format that stores every name separately", "tie the weights before creating the optimizer",
 )  # fmt: skip
 P19 = Rule(
-    "P19", "the learning rate moved farther than a schedule moves it", ("C2", "C1", "H1"), "pair",
-    "within few updates a schedule moves the lr by a small factor, or in proportion to the step (warm-up)",
+    "P19", "the learning rate changed more than a schedule changes it", ("C2", "C1", "H1"), "pair",
+    "within few updates a schedule changes the lr by a small factor, or in proportion to the step (warm-up)",
     f"beyond ×{STEEP:g} and beyond the ratio of the steps; below a third within {SHORT:.0%} more steps",
     "warm-up and decay formulas of torch, Megatron, DeepSpeed", "warn",
-    "cyclic schedules; a learning rate set by hand", "restore the schedule, or state the change in the arguments",
+    "cyclic schedules; a learning rate set by hand", "restore the schedule, or record the change in the arguments",
 )  # fmt: skip
 register(R14, R15, P19)
 
 
 def setting_rows(pair: Pair, leg: str) -> Iterator[Row]:
-    """What became of the settings: one row a field."""
+    """Yield one row per field: what happened to the settings."""
     a, b = pair.a.facts, pair.b.facts
     for field, (same, off) in _fields(a, b).items():
         if same:
@@ -86,14 +86,14 @@ def setting_rows(pair: Pair, leg: str) -> Iterator[Row]:
         ("schedule", a.schedule and a.schedule.count, b.schedule and b.schedule.count),
         ("loader", a.value("loader"), b.value("loader")),
         ("samples", a.value("consumed_samples"), b.value("consumed_samples")),
-    ):  # fmt: skip
+    ):
         if one is not None and two is not None:
             status = Status.WITHIN if leg == "train" else Status.EQUAL if one == two else Status.BEYOND
             yield Row(leg, quantity, status, detail={"before": one, "after": two})
 
 
 def settings_kept(pair: Pair) -> list[Sign] | str:
-    """R14: before against its echo."""
+    """Compare the settings of before and its echo (R14)."""
     a, b = pair.a.facts, pair.b.facts
     if not a.groups or not b.groups:
         return "no param groups are stored on both sides"
@@ -116,16 +116,16 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
 
 
 def rates_moved(pair: Pair) -> list[Sign] | str:
-    """P19: the lr of two checkpoints, where no schedule is stored that would tell what it should be."""
+    """Compare the lr of two checkpoints if no stored schedule defines it (P19)."""
     a, b = pair.a.facts, pair.b.facts
     if a.schedule is not None and b.schedule is not None:
-        return "a schedule is stored: it says where the lr should be"
+        return "a schedule is stored and defines the lr"
     rates = [(_get(one, "lr"), _get(two, "lr")) for one, two in zip(a.groups, b.groups, strict=False)]
     rates = [(old, new) for old, new in rates if _number(old) and _number(new) and old > 0]
     if not rates or len(a.groups) != len(b.groups):
         return "no learning rates are stored on both sides"
     if a.step is None or b.step is None or b.step <= a.step:
-        return "steps are not stored, or do not advance"
+        return "the steps are not stored, or do not advance"
     warm = max(STEEP, 1.05 * (b.step + 1) / max(a.step, 1))
     soon = b.step - a.step <= max(SHORT * a.step, 1)
     off = [(old, new) for old, new in rates if new > warm * old or (soon and new < FALL * old)]
@@ -134,24 +134,24 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
     old, new = off[0]
     words = (
         f"the learning rate of {len(off):,} of {len(rates):,} param groups went from {old:.4g} to {new:.4g} "
-        f"(×{new / old:.3g}) within {b.step - a.step:,} steps, and no schedule is stored"
+        f"(×{new / old:.3g}) within {many(b.step - a.step, 'step')}, and no schedule is stored"
     )
     evidence = {"kind": "lr", "before": old, "after": new, "ratio": new / old}
     return [P19.sign(words, evidence, hit=len(off), of=len(rates))]
 
 
 def tied_kept(pair: Pair) -> list[Sign] | str:
-    """R15: storage that several names shared."""
+    """Check that names that shared one storage still do (R15)."""
     held, now = pair.stored.tied, pair.b.tied
     if pair.mapped or pair.stored.ckpt.format != pair.b.ckpt.format:
-        return "the two are stored in other formats"
+        return "the two checkpoints are stored in different formats"
     if not held:
         return "no names share storage"
     apart = [sorted(names) for names in held if not any(names <= other for other in now)
              and all(name in pair.b.params for name in names)]  # fmt: skip
     if not apart:
         return []
-    words = f"{' and '.join(map(repr, apart[0][:2]))} shared one tensor and are stored as {len(apart[0])} tensors now"
+    words = f"{' and '.join(map(repr, apart[0][:2]))} shared one tensor and are now stored as {len(apart[0])} tensors"
     return [R15.sign(words, {"groups": len(apart)}, [name for names in apart for name in names], hit=len(apart),
                      of=len(held))]  # fmt: skip
 
@@ -160,7 +160,7 @@ def tied_kept(pair: Pair) -> list[Sign] | str:
 
 
 def _fields(a: TrainingState, b: TrainingState) -> dict[str, tuple[int, list[tuple[Any, Any]]]]:
-    """Field → (how many groups agree, the values of those that do not), over groups that stand for each other."""
+    """Return field → (number of groups that agree, values of those that do not), over corresponding groups."""
     found: dict[str, tuple[int, list[tuple[Any, Any]]]] = {}
     if len(a.groups) != len(b.groups):
         return found
@@ -177,7 +177,7 @@ def _fields(a: TrainingState, b: TrainingState) -> dict[str, tuple[int, list[tup
 
 
 def fields_changed(pair: Pair) -> dict[str, tuple[Any, Any]]:
-    """Field → its value in the first group that changed it, before and after."""
+    """Return field → its values before and after, in the first group where it changed."""
     return {field: off[0] for field, (_, off) in _fields(pair.a.facts, pair.b.facts).items() if off and field in STABLE}
 
 

@@ -1,9 +1,9 @@
-"""Which file of a later checkpoint still holds an earlier one's bytes.
+"""Find files of a later checkpoint that still hold the bytes of an earlier one.
 
 ::
 
     later     rank 0   0.0 % equal to the earlier one        an update changes every second moment, if only by β2
-              rank 1  99.9 %                            ✗    this rank's file is of the earlier save
+              rank 1  99.9 %                            ✗    this rank's file comes from the earlier save
               rank 2   0.0 %
 """
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from workbench.core.dtypes import DType
-from workbench.core.scan import Piece, Tick, scan
+from workbench.core.payload import Payloads
+from workbench.core.scan import Piece, Progress, scan
 from workbench.core.work import pair_work
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, many, register
@@ -25,31 +25,32 @@ from workbench.errors import WorkbenchError
 
 __all__ = ["check_shards"]
 
-SAME, OTHER = 0.99, 0.5  #: shares of equal elements: a stale file, and one that is not
-LEAST = 1024  #: elements of a file from which its share says anything
+SAME, OTHER = 0.99, 0.5  #: shares of equal elements: above, a file is stale; below, it is not
+LEAST = 1024  #: fewest elements of a file for a meaningful share
 LIST = 100
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 
 register(
-    Rule("N24", "a file of the earlier checkpoint", ("G6",), "pair", "an update changes every second moment but 0",
-         f"more than {SAME:.0%} of a file's elements as they were, less than {OTHER:.0%} of another's",
-         "catalogue N24; exact where second moments are among them", "error",
+    Rule("N24", "a file of the earlier checkpoint", ("G6",), "pair",
+         "an update changes every second moment that is not 0",
+         f"more than {SAME:.0%} of a file's elements are unchanged, less than {OTHER:.0%} of another's",
+         "catalogue N24; exact if second moments are among them", "error",
          "files of frozen weights (warn: no second moments in them)", "restore that rank's file of this step"),
 )  # fmt: skip
 
 
 @dataclass
 class _Count:
-    """Elements by file of the later checkpoint: ``[equal, all, zero in both]``."""
+    """Numbers of elements by file of the later checkpoint: ``[equal, all, zero in both]``."""
 
-    files: dict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
+    files: dict[int, list[int]] = field(default_factory=dict)
 
 
 class _Equal:
-    """Counts equal bits by the file that the later side's chunk is in."""
+    """A fold that counts equal elements by the file of the later checkpoint."""
 
-    def __init__(self, files: Any) -> None:
-        self._files = files
+    def __init__(self, later: Payloads) -> None:
+        self._later = later
 
     def begin(self, dtype: DType, other: DType | None) -> _Count:
         return _Count()
@@ -59,7 +60,7 @@ class _Equal:
         a, b = piece.bits, piece.other
         if a.dtype != b.dtype or a.dtype.kind == "V":
             return
-        count = state.files[int(self._files[piece.row])]
+        count = state.files.setdefault(int(self._later.catalog.file[piece.row]), [0, 0, 0])
         same = a == b
         count[0] += int(np.count_nonzero(same))
         count[1] += len(a)
@@ -67,29 +68,32 @@ class _Equal:
 
     def merge(self, state: _Count, later: _Count) -> None:
         for file, counts in later.files.items():
-            state.files[file] = [x + y for x, y in zip(state.files[file], counts, strict=True)]
+            state.files[file] = [x + y for x, y in zip(state.files.get(file, [0, 0, 0]), counts, strict=True)]
 
 
-def check_shards(pair: Pair, *, threads: int | None = None, tick: Tick | None = None) -> Outcome:
-    """The share of each file of the later checkpoint that equals the earlier one bit for bit.
+def check_shards(pair: Pair, *, threads: int | None = None, progress: Progress | None = None) -> Outcome:
+    """Compare each file of the later checkpoint with the earlier one bit for bit.
 
     Args:
         pair: two checkpoints with updates between them.
-        tick: told the share that is done; stops by raising.
+        progress: called with the fraction done; stops by raising.
     """
     found = Outcome()
     catalog = pair.b.ckpt.catalog
     if pair.mapped:
-        found.not_checked["N24"] = "the two are named or fused otherwise"
+        found.not_checked["N24"] = "the two checkpoints name or fuse tensors differently"
         return found
     shared = [
-        (role, *places) for _, roles in pair.shared() for role, places in roles.items()
-        if role in ROLES and prod(pair.b.shape(places[1])) > 1
-        and pair.a.dtype(places[0]) == pair.b.dtype(places[1])
-    ]  # fmt: skip
+        (role, *places)
+        for _, roles in pair.shared()
+        for role, places in roles.items()
+        if role in ROLES and prod(pair.b.shape(places[1])) > 1 and pair.a.dtype(places[0]) == pair.b.dtype(places[1])
+    ]
     several = {int(file) for file in np.unique(catalog.file)}
     if not shared or len(several) < 2:
-        found.not_checked["N24"] = Inapplicable("all is in one file") if shared else "nothing is stored alike in both"
+        found.not_checked["N24"] = (
+            Inapplicable("everything is in one file") if shared else "no tensor is stored alike in both"
+        )
         return found
     a = np.array([one[1] for one in shared], np.int64)
     b = np.array([one[2] for one in shared], np.int64)
@@ -98,7 +102,11 @@ def check_shards(pair: Pair, *, threads: int | None = None, tick: Tick | None = 
     totals: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     moving: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for group, count in scan(
-        work, _Equal(catalog.file), threads=threads, tick=tick, on_error=lambda *why: lost.append(why[2])
+        work,
+        _Equal(pair.b.ckpt.payloads),
+        threads=threads,
+        progress=progress,
+        on_error=lambda *why: lost.append(why[2]),
     ):
         for file, (same, of, zero) in count.files.items():
             totals[file] = [x + y for x, y in zip(totals[file], (same, of, zero), strict=True)]
@@ -111,21 +119,21 @@ def check_shards(pair: Pair, *, threads: int | None = None, tick: Tick | None = 
 
 
 def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]], found: Outcome) -> None:
-    """Zeros that stayed zeros say nothing of either save."""
+    """Report files that repeat the earlier checkpoint; zeros that stayed zero prove nothing and are not counted."""
     files = pair.b.ckpt.catalog.files
     share = {f: (same - zero) / (of - zero) for f, (same, of, zero) in totals.items() if of - zero >= LEAST}
     stale = [file for file, part in share.items() if part > SAME]
     fresh = [file for file, part in share.items() if part < OTHER]
-    found.checked["N24"] = f"{many(len(share), 'file')} against the earlier checkpoint"
+    found.checked["N24"] = f"{many(len(share), 'file')} compared with the earlier checkpoint"
     for file in stale if fresh else []:
         same, of = moving[file]
         if not of and not pair.due(_names(pair, file)):
             continue  # frozen weights, or a learning rate of 0
         proved = of > 0 and same == of
         words = (
-            f"{share[file]:.1%} of {files[file]!r} equals the earlier checkpoint bit for bit; of {files[fresh[0]]!r} "
+            f"{share[file]:.1%} of {files[file]!r} equals the earlier checkpoint bit for bit, "
+            f"but only {share[fresh[0]]:.1%} of {files[fresh[0]]!r}"
         )
-        words += f"{share[fresh[0]]:.1%}"
         evidence = {"file": files[file], "share": share[file], "second_moments": [same, of],
                     "others": {files[other]: share[other] for other in fresh[:LIST]}}  # fmt: skip
         names = _names(pair, file)

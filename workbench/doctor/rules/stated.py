@@ -1,6 +1,6 @@
-"""Rules on the facts of one checkpoint: its counters, schedule and data position contradict one another, or are new.
+"""Rules on the facts of one checkpoint: contradictory or fresh counters, schedules and data positions.
 
-A check returns its signs, or says why it could not be made. The catalogue behind the ids: docs of the doctor.
+A check returns its signs, or a sentence with the reason why it could not run. The docs list the rules by id.
 """
 
 from __future__ import annotations
@@ -22,54 +22,57 @@ S06 = Rule(
     "S06", "the optimizer's state is absent or new", ("B1", "B2"), "one",
     "after n updates every trained parameter has moments and a counter of n",
     "no moments; counters of 0 or 1 past step 2",
-    "torch 2.13 Optimizer.state is made at the first step; issues of KempnerForge 115, Megatron-Bridge 5680", "error",
-    "a reset on purpose (info where an argument says so); parameters that were frozen or never routed to (warn)",
-    "load the optimizer too (DCP: make the state before dcp.load); if it is gone, warm the lr up over 1/(1−β2) steps",
+    "torch 2.13 Optimizer.state is created at the first step; issues of KempnerForge 115, Megatron-Bridge 5680",
+    "error",
+    "a reset on purpose (info if an argument states it); parameters that were frozen or never routed to (warn)",
+    "load the optimizer too (DCP: create it before dcp.load); if it is lost, warm up the lr over 1/(1−β2) steps",
 )  # fmt: skip
 S07 = Rule(
     "S07", "steps disagree", ("B2", "B1", "G6", "C9"), "one",
-    "counters of all parameters, the trainer's step and the folder's name are one number", "more than 1 apart",
+    "the counters of all parameters, the trainer's step and the folder's name agree", "more than 1 apart",
     "exact; ±1 is a convention of when the step is counted", "error",
-    "parameters unfrozen late, fp16 steps that the scaler skipped, steps that are micro-batches (info), meant resets",
-    "restore step and optimizer from one save; a shard of another save must be restored",
+    "parameters unfrozen late, fp16 steps skipped by the scaler, steps that are micro-batches (info), intended resets",
+    "restore step and optimizer from one save; replace any shard of another save",
 )  # fmt: skip
 S16 = Rule(
-    "S16", "the learning rate is not the plan's at this step", ("C1", "C2", "C3", "C4", "H1"), "one",
-    "the lr that the optimizer holds is the schedule's of the trainer's step, by the stored arguments",
-    "outside the plan's range between one update before and two after, 0.1 %",
+    "S16", "the learning rate is off its schedule", ("C1", "C2", "C3", "C4", "H1"), "one",
+    "the optimizer's lr is the one that the stored arguments give for the trainer's step",
+    "outside the schedule's range from one update before to two after, 0.1 %",
     "formulas of torch, Megatron, DeepSpeed, nanoGPT", "warn",
     "an lr set by hand; arguments that the schedule does not use", "restore the scheduler with the optimizer",
 )  # fmt: skip
 S17 = Rule(
-    "S17", "the schedule's position is not the trainer's step", ("C1", "C3"), "one",
+    "S17", "the schedule's position does not match the trainer's step", ("C1", "C3"), "one",
     "a schedule counts updates (Megatron: samples)", "more than 1 update apart, and no known multiple",
     "exact; verl 7953, slime 1547, Megatron OptimizerParamScheduler", "warn",
-    "frameworks that step it once a rank or micro-batch (N9 tells the multiple); a warm-up repeated on purpose",
-    "load the scheduler's state; step it once an update",
+    "frameworks that step it once per rank or micro-batch (see N9); a warm-up repeated on purpose",
+    "load the scheduler's state; step it once per update",
 )  # fmt: skip
 S18 = Rule(
-    "S18", "samples or data position do not follow from the steps", ("C6",), "one",
+    "S18", "samples or data position do not match the steps", ("C6",), "one",
     "consumed samples = steps × global batch; a data loader past step 0 is past position 0", "any difference; 0",
     "exact for a constant batch", "warn",
-    "data skipped on purpose, a batch that was changed, the first batch of an epoch",
-    "restore the data loader's state, or skip what was seen",
+    "data skipped on purpose, a changed batch size, the first batch of an epoch",
+    "restore the data loader's state, or skip the samples already seen",
 )  # fmt: skip
 N6 = Rule(
-    "N6", "the optimizer's learning rate is not its schedule's", ("B8", "C1"), "one",
+    "N6", "the optimizer's learning rate differs from its schedule's", ("B8", "C1"), "one",
     "after a scheduler's step the groups hold its last lr", "1e-6, or off the plan at the schedule's own position",
     "torch 2.13 LRScheduler.step; rat-sql 45, apex LARC 766", "warn", "an lr set by hand after the schedule's step",
-    "make the scheduler after the optimizer was loaded, over optimizer.param_groups",
+    "create the scheduler after loading the optimizer, with optimizer.param_groups",
 )  # fmt: skip
 N9 = Rule(
     "N9", "the schedule counts a multiple of the updates", ("C3",), "one",
-    "accelerate steps a schedule once a process, other trainers once a micro-batch",
+    "accelerate steps a schedule once per process, other trainers once per micro-batch",
     "a multiple by world or accumulation",
-    "accelerate AcceleratedScheduler.step", "info", "usual in those frameworks", "none if it was so before the resume",
+    "accelerate AcceleratedScheduler.step", "info", "usual in those frameworks",
+    "none if it was the same before the resume",
 )  # fmt: skip
 N11 = Rule(
     "N11", "every rank has the same random state", ("C8",), "one",
     "data-parallel ranks draw different numbers", "all generators of two ranks or more are equal",
-    "catalogue C8", "warn", "tensor-parallel ranks share theirs by design (info)", "restore a generator's state a rank",
+    "catalogue C8", "warn", "tensor-parallel ranks share theirs by design (info)",
+    "restore one generator state per rank",
 )  # fmt: skip
 register(S06, S07, S16, S17, S18, N6, N9, N11)
 
@@ -80,13 +83,13 @@ def scaled(facts: TrainingState) -> bool:
 
 
 def reset_meant(facts: TrainingState) -> str:
-    """The argument that says that the optimizer was not to be loaded; empty if none."""
+    """Return the argument that requests not to load the optimizer; empty if none."""
     return next((told.source for told in facts.told.get("reset", ()) if told.value is True), "")
 
 
 # ---- optimizer -----------------------------------------------------------------------------------------------------
 
-#: Objects that name an optimizer and hold none.
+#: Objects that name an optimizer but do not hold one.
 ARGUMENTS = frozenset({"args", "arguments", "training_args", "config", "hparams", "hyper_parameters"})
 
 
@@ -104,21 +107,21 @@ def fresh_state(state: State) -> list[Sign] | str:
             words_of = (*state.ckpt.catalog.keys, *state.ckpt.objects)
             named = (word.lower() for word in words_of if word.partition(".")[0].lower() not in ARGUMENTS)
             if any("optim" in word or "momentum" in word for word in named):
-                return "an optimizer's state is stored in a form that is not known"
+                return "optimizer state is stored in an unknown form"
             words = f"no optimizer is stored at step {step:,}: a resume from here starts a fresh one"
             found = {"kind": "never", "step": step}
             return [S06.sign(words, found, hit=params, of=params, severity="info")]
         if not any(group.betas is not None for group in facts.groups):
-            return Inapplicable("the optimizer is no Adam")
+            return Inapplicable("the optimizer is not Adam")
         what = "param groups" if facts.groups else "masters"
-        words = f"no moments are stored at step {step:,}, though {what} are"
+        words = f"no moments are stored at step {step:,}, although {what} are"
         return [S06.sign(words, {"kind": "absent", "step": step}, hit=params, of=params, severity=_grave(facts))]
     if "exp_avg" not in roles:
-        return Inapplicable("the optimizer is no Adam")
+        return Inapplicable("the optimizer is not Adam")
     if step <= 2:
         return []
     if not facts.steps.counts:
-        return facts.steps.unread or "the optimizer stores no counters"
+        return facts.steps.unread or "the optimizer stores no step counters"
     new = sum(count for value, count in facts.steps.counts.items() if value <= 1)
     if not new:
         return []
@@ -144,12 +147,12 @@ def _among(facts: TrainingState) -> list[Sign]:
     off = sum(count for value, count in counts.items() if value != usual)
     of = sum(counts.values())
     names = [name for name, value in facts.steps.by_name.items() if value != usual]
-    whole = [file for file, told in facts.steps.by_file.items() if usual not in told]
+    whole = [file for file, counts_of in facts.steps.by_file.items() if usual not in counts_of]
     words = f"{off:,} of {of:,} counters are not at {usual:,.0f} but at " + ", ".join(
         f"{value:,.0f}" for value in sorted(counts) if value != usual
     )
-    words += f"; all of {whole[0]!r}" if whole else ""
-    words += f"; copies of {len(facts.steps.split):,} disagree" if facts.steps.split else ""
+    words += f"; these are all counters in {whole[0]!r}" if whole else ""
+    words += f"; replicas of {len(facts.steps.split):,} disagree" if facts.steps.split else ""
     proved = bool(whole or facts.steps.split) and off < of
     found = {
         "kind": "among",
@@ -164,7 +167,7 @@ def _among(facts: TrainingState) -> list[Sign]:
 def _against(facts: TrainingState) -> list[Sign]:
     usual, step = facts.steps.usual, facts.step
     if usual is None or step is None or any(abs(count - step) <= 1 for count in facts.steps.counts):
-        return []  # others stand still: frozen, or reset (see _among)
+        return []  # the others do not advance: frozen, or reset (see _among)
     skipped = facts.value("skipped_steps") or 0
     if skipped and abs(usual + skipped - step) <= 1:
         return []
@@ -173,13 +176,13 @@ def _against(facts: TrainingState) -> list[Sign]:
         return []
     skips = scaled(facts) and usual >= 0.5 * step  # a scaler skips many, a guard against NaN few
     severity = "info" if 1 < usual < step and (skips or usual >= 0.9 * step) else _grave(facts)
-    words = f"the optimizer has counted {many(usual, 'update')}, the trainer {step:,} (from {facts.source('step')})"
+    words = f"the optimizer counted {many(usual, 'update')}, the trainer {step:,} (from {facts.source('step')})"
     found = {"kind": "trainer", "optimizer": usual, "trainer": step, "source": facts.source("step")}
     if times := stated(facts):
         severity = "info"
-        words += f": {times:,} micro-batches make an update, says {facts.source('accumulation')}"
+        words += f": {facts.source('accumulation')} states {times:,} micro-batches per update"
     elif severity == "error" and usual < step and not accumulated(facts):
-        severity = "warn"  # an optimizer may be made anew on purpose
+        severity = "warn"  # an optimizer may be created anew on purpose
     elif severity == "error" and accumulated(facts):
         severity = "warn"
         words += f": {whole_ratio(facts):,} times as many. Either micro-batches are counted or the counters were reset"
@@ -188,12 +191,12 @@ def _against(facts: TrainingState) -> list[Sign]:
 
 
 def _stated(facts: TrainingState) -> list[Sign]:
-    told = facts.disagreeing("step", 1)
-    if not told:
+    stored = facts.disagreeing("step", 1)
+    if not stored:
         return []
-    values = {one.source: one.value for one in told}
+    values = {one.source: one.value for one in stored}
     ranks = len({source.split("/")[-1].split(".")[-1] for source in values}) == 1
-    words = "the trainer's state says several steps: " + ", ".join(f"{v:,} ({s})" for s, v in list(values.items())[:4])
+    words = "the trainer's state has several steps: " + ", ".join(f"{v:,} ({s})" for s, v in list(values.items())[:4])
     return [S07.sign(words, {"kind": "stated", "steps": values}, severity="error" if ranks else "warn")]
 
 
@@ -202,7 +205,7 @@ def _folder(state: State) -> list[Sign]:
     named, step = facts.value("folder_step"), facts.step
     if named is None or step is None or abs(named - step) <= 1:
         return []
-    words = f"{facts.source('folder_step')} says step {named:,}, the state {step:,}"
+    words = f"{facts.source('folder_step')} gives step {named:,}, but the state is at step {step:,}"
     return [S07.sign(words, {"kind": "folder", "folder": named, "trainer": step}, severity="warn")]
 
 
@@ -213,7 +216,7 @@ def lr_on_plan(state: State) -> list[Sign] | str:
     facts = state.facts
     plan = plan_of(facts.schedule, facts.args, facts.told)
     if plan is None:
-        return "no schedule is stated in full (peak, floor, warm-up, total, style)"
+        return "no complete schedule is stored (peak, floor, warm-up, total, style)"
     if facts.lr is None or facts.step is None:
         return "the optimizer stores no lr, or no step is stored"
     counted = (facts.steps.usual,)  # steps may be micro-batches, or updates that were skipped
@@ -221,7 +224,7 @@ def lr_on_plan(state: State) -> list[Sign] | str:
         return []
     due = plan.lr_at(facts.step)
     ratio = facts.lr / due if due else None
-    words = f"lr {facts.lr:.4g} ({facts.source('lr')}) at step {facts.step:,}, where {plan.source} plans {due:.4g}"
+    words = f"lr {facts.lr:.4g} ({facts.source('lr')}) at step {facts.step:,}, but {plan.source} gives {due:.4g}"
     return [S16.sign(words, {"lr": facts.lr, "planned": due, "ratio": ratio, "step": facts.step, "plan": plan.source})]
 
 
@@ -243,24 +246,24 @@ def _position(facts: TrainingState) -> list[Sign] | str:
     if schedule.kind == "megatron":
         batch = facts.value("global_batch")
         if not batch:
-            return "the schedule counts samples, and no batch is stored"
+            return "the schedule counts samples, and no batch size is stored"
         consumed, unit = facts.value("consumed_samples"), int(batch)
         if consumed is not None and abs(count - consumed) <= unit:
             return []
     if abs(count - step * unit) <= unit or abs(count - (facts.steps.usual or step) * unit) <= unit:
-        return []  # where the trainer's step is, or the optimizer's counters
+        return []  # at the trainer's step, or at the optimizer's counters
     if (stated(facts) or accumulated(facts)) and abs(count - (facts.steps.usual or 0) * unit) <= unit:
-        return []  # it counts as the optimizer does, and S07 tells how the trainer does
+        return []  # it counts as the optimizer does; S07 reports how the trainer does
     if scaled(facts) and 0.9 * step <= count < step:
         return []
     evidence = {"count": count, "step": step, "unit": unit, "ratio": count / (step * unit) if step else None}
-    # Megatron's and DeepSpeed's own schedules are stepped once an update; wrappers step torch's more often
+    # Megatron's and DeepSpeed's own schedules are stepped once per update; wrappers step torch's more often
     for fact in ("world_size", "accumulation") if schedule.kind == "torch" else ():
         times = facts.value(fact)
         if times and times > 1 and abs(count - step * unit * times) <= unit * times:
-            words = f"the schedule counts {times} for an update, as many as {fact.replace('_', ' ')}: {count:,}"
+            words = f"the schedule is at {count:,}: it counts {times} per update, equal to the {fact.replace('_', ' ')}"
             return [N9.sign(words, evidence)]
-    ratio = f", {count / (step * unit):.3g} of what {step:,} steps make" if step else ""
+    ratio = f", {count / (step * unit):.3g} times the position expected after {many(step, 'step')}" if step else ""
     words = f"the schedule ({schedule.source}) is at {count:,}{' samples' if unit > 1 else ''}{ratio}"
     return [S17.sign(words, evidence)]
 
@@ -278,11 +281,11 @@ def lr_is_schedules(state: State) -> list[Sign] | str:
         if not off:
             return []
         lr, last = off[0]
-        words = f"the optimizer's lr is {lr:.4g}, its schedule's ({schedule.source}) {last:.4g}"
+        words = f"the optimizer's lr is {lr:.4g}, but its schedule ({schedule.source}) has {last:.4g}"
         return [N6.sign(words, {"lr": lr, "schedule": last}, hit=len(off), of=len(pairs))]
     plan = plan_of(schedule, facts.args, facts.told)
     if plan is None or schedule.count is None or facts.lr is None:
-        return "the schedule stores no lr, and its plan is not stated in full"
+        return "the schedule stores no lr, and not all of its parameters"
     own = schedule.count / plan.per_update
     if plan.allows(facts.lr, own):
         return []
@@ -303,7 +306,7 @@ def data_follows(state: State) -> list[Sign] | str:
         return "neither consumed samples nor a data loader's position are stored"
     found = []
     if step > 0 and loader == 0:
-        words = f"the data loader ({facts.source('loader')}) is at 0, the trainer at step {step:,}"
+        words = f"the data loader ({facts.source('loader')}) is at 0, but the trainer is at step {step:,}"
         found.append(S18.sign(words, {"kind": "loader", "loader": 0, "step": step}))
     ramp = facts.args.get("rampup_batch_size")
     if consumed is None or (ramp is not None and ramp.value):
@@ -316,8 +319,8 @@ def data_follows(state: State) -> list[Sign] | str:
             return found
         times = consumed / (step * batch)
         micro = facts.source("global_batch").rpartition(".")[2] == "batch_size"
-        if not (micro and times >= 2 and times == int(times)):  # a batch a rank, or a micro-batch
-            words = f"{consumed:,} samples were consumed; {step:,} steps of {batch:,} make {step * batch:,}"
+        if not (micro and times >= 2 and times == int(times)):  # a batch per rank, or a micro-batch
+            words = f"{consumed:,} samples were consumed, but {step:,} steps of {batch:,} make {step * batch:,}"
             found.append(S18.sign(words, {"kind": "samples", "consumed": consumed, "step": step, "batch": batch}))
     return found
 
@@ -331,12 +334,12 @@ def generators_differ(state: State) -> list[Sign] | str:
     axes = state.ckpt.mesh.get("axes", {})
     data = axes.get("dp", axes.get("dp_shard")) if axes else None
     severity = "info" if data in (None, 1) and axes else "warn"
-    words = f"the generators of all {many(len(digests), 'rank')} are in one state"
+    words = f"the generators of all {many(len(digests), 'rank')} are in the same state"
     return [N11.sign(words, {"ranks": len(digests)}, hit=len(digests), of=len(digests), severity=severity)]
 
 
 def _grave(facts: TrainingState) -> str:
-    """Less than an error where a reset was meant, or where only a name says which step it is."""
+    """Return the severity: below error if a reset was requested, or if only a name gives the step."""
     return "info" if reset_meant(facts) else "warn" if facts.source("step") == NAME else "error"
 
 

@@ -1,4 +1,4 @@
-"""Passes over values turned into signs: which slots are read, and what was not looked at and why.
+"""Turn passes over values into signs, and record what was not examined and why.
 
 ::
 
@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.core.scan import Tick
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.sign import Inapplicable, Sign, many
-from workbench.doctor.passes.blocks import Slot, Stored, compiled, stream
+from workbench.doctor.passes.blocks import StoredTensors, TensorSlot, compiled, stream
 from workbench.doctor.passes.one import OneFold, OneState
 from workbench.doctor.passes.pair import PairFold, PairState, Update, weight_role
 from workbench.doctor.passes.updates import between, limit_of
@@ -25,20 +25,20 @@ from workbench.doctor.rules.one import judge_one
 from workbench.doctor.rules.pair import adams, judge_pair
 from workbench.errors import WorkbenchError
 
-__all__ = ["Values", "check_one", "check_pair"]
+__all__ = ["PassValues", "check_one", "check_pair"]
 
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
-ALONE = (*ROLES, "max_exp_avg_sq", "ema")  #: of one checkpoint by itself
+ALONE = (*ROLES, "max_exp_avg_sq", "ema")  #: roles that are read from a single checkpoint
 
 
 @dataclass(frozen=True)
-class Values:
-    """What a pass found.
+class PassValues:
+    """The result of a pass.
 
     Attributes:
-        checked, not_checked: rule or law → sentence, with the reason where it was not.
+        checked, not_checked: rule or law → sentence; for ``not_checked``, the reason.
         states: fqn → the pass's sums, for pictures.
-        updates: fqn → what lies between the two states of a pair.
+        updates: fqn → the updates between the two states of a pair.
     """
 
     signs: tuple[Sign, ...]
@@ -53,23 +53,23 @@ def check_one(
     earlier: State | None = None,
     *,
     threads: int | None = None,
-    tick: Tick | None = None,
+    progress: Progress | None = None,
     fast: bool | None = None,
-) -> Values:
-    """The laws that hold within one checkpoint.
+) -> PassValues:
+    """Check the laws that hold within one checkpoint.
 
     Args:
-        earlier: a checkpoint of the same run: its betas widen the state bound if they were others.
+        earlier: a checkpoint of the same run; if its betas differ, they widen the state bound.
         fast: use the compiled code; by default if numba is installed and there is much to read.
 
     Raises:
-        MissingExtraError: ``fast`` is asked for without numba.
+        MissingExtraError: ``fast`` is requested but numba is not installed.
     """
     every = [one for one in (state, earlier) if one is not None]
     known = [one.facts.betas for one in every if one.facts.betas is not None]
     known += [group.betas for one in every for group in one.facts.groups if group.betas is not None]
-    # moments saw every beta1 that a schedule made
-    moved = [(end, one[1]) for told in every for end in told.facts.beta_ends for one in known[:1]]
+    # the moments saw every beta1 of the schedule
+    moved = [(end, one[1]) for state in every for end in state.facts.beta_ends for one in known[:1]]
     slots = [
         _slot(fqn, [state], [roles], ALONE)
         for fqn, roles in state.params.items()
@@ -78,14 +78,14 @@ def check_one(
     fold = OneFold(known[0] if known else None, limit_of([*known, *moved]), fast=compiled(slots, fast))
     found: dict[str, OneState] = {}
     unread: dict[str, str] = {}
-    for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
+    for slot, sums in stream(slots, fold, threads=threads, progress=progress, on_error=_note(unread)):
         sums.close(slot.fqn)
         optimizer = state.facts.optimizer_of(slot.fqn)
         if "moments" not in optimizer.laws and sums.bound.of:
-            sums.bound, sums.unbound = Hits(), f"m² ≤ K·v is no law of this optimizer: {optimizer.why}"
+            sums.bound, sums.unbound = Hits(), f"m² ≤ K·v is not a law of this optimizer: {optimizer.why}"
         found[slot.fqn] = sums
     why = Counter(sums.unbound for sums in found.values() if sums.unbound)
-    return Values(
+    return PassValues(
         tuple(judge_one(state, slots, found, earlier)),
         {"values": f"{many(len(found), 'parameter')} of {state.ckpt.path!r} were read"},
         _reasons({"S04": why}, unread),
@@ -94,33 +94,33 @@ def check_one(
 
 
 def check_pair(
-    pair: Pair, *, threads: int | None = None, tick: Tick | None = None, fast: bool | None = None
-) -> Values:  # fmt: skip
-    """The laws that hold between two checkpoints of a run, A the earlier one.
+    pair: Pair, *, threads: int | None = None, progress: Progress | None = None, fast: bool | None = None
+) -> PassValues:
+    """Check the laws that hold between two checkpoints of a run, A the earlier one.
 
     Args:
         fast: use the compiled code; by default if numba is installed and there is much to read.
 
     Raises:
-        MissingExtraError: ``fast`` is asked for without numba.
+        MissingExtraError: ``fast`` is requested but numba is not installed.
     """
     updates = between(pair)
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
         if fqn not in updates:
-            apart["the number of updates between is not known"] += 1
+            apart["the number of updates in between is unknown"] += 1
             continue
         sides = [{role: places[side] for role, places in roles.items()} for side in (0, 1)]
         slot = _slot(fqn, (pair.a, pair.b), sides, ROLES)
         weight = weight_role(slot)
-        if weight == "master":  # what the optimizer updates; weights are looked at beside their masters
+        if weight == "master":  # the optimizer updates masters; weights are checked against them
             slot = _slot(fqn, (pair.a, pair.b), sides, ROLES[1:])
         if weight or (0, "exp_avg") in slot.tensors:
             slots.append(slot)
     found: dict[str, PairState] = {}
     unread: dict[str, str] = {}
     fold = PairFold(updates, compiled(slots, fast))
-    for slot, sums in stream(slots, fold, threads=threads, tick=tick, on_error=_note(unread)):
+    for slot, sums in stream(slots, fold, threads=threads, progress=progress, on_error=_note(unread)):
         found[slot.fqn] = sums
     skipped: dict[str, Counter[str]] = {"updates": apart} if apart else {}
     for sums in found.values():
@@ -128,18 +128,20 @@ def check_pair(
             skipped.setdefault(law, Counter())[why] += 1
     missed = _reasons(skipped, unread)
     if slots and not adams(updates, slots):
-        missed["P06"] = Inapplicable("no parameter has exp_avg, exp_avg_sq and known betas: only Adam moves all alike")
-    return Values(
+        missed["P06"] = Inapplicable(
+            "no parameter has exp_avg, exp_avg_sq and known betas: only Adam moves all parameters alike"
+        )
+    return PassValues(
         tuple(judge_pair(pair, updates, slots, found)),
-        {"updates": f"{many(len(found), 'parameter')} of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r}, side by side"},
+        {"updates": f"{many(len(found), 'parameter')} of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r} were compared"},
         missed,
         found,
         updates,
     )
 
 
-def _slot(fqn: str, sides: Sequence[State], roles: Sequence[Mapping[str, int]], wanted: Sequence[str]) -> Slot:
-    """The tensors of one shape: that of the moments, which the optimizer's weights share, else the weights'."""
+def _slot(fqn: str, sides: Sequence[State], roles: Sequence[Mapping[str, int]], wanted: Sequence[str]) -> TensorSlot:
+    """Return the tensors of one shape: the moments' shape, which the updated weights share, or else the weights'."""
     positions = {}
     shape: tuple[int, ...] | None = None
     for side, (state, held) in enumerate(zip(sides, roles, strict=True)):
@@ -147,7 +149,7 @@ def _slot(fqn: str, sides: Sequence[State], roles: Sequence[Mapping[str, int]], 
         for role in wanted:
             if role in held and state.shape(held[role]) == shape:
                 positions[side, role] = held[role]
-    return Slot(fqn, Stored([state.ckpt for state in sides], positions))
+    return TensorSlot(fqn, StoredTensors([state.ckpt for state in sides], positions))
 
 
 def _note(unread: dict[str, str]) -> Any:
@@ -158,11 +160,11 @@ def _note(unread: dict[str, str]) -> Any:
 
 
 def _reasons(skipped: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> dict[str, str]:
-    told = {}
+    words = {}
     for law, why in skipped.items():
         if why:
-            told[law] = "; ".join(f"{reason} ({count:,} parameters)" for reason, count in why.most_common(3))
+            words[law] = "; ".join(f"{reason} ({count:,} parameters)" for reason, count in why.most_common(3))
     if unread:
         fqn, reason = next(iter(unread.items()))
-        told["values"] = f"{many(len(unread), 'parameter')} could not be read, {fqn!r} first: {reason}"
-    return told
+        words["values"] = f"{many(len(unread), 'parameter')} could not be read; the first is {fqn!r}: {reason}"
+    return words

@@ -1,0 +1,466 @@
+"""Checkpoints by URL: the same bytes and answers as from disk; every fault is one error; secrets stay secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import workbench as wb
+from tests.range_server import RangeServer
+from workbench.analysis import manifest
+from workbench.core.remote import bucket, ranged, requests
+from workbench.core.remote.url import parse
+from workbench.errors import (
+    ChangedError,
+    MissingExtraError,
+    MissingFileError,
+    NotACheckpointError,
+    OpenError,
+    UnsupportedFormatError,
+    UsageError,
+    WorkbenchError,
+)
+
+
+def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits."""
+    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, two)]
+    return one.dtype == two.dtype and one.shape == two.shape and torch.equal(*flat)
+
+
+ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
+SAMPLES = sorted(path.stem for path in (ROOT / "truth").glob("*.safetensors") if (ROOT / path.stem).exists())
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RangeServer(ROOT) as server:
+        yield server
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A folder with one safetensors file of 6 MB."""
+    torch.manual_seed(0)
+    save_file({"w": torch.randn(1000, 1000), "b": torch.randn(500_000)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Retries without their pauses."""
+    from datetime import timedelta
+
+    from workbench.core.remote import objects
+
+    brief = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5), "base": 2}
+    monkeypatch.setattr(objects, "BACKOFF", brief)
+
+
+# ---- the same answers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_every_sample_is_the_same_by_url(server, sample):
+    near, far = wb.open(ROOT / sample, cache=False), wb.open(f"{server.url}/{sample}", cache=False)
+    assert list(near) == list(far) and near.format == far.format
+    for key in near.objects:
+        assert repr(far.objects[key]) == repr(near.objects[key])
+    truth = load_file(ROOT / "truth" / f"{sample}.safetensors")
+    state = far.state_dict()
+    for key in near:
+        assert same_bits(far[key].torch(), near[key].torch()), key
+        assert same_bits(state[key], near[key].torch()), key
+        if key in truth:
+            assert same_bits(far[key].torch(), truth[key]), key
+    found = wb.diff(far, near)
+    assert found.summary["changed"] == found.summary["unread"] == 0
+
+
+@pytest.mark.parametrize("sample", ["dcp_fsdp2", "hf_llama_bf16_sharded", "titan_run", "paddlenlp_legacy"])
+def test_every_question_has_the_same_answer_by_url(server, sample, tmp_path):
+    url, path = f"{server.url}/{sample}", ROOT / sample
+    answers = [
+        (
+            [(one.rule, one.where, one.severity) for one in wb.verify(where, deep=True)],
+            str(wb.layout(wb.open(where)).to_dict()).replace(str(where), ""),
+            wb.stats(wb.open(where), cache=False).to_dict(),
+            wb.open(where).step,
+            wb.discover(where)[["path", "format", "step", "complete"]].to_dict(),
+        )
+        for where in (url, path)
+    ]
+    assert str(answers[0]) == str(answers[1])
+    wb.export(wb.open(url), tmp_path / "out")
+    assert wb.diff(wb.open(tmp_path / "out"), wb.open(path).model).summary["changed"] == 0
+
+
+AXIS = st.one_of(
+    st.integers(-60, 59),
+    st.builds(slice, st.integers(-70, 70), st.integers(-70, 70), st.sampled_from([1, 1, 2, 7, -1, -3])),
+    st.lists(st.integers(-60, 59), min_size=1, max_size=6),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(AXIS, AXIS)
+def test_slices_are_those_of_a_dense_array(striped, rows, columns):
+    url, dense = striped
+    if isinstance(rows, list) and isinstance(columns, list):
+        columns = slice(None)
+    ckpt = wb.open(url, cache=False)
+    wanted = dense[rows][..., columns] if isinstance(rows, list) else dense[rows, columns]
+    with pytest.MonkeyPatch.context() as patch:  # so that ranges of a small file are merged, split and fetched apart
+        patch.setattr(ranged, "GAP", 100)
+        patch.setattr(ranged, "PART", 700)
+        assert np.array_equal(ckpt["w"][rows, columns], wanted)
+
+
+@pytest.fixture(scope="module")
+def striped(tmp_path_factory):
+    """URL of a matrix, and the matrix."""
+    folder = tmp_path_factory.mktemp("striped")
+    dense = np.arange(60 * 60, dtype=np.float32).reshape(60, 60)
+    save_file({"w": torch.from_numpy(dense)}, folder / "model.safetensors")
+    with RangeServer(folder) as server:
+        yield f"{server.url}/model.safetensors", dense
+
+
+def test_ranges_are_merged_and_split(one):
+    with RangeServer(one) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        server.log.clear()
+        assert ckpt["w"][:200].shape == (200, 1000)
+        assert [request.stop - request.start for request in server.log] == [200 * 4000]
+        server.log.clear()
+        ckpt["w"][[0, 1, 500, 501, 999]]  # rows of 4 kB: neighbours together, the others apart
+        sizes = sorted(request.stop - request.start for request in server.log)
+        assert sizes == [4000, 8000, 8000]
+
+
+@pytest.mark.parametrize("sample", ["dcp_tp2_fsdp2_vocab515", "paddlenlp_legacy", "hf_llama_bf16_sharded"])
+@pytest.mark.parametrize("part, most, gap", [(700, 64 << 20, 100), (5000, 9000, 0), (8 << 20, 64 << 20, 256 << 10)])
+def test_what_is_fetched_ahead_is_what_is_stored(server, monkeypatch, sample, part, most, gap):
+    """In requests that cut headers and payloads anywhere, or with too little room for all of them."""
+    for name, value in {"AHEAD_PART": part, "AHEAD_MOST": most, "GAP": gap}.items():
+        monkeypatch.setattr(ranged, name, value)
+    near, far = wb.open(ROOT / sample, cache=False), wb.open(f"{server.url}/{sample}", cache=False)
+    state = far.state_dict()
+    assert all(same_bits(state[key], near[key].torch()) for key in near)
+    assert wb.diff(near, far).summary["changed"] == 0
+    assert wb.stats(far, cache=False).to_dict() == wb.stats(near, cache=False).to_dict()
+
+
+def test_a_pass_asks_for_many_chunks_at_once(tmp_path):
+    save_file({f"w{k}": torch.full((1000,), float(k)) for k in range(300)}, tmp_path / "model.safetensors")
+    with RangeServer(tmp_path) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        for read in (ckpt.state_dict, lambda: wb.stats(ckpt, cache=False)):
+            server.log.clear()
+            read()
+            assert len(server.log) <= 4, len(server.log)  # one for each of a few threads
+
+
+def test_passes_share_a_bounded_room(monkeypatch):
+    room = requests._Ahead()
+    monkeypatch.setattr(room, "_free", 100)
+    monkeypatch.setattr(requests, "AHEAD", 100)
+    held, most = [], []
+
+    def run(nbytes: int) -> None:
+        with room.take(nbytes), room.take(1):  # a second side does not wait for the first
+            held.append(nbytes)
+            most.append(sum(held))
+            time.sleep(0.002)
+            held.remove(nbytes)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, [60, 40, 100, 30, 30, 30, 500, 10, 90, 50] * 3, timeout=30))
+    assert room._free == 100 and max(one for one in most if one < 500) <= 100 + 10
+
+
+def test_a_checkpoint_opens_in_few_requests(server):
+    """What a reader looks at is fetched at once: no request for each small field, none twice."""
+    for sample in ("hf_llama_bf16_sharded", "dcp_fsdp2", "titan_run", "paddlenlp_legacy"):
+        server.log.clear()
+        wb.open(f"{server.url}/{sample}", cache=False)
+        asked = [(one.method, one.path, one.start, one.stop) for one in server.log]
+        assert len(asked) == len(set(asked)), sorted(asked)
+
+
+def test_a_folder_of_many_objects_is_listed_level_by_level(server, monkeypatch):
+    monkeypatch.setattr(bucket, "MANY", 2)
+    for sample in ("bytecheckpoint_fsdp1_flat", "paddlenlp_legacy", "trainer_run"):
+        far, near = wb.open(f"{server.url}/{sample}", cache=False), wb.open(ROOT / sample, cache=False)
+        assert wb.diff(far, near).summary["changed"] == 0 and list(far.objects) == list(near.objects)
+
+
+@pytest.mark.slow  # it waits for answers that come late, so that parallel requests overlap
+@pytest.mark.parametrize("sample", [*SAMPLES, "loss_spike", "trainer_run", "titan_run"])
+def test_a_checkpoint_opens_in_few_round_trips(sample):
+    with RangeServer(ROOT, latency=0.2) as server:
+        wb.open(f"{server.url}/{sample}", cache=False)
+        assert server.rounds <= 6
+
+
+def test_folders_of_a_server_that_form_a_circle_are_listed_as_far_as_asked(one):
+    (one / "again").symlink_to(one, target_is_directory=True)
+    with RangeServer(one) as server:
+        assert wb.open(server.url, cache=False)["w"].shape == (1000, 1000)
+        assert len(server.log) < 50
+        assert len(wb.discover(server.url, depth=2)) == 3
+
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_and_other_schemes_go_through_fsspec():
+    system = fsspec.filesystem("memory")
+    for file in (ROOT / "dcp_fsdp2").iterdir():
+        system.pipe_file(f"/bucket/a folder/{file.name}", file.read_bytes())
+    try:
+        ckpt = wb.open("memory://bucket/a folder", cache=False)
+        assert wb.diff(ckpt, wb.open(ROOT / "dcp_fsdp2")).summary["changed"] == 0
+        assert wb.discover("memory://bucket")["path"].tolist() == ["a folder"]
+    finally:
+        system.rm("/bucket", recursive=True)
+
+
+def test_a_repository_of_the_hub_is_read_at_one_commit(tmp_path):
+    """``hf://`` against a server that answers as the hub does: one call for the names, ranges of ``/resolve/``."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(ROOT / "hf_llama_bf16_sharded", tmp_path / "org" / "model" / "resolve" / commit / "sub")
+    files = [
+        {"rfilename": f"sub/{file.name}", "size": file.stat().st_size}
+        for file in (ROOT / "hf_llama_bf16_sharded").iterdir()
+    ]
+    answer = json.dumps({"id": "org/model", "modelId": "org/model", "sha": commit, "siblings": files}).encode()
+    with RangeServer(tmp_path, pages={"api/models/org/model/revision/v1": answer}) as server:
+        options = {"endpoint": server.url, "token": "hf_s3cret"}
+        ckpt = wb.open("hf://org/model@v1/sub", cache=False, storage_options=options)
+        assert ckpt.path == "hf://org/model@v1/sub"
+        assert wb.diff(ckpt, wb.open(ROOT / "hf_llama_bf16_sharded")).summary["changed"] == 0
+        assert b"hf_s3cret" not in pickle.dumps(ckpt.place) and "hf_s3cret" not in repr(vars(ckpt.place))
+        assert {request.path.split("/")[0] for request in server.log} == {"api", "org"}
+        with pytest.raises(NotACheckpointError, match="cannot be opened"):
+            wb.open("hf://org/other", storage_options=options)
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "ümlaut", "what?", "x#y", "a+b&c=d", "%41"])
+def test_any_name_can_be_opened(tmp_path, name):
+    from urllib.parse import quote
+
+    (tmp_path / name).mkdir()
+    save_file({"w": torch.arange(6.0)}, tmp_path / name / "model.safetensors")
+    with RangeServer(tmp_path) as server:
+        ckpt = wb.open(f"{server.url}/{quote(name)}", cache=False)
+        assert ckpt["w"].torch().tolist() == list(range(6))
+        assert wb.open(ckpt.path, cache=False).path == ckpt.path
+        assert wb.discover(server.url)["path"].tolist() == [name]
+
+
+def test_urls_are_split_as_their_schemes_say():
+    assert parse("s3://b/a/%20/c//d/")[:3] == ("s3", "b", "a/%20/c/d")
+    assert parse("https://h:8/a%20b?X-Amz-Signature=1#f")[:4] == ("https", "h:8", "a b", "X-Amz-Signature=1")
+    assert parse("gcs://b")[:3] == ("gs", "b", "")
+    assert parse("https://ann:pw@h/a").shown == "https://h/a"
+    for bad in ("s3:///x", "https://h/../x", "s3://b/../c", "s3://b/\0"):
+        with pytest.raises(NotACheckpointError):
+            parse(bad)
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_goes_over_is_tried_again(one):
+    faults: list[int | str] = []
+    with RangeServer(one, fault=lambda request: faults.pop() if faults else None) as server:
+        faults += [503, "reset", 429]
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        faults += ["short", 500, "short"]
+        assert same_bits(ckpt["w"].torch(), load_file(one / "model.safetensors")["w"])
+        assert not faults
+
+
+@pytest.mark.parametrize(
+    "fault, error, words",
+    [
+        (403, MissingFileError, "no permission to read"),
+        (404, MissingFileError, "does not exist"),
+        (412, ChangedError, "rewritten"),
+        (416, ChangedError, "shorter"),
+        (429, OpenError, "answered 429 5 times"),
+        (500, OpenError, "answered 500 5 times"),
+        ("reset", OpenError, "could not be reached"),
+        ("short", OpenError, "model.safetensors"),
+    ],
+)
+def test_a_lasting_fault_is_one_clear_error(one, fault, error, words):
+    failing = []
+    with RangeServer(one, fault=lambda request: fault if failing else None) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        failing.append(True)
+        with pytest.raises(error, match=words) as caught:
+            ckpt["w"].torch()
+        text = str(caught.value)
+        assert "model.safetensors" in text and "\n" not in text and "Debug" not in text
+
+
+def test_an_object_that_is_replaced_is_never_mixed(one):
+    with RangeServer(one) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        before = ckpt["w"][:10]
+        save_file({"w": torch.zeros(1000, 1000), "b": torch.zeros(500_000)}, one / "model.safetensors")
+        with pytest.raises(ChangedError, match="open it again"):
+            ckpt["w"].torch()
+        assert (before != 0).all()
+        assert not wb.open(f"{server.url}/model.safetensors", cache=False)["w"].torch().any()
+
+
+def test_a_server_without_ranges_or_lists_is_refused_with_a_reason(one):
+    with (
+        RangeServer(one, ranges=False) as server,
+        pytest.raises(UnsupportedFormatError, match=r"ignores byte ranges.*download"),
+    ):
+        wb.open(f"{server.url}/model.safetensors", cache=False)
+    with RangeServer(one, lists=False) as server:
+        with pytest.raises(NotACheckpointError, match="does not exist"):
+            wb.open(server.url, cache=False)
+        assert wb.open(f"{server.url}/model.safetensors", cache=False)["w"].shape == (1000, 1000)
+
+
+def test_a_page_in_place_of_a_file_is_not_read(one):
+    (one / "page").mkdir()
+    with RangeServer(one) as server, pytest.raises(WorkbenchError):
+        wb.open(f"{server.url}/page", cache=False)
+
+
+def test_a_link_that_leaves_the_folder_is_not_followed(one):
+    links = ("../../etc/passwd", "/etc/passwd", "http://x/y", "..%2Fz", "a/../../b")
+    page = "".join(f"<a href='{link}'>x</a>" for link in links).encode()
+
+    def answer(handler, request, body, answered=RangeServer._answer):
+        folder = request.path == ""
+        return server._send(handler, 200, page, body) if folder else answered(server, handler, request, body)
+
+    with RangeServer(one) as server:
+        server._answer = answer
+        with pytest.raises(NotACheckpointError):
+            wb.open(server.url, cache=False)
+        assert {request.path for request in server.log} == {""}
+
+
+# ---- secrets, processes, extras --------------------------------------------------------------------------------------
+
+
+def test_a_url_that_is_signed_for_get_alone_opens(tmp_path):
+    (tmp_path / "a b").mkdir()
+    save_file({"w": torch.arange(6.0)}, tmp_path / "a b" / "model.safetensors")
+    with RangeServer(tmp_path, fault=lambda request: 403 if request.method == "HEAD" else None) as server:
+        ckpt = wb.open(f"{server.url}/a%20b/model.safetensors?X-Signature=1%2F2", cache=False)
+        assert ckpt["w"].torch().tolist() == list(range(6))
+
+
+def test_no_secret_is_shown_or_pickled(one):
+    with RangeServer(one) as server:
+        url = server.url.replace("http://", "http://ann:pa55word@") + "/model.safetensors"
+        ckpt = wb.open(
+            f"{url}?signature=s1gned", cache=False, storage_options={"client_options": {"user_agent": "t0ken"}}
+        )
+        assert ckpt["b"][:3].shape == (3,)
+        (one / "model.safetensors").unlink()
+        with pytest.raises(WorkbenchError) as caught:
+            ckpt["w"].torch()
+        texts = [repr(ckpt), str(ckpt.path), str(caught.value), ckpt._repr_html_(), repr(vars(ckpt.place))]
+        texts.append(pickle.dumps(ckpt).decode("latin-1"))
+        for secret in ("pa55word", "s1gned", "t0ken"):
+            assert not [text for text in texts if secret in text], secret
+
+
+def test_a_checkpoint_pickles_by_its_url(server):
+    ckpt = wb.open(f"{server.url}/hf_llama_bf16_sharded", cache=False)
+    assert b"config.json" not in pickle.dumps(ckpt.place._files)  # names are listed again
+    again = pickle.loads(pickle.dumps(ckpt))
+    key = next(iter(ckpt))
+    assert same_bits(again[key].torch(), ckpt[key].torch())
+
+
+def test_a_forked_process_is_told_rather_than_left_to_wait(server):
+    code = f"""
+import os, sys, workbench as wb
+ckpt = wb.open({server.url + "/hf_peft_lora"!r}, cache=False)
+key = next(iter(ckpt))
+pid = os.fork()
+if not pid:
+    try:
+        ckpt[key].torch()
+    except wb.errors.UsageError as error:
+        os._exit(7 if "forked" in str(error) else 8)
+    os._exit(9)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=False).returncode == 7
+
+
+@pytest.mark.parametrize("package, url", [("obstore", "s3://bucket/x"), ("fsspec", "webhdfs://host/x")])
+def test_a_missing_extra_says_what_to_install(monkeypatch, package, url):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'ckpt-workbench\[remote\]'"):
+        wb.open(url)
+
+
+def test_options_are_for_urls(tmp_path):
+    with pytest.raises(UsageError, match="storage_options"):
+        wb.open(tmp_path, storage_options={"region": "x"})
+    with pytest.raises(NotACheckpointError, match="unknown"):
+        wb.open("nosuch://host/x")
+    with pytest.raises(UsageError, match="storage options"):
+        wb.open("s3://bucket/x", storage_options={"no_such_option": 1})
+
+
+def test_nothing_is_written_under_the_name_of_a_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ckpt = wb.open(ROOT / "hf_peft_lora")
+    for call in (
+        lambda: wb.export(ckpt, "https://ann:pw@host/out"),
+        lambda: wb.export(ckpt, "hf://user/repo/out"),
+        lambda: wb.export(ckpt, "webhdfs://ann:pw@host/out"),
+        lambda: wb.echo(torch.nn.Linear(2, 2), path="https://ann:pw@host/x"),
+        lambda: manifest.write(ckpt, "https://ann:pw@host/m.json"),
+    ):
+        with pytest.raises(UsageError, match="not written to") as caught:
+            call()
+        assert "pw" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_takes_urls(server, tmp_path):
+    def run(*arguments):
+        environment = os.environ | {"WORKBENCH_CACHE": str(tmp_path / "cache")}
+        command = [sys.executable, "-m", "workbench", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+
+    url = f"{server.url}/titan_run"
+    assert "step-4" in run("ls", url).stdout
+    assert run("verify", f"{url}/step-4").returncode == 0
+    assert run("diff", f"{url}/step-2", str(ROOT / "titan_run" / "step-2")).returncode == 0
+    assert "No fault found" in run("doctor", url).stdout
+    assert run("export", f"{url}/step-4", str(tmp_path / "out")).returncode == 0
+    shutil.rmtree(tmp_path / "out")
+    refused = run("manifest", "write", f"{url}/step-4")
+    assert refused.returncode == 64 and "name one of these or a local path" in refused.stderr

@@ -1,0 +1,152 @@
+"""Map tensors between checkpoints whose frameworks name and fuse weights differently.
+
+``wb.name_map(a, b)`` finds, for each tensor of ``b``, the boxes of ``a`` that hold the same weight. ``.apply()``
+returns ``a`` with the names and shapes of ``b``, by box arithmetic on the catalog: no weight is read or copied.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.checkpoint import Checkpoint
+from workbench.core.rebox import ComposedBox, Composition, compose
+from workbench.names.frameworks import Geometry, Link, geometry, links
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["NameMap", "name_map"]
+
+
+@dataclass(frozen=True, eq=False)
+class NameMap:
+    """How the tensors of ``a`` form those of ``b``.
+
+    Attributes:
+        targets: one for each tensor of ``b`` that ``a`` holds completely, in the order of ``b``.
+        only_a: keys of ``a`` that no tensor of ``b`` needs → the reason, if known.
+        only_b: keys of ``b`` that ``a`` does not hold completely → the reason, if known.
+    """
+
+    a: Checkpoint
+    b: Checkpoint
+    targets: list[Composition]
+    only_a: dict[str, str]
+    only_b: dict[str, str]
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """One row per tensor of ``b``: its key, the keys of ``a`` that form it, and the number of boxes."""
+        import pandas as pd
+
+        keys = self.a.catalog.keys
+        rows = [(t.key, tuple(dict.fromkeys(keys[p.tensor] for p in t.pieces)), len(t.pieces)) for t in self.targets]
+        return pd.DataFrame(rows, columns=["b", "a", "boxes"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain JSON: ``a b pairs only_a only_b``."""
+        return {
+            "a": self.a.path,
+            "b": self.b.path,
+            "pairs": [{"b": b, "a": list(a), "boxes": boxes} for b, a, boxes in self.pairs.itertuples(index=False)],
+            "only_a": dict(self.only_a),
+            "only_b": dict(self.only_b),
+        }
+
+    def apply(self) -> Checkpoint:
+        """Return ``a`` with the names, shapes and cuts of ``b``: a lazy checkpoint over the files of ``a``."""
+        return self.a.derive(compose(self.a.catalog, self.targets))
+
+    def __repr__(self) -> str:
+        return (
+            f"<name map: {len(self.targets):,} of {len(self.b):,} tensors of {self.b.format} are in {self.a.format}; "
+            f"{len(self.only_a):,} only there, {len(self.only_b):,} only here>"
+        )
+
+
+def name_map(a: Checkpoint, b: Checkpoint) -> NameMap:
+    """Map ``a``'s tensors to ``b``'s, by fqn, role and the conventions of both frameworks.
+
+    Fused QKV and [gate; up], stacked layers and experts are cut and joined; wrapper prefixes and the spellings of norms
+    are aligned; padded rows of a vocabulary are left out. If something is unknown (for example, neither checkpoint
+    stores the number of query groups), the tensor is listed with the reason, never guessed.
+    """
+    mine, theirs = geometry(a.objects), geometry(b.objects)
+    facts_a, facts_b = mine.filled(theirs), theirs.filled(mine)
+    atoms: dict[tuple[str, str], list[tuple[int, Link]]] = defaultdict(list)
+    only_a: dict[str, str] = {}
+    for tensor, found in _all_links(a, facts_a):
+        if isinstance(found, str):
+            only_a[a.catalog.keys[tensor]] = found
+            continue
+        for link in found:
+            atoms[a.roles[tensor], link.atom].append((tensor, link))
+
+    targets: list[Composition] = []
+    only_b: dict[str, str] = {}
+    used: set[int] = set()
+    for tensor, found in _all_links(b, facts_b):
+        key, shape = b.catalog.keys[tensor], b.catalog.shape_of(tensor)
+        if isinstance(found, str):
+            only_b[key] = found
+            continue
+        pieces = [
+            piece
+            for link in found
+            for source, there in atoms.get((b.roles[tensor], link.atom), ())
+            if (piece := _piece(source, there, link)) is not None
+        ]
+        have, want = sum(_volume(piece.sizes) for piece in pieces), _volume(shape)
+        if have != want or (want == 0 and not pieces):
+            known = f"only {have:,} of its {want:,} elements are stored" if have else ""
+            only_b[key] = known
+            continue
+        used.update(piece.tensor for piece in pieces)
+        targets.append(Composition(key, shape, pieces, b.fqns[tensor], b.roles[tensor]))
+    for tensor, key in enumerate(a.catalog.keys):
+        if tensor not in used:
+            only_a.setdefault(key, "")
+    for tensor, key in enumerate(b.catalog.keys):
+        if b.fqns[tensor] is None:
+            only_b.setdefault(key, "belongs to no named parameter")
+    return NameMap(a, b, targets, only_a, only_b)
+
+
+def _all_links(ckpt: Checkpoint, facts: Geometry) -> Iterable[tuple[int, list[Link] | str]]:
+    for tensor, fqn in enumerate(ckpt.fqns):
+        if fqn is None:
+            continue
+        shape = ckpt.catalog.shape_of(tensor)
+        # a step counter has its parameter's name but not its shape
+        yield tensor, links(fqn, shape, facts) if shape else [Link(fqn.removeprefix("model."), (), (), (), ())]
+
+
+def _piece(source: int, there: Link, here: Link) -> ComposedBox | None:
+    """Return the intersection of an atom's boxes in ``a`` and ``b``, as a piece of the target."""
+    sizes_a = [there.sizes[axis] for axis in there.axes]
+    sizes_b = [here.sizes[axis] for axis in here.axes]
+    if len(sizes_a) != len(sizes_b):
+        return None
+    low = [max(x, y) for x, y in zip(there.at, here.at, strict=True)]
+    high = [min(x + n, y + m) for x, n, y, m in zip(there.at, sizes_a, here.at, sizes_b, strict=True)]
+    if any(b <= a for a, b in zip(low, high, strict=True)):
+        return None
+    offsets, sizes = list(there.offsets), list(there.sizes)
+    at = list(here.offsets)
+    axes: list[int | None] = [None] * len(here.offsets)
+    for k, (axis_a, axis_b) in enumerate(zip(there.axes, here.axes, strict=True)):
+        offsets[axis_a] += low[k] - there.at[k]
+        sizes[axis_a] = high[k] - low[k]
+        at[axis_b] += low[k] - here.at[k]
+        axes[axis_b] = axis_a
+    return ComposedBox(source, tuple(offsets), tuple(sizes), tuple(at), tuple(axes))
+
+
+def _volume(sizes: Iterable[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

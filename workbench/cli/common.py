@@ -1,0 +1,79 @@
+"""Shared parts of the commands: opening a checkpoint with the common options, notes, JSON, colour."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from typing import Any
+
+import workbench
+from workbench.checkpoint import Checkpoint
+from workbench.errors import UsageError
+from workbench.views import units
+from workbench.views.names import safe
+
+__all__ = ["narrow", "note", "open_as", "paint", "print_json", "table_width", "tell"]
+
+_COLOURS = {"bad": "31", "head": "1"}
+
+
+def open_as(options: argparse.Namespace, path: str) -> Checkpoint:
+    """Open a checkpoint with the common options; notes about choices made on opening go to stderr."""
+    ckpt = workbench.open(
+        path, format=options.format, cache=not options.no_cache, io=options.io, partial=options.partial
+    )
+    for sentence in ckpt.notes:
+        note(sentence)
+    return ckpt
+
+
+def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
+    """Return the tensors selected by ``options.pattern`` (any of these regular expressions) and ``options.role``."""
+    for pattern in options.pattern:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"pattern {pattern!r} is not a valid regular expression: {error}") from None
+    if not options.pattern and options.role is None:
+        return ckpt
+    joined = "|".join(f"(?:{pattern})" for pattern in options.pattern) or None
+    narrow = ckpt.select(joined, options.role)
+    if not len(narrow):
+        roles = ", ".join(sorted(set(ckpt.roles)))
+        meant = f"has a name that matches {joined!r}" if joined else f"has the role {options.role!r}"
+        meant += f" and the role {options.role!r}" if joined and options.role else ""
+        note(f"none of {units.plural(len(ckpt), 'tensor')} {meant}; the stored roles are {roles}")
+    return narrow
+
+
+def note(sentence: str) -> None:
+    """Print one line on stderr that is not an error."""
+    tell(f"note: {safe(sentence)}")
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr; if that fails (a full disk), the exit code still reports the outcome."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  flushing the old stream's buffer at exit would fail
+
+
+def print_json(document: Any) -> None:
+    """Print one document on one line, all ASCII: control characters and bidi marks are JSON escapes."""
+    print(json.dumps(document, allow_nan=False))
+
+
+def table_width() -> int | None:
+    """Return the table width for a terminal; ``None`` for a pipe or a file, where names are never truncated."""
+    return 100 if sys.stdout.isatty() else None
+
+
+def paint(text: str, colour: str) -> str:
+    """Return the text in a colour if stdout is a terminal and NO_COLOR is not set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"

@@ -1,0 +1,136 @@
+"""``workbench doctor``: why did the loss jump after the resume?
+
+::
+
+    workbench doctor RUN                            a run's folder; two of its steps are chosen
+    workbench doctor BEFORE AFTER --echo ECHO       with an echo: the strongest evidence
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.cli.common import note, open_as, paint, print_json
+from workbench.cli.workers import workers
+from workbench.errors import (
+    CorruptError,
+    IncompleteError,
+    MissingFileError,
+    NotACheckpointError,
+    UsageError,
+    WriteError,
+)
+from workbench.views.progress import progress_bar
+
+if TYPE_CHECKING:
+    from workbench.doctor.reasoning.diagnosis import Diagnosis
+
+__all__ = ["doctor"]
+
+HEADS = ("VERDICT", "RULED OUT", "NOT CHECKED", "ALSO SEEN")
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print the diagnosis; return the exit code: 0 nothing found, 1 warnings, 2 errors.
+
+    Options: ``before after echo betas lr weight_decay shallow html all threads`` and the common ones.
+    """
+    from workbench.doctor.examine import doctor as examine
+
+    _given(options)
+    page = None if options.html is None else _target(options.html)
+    paths = [_opened(options, path) for path in (options.before, options.after, options.echo)]
+    with workers(options) as executor, progress_bar("doctor") as progress:
+        found = examine(
+            *paths[:2],
+            echo=paths[2],
+            betas=None if options.betas is None else tuple(options.betas),
+            lr=options.lr,
+            weight_decay=options.weight_decay,
+            deep=not options.shallow,
+            format=options.format,
+            threads=options.threads,
+            progress=progress,
+            executor=executor,
+        )
+    if page is not None:
+        _write(found, page, options)
+    if options.json:
+        print_json(found.to_dict())
+    else:
+        from workbench.views.doctor import diagnosis_lines, diagnosis_text
+
+        for line in diagnosis_lines(found) if options.all else diagnosis_text(found).split("\n"):
+            print(paint(line, "bad") if " ERROR  " in line[:14] else _headed(line))
+    return found.exit_code
+
+
+def _opened(options: argparse.Namespace, path: Any) -> Any:
+    """Open with the common options; return the path if the doctor itself has to choose a step or report the damage."""
+    from workbench.analysis.echo_file import is_echo
+
+    if path is None or (options.after is None and options.echo is None):
+        return path  # a single path may be a run's folder
+    if is_echo(path):
+        return path  # fingerprints without tensor data, read by the doctor itself
+    try:
+        return open_as(options, path)
+    except (CorruptError, IncompleteError, MissingFileError):
+        return path
+
+
+def _given(options: argparse.Namespace) -> None:
+    for beta, least in zip(options.betas or (), ("from 0", "above 0"), strict=False):
+        if not 0 <= beta < 1 or (beta == 0 and least == "above 0"):
+            which = "β1" if least == "from 0" else "β2"
+            raise UsageError(f"--betas {beta:g}: {which} is {least} to below 1, as in --betas 0.9 0.95")
+    for name in ("lr", "weight_decay"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < float("inf"):
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: must be finite and not negative")
+
+
+def _target(path: str) -> Path:
+    """Return the page's path; refuse a bad one before anything is read, not an hour later."""
+    from workbench.analysis.manifest_file import holds_other
+
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise WriteError(f"--html {path!r}: " + ("is a folder" if target.is_dir() else "its folder does not exist"))
+    if holds_other(target, b"<!DOCTYPE html>"):
+        raise WriteError(f"--html {path!r}: exists and is not a page, so it is not replaced; name another file")
+    return target
+
+
+def _write(found: Diagnosis, target: Path, options: argparse.Namespace) -> None:
+    """Write the page atomically; for a run's folder, with the run's history."""
+    from workbench.doctor.pictured.history import history
+    from workbench.views.doctor_html import diagnosis_page
+    from workbench.views.doctor_pictures import doctor_pictures, timeline_picture
+
+    pictures = doctor_pictures(found)
+    if options.after is None and options.echo is None and len(found.subjects) > 1:
+        with suppress(NotACheckpointError):  # two checkpoints without steps in their names
+            frame = history(options.before, values=not options.shallow, threads=options.threads)
+            if len(frame) > 1:
+                pictures["timeline"] = timeline_picture(frame, found.subjects[0].step)
+    page = diagnosis_page(found, pictures)
+    half = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        half.write_text(page, "utf-8")
+        half.replace(target)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise WriteError(f"{os.fspath(target)!r} cannot be written: {error.strerror}") from None
+    note(f"wrote {os.fspath(target)!r}")
+
+
+def _headed(line: str) -> str:
+    for head in HEADS:
+        if line.startswith(head):
+            return paint(head, "head") + line[len(head) :]
+    return line

@@ -1,0 +1,99 @@
+"""``workbench layout``: what each rank stores, and whether the model would fit other GPUs.
+
+Exit code 2 for holes and overlaps; with ``--fit``, 1 if no layout fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from workbench.analysis.layout import Layout
+from workbench.analysis.layout import layout as compute
+from workbench.cli.common import narrow, open_as, print_json, table_width
+from workbench.errors import UsageError
+from workbench.views.layout import ROWS, holder_text, layout_lines, tensor_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["layout"]
+
+BROKEN = 2
+DIGITS = 10  #: maximum length of a GPU count or a rank number
+
+
+def layout(options: argparse.Namespace) -> int:
+    """Print a layout, one of its tensors or ranks, or a memory budget.
+
+    Options: ``path pattern role tensor rank all fit tp pp dp ep stage weights grads master moments inference reserve``
+    and the common ones.
+    """
+    if options.fit is not None:
+        return _fit(options)
+    found = compute(narrow(open_as(options, options.path), options))
+    if options.tensor is not None:
+        _tensor(found, options)
+    elif options.rank is not None:
+        _rank(found, options)
+    elif options.json:
+        print_json(found.to_dict())
+    else:
+        print("\n".join(layout_lines(found, None if options.all else ROWS, width=table_width())))
+    covered = found.covered
+    return BROKEN if covered.holes or covered.overlaps or covered.tangled else 0
+
+
+def _tensor(found: Layout, options: argparse.Namespace) -> None:
+    if not options.json:
+        print("\n".join(tensor_lines(found, options.tensor)))
+        return
+    placed = found.placed(options.tensor)
+    print_json({
+        "key": options.tensor, "placement": str(placed), "status": placed.status, "kind": placed.kind,
+        "why": placed.why, "torch": placed.torch, "pieces": _records(found.pieces(options.tensor)),
+    })  # fmt: skip
+
+
+def _rank(found: Layout, options: argparse.Namespace) -> None:
+    number = int(options.rank) if options.rank.isdecimal() and len(options.rank) < DIGITS else options.rank
+    view = found.rank(number)
+    if options.json:
+        print_json({
+            "label": view.label, "rank": view.rank, "coordinates": dict(view.coordinates), "peers": dict(view.peers),
+            "nbytes": view.nbytes, "pieces": _records(view.pieces),
+        })  # fmt: skip
+    else:
+        print(holder_text(view, None if options.all else ROWS, width=table_width()))
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from workbench.memory import Precision, plan_memory
+
+    gpus, memory = options.fit
+    if not (gpus.isdecimal() and len(gpus) < DIGITS):
+        raise UsageError(f"--fit takes the number of GPUs and the GB of each; {gpus!r} is not a valid number of GPUs")
+    try:
+        size = float(memory)
+    except ValueError:
+        raise UsageError(f"--fit takes the number of GPUs and the GB of each; {memory!r} is not a number") from None
+    precision = (
+        Precision.inference(options.weights)
+        if options.inference
+        else Precision(options.weights, options.grads, options.master, options.moments)
+    )
+    found = plan_memory(
+        open_as(options, options.path), int(gpus), size, tp=options.tp, pp=options.pp, dp=options.dp, ep=options.ep,
+        stage=options.stage, precision=precision, reserve_gb=options.reserve,
+    )  # fmt: skip
+    if options.json:
+        print_json(found.to_dict())
+    else:
+        print(repr(found))
+    return 0 if found.fits else 1
+
+
+def _records(frame: pd.DataFrame) -> Any:
+    import json
+
+    return json.loads(frame.to_json(orient="records"))

@@ -1,0 +1,402 @@
+"""The command-line parser: arguments and help of every command, without their implementation.
+
+The documentation prints this help. A command names the module that runs it, ``workbench.cli.NAME``; the function in
+that module has the command's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, NoReturn
+
+import workbench
+from workbench.cli.common import tell
+from workbench.core.near import did_you_mean
+from workbench.views.names import safe
+
+__all__ = ["USAGE", "parser"]
+
+USAGE = 64
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands (the documentation prints its help)."""
+    top = _Parser(
+        prog="workbench",
+        description="See, slice and check checkpoints without loading them.",
+        epilog="Exit codes: 0 done, 1 warnings or differences, 2 errors found, 3 cannot open or read, 64 wrong usage.",
+        parents=[_common(top=True)],
+    )
+    top.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
+
+    _command(commands, "formats", "list", "the formats that can be read")
+
+    ls = _command(commands, "ls", "list", "the modules and tensors of a checkpoint, or the checkpoints under a folder")
+    ls.add_argument("path", help="a checkpoint, or a folder that contains several")
+    ls.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
+    )
+    ls.add_argument("--flat", action="store_true", help="one line per tensor instead of a tree")
+    ls.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    ls.add_argument("--depth", type=_positive, help="levels of the tree (default: all)")
+
+    show = _command(commands, "show", "show", "a tensor or a slice of it: distribution, chunks, values")
+    show.add_argument("path", help="a checkpoint")
+    show.add_argument("key", metavar="KEY[SLICE]", help="stored name, as in 'model.w' or 'model.w[2:9, :, -1]'")
+    show.add_argument(
+        "--exact", action="store_true", help="compute statistics over all elements, even of large tensors"
+    )
+    show.add_argument(
+        "--limit", type=_positive, default=1000, help="with --json: maximum number of values to print (default: 1000)"
+    )
+
+    objects = _command(commands, "objects", "show", "non-tensor state: step, arguments, schedulers …")
+    objects.add_argument("path", help="a checkpoint")
+    objects.add_argument("name", nargs="?", help="one object, or all objects whose names start with NAME and a dot")
+
+    stats = _command(commands, "stats", "stats", "range, moments and unusual values of every tensor")
+    stats.add_argument("path", help="a checkpoint")
+    stats.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+    )
+    stats.add_argument("--by", choices=("tensor", "shard", "module"), default="tensor", help="what each row describes")
+    stats.add_argument("--quantiles", action="store_true", help="also quantiles, distinct values and entropy")
+    stats.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    stats.add_argument("--sort", metavar="COLUMN", help="sort by this column, largest first (default: stored order)")
+    stats.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _workers(stats, parts=True)
+
+    verify = _command(commands, "verify", "verify", "check that a checkpoint is intact and consistent")
+    verify.add_argument("path", help="a checkpoint")
+    verify.add_argument(
+        "--deep", action="store_true", help="read every byte: checksums, values, replicas, master weights"
+    )
+    verify.add_argument("--manifest", metavar="FILE", help="compare with a manifest (see workbench manifest)")
+    verify.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _workers(verify, parts=True)
+
+    manifest = _command(
+        commands, "manifest", "manifest", "record fingerprints of every byte and tensor, and check them later"
+    )
+    manifest.add_argument("action", choices=("write", "check", "diff"), help="action to run")
+    manifest.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="write: a checkpoint; check: a checkpoint and, if stored elsewhere, its manifest; diff: two manifests",
+    )
+    manifest.add_argument("--output", metavar="FILE", help="file to write (default: NAME.manifest.json next to NAME)")
+    manifest.add_argument("--inside", action="store_true", help="write it into the checkpoint's folder")
+    manifest.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _workers(manifest, parts=True)
+
+    diff = _command(commands, "diff", "diff", "differences between two checkpoints, bit for bit")
+    diff.add_argument("a", help="a checkpoint")
+    diff.add_argument("b", help="another checkpoint, of any format and sharding")
+    diff.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+    )
+    diff.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    diff.add_argument("--no-values", action="store_true", help="names, shapes, types and objects only")
+    diff.add_argument(
+        "--evidence",
+        choices=("auto", "none", "trust"),
+        default="auto",
+        help="stored checksums and manifests: use with --no-values (auto), never (none), or instead of reading tensors "
+        "that they show to be equal (trust)",
+    )
+    diff.add_argument("--tensor", metavar="KEY", dest="detail", help="one tensor in detail: histograms and positions")
+    diff.add_argument(
+        "--replicas", type=int, nargs=2, metavar=("I", "J"), help="compare replica I of A with replica J of B"
+    )
+    diff.add_argument("--all", action="store_true", help="list every tensor that differs, not only the first ones")
+    diff.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _workers(diff)
+
+    doctor = _command(commands, "doctor", "doctor", "why the loss jumped after a resume: causes, evidence, remedy")
+    doctor.add_argument(
+        "before",
+        help="the checkpoint that was resumed from, or a run's folder, in which steps are chosen automatically",
+    )
+    doctor.add_argument(
+        "after", nargs="?", help="a checkpoint of the resumed run, as soon after the resume as possible"
+    )
+    doctor.add_argument("--echo", metavar="PATH", help="the state saved again right after the load, before any update")
+    doctor.add_argument(
+        "--betas", type=float, nargs=2, metavar=("B1", "B2"), help="AdamW's betas, if no file stores them"
+    )
+    doctor.add_argument("--lr", type=float, help="learning rate, if no file stores it")
+    doctor.add_argument("--weight-decay", type=float, metavar="WD", help="weight decay, if no file stores it")
+    doctor.add_argument(
+        "--shallow", action="store_true", help="compare only names, counters and arguments; read no values"
+    )
+    doctor.add_argument("--html", metavar="FILE", help="also write a page with figures; it works offline")
+    doctor.add_argument("--all", action="store_true", help="print everything that is known, not only one screen")
+    doctor.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _workers(doctor)
+
+    layout = _command(
+        commands,
+        "layout",
+        "layout",
+        "what each rank stores, inferred from the stored chunks; whether it fits given GPUs",
+    )
+    layout.add_argument("path", help="a checkpoint")
+    layout.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+    )
+    layout.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    layout.add_argument("--tensor", metavar="KEY", help="one tensor: its placement and where each chunk is")
+    layout.add_argument(
+        "--rank", metavar="N", help="one rank, or the label of a holder: coordinates, peers, what it stores"
+    )
+    layout.add_argument("--all", action="store_true", help="list every rank and chunk, not only the first ones")
+    layout.add_argument(
+        "--fit", nargs=2, metavar=("GPUS", "GB"), help="find the smallest layout that fits this many GPUs of this size"
+    )
+    for axis in ("tp", "pp", "dp", "ep"):
+        layout.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"with --fit: size of {axis} (default: any)")
+    layout.add_argument(
+        "--stage",
+        type=int,
+        choices=range(4),
+        help="with --fit: sharding stage: 0 none, 1 optimizer state, 2 also gradients, 3 also weights",
+    )
+    layout.add_argument(
+        "--weights", default="stored", metavar="TYPE", help="with --fit: bf16, fp32, fp8 … (default: as stored)"
+    )
+    layout.add_argument(
+        "--grads", default="weights", metavar="TYPE", help="with --fit: type of the gradients (default: as the weights)"
+    )
+    layout.add_argument(
+        "--master",
+        default="auto",
+        metavar="TYPE",
+        help="with --fit: type of the master weights (default: fp32 if the weights are narrower)",
+    )
+    layout.add_argument(
+        "--moments", default="fp32", metavar="TYPE", help="with --fit: type of each of the two moments (default: fp32)"
+    )
+    layout.add_argument("--inference", action="store_true", help="with --fit: count only the weights")
+    layout.add_argument(
+        "--reserve",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="with --fit: memory of each GPU reserved for everything else",
+    )
+
+    export = _command(commands, "export", "export", "write a checkpoint in another format or sharding")
+    export.add_argument("path", help="a checkpoint")
+    export.add_argument("dest", nargs="?", help="a folder that does not exist yet, or NAME.safetensors, NAME.pt")
+    export.add_argument("--to", default="safetensors", metavar="FORMAT", help="format to write (default: safetensors)")
+    export.add_argument(
+        "--select", action="append", metavar="PATTERN", help="only tensors whose name matches this regular expression"
+    )
+    export.add_argument(
+        "--role", default="model", help="only this role (param, exp_avg …) or group: model (default), optimizer, all"
+    )
+    export.add_argument("--rename", metavar="NAMES", help="hf, fqn, or a JSON file {stored name: new name}")
+    export.add_argument(
+        "--hf-config",
+        metavar="FILE",
+        help="with --rename hf: a config.json with facts that the checkpoint does not store",
+    )
+    export.add_argument(
+        "--dtype", help="cast to bf16, fp16, fp32; or fp8, fp8-tensor: weights of linear layers, with scales"
+    )
+    export.add_argument("--lora", action="append", metavar="ADAPTER", help="merge this PEFT adapter into the weights")
+    export.add_argument("--unscaled", action="store_true", help="cast FP8 weights without a scale by their raw values")
+    export.add_argument("--mesh", help="shard for the ranks of this mesh, outermost axis first: dp=2,tp=4")
+    for axis in ("pp", "dp", "fsdp", "ep", "tp"):
+        export.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"size of the mesh's axis {axis}")
+    export.add_argument("--rules", metavar="FILE", help="JSON file with custom placements (docs/reshard.md)")
+    export.add_argument("--layers", type=_layers, metavar="N,N", help="layers of each pipeline stage (default: evenly)")
+    export.add_argument(
+        "--objects",
+        action=argparse.BooleanOptionalAction,
+        help="also write step, schedulers … (default: with --role all)",
+    )
+    export.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of a safetensors file (default: 5GB)"
+    )
+    export.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint of that name")
+    export.add_argument("--resume", action="store_true", help="resume an interrupted run of the same export")
+    export.add_argument("--verify", action="store_true", help="read the target back before it becomes visible")
+    export.add_argument(
+        "--manifest", action=argparse.BooleanOptionalAction, default=True, help="write the fingerprints into the folder"
+    )
+    export.add_argument("--dry-run", action="store_true", help="only print what would be read and written")
+    export.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _workers(export)
+    export.add_argument(
+        "--to-device", metavar="DEVICE", help="load onto a device (cuda:0, cpu …) instead of writing files"
+    )
+    export.add_argument("--rank", type=_number, help="with --to-device and a mesh: rank whose tensors are loaded")
+    export.add_argument("--time", action="store_true", help="with --to-device: print GB/s, next to the peak of the bus")
+
+    merge = _command(commands, "merge", "merge", "the result of a command whose parts ran with --part")
+    merge.add_argument("parts", nargs="+", metavar="PART", help="the files of all parts")
+    merge.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+
+    serve = _command(commands, "serve", "serve", "the dashboard, in a browser")
+    serve.add_argument("root", help="folder with checkpoints; nothing outside it can be opened")
+    serve.add_argument("--port", type=_port, default=5006, help="TCP port (default: 5006)")
+    serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")
+    serve.add_argument(
+        "--allow-export",
+        nargs="?",
+        const=".",
+        metavar="DIR",
+        help="allow exports, into this folder inside ROOT (default: anywhere in ROOT)",
+    )
+    serve.add_argument("--auth", metavar="HOW", help="require a login: basic, or github, google … (docs/serving.md)")
+    serve.add_argument("--user", default="workbench", help="with --auth basic: user name (default: workbench)")
+    serve.add_argument(
+        "--password-file",
+        metavar="FILE",
+        help="with --auth basic: file with the password (default: $WORKBENCH_PASSWORD)",
+    )
+    serve.add_argument(
+        "--allow-user",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with another --auth: user who may log in, or '*' for all",
+    )
+    serve.add_argument(
+        "--insecure", action="store_true", help="allow an address that others can reach, without a password"
+    )
+    serve.add_argument("--prefix", default="", metavar="PATH", help="URL path at which a reverse proxy serves it")
+    serve.add_argument(
+        "--allow-websocket-origin",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="address of the dashboard as the browser sees it",
+    )
+    serve.add_argument("--certificate", metavar="FILE", help="PEM file; with --key, serve over TLS")
+    serve.add_argument("--key", metavar="FILE", help="PEM file of the certificate's key")
+    return top
+
+
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            file.write(message)  # help that cannot be written is an error, as for any result; argparse would ignore it
+        elif message:
+            tell(message.rstrip("\n"))
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {safe(message)}; see {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            known = [str(choice) for choice in action.choices or ()]
+            raise argparse.ArgumentError(action, error.message + did_you_mean(value, known)) from None
+
+
+class _Command(_Parser):
+    """A command whose options may come between its arguments: ``ls PATH --flat PATTERN``."""
+
+    _mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._mixing:  # Python 3.11's intermixed parsing calls this again
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
+
+
+def _common(*, top: bool = False) -> argparse.ArgumentParser:
+    """Options that may come before or after the command; those after it must not reset those before it."""
+    common = argparse.ArgumentParser(add_help=False)
+    group = common.add_argument_group("common options")
+
+    def add(name: str, default: Any, **how: Any) -> None:
+        group.add_argument(name, default=default if top else argparse.SUPPRESS, **how)
+
+    add("--json", False, action="store_true", help="print one JSON document")
+    add("--format", None, metavar="NAME", help="read as this format instead of detecting it")
+    add("--partial", False, action="store_true", help="open the checkpoint even if files are missing or truncated")
+    add("--no-cache", False, action="store_true", help="do not read or write the cache of large catalogs")
+    add(
+        "--storage-option",
+        None,
+        action="append",
+        type=_option,
+        metavar="KEY=VALUE",
+        help="for URLs: endpoint=…, region=…, skip_signature=true; repeatable. Keep secrets in the environment: other "
+        "users of this machine see a command's arguments",
+    )
+    add("--io", "mmap", choices=("mmap", "pread"), help="accepted for old scripts; every command reads with pread")
+    return common
+
+
+def _command(commands: Any, name: str, module: str, words: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=words, description=words[0].upper() + words[1:] + ".", parents=[_common()]
+    )
+    made.set_defaults(run=(f"workbench.cli.{module}", name))
+    return made
+
+
+def _workers(command: argparse.ArgumentParser, *, parts: bool = False) -> None:
+    """Options of the commands that read every byte: where they do so."""
+    command.add_argument("--workers", type=_positive, metavar="N", help="read in this many processes")
+    command.add_argument("--dask", metavar="ADDRESS", help="read on the workers of this Dask scheduler")
+    if parts:
+        command.add_argument(
+            "--part", type=_part, metavar="I/N", help="do the I-th of N parts; `workbench merge` joins them"
+        )
+        command.add_argument(
+            "--part-file", metavar="FILE", help="with --part: file to write (default: NAME.COMMAND.I-of-N.part)"
+        )
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, slash, count = text.partition("/")
+    if not slash or not 1 <= _positive(number) <= _positive(count) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part: 3/8 is the third of eight")
+    return int(number), int(count)
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 62):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError("expected KEY=VALUE")  # the text may be a secret
+    if value in ("true", "false", "null") or value.startswith("{"):
+        try:
+            return key, json.loads(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"the value of {key!r} is not valid JSON") from None
+    return key, value
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _number(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a TCP port")
+    return int(text)

@@ -1,0 +1,135 @@
+"""Where the passes of a command run: in this process, in a pool, on a Dask cluster, or in parts of a job array."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from workbench.analysis.folder import files_of
+from workbench.checkpoint import Checkpoint
+from workbench.cli.common import note, print_json
+from workbench.core.executors import using
+from workbench.core.parts import PartialRun, write_part
+from workbench.core.place import stat_or_absent
+from workbench.errors import ChangedError, MissingExtraError, UsageError, WorkerError
+from workbench.views.names import safe
+
+__all__ = ["check_pins", "run_part", "workers"]
+
+CONNECT = 10  #: seconds to wait for a scheduler
+#: Options that say where and how a command runs, not what it computes.
+_HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged", "no_cache", "io"}
+
+
+@contextmanager
+def workers(options: argparse.Namespace) -> Iterator[Executor | None]:
+    """Return the executor that the options name, to be used while the block runs; ``None`` for this process.
+
+    Raises:
+        UsageError: both ``--workers`` and ``--dask``.
+        MissingExtraError: ``--dask`` without the extra.
+        WorkerError: there is no scheduler at the address.
+    """
+    if getattr(options, "merged", None) is not None:
+        yield options.merged
+    elif options.workers is not None and options.dask is not None:
+        raise UsageError("give either --workers or --dask")
+    elif options.workers is not None:
+        with _pool(options.workers) as pool:
+            yield pool
+    elif options.dask is not None:
+        with _cluster(options.dask) as executor:
+            yield executor
+    else:
+        yield None
+
+
+@contextmanager
+def _pool(count: int) -> Iterator[Executor]:
+    # spawn: a forked process cannot use a store, and inherits locks that threads hold
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=signal.signal, initargs=_IGNORE_INTERRUPTS)
+    try:
+        yield pool
+    except BaseException:
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()  # what is running is not waited for
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+#: Ctrl-C reaches every process of the terminal; the command ends its workers itself.
+_IGNORE_INTERRUPTS = (signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingExtraError("--dask needs the package distributed: pip install 'ckpt-workbench[dask]'") from None
+    try:
+        client = Client(address, timeout=CONNECT, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise WorkerError(f"no Dask scheduler answers at {address!r}: {' '.join(str(error).split())}") from None
+    with client:
+        note(f"Dask dashboard: {client.dashboard_link}")
+        yield client.get_executor()
+
+
+def _identity(ckpt: Checkpoint) -> str:
+    """Return a digest of a checkpoint's catalog and of the identity of all its files."""
+    place = ckpt.place.again()
+    stats = [(name, stat_or_absent(place, name)) for name in files_of(ckpt)[0]]
+    return hashlib.blake2b(
+        f"{ckpt.catalog.digest()} {stats}".encode("utf-8", "surrogatepass"), digest_size=16
+    ).hexdigest()
+
+
+def check_pins(options: argparse.Namespace, ckpt: Checkpoint) -> None:
+    """Check that a checkpoint is the one whose parts are merged; without a merge, do nothing.
+
+    Raises:
+        ChangedError: it was replaced after its parts were computed.
+    """
+    if getattr(options, "merged", None) is not None and _identity(ckpt) != options.pins:
+        raise ChangedError(f"{ckpt.path!r} changed after its parts were computed; run all parts again")
+
+
+def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], object]) -> int:
+    """Run one part of a command, write its states to a file, and print the file's name.
+
+    Raises:
+        UsageError: the file would be in the checkpoint's folder, or an executor is named too.
+        WriteError: the file cannot be written.
+    """
+    if options.workers is not None or options.dask is not None:
+        raise UsageError("--part runs in this process: leave out --workers and --dask")
+    number, count = options.part
+    command = options.run[1]
+    name = os.path.basename(os.path.normpath(ckpt.path))
+    path = options.part_file or f"{name}.{command}.{number}-of-{count}.part"
+    inside = os.path.realpath(path)
+    if ckpt.place.local and inside.startswith(ckpt.place.root + os.sep) and ckpt.place.file is None:
+        raise UsageError(f"{path!r} is inside the checkpoint and would change it; name another file with --part-file")
+    if not os.path.isdir(os.path.dirname(inside)):
+        raise UsageError(f"the folder of {path!r} does not exist")
+    what = {name: value for name, value in vars(options).items() if name not in _HOW}
+    header: dict[str, Any] = {"command": command, "options": what, "pins": _identity(ckpt)}
+    part = PartialRun(number, count)
+    with using(part):
+        call()
+    write_part(path, part, header)
+    if options.json:
+        print_json({"part": path, "number": number, "of": count, "tasks": len(part.found)})
+    else:
+        print(safe(path))
+    return 0

@@ -1,0 +1,96 @@
+"""How a stored item becomes a payload: one table of codecs, and masks over it for catalog columns.
+
+A *stored item* is a byte range of a file. A catalog names its codec by position in :data:`TABLE`, a ``uint8``. A
+question about all chunks is then one lookup: ``codecs.ZIP[catalog.codec]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["CODECS", "TABLE", "Codec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """One codec.
+
+    Attributes:
+        name: as ``chunks`` and reports show it.
+        raw: the item's bytes are the payload's.
+        zip: the item is a ``torch.save`` archive of one tensor.
+        compressed: the item is one zstd stream.
+        text: the item is text, one character a byte.
+        big: elements are big endian.
+        conj, neg: the payload is of a conjugate or a negative view: signs are turned when it is read.
+        part: name of the codec of a part of such an item, addressed by ``inner`` and ``strides``; by default this one.
+    """
+
+    name: str
+    raw: bool = False
+    zip: bool = False
+    compressed: bool = False
+    text: bool = False
+    big: bool = False
+    conj: bool = False
+    neg: bool = False
+    part: str = ""
+
+    @property
+    def turned(self) -> bool:
+        """Whether signs are turned when it is read."""
+        return self.conj or self.neg
+
+    @property
+    def in_file(self) -> bool:
+        """Whether elements are in the file as stored, in either byte order."""
+        return (self.raw and not self.turned) or (self.zip and not self.compressed)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether elements are in the file as in memory: they can be mapped, and a part read without the rest."""
+        return self.in_file and not self.big
+
+    @property
+    def undone_whole(self) -> bool:
+        """Whether a whole chunk has to be decoded to read any part of it."""
+        return self.compressed or self.text or self.big
+
+
+TABLE = (
+    Codec(name="raw", raw=True),  # the payload itself, little endian
+    Codec(name="raw_be", raw=True, big=True),  # the payload, big endian
+    Codec(name="torch_zip", zip=True, part="torch_part"),  # an archive, whose own strides count (DCP items)
+    Codec(name="zstd+torch_zip", zip=True, compressed=True, part="zstd+torch_part"),  # DCP's ZStandard extension
+    Codec(name="opaque"),  # a transform we do not know; listed, never read
+    Codec(name="torch_part", zip=True),  # a part of an archive's tensor, in its row-major order (a layer of a stack)
+    Codec(name="zstd+torch_part", zip=True, compressed=True),
+    Codec(name="latin1_text", text=True),  # one character a byte, in UTF-8 (pickles of protocol 2)
+    Codec(name="raw_conj", raw=True, conj=True),
+    Codec(name="raw_neg", raw=True, neg=True),
+    Codec(name="raw_conj_neg", raw=True, conj=True, neg=True),
+)
+CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
+RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE))
+RAW_CONJ, RAW_NEG, RAW_CONJ_NEG = _TURNED
+
+
+def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """The answer for each code a ``uint8`` can hold; false for those that are none."""
+    return np.array([*map(question, TABLE), *[False] * (256 - len(TABLE))])
+
+
+RAW_BYTES = _mask(lambda codec: codec.raw)
+BITS = _mask(lambda codec: codec.raw and not codec.turned)  #: raw bytes, nothing but their order to be changed
+ZIP = _mask(lambda codec: codec.zip)
+COMPRESSED = _mask(lambda codec: codec.compressed)
+TEXT = _mask(lambda codec: codec.text)
+IN_FILE = _mask(lambda codec: codec.in_file)
+IN_PLACE = _mask(lambda codec: codec.in_place)
+UNDONE_WHOLE = _mask(lambda codec: codec.undone_whole)
+WHOLE_ITEM = _mask(lambda codec: bool(codec.part))  #: the chunk is its item's tensor, not a part of it
+PART = np.array([CODECS.index(codec.part or codec.name) for codec in TABLE], np.uint8)  #: codec of a part of the item

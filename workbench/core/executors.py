@@ -1,0 +1,311 @@
+"""Run the tasks of a pass in order: in threads of this process, or on an executor's workers.
+
+::
+
+    tasks       0   1   2   3   4   5   6   7   8  …       some 32 MiB each, cut by the data alone
+    threads     a task each
+    executor    └──── batch ────┘ └──── batch ────┘        256 MiB to 1 GiB each, sent to a worker that runs them alike
+    caller      (task 0, result) (task 1, result) …        always in this order, so results are the same to the bit
+
+A batch is pure: what a task reads, and the reducer, but neither open files nor the catalog. A checkpoint is sent as a
+reference: its path or URL, and a digest of its catalog with the identity of every file. A worker opens it with its own
+credentials, keeps it for the batches to come, and raises ChangedError if it is not what the caller opened.
+
+:func:`using` sets where the passes of a call run; the functions between the call and its passes need not know.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+from workbench.core.place import Place
+from workbench.core.source import needs_descriptors
+from workbench.errors import UsageError, WorkbenchError, WorkerError
+
+__all__ = ["LEAST", "Ordering", "Reference", "TaskRunner", "in_order", "ordered", "using"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+Task = TypeVar("Task", contravariant=True)
+Result = TypeVar("Result", covariant=True)
+
+VERSION = "1"  #: of what is sent and of what results mean; to be raised with every change of either
+LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
+BATCH = 256 << 20  #: bytes of a batch …
+BATCHES = 4096  #: … until a pass has more batches than this; then they grow …
+LARGEST = 1 << 30  #: … up to this size
+AHEAD = 2  #: batches for each worker that are sent before they are needed
+WORKERS = 64  #: … of an executor that does not say how many it has
+POLL = 1.0  #: seconds between two looks at whether the scheduler is still there
+KEPT = 4  #: checkpoints that a worker keeps open
+
+
+class TaskRunner(Protocol[Task, Result]):
+    """What a pass does with its tasks. ``run(task)`` is called in several threads at a time."""
+
+    def __call__(self, task: Task, /) -> Result:
+        """Run a task."""
+
+    def nbytes(self, task: Task, /) -> int:
+        """Return about how many bytes a task reads."""
+
+    def part(self, tasks: list[Any], /) -> tuple[Any, list[Any]]:
+        """Return a runner that has what these tasks need and can be pickled, and the tasks as it numbers them."""
+
+    def key(self, task: Task, /) -> bytes:
+        """Return bytes that are equal for tasks that do the same with the same elements."""
+
+    def close(self) -> None:
+        """Undo what was announced of files, when no task runs any more."""
+
+
+class Ordering(ABC, Executor):
+    """An executor that itself decides which tasks of a pass run, and what becomes of their results."""
+
+    @abstractmethod
+    def ordered(self, run: TaskRunner[T, R], tasks: Iterable[T], threads: int, name: str) -> Iterator[tuple[T, R]]:
+        """Yield tasks with their results."""
+
+
+_executor: ContextVar[Executor | None] = ContextVar("workbench_executor", default=None)
+
+
+@contextmanager
+def using(executor: Executor | None) -> Iterator[None]:
+    """Run the passes that are made inside this block on an executor; ``None`` changes nothing."""
+    before = _executor.set(_executor.get() if executor is None else executor)
+    try:
+        yield
+    finally:
+        _executor.reset(before)
+
+
+def ordered(
+    run: TaskRunner[T, R], tasks: Iterable[T], total: int, *, threads: int, at_once: int | None, name: str
+) -> Generator[tuple[T, R], None, None]:
+    """Yield each task with its result, in the order of the tasks.
+
+    Args:
+        run: what is done with a task.
+        tasks: in order; they do not depend on where they run.
+        total: about how many bytes all tasks read.
+        threads: threads in this process.
+        at_once: threads for each batch on an executor's worker.
+        name: of the threads.
+
+    Raises:
+        WorkerError: the executor lost its workers or its scheduler.
+        ChangedError: a worker finds another checkpoint than the caller opened.
+        UsageError: the executor's processes are forked and the tasks read from a store.
+    """
+    executor = _executor.get()
+    try:
+        if isinstance(executor, Ordering):
+            yield from executor.ordered(run, tasks, threads, name)
+        elif executor is None or total < LEAST:
+            with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
+                try:
+                    yield from in_order(pool, lambda task: (task, run(task)), tasks)
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
+        else:
+            yield from _sent(executor, run, tasks, total, at_once or 1)
+    finally:
+        run.close()
+
+
+def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+    """Yield results in the order of the tasks; only a few run at a time so that finished states do not pile up."""
+    ahead = 2 * pool._max_workers
+    rest = iter(tasks)
+    under_way: deque[Future[R]] = deque(pool.submit(run, task) for task in islice(rest, ahead))
+    while under_way:
+        result = under_way.popleft().result()
+        under_way.extend(pool.submit(run, task) for task in islice(rest, 1))
+        yield result
+
+
+# ---- in the caller's process -----------------------------------------------------------------------------------------
+
+
+def _sent(
+    executor: Executor, run: TaskRunner[T, R], tasks: Iterable[T], total: int, threads: int
+) -> Iterator[tuple[T, R]]:
+    size = min(max(BATCH, total // BATCHES), LARGEST)
+    rest = ((batch, _submitted(executor, run, batch, threads)) for batch in _batches(run, tasks, size))
+    under_way: deque[tuple[list[T], Future[list[R]]]] = deque()
+    try:
+        under_way.extend(islice(rest, AHEAD * _workers(executor)))
+        while under_way:
+            batch, future = under_way[0]
+            results = _received(executor, future)
+            under_way.popleft()
+            under_way.extend(islice(rest, 1))
+            yield from zip(batch, results, strict=True)
+    finally:
+        for _, future in under_way:
+            future.cancel()
+
+
+def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int) -> Iterator[list[T]]:
+    batch: list[T] = []
+    weight = 0
+    for task in tasks:
+        nbytes = run.nbytes(task)
+        if batch and weight + nbytes > size:
+            yield batch
+            batch, weight = [], 0
+        batch.append(task)
+        weight += nbytes
+    if batch:
+        yield batch
+
+
+def _workers(executor: Executor) -> int:
+    """How many batches an executor runs at a time, as far as it says so."""
+    _connected(executor)
+    if (client := getattr(executor, "_client", None)) is not None:  # distributed's
+        try:
+            return max(sum(client.nthreads().values()), WORKERS)  # a cluster that adapts starts with none
+        except Exception as error:  # whatever the connection raises
+            raise _lost(error) from None
+    return int(getattr(executor, "_max_workers", WORKERS))
+
+
+def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[list[R]]:
+    data, far = _dumps((*run.part(batch), threads))
+    context = getattr(executor, "_mp_context", None)
+    if far and context is not None and context.get_start_method() == "fork":
+        raise UsageError(
+            "this executor forks its processes, and a forked process cannot reach a store that was used before: "
+            "create it with mp_context=multiprocessing.get_context('spawn')"
+        )
+    try:
+        return executor.submit(_run, _version(), data)
+    except (RuntimeError, OSError) as error:  # broken, shut down, or no connection
+        raise _lost(error) from None
+
+
+def _received(executor: Executor, future: Future[list[R]]) -> list[R]:
+    try:
+        while not wait([future], timeout=POLL).done:
+            _connected(executor)
+        return future.result()
+    except (BrokenExecutor, CancelledError) as error:
+        raise _lost(error) from None
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] == "distributed" or isinstance(error, (ImportError, OSError)):
+            raise _lost(error) from None
+        raise
+
+
+def _connected(executor: Executor) -> None:
+    """Check that a Dask client still has its scheduler: without one, its futures may stay pending for ever."""
+    status = getattr(getattr(executor, "_client", None), "status", "running")
+    if status != "running":
+        raise WorkerError(f"the executor lost its Dask scheduler (the client is {status}); run it again")
+
+
+def _lost(error: BaseException) -> WorkerError:
+    said = " ".join(str(error).split())
+    why = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, CancelledError):
+        why = "its tasks were cancelled: it was shut down, or the connection to its scheduler was lost"
+    return WorkerError(f"the executor did not finish the tasks ({why}); run it again")
+
+
+def _version() -> tuple[str, str]:
+    return VERSION, np.__version__
+
+
+# ---- what is sent ----------------------------------------------------------------------------------------------------
+
+
+class Reference(Protocol):
+    """A checkpoint as it is sent to workers.
+
+    Attributes:
+        key: text that names its place and content.
+    """
+
+    key: str
+
+    def opened(self) -> Any:
+        """Open the checkpoint; raises ChangedError if it is another one now."""
+
+
+class _TaskPickler(pickle.Pickler):
+    """Objects with a ``_reference`` are sent as that: a :class:`Reference`, and which part of it they are."""
+
+    far = False
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is Place and not obj.local:
+            self.far = True
+        if getattr(type(obj), "_by_reference", False):
+            return obj._reference
+        return None
+
+
+class _TaskUnpickler(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> Any:
+        reference, part = cast(tuple[Reference, str], pid)
+        found = _opened(reference)
+        return getattr(found, part) if part else found
+
+
+def _dumps(value: Any) -> tuple[bytes, bool]:
+    out = io.BytesIO()
+    pickler = _TaskPickler(out, protocol=5)
+    pickler.dump(value)
+    return out.getvalue(), pickler.far
+
+
+# ---- in a worker -----------------------------------------------------------------------------------------------------
+
+_held: OrderedDict[str, Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _opened(reference: Reference) -> Any:
+    """The checkpoint of a reference, opened once for all batches of this process."""
+    with _lock:  # held while it is opened: other threads want the same one
+        found = _held.get(reference.key)
+        if found is None:
+            found = _held[reference.key] = reference.opened()
+        _held.move_to_end(reference.key)
+        while len(_held) > KEPT:
+            _held.popitem(last=False)
+        return found
+
+
+@needs_descriptors()
+def _run(version: tuple[str, str], data: bytes) -> list[Any]:
+    """Run a batch, in a worker."""
+    if (here := _version()) != version:  # results could differ in their last bits
+        raise WorkerError(
+            f"a worker has workbench's tasks of version {here[0]} and numpy {here[1]}, the caller {version[0]} and "
+            f"{version[1]}; install the same versions"
+        )
+    run, tasks, threads = _TaskUnpickler(io.BytesIO(data)).load()
+    try:
+        if threads == 1:
+            return [run(task) for task in tasks]
+        with ThreadPoolExecutor(threads, thread_name_prefix="workbench-batch") as pool:
+            return list(in_order(pool, run, tasks))
+    finally:
+        run.close()

@@ -1,0 +1,634 @@
+"""The calls that a store answers (head, get a range, list), by the library that knows it.
+
+s3, gs, az, http and https go through obstore; ``hf`` through huggingface_hub for names and obstore for bytes; every
+other scheme through fsspec. Credentials come from the environment and the profiles that these libraries read, and from
+``storage_options``; neither is kept anywhere else, shown, or pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from html.parser import HTMLParser
+from typing import Any, NoReturn, Protocol
+from urllib.parse import quote, unquote, urlsplit
+
+from workbench.core.remote.requests import together
+from workbench.core.remote.url import Location, parse
+from workbench.core.source import FileStat, changed, rewritten
+from workbench.errors import (
+    ChangedError,
+    MissingExtraError,
+    MissingFileError,
+    NotACheckpointError,
+    OpenError,
+    UnsupportedFormatError,
+    UsageError,
+    WorkbenchError,
+    WriteError,
+)
+
+__all__ = [
+    "SENT_AT_ONCE",
+    "WRITABLE",
+    "ObjectStore",
+    "TakenError",
+    "TooManyFolders",
+    "Version",
+    "WritableStore",
+    "connect",
+]
+
+Options = Mapping[str, Any]
+#: Time without a byte after which a request is given up, and time for all tries of one request together.
+STALL, DEADLINE = timedelta(seconds=20), timedelta(seconds=60)
+RETRIES = 4
+BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
+PAGE = 1000  #: objects a listing asks for at a time
+FOLDERS, DEPTH = 256, 8  #: folders of a server, and levels, up to which everything below a folder is listed at once
+_MEMORY = threading.Lock()  #: fsspec's memory has no conditional writes of its own
+HTML_LIMIT = 4 << 20  #: bytes of the largest page of links that is read
+SENT_AT_ONCE = 8 << 20  #: bytes of an object up to which it is one request; larger ones are sent in parts
+PARTS, PARTS_AT_ONCE = 9_000, 8  #: parts of an object (S3 takes 10,000), and how many are sent at the same time
+TAKEN = ("AlreadyExistsError", "PreconditionError")  #: obstore's errors when a condition does not hold
+COPIED_AT_ONCE = 5 << 30  #: bytes of the largest object that S3 copies by itself
+CHECKSUM = "SHA256"  #: what S3 compares each request's body with; AWS_CHECKSUM_ALGORITHM and storage_options override
+WRITABLE = ("s3", "gs", "az", "memory")  #: schemes of stores that show an object only once it is complete
+Version = Mapping[str, Any]  #: what a store says of an object it was sent, to replace exactly this one later
+
+
+class TooManyFolders(Exception):
+    """A folder whose names cost a request each has more folders than are worth listing at once."""
+
+
+class TakenError(Exception):
+    """An object is there already, or is no longer the version that was to be replaced."""
+
+
+class ObjectStore(Protocol):
+    """Calls of one store, host or repository; keys are unquoted and relative to it."""
+
+    def head(self, key: str) -> FileStat | None:
+        """Identity of an object, or ``None`` if there is none of that key."""
+
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+        """Bytes ``[start, stop)`` of an object; ChangedError if its content is no longer that of ``stat``."""
+
+    def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
+        """Keys of all objects below a folder; without a ``stat`` if the store does not list it.
+
+        Raises:
+            TooManyFolders: the store lists one folder at a time, and there are too many, or links form a circle.
+        """
+
+    def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
+        """Names of the objects directly in a folder, and of its folders."""
+
+
+class WritableStore(ObjectStore, Protocol):
+    """A store that objects can be sent to, each visible only once it is complete."""
+
+    def put(self, key: str, data: bytes, only: Version | None = None) -> Version:
+        """Send a small object. ``only`` an absent one is made (an empty version), or that version is replaced.
+
+        Raises:
+            TakenError: it is there already, or is another version.
+            WriteError: the store refuses.
+        """
+
+    def version(self, key: str) -> Version | None:
+        """Return the version of an object, or ``None``."""
+
+    def send(self, key: str, size: int, parts: Iterable[bytes]) -> None:
+        """Send an object of any size; if ``parts`` raises, nothing is there. Raises WriteError."""
+
+    def copy(self, key: str, to: str, stat: FileStat) -> None:
+        """Copy an object inside the store. Raises WriteError."""
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove those of the objects that exist. Raises WriteError."""
+
+
+def connect(at: Location, options: Options) -> ObjectStore:
+    """Connect to the store of a location; nothing is requested yet.
+
+    Raises:
+        MissingExtraError: the library that knows the scheme is not installed.
+        UsageError: an option is unknown.
+    """
+    if at.scheme in ("http", "https"):
+        return _Web(at, options)
+    if at.scheme in ("s3", "gs", "az"):
+        return _Cloud(at, options)
+    if at.scheme == "hf":
+        return _Hub(at, options)
+    return _Memory(at, options) if at.scheme == "memory" else _Other(at, options)
+
+
+# ---- obstore ---------------------------------------------------------------------------------------------------------
+
+
+class _Cloud:
+    """S3, Google Cloud Storage and Azure."""
+
+    def __init__(self, at: Location, options: Options) -> None:
+        self._at = at
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ModuleNotFoundError:
+            raise _lacking(at, "obstore") from None
+        self._obstore: Any = obstore
+        connect_to: Any = from_url
+        given = dict(options)
+        client: dict[str, Any] = {"connect_timeout": STALL, "read_timeout": STALL, "timeout": DEADLINE} | dict(
+            given.pop("client_options", {})
+        )
+        retry = {"max_retries": RETRIES, "retry_timeout": DEADLINE, "backoff": BACKOFF} | dict(
+            given.pop("retry_config", {})
+        )
+        if at.scheme == "http" or any(_plain(value) for value in (*given.values(), os.environ.get("AWS_ENDPOINT_URL"))):
+            client.setdefault("allow_http", True)
+        if at.scheme == "s3" and _by_profile(given):
+            given["credential_provider"] = _boto3_credentials(at)
+        if at.scheme == "s3" and "AWS_CHECKSUM_ALGORITHM" not in os.environ:
+            given.setdefault("checksum_algorithm", CHECKSUM)
+        if given.get("checksum_algorithm", CHECKSUM) is None:
+            del given["checksum_algorithm"]  # for a store that knows none
+        try:
+            self._store = connect_to(self._base(at), client_options=client, retry_config=retry, **given)
+        except Exception as error:  # of obstore's own family, which has no common base for configuration
+            raise UsageError(f"{at.shown!r} cannot be used with these storage options: {_words(error)}") from None
+
+    def _base(self, at: Location) -> str:
+        return f"{at.scheme}://{at.host}"
+
+    def head(self, key: str) -> FileStat | None:
+        try:
+            return _stat(self._obstore.head(self._store, key))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            self._explain(error, key)
+
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+        wanted: dict[str, Any] = {"range": (start, stop)}
+        if stat.tag:
+            wanted["if_match"] = stat.tag
+        try:
+            reply = self._obstore.get(self._store, key, options=wanted)
+            data = memoryview(reply.bytes())
+        except Exception as error:
+            self._explain(error, name, stat)
+        now = _stat(reply.meta)
+        if now.size != stat.size:  # a store that ignores If-Match
+            raise changed(name, stat.size, now.size)
+        if stat.tag and now.tag and now.tag.strip('"') != stat.tag.strip('"'):
+            raise rewritten(name)
+        return _complete(data, start, stop, name)
+
+    def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
+        try:
+            for page in self._obstore.list(self._store, _prefix(folder), chunk_size=PAGE):
+                yield from ((one["path"], _stat(one)) for one in page)
+        except Exception as error:
+            self._explain(error, folder)
+
+    def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
+        try:
+            found = self._obstore.list_with_delimiter(self._store, _prefix(folder))
+        except Exception as error:
+            self._explain(error, folder)
+        files: dict[str, FileStat | None] = {one["path"].rpartition("/")[2]: _stat(one) for one in found["objects"]}
+        return files, [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
+
+    def put(self, key: str, data: bytes, only: Version | None = None) -> Version:
+        known = {name: value for name, value in (only or {}).items() if value is not None}
+        mode: Any = "overwrite" if only is None else known or "create"
+        try:
+            made: Version = self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+        except Exception as error:
+            if only is not None and (type(error).__name__ in TAKEN or _answer(error)[1] in ("409", "412")):
+                raise TakenError(key) from None
+            self._refused(error, key)
+        return made
+
+    def version(self, key: str) -> Version | None:
+        try:
+            found = self._obstore.head(self._store, key)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            self._refused(error, key)
+        return {"e_tag": found["e_tag"], "version": found["version"]}
+
+    def send(self, key: str, size: int, parts: Iterable[bytes]) -> None:
+        try:
+            if size <= SENT_AT_ONCE:
+                self._obstore.put(self._store, key, b"".join(parts), use_multipart=False)
+                return
+            part = max(SENT_AT_ONCE, -(-size // PARTS))
+            self._obstore.put(self._store, key, iter(parts), chunk_size=part, max_concurrency=PARTS_AT_ONCE)
+        except Exception as error:
+            self._refused(error, key)
+
+    def copy(self, key: str, to: str, stat: FileStat) -> None:
+        try:
+            if stat.size <= COPIED_AT_ONCE:
+                self._obstore.copy(self._store, key, to)
+                return
+            part = max(SENT_AT_ONCE, -(-stat.size // PARTS))
+            # not by an iterator: obstore calls it where no other call into obstore is possible
+            with self._obstore.open_writer(self._store, to, buffer_size=part, max_concurrency=PARTS_AT_ONCE) as into:
+                for at in range(0, stat.size, SENT_AT_ONCE):
+                    into.write(self.get(key, key, at, min(at + SENT_AT_ONCE, stat.size), stat))
+        except Exception as error:
+            self._refused(error, to)
+
+    def remove(self, keys: Sequence[str]) -> None:
+        try:
+            if self._at.scheme == "s3":
+                self._obstore.delete(self._store, list(keys))
+                return
+            for key in keys:
+                with suppress(FileNotFoundError):
+                    self._obstore.delete(self._store, key)
+        except Exception as error:
+            self._refused(error, next(iter(keys), ""))
+
+    def _refused(self, error: BaseException, name: str) -> NoReturn:
+        """Raise one of our errors for what obstore says of a write."""
+        if isinstance(error, (WorkbenchError, KeyboardInterrupt)):
+            raise error
+        kind, status, answer = _answer(error)
+        where = f"{name!r} in {self._at.host!r}"
+        if isinstance(error, FileNotFoundError) or status == "404":
+            raise WriteError(f"{where} cannot be written: there is no such bucket, or the object is gone") from None
+        if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in ("401", "403"):
+            raise WriteError(
+                f"no permission to write {where}: set the store's credentials in the environment or in storage_options"
+            ) from None
+        raise WriteError(f"{where} was not written: the store {answer}; try again later") from None
+
+    def _explain(self, error: BaseException, name: str, stat: FileStat | None = None) -> NoReturn:
+        """Raise one of our errors for one of obstore's."""
+        if isinstance(error, (OpenError, KeyboardInterrupt)):
+            raise error
+        kind, status, answer = _answer(error)
+        text = _words(error)
+        where = f"{name!r} in {self._at.host!r}"
+        if (isinstance(error, FileNotFoundError) or status == "404") and stat is None:
+            raise NotACheckpointError(f"{self._at.shown!r} does not exist") from None
+        if isinstance(error, FileNotFoundError) or status == "404":
+            raise MissingFileError(f"file {where} does not exist; restore it or save again") from None
+        if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in ("401", "403"):
+            raise MissingFileError(
+                f"no permission to read {where}: set the store's credentials in the environment or in storage_options"
+            ) from None
+        if kind == "PreconditionError" or status == "412":
+            raise rewritten(name) from None
+        if status == "416" and stat is not None:
+            raise ChangedError(f"file {name!r} is shorter than when the checkpoint was opened; open it again") from None
+        if kind == "NotSupportedError" or "non-partial response" in text:
+            raise UnsupportedFormatError(
+                f"{where}: the server ignores byte ranges and would send the whole file for every tensor; download the "
+                "checkpoint and open the copy"
+            ) from None
+        raise OpenError(f"{where} was not read: the store {answer}; try again later") from None
+
+
+class _Web(_Cloud):
+    """A server that knows byte ranges. It lists a folder only as a page of links, if at all."""
+
+    def _base(self, at: Location) -> str:
+        user = f"{at.user}@" if at.user else ""
+        self._only = at.key if at.query else None  # a signature is of this one object
+        if at.query:
+            return f"{at.scheme}://{user}{at.host}/{quote(at.key)}?{at.query}"
+        return f"{at.scheme}://{user}{at.host}"
+
+    def head(self, key: str) -> FileStat | None:
+        # a URL that is signed for GET does not allow HEAD
+        wanted = {"head": True} if self._only is None else {"range": (0, 1)}
+        try:
+            reply = self._obstore.get(self._store, self._path(key), options=wanted)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            self._explain(error, key)
+        # a page is a folder's list of links, or what a server sends instead of a missing file; never a checkpoint's
+        return None if str(reply.attributes.get("Content-Type", "")).startswith("text/html") else _stat(reply.meta)
+
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+        return super().get(self._path(key), name, start, stop, stat)
+
+    def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
+        level, listed, depth = [folder], 0, 0
+        while level:
+            listed, depth = listed + len(level), depth + 1
+            if listed > FOLDERS or depth > DEPTH:
+                raise TooManyFolders
+            found = together(self.listing, level)
+            paths = [f"{above}/" if above else "" for above in level]
+            yield from ((above + name, None) for above, (files, _) in zip(paths, found, strict=True) for name in files)
+            level = [above + name for above, (_, folders) in zip(paths, found, strict=True) for name in folders]
+
+    def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
+        try:
+            reply = self._obstore.get(self._store, f"{folder}/" if folder else "")
+            if reply.meta["size"] > HTML_LIMIT:
+                raise self._unlisted(folder)
+            page = bytes(reply.bytes()).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return {}, []
+        except Exception as error:
+            self._explain(error, folder)
+        links = _Links()
+        links.feed(page)
+        if not links.html:
+            raise self._unlisted(folder)
+        files: dict[str, FileStat | None] = {}
+        folders = []
+        for link in links.found:
+            parts = urlsplit(link)
+            name = unquote(parts.path)
+            if parts.scheme or parts.netloc or parts.query or not name or name.startswith(("/", "../", "./")):
+                continue
+            if name.endswith("/") and "/" not in name[:-1]:
+                folders.append(name[:-1])
+            elif "/" not in name:
+                files[name] = None
+        return files, folders
+
+    def _path(self, key: str) -> str:
+        return "" if self._only is not None and key == self._only else key
+
+    def _unlisted(self, folder: str) -> OpenError:
+        return NotACheckpointError(
+            f"{self._at.shown!r}: the server does not list folders; give the URL of a file, or copy the folder"
+        )
+
+
+class _Links(HTMLParser):
+    """Targets of a page's links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.html = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.html = True
+        if tag == "a":
+            self.found += [value for name, value in attrs if name == "href" and value]
+
+
+# ---- the Hugging Face hub --------------------------------------------------------------------------------------------
+
+
+class _Hub:
+    """A repository of models at one commit: ``hf://user/repo@revision/folder``."""
+
+    def __init__(self, at: Location, options: Options) -> None:
+        try:
+            from huggingface_hub import HfApi
+            from huggingface_hub.utils import HfHubHTTPError
+        except ModuleNotFoundError:
+            raise MissingExtraError(f"{at.shown!r} needs huggingface_hub: pip install huggingface_hub") from None
+        self._folder, _, _ = at.key.partition("/")
+        name, _, revision = self._folder.partition("@")
+        if not name:
+            raise NotACheckpointError(f"{at.shown!r} names no repository: write hf://user/repo")
+        given = dict(options)
+        api = HfApi(endpoint=given.pop("endpoint", None), token=given.pop("token", None))
+        repo = f"{at.host}/{name}"
+        try:
+            info = api.model_info(repo, revision=unquote(revision) or None, files_metadata=True)
+        except HfHubHTTPError as error:
+            status = error.response.status_code if error.response is not None else 0
+            why = {401: "it does not exist, or is private: set HF_TOKEN", 403: "access to it must be requested",
+                   404: "no such revision"}.get(status, f"the hub answered {status}")  # fmt: skip
+            raise NotACheckpointError(f"{at.shown!r} cannot be opened: {why}") from None
+        except OSError as error:
+            raise OpenError(f"{at.shown!r}: the hub could not be reached: {_words(error)}; try again later") from None
+        # a commit never changes, so its files need no tag
+        self._files = {one.rfilename: FileStat(one.size or 0, 0) for one in info.siblings or []}
+        headers = {"authorization": f"Bearer {api.token}"} if isinstance(api.token, str) else {}
+        client = dict(given.pop("client_options", {}))
+        client["default_headers"] = headers | dict(client.get("default_headers", {}))
+        web = parse(f"{api.endpoint}/{repo}/resolve/{info.sha}")
+        self._web, self._above = _Web(web, given | {"client_options": client}), web.key
+
+    def head(self, key: str) -> FileStat | None:
+        return self._files.get(self._inside(key))
+
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+        return self._web.get(f"{self._above}/{self._inside(key)}", name, start, stop, stat)
+
+    def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
+        for path, stat in self._files.items():
+            key = f"{self._folder}/{path}"
+            if key.startswith(f"{folder}/"):
+                yield key, stat
+
+    def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
+        files: dict[str, FileStat | None] = {}
+        folders: dict[str, None] = {}
+        for key, stat in self.walk(folder):
+            name, slash, _ = key[len(folder) + 1 :].partition("/")
+            if slash:
+                folders[name] = None
+            else:
+                files[name] = stat
+        return files, list(folders)
+
+    def _inside(self, key: str) -> str:
+        return key.removeprefix(f"{self._folder}/")
+
+
+# ---- fsspec ----------------------------------------------------------------------------------------------------------
+
+
+class _Other:
+    """Any other scheme."""
+
+    def __init__(self, at: Location, options: Options) -> None:
+        self._at = at
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise _lacking(at, "fsspec") from None
+        try:
+            self._system = fsspec.filesystem(at.scheme, **options)
+        except ImportError as error:
+            raise MissingExtraError(f"{at.shown!r} needs another package: {_words(error)}") from None
+        except ValueError:
+            raise NotACheckpointError(f"{at.shown!r}: the scheme {at.scheme!r} is unknown") from None
+        except Exception as error:
+            raise UsageError(f"{at.shown!r} cannot be used with these storage options: {_words(error)}") from None
+
+    def head(self, key: str) -> FileStat | None:
+        try:
+            info = self._system.info(self._path(key))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            self._explain(error, key)
+        return _info_stat(info) if info["type"] == "file" else None
+
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+        try:
+            data = self._system.cat_file(self._path(key), start=start, end=stop)
+        except Exception as error:
+            self._explain(error, name)
+        return _complete(memoryview(data), start, stop, name)
+
+    def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
+        try:
+            found = self._system.find(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            self._explain(error, folder)
+        base = self._path("")
+        for path, info in found.items():
+            yield path.removeprefix(base).lstrip("/"), _info_stat(info)
+
+    def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
+        try:
+            found = self._system.ls(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return {}, []
+        except Exception as error:
+            self._explain(error, folder)
+        files: dict[str, FileStat | None] = {}
+        folders = []
+        for info in found:
+            name = info["name"].rstrip("/").rpartition("/")[2]
+            if info["type"] == "directory":
+                folders.append(name)
+            else:
+                files[name] = _info_stat(info)
+        return files, folders
+
+    def _path(self, key: str) -> str:
+        path = f"{self._at.host}/{key}" if key else self._at.host
+        return str(self._system._strip_protocol(f"{self._at.scheme}://{path}"))
+
+    def _explain(self, error: BaseException, name: str) -> NoReturn:
+        if isinstance(error, (OpenError, KeyboardInterrupt)):
+            raise error
+        where = f"{name!r} in {self._at.shown!r}"
+        if isinstance(error, FileNotFoundError):
+            raise MissingFileError(f"{where} does not exist; restore it or save again") from None
+        if isinstance(error, PermissionError):
+            raise MissingFileError(f"no permission to read {where}: set the store's credentials") from None
+        raise OpenError(f"{where} was not read: {type(error).__name__}: {_words(error)}; try again later") from None
+
+
+class _Memory(_Other):
+    """fsspec's memory of this process: the one of its stores that shows an object only when it is complete."""
+
+    def put(self, key: str, data: bytes, only: Version | None = None) -> Version:
+        path = self._path(key)
+        with _MEMORY:
+            if only is not None and self.version(key) != (dict(only) or None):
+                raise TakenError(key)
+            self._system.pipe_file(path, data)
+            return self.version(key) or {}
+
+    def version(self, key: str) -> Version | None:
+        path = self._path(key)
+        return {"created": self._system.created(path)} if self._system.exists(path) else None
+
+    def send(self, key: str, size: int, parts: Iterable[bytes]) -> None:
+        self._system.pipe_file(self._path(key), b"".join(parts))
+
+    def copy(self, key: str, to: str, stat: FileStat) -> None:
+        self._system.pipe_file(self._path(to), self._system.cat_file(self._path(key)))
+
+    def remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._system.rm_file(self._path(key))
+
+
+# ---- common ----------------------------------------------------------------------------------------------------------
+
+
+def _complete(data: memoryview, start: int, stop: int, name: str) -> memoryview:
+    if len(data) != stop - start:
+        raise ChangedError(
+            f"file {name!r}: the store sent {len(data):,} bytes instead of {stop - start:,} from byte {start:,} on; "
+            "it was shortened, open it again"
+        )
+    return data
+
+
+def _answer(error: BaseException) -> tuple[str, str, str]:
+    """Kind and status of an error of obstore's, and what the store answered, in words."""
+    text = _words(error)
+    status = next(iter(re.findall(r"status(?: code)?:? (\d{3})", text)), "")
+    tries = next(iter(re.findall(r"after (\d+) retries", text)), "")
+    again = f" {int(tries) + 1} times" if tries else ""
+    answer = f"answered {status}{again}" if status else f"could not be reached{again}: {text}"
+    return type(error).__name__, status, answer
+
+
+def _stat(meta: Mapping[str, Any]) -> FileStat:
+    return FileStat(int(meta["size"]), int(meta["last_modified"].timestamp() * 1e9), meta.get("e_tag") or "")
+
+
+def _info_stat(info: Mapping[str, Any]) -> FileStat:
+    tag = info.get("ETag") or info.get("etag") or info.get("e_tag") or ""
+    when = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("modificationTime") or 0
+    seconds = when.timestamp() if hasattr(when, "timestamp") else when if isinstance(when, (int, float)) else 0
+    return FileStat(int(info["size"]), int(seconds * 1e9), str(tag))
+
+
+def _prefix(folder: str) -> str | None:
+    return f"{folder}/" if folder else None
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("http://")
+
+
+def _by_profile(given: Options) -> bool:
+    """Whether the keys of an S3 bucket are in a profile, which obstore itself does not read."""
+    keys = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature", "credential_provider"}
+    if keys & set(given) or "AWS_ACCESS_KEY_ID" in os.environ:
+        return False
+    home = os.path.expanduser("~/.aws")
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE"),
+        os.environ.get("AWS_CONFIG_FILE"),
+        f"{home}/credentials",
+        f"{home}/config",
+    )
+    return "AWS_PROFILE" in os.environ or any(file and os.path.exists(file) for file in files)
+
+
+def _boto3_credentials(at: Location) -> Any:
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            f"{at.shown!r}: the keys are in an AWS profile, which boto3 reads; pip install boto3, or set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
+    return Boto3CredentialProvider()
+
+
+def _lacking(at: Location, package: str) -> MissingExtraError:
+    return MissingExtraError(f"{at.shown!r} needs {package}: pip install 'ckpt-workbench[remote]'")
+
+
+def _words(error: BaseException) -> str:
+    """First line of a library's message, without URLs, whose queries may be signatures."""
+    text = str(error).split("\n")[0].strip()
+    return re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "(URL)", text)[:300] or type(error).__name__

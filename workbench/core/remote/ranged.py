@@ -1,0 +1,181 @@
+"""One object of a store as a source: exact ranges, merged where they are close, split where they are long.
+
+::
+
+    wanted   ▒▒  ▒▒      ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
+    requests └────┘      └── 16 MiB ──┘└── 16 MiB ──┘      32 at a time
+
+Metadata is read in blocks that are kept: a reader of directories asks for many small fields side by side. A pass that
+reads much announces what it is about to read (``ahead``): headers and payloads of many chunks then share a request.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from workbench.core.arrays import Array
+from workbench.core.remote.connection import Connection
+from workbench.core.remote.requests import ahead, together
+from workbench.core.source import FileStat, Source
+from workbench.errors import OpenError, TruncatedError
+
+__all__ = ["BLOCK", "GAP", "PART", "RangedSource"]
+
+AHEAD_PART = 8 << 20  #: bytes of a request of those made ahead
+AHEAD_MOST = 64 << 20  #: bytes that one announcement fetches; what is beyond is read where it is needed
+PART = 16 << 20  #: bytes of the largest request
+GAP = 256 << 10  #: bytes between two ranges up to which one request for both is cheaper than two
+SPAN = 32 << 20  #: bytes that are fetched at once to pick strided elements from
+BLOCK = 64 << 10  #: bytes of metadata that are fetched around a small read
+
+
+class RangedSource(Source):
+    """The bytes of one object, each request bound to the content that was there when the checkpoint was opened."""
+
+    block, span, gap = BLOCK, SPAN, GAP
+
+    def __init__(self, connection: Connection, key: str, name: str, stat: FileStat) -> None:
+        """``key`` in the store; ``name`` for messages."""
+        self._connection, self._key, self._name, self.stat = connection, key, name, stat
+        self._fetched = threading.local()  # what a thread announced
+
+    @contextmanager
+    def ahead(self, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
+        wanted = _merged(spans, self.size)
+        parts = [(at, min(at + AHEAD_PART, high)) for low, high in wanted for at in range(low, high, AHEAD_PART)]
+        with ahead(sum(high - low for low, high in wanted)):
+            # as they arrive, never joined: each copy of them would cost as much as the request
+            fetched = together(lambda part: np.frombuffer(self._get(*part), np.uint8), parts)
+            self._fetched.parts = [low for low, _ in parts], fetched
+            del fetched
+            try:
+                yield
+            finally:
+                self._fetched.parts = [], []
+
+    def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
+        blocks = self._connection.blocks
+        wanted = [
+            (at, min(at + AHEAD_PART, high))
+            for low, high in _merged([span for span in spans if blocks.find(self._key, *span) is None], self.size)
+            for at in range(low, high, AHEAD_PART)
+        ]
+
+        def keep(part: tuple[int, int]) -> None:
+            with suppress(OpenError):  # the read itself meets the error, and knows what it reads
+                blocks.keep(self._key, part[0], np.frombuffer(self._get(*part), np.uint8))
+
+        together(keep, wanted)
+
+    def _ready(self, row: Array, start: int) -> bool:
+        """Fill a row from what this thread fetched ahead, if that has all of it."""
+        lows, fetched = getattr(self._fetched, "parts", ((), ()))
+        first = bisect_right(lows, start) - 1
+        at, k = start, first
+        while 0 <= k < len(lows) and lows[k] <= at < lows[k] + len(fetched[k]) and at < start + len(row):
+            at, k = lows[k] + len(fetched[k]), k + 1
+        if at < start + len(row):
+            return False
+        for low, part in zip(lows[first:k], fetched[first:k], strict=True):
+            begin, end = max(start, low), min(start + len(row), low + len(part))
+            row[begin - start : end - start] = part[begin - low : end - low]
+        return True
+
+    def _copied(self, start: int, stop: int) -> Array | None:
+        row = np.empty(stop - start, np.uint8)
+        return row if self._ready(row, start) else None
+
+    def read_into(self, buffer: Array, start: int) -> None:
+        self.read_runs(buffer.reshape(1, -1), [start])
+
+    def read_runs(self, rows: Array, starts: Sequence[int]) -> None:
+        nbytes = rows.shape[1]
+        if not nbytes or not len(rows):
+            return
+        at = np.asarray(starts, np.int64)
+        self._inside(int(at.max()) + nbytes)
+        if all(self._ready(row, start) for row, start in zip(rows, starts, strict=True)):
+            self._connection.traffic.count(needed=nbytes * len(at))
+            return
+        order = np.argsort(at, kind="stable")
+        at = at[order]
+        self._connection.traffic.count(needed=nbytes * len(at))
+        # a request ends where the next range is far away, or where it would become too long
+        group, first = np.zeros(len(at), np.int64), 0
+        for k in range(1, len(at)):
+            if at[k] - (at[k - 1] + nbytes) > GAP or at[k] + nbytes - at[first] > PART:
+                first = k
+            group[k] = first
+        firsts = np.unique(group)
+        lasts = np.append(firsts[1:], len(at)) - 1
+        spans = [
+            (low, min(low + PART, high))
+            for begin, end in zip(at[firsts].tolist(), (at[lasts] + nbytes).tolist(), strict=True)
+            for low, high in ((part, end) for part in range(begin, end, PART))
+        ]
+        flat = rows.reshape(-1)
+
+        def fill(span: tuple[int, int]) -> None:
+            low, high = span
+            data = np.frombuffer(self._get(low, high), np.uint8)
+            k = int(np.searchsorted(at, low - nbytes, side="right"))
+            while k < len(at) and at[k] < high:
+                begin, end = max(int(at[k]), low), min(int(at[k]) + nbytes, high)
+                into = int(order[k]) * nbytes + begin - int(at[k])
+                flat[into : into + end - begin] = data[begin - low : end - low]
+                k += 1
+
+        together(fill, spans)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Bytes ``[start, stop)`` of metadata; a small read fetches the block around it, which is kept."""
+        self._inside(stop)
+        found = self._copied(start, stop)
+        if found is None:
+            found = self._connection.blocks.find(self._key, start, stop)
+        if found is None:
+            low, high = start, stop
+            if stop - start < BLOCK:
+                low = max(min(start, self.size - BLOCK), 0)
+                high = min(low + BLOCK, self.size)
+            parts = [(at, min(at + PART, high)) for at in range(low, high, PART)]
+            data = [np.frombuffer(part, np.uint8) for part in together(lambda span: self._get(*span), parts)]
+            found = data[0] if len(data) == 1 else np.concatenate([np.empty(0, np.uint8), *data])
+            self._connection.blocks.keep(self._key, low, found)
+            found = found[start - low : stop - low]
+        self._connection.traffic.count(needed=stop - start)
+        found = found.view()
+        found.flags.writeable = False
+        return found
+
+    def _get(self, start: int, stop: int) -> memoryview:
+        return self._connection.get(self._key, self._name, start, stop, self.stat)
+
+    def _inside(self, stop: int) -> None:
+        if stop > self.size:
+            raise TruncatedError(
+                f"file {self._name!r} ends at byte {self.size:,}, {stop - self.size:,} bytes too early; "
+                "it is truncated or from another save, restore it"
+            )
+
+
+def _merged(spans: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Ranges of a file in its order, those close together as one, up to :data:`AHEAD_MOST` bytes."""
+    found: list[tuple[int, int]] = []
+    left = AHEAD_MOST
+    for low, high in sorted(spans):
+        low, high = max(low, 0), min(high, size)
+        near = bool(found) and low - found[-1][1] <= GAP
+        more = high - (found[-1][1] if near else low)
+        if more <= 0:
+            continue
+        if more > left:
+            break
+        left -= more
+        found[-1:] = [(found[-1][0], high)] if near else [*found[-1:], (low, high)]
+    return found

@@ -1,0 +1,148 @@
+"""URLs of checkpoints: scheme, host and key, and what of them may be shown."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from workbench.errors import NotACheckpointError, UsageError
+
+__all__ = ["Location", "current_options", "is_url", "local_only", "parse", "with_options"]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+#: Names that stores go by → the one used here.
+ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "azure": "az"}
+
+
+class Location(NamedTuple):
+    """Where an object or a folder of objects is.
+
+    Attributes:
+        scheme: ``s3``, ``https`` …
+        host: the bucket, container or server; without user information.
+        key: the path below it, unquoted, without slashes at its ends.
+        query: what follows ``?`` in an ``http`` URL: often a signature, so it is never shown.
+        user: user information of the host, never shown either.
+    """
+
+    scheme: str
+    host: str
+    key: str
+    query: str = ""
+    user: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The URL without anything secret."""
+        key = quote(self.key, safe="/+,:=@~!$&'()*;-._") if self.web else self.key
+        return f"{self.scheme}://{self.host}" + (f"/{key}" if key else "")
+
+    @property
+    def public(self) -> Location:
+        """The location without its secrets."""
+        return self._replace(query="", user="")
+
+    @property
+    def web(self) -> bool:
+        """Whether the key is quoted in the URL, and a query may follow it."""
+        return self.scheme in ("http", "https")
+
+    @property
+    def name(self) -> str:
+        """Last component of the path."""
+        return self.key.rpartition("/")[2] or self.host
+
+    def at(self, relative: str) -> Location:
+        """The location of a path below this one; a signature holds for one object only and is dropped."""
+        return self._replace(key=f"{self.key}/{relative}" if self.key else relative, query="")
+
+    def above(self) -> Location:
+        """The location of the folder that holds this one."""
+        return self._replace(key=self.key.rpartition("/")[0], query="")
+
+
+def is_url(text: str) -> bool:
+    """Whether a path is a URL rather than a path on disk."""
+    return _URL.match(text) is not None
+
+
+def local_only(path: str, what: str) -> str:
+    """Return a path to write to.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if is_url(path):
+        raise UsageError(f"{what} is not written to a store yet: name a local path instead of {parse(path).shown!r}")
+    return path
+
+
+_given: ContextVar[Mapping[str, Any] | None] = ContextVar("storage_options", default=None)
+
+
+@contextmanager
+def with_options(options: Mapping[str, Any] | None, *paths: Any) -> Iterator[None]:
+    """Open every URL with these storage options meanwhile, unless a call gives others; paths on disk ignore them.
+
+    Args:
+        paths: what the caller was given: paths, URLs, lists of them, or anything else, such as open checkpoints.
+
+    Raises:
+        UsageError: there are options, and none of the paths is a URL.
+    """
+    if options is None:
+        yield
+        return
+    texts = [os.fsdecode(path) for path in _flat(paths) if isinstance(path, str | bytes | os.PathLike)]
+    if not any(map(is_url, texts)):
+        what = f"{texts[0]!r} is a path" if texts else "an open checkpoint has its own"
+        raise UsageError(f"storage_options are for URLs, and {what}")
+    token = _given.set(options)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def current_options() -> Mapping[str, Any]:
+    """The storage options for a URL that comes without any."""
+    return _given.get() or {}
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def parse(text: str) -> Location:
+    """Split a URL.
+
+    Raises:
+        NotACheckpointError: it names no host, contains a NUL byte, or leaves its host with ``..``.
+    """
+    match = _URL.fullmatch(text)
+    assert match is not None, "is_url() is asked first"
+    scheme, rest = match[1].lower(), match[2]
+    scheme = ALIASES.get(scheme, scheme)
+    query = ""
+    if scheme in ("http", "https"):
+        rest, _, query = rest.partition("#")[0].partition("?")
+        host, _, key = rest.partition("/")
+        key = unquote(key)
+    else:
+        host, _, key = rest.partition("/")
+    user, at, host = host.rpartition("@")
+    location = Location(scheme, host, "/".join(part for part in key.split("/") if part), query, user if at else "")
+    if "\0" in key or ".." in location.key.split("/"):
+        raise NotACheckpointError(f"{location.shown!r} contains '..' or a NUL byte")
+    if not host and scheme != "memory":
+        raise NotACheckpointError(f"{location.shown!r} names no host or bucket")
+    return location

@@ -1,0 +1,1 @@
+"""Atomic targets: either completely visible or not at all, whatever happens during the write."""

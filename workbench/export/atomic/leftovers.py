@@ -1,0 +1,96 @@
+"""What runs into the same target that failed left next to it: resumed, put back, or removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+
+from workbench.errors import WriteError
+from workbench.export.atomic import journal, owners
+from workbench.export.atomic.writing import writing
+
+__all__ = ["ASIDE", "TEMP", "adopt", "beside", "clean", "others", "remove"]
+
+TEMP = ".tmp-"  #: folders in which a target is made
+ASIDE = ".old-"  #: what a target had been, where names cannot be exchanged
+GONE = ".gone-"  #: being removed: must not be resumed or put back while half of it is gone
+
+
+def beside(target: str, kind: str, token: str) -> str:
+    """The path of one of a target's temps."""
+    parent, name = os.path.split(target)
+    return os.path.join(parent, f".{owners.short(name)}{kind}{token}")
+
+
+def clean(target: str) -> list[str]:
+    """Remove what dead runs into the same target left behind, and restore what they had moved aside.
+
+    Returns:
+        the names that are gone.
+    """
+    gone = []
+    for kind in (ASIDE, TEMP, GONE):
+        for entry, path, token in _found(target, kind):
+            if not owners.is_dead(path, token):
+                continue
+            if kind == ASIDE and not os.path.lexists(target):
+                with writing(entry):
+                    os.rename(path, target)
+            else:
+                mine = beside(target, GONE, owners.token())
+                if not owners.claim(path, mine):
+                    continue
+                remove(mine)
+            gone.append(entry)
+    return gone
+
+
+def adopt(target: str, plan: str, mine: str) -> bool:
+    """Take over the temp of a dead run of the same plan, under the name ``mine``.
+
+    Raises:
+        WriteError: a run into the same target is under way, or may be.
+    """
+    for _, path, token in _found(target, TEMP):
+        if not owners.is_dead(path, token, owners.QUIET):
+            who = owners.describe(token, owners.silence(path))
+            raise WriteError(
+                f"{target!r} is being written by {who}; wait until it has finished, or stop "
+                f"it (a writer on another machine counts as stopped after {owners.QUIET // 60} silent minutes), or "
+                f"remove {path!r}"
+            )
+    return any(journal.plan_in(path) == plan and owners.claim(path, mine) for _, path, _ in _found(target, TEMP))
+
+
+def others(target: str, plan: str) -> int:
+    """Return how many dead runs of other plans left resumable data, which :func:`clean` removes."""
+    return sum(
+        journal.plan_in(path) not in (None, plan)
+        for _, path, token in _found(target, TEMP)
+        if owners.is_dead(path, token)
+    )
+
+
+def remove(path: str) -> None:
+    """Whatever has the name; what cannot be removed now is removed by the next run."""
+    with suppress(OSError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+
+def _found(target: str, kind: str) -> Iterator[tuple[str, str, str]]:
+    """Name, path and token of each temp of a target."""
+    parent, name = os.path.split(target)
+    start = f".{owners.short(name)}{kind}"
+    try:
+        names = sorted(os.listdir(parent))
+    except OSError:  # its content is unknown, so nothing is changed
+        return
+    for entry in names:
+        token = entry.removeprefix(start)
+        if token != entry and owners.is_token(token):
+            yield entry, os.path.join(parent, entry), token

@@ -1,0 +1,214 @@
+"""Find the owner of a temp, and whether that process is alive, from a lock, the temp's name and its heartbeat.
+
+::
+
+    HOST.BOOT.PID.START.RANDOM     digests of the machine's name and of this start of it, then in hexadecimal the
+                                   process and when it was started; what distinguishes its temps
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+__all__ = [
+    "ACTIVE",
+    "DAY",
+    "QUIET",
+    "claim",
+    "describe",
+    "every_minute",
+    "is_dead",
+    "is_gone",
+    "is_token",
+    "locked",
+    "short",
+    "signs_of_life",
+    "silence",
+    "token",
+]
+
+BEAT = 60  #: seconds between two signs of life
+QUIET = 600  #: seconds without one after which an unfinished export of a process we cannot see may be resumed
+DAY = 86_400  #: … after which it may be removed
+ACTIVE: set[str] = set()  #: tokens of this process's own temps that are under way
+_TOKEN = re.compile(r"([0-9a-f]{8})\.([0-9a-f]{8})\.([0-9a-f]+)\.([0-9a-f]+)\.[0-9a-f]{12}")
+
+
+def token() -> str:
+    """Which machine, which start of it, which process, and which of its temps."""
+    pid = os.getpid()
+    return f"{_digest(socket.gethostname())}.{_boot()}.{pid:x}.{_started(pid) or 0:x}.{secrets.token_hex(6)}"
+
+
+def is_token(text: str) -> bool:
+    """Whether a name ends as those that :func:`token` makes; others are somebody else's."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+def short(name: str) -> str:
+    """Names that leave no room for the token are cut; a digest keeps them apart."""
+    raw = os.fsencode(name)
+    return name if len(raw) <= 160 else os.fsdecode(raw[:120]) + "~" + hashlib.sha256(raw).hexdigest()[:16]
+
+
+def is_dead(path: str, token: str, quiet: float = DAY) -> bool:
+    """Whether the process that made a temp is gone.
+
+    Args:
+        quiet: seconds without a sign of life after which one counts as gone that cannot be seen: of another machine,
+            of another container.
+    """
+    return is_token(token) and not _is_locked(path) and is_gone(token, lambda: silence(path), quiet)
+
+
+def is_gone(token: str, silent: Callable[[], float], quiet: float) -> bool:
+    """As :func:`is_dead`, of something that cannot be locked; ``silent`` says for how many seconds it was."""
+    found = _TOKEN.fullmatch(token)
+    if found is None:
+        return False
+    host, boot, pid, started = found[1], found[2], int(found[3], 16), int(found[4], 16)
+    if boot == _boot():
+        now = _started(pid)
+        if pid == os.getpid() and now == started:
+            return token not in ACTIVE
+        return now is None or bool(now and started and now != started)
+    if host == _digest(socket.gethostname()) and not _in_container():
+        return True  # this machine, before it was started anew
+    return silent() > quiet
+
+
+def describe(token: str, silent: float) -> str:
+    """Who made a temp, for an error."""
+    found = _TOKEN.fullmatch(token)
+    if found is not None and found[2] == _boot():
+        return f"process {int(found[3], 16)} on this machine"
+    return f"a process on another machine or in another container, last active {silent:,.0f} s ago"
+
+
+def claim(path: str, beside: str) -> bool:
+    """Take a dead process's temp over by giving it a name of our own; ``False`` when somebody else was faster.
+
+    A stalled writer that resumes no longer finds the old name.
+    """
+    try:
+        os.rename(path, beside)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Hold a folder's lock, where its file system has any (NFS and others have none: only the process is checked)."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX)  # waits, but only for those who look whether it is free
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def signs_of_life(folder: str) -> Iterator[None]:
+    """Touch a folder every minute, for those who cannot see this process; also while nothing is written."""
+
+    def touch() -> None:
+        with suppress(OSError):
+            os.utime(folder)
+
+    with every_minute(touch):
+        yield
+
+
+@contextmanager
+def every_minute(call: Callable[[], None]) -> Iterator[None]:
+    """Give a sign of life every minute, in another thread."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(BEAT):
+            call()
+
+    thread = threading.Thread(target=beat, name="workbench-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def silence(path: str) -> float:
+    """Seconds since the last sign of life."""
+    try:
+        return time.time() - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _boot() -> str:
+    """This start of this machine, and who can see whose processes on it."""
+    told = [str(os.stat("/proc/self/ns/pid").st_ino)] if os.path.exists("/proc/self/ns/pid") else []
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as handle:
+        told.append(handle.read())
+    return _digest("".join(told) or socket.gethostname())
+
+
+def _in_container() -> bool:
+    """Whether other processes of this machine may be out of sight: not the first namespace (linux/proc_ns.h)."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC
+    return True
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks; ``None`` if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as handle:
+            fields = handle.read().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.exists("/proc/self/stat"):
+            return None
+    except OSError:
+        return 0
+    try:  # no /proc: alive or not is all that can be known
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return 0
+    return 0
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        import fcntl
+
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except (ImportError, OSError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not see each other
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

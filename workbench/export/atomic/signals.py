@@ -1,0 +1,58 @@
+"""Signals that would end the process, as exceptions: what is under way can be cleaned up, or finished first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["Signals"]
+
+
+class Signals:
+    """Signals that would end the process raise instead so that the temp goes; only in the main thread."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._waiting: int | None = None
+        self._deferred = False
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)
+                usual = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+                if number is not None and signal.getsignal(number) == usual:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """What arrives meanwhile is raised at the end."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+        if self._waiting is not None:
+            number, self._waiting = self._waiting, None
+            self._raise(number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._deferred:
+            self._waiting = number
+        else:
+            self._raise(number)
+
+    def _raise(self, number: int) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)

@@ -1,0 +1,412 @@
+"""Atomic targets in a store, where nothing can be renamed: objects come one by one, and the last one counts.
+
+::
+
+    s3://bucket/run/ ┌ .out.tmp-export/             beside the target
+                     │ ├── owner                    who writes what; sent again every minute as a sign of life
+                     │ ├── journal/…                what became of each file, once it is in the store
+                     │ ├── out/…                    the files, where something has the name that is to be overwritten
+                     │ └── complete                 all of these are there; to copy them over the old ones has begun
+                     └ out/ .workbench-unfinished   first to come and last to go: until then it does not open
+                            model-00001-of-…        data, then small files, and last the format's own marker
+
+An object is visible only once it is complete; parts of one that were sent before a kill are not visible at all, and a
+rule of the bucket's life cycle (AbortIncompleteMultipartUpload) removes them. One run at a time has the target: it made
+``owner``, which a store does for one of several. A run of the same plan resumes what a dead one left, any other one
+removes it: of the target only if the mark in it says that it was the dead one's. If files were being copied over old
+ones, that is finished first.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import xxhash
+
+from workbench.core.fingerprint import Fingerprint
+from workbench.core.place import UNFINISHED
+from workbench.core.remote.destination import Destination
+from workbench.core.remote.objects import TakenError, Version
+from workbench.core.source import FileStat
+from workbench.errors import WorkbenchError, WriteError
+from workbench.export.atomic import owners
+from workbench.export.atomic.journal import FORMAT, Written
+from workbench.export.atomic.leftovers import TEMP
+from workbench.export.atomic.signals import Signals
+from workbench.export.atomic.transaction import GO_ON, add_note, exists
+from workbench.export.casts import CastError
+
+__all__ = ["StoreStaging", "clean_store", "staging_in_store"]
+
+QUIET = 1800  #: seconds without a sign of life after which a run that we cannot see counts as gone; clocks may differ
+RECORD = 64 << 20  #: bytes of the largest record of a file that is read
+
+
+@dataclass
+class StoreStaging:
+    """A target in a store under way.
+
+    Attributes:
+        destination: the target.
+        folder: whether it is a folder of objects, or one object.
+        names: its files, in the order in which they become visible.
+        plan: what is written, as :meth:`workbench.export.moving.engine.ExportJob.plan` names it.
+        aside: whether the files are kept beside the target until all of them are there.
+        kept: by name, files that a dead run of the same plan has sent, and what became of their pieces.
+        notes: sentences on what was found of earlier runs, for a report.
+    """
+
+    destination: Destination
+    folder: bool
+    names: list[str]
+    plan: str
+    overwrite: bool
+    resume: bool
+    aside: bool
+    kept: dict[str, tuple[FileStat, list[Written]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._token = owners.token()
+        self._temp = self.destination.beside(f".{owners.short(self.destination.name)}{TEMP}export")
+        self._version: Version | None = None  # of the owner's object, while it is ours
+        self._lock = threading.Lock()
+        self._after: dict[str, Any] | None = None  # what a dead run left has still to be settled
+        self._recorded = 0
+        self._settled = self._copying = self._done = False
+
+    def key(self, name: str) -> str:
+        """The key at which a file is sent."""
+        if self.aside:
+            return f"{self._temp}/out/{name}"
+        return f"{self.destination.key}/{name}" if self.folder else self.destination.key
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a later run can resume from what is recorded."""
+        return self.resume and self._recorded > 0
+
+    def record(self, name: str, stat: FileStat, written: Sequence[Written]) -> None:
+        """Note that a file is in the store."""
+        if not self.folder and not self.aside:
+            return  # it is all there is
+        self._alive()
+        value = {"file": name, "size": stat.size, "mtime_ns": stat.mtime_ns, "tag": stat.tag,
+                 "pieces": [_encoded(one) for one in written]}  # fmt: skip
+        text = json.dumps(value, separators=(",", ":")).encode()
+        where = f"{self._temp}/journal/{xxhash.xxh3_64_hexdigest(name.encode())}"
+        self.destination.put(where, xxhash.xxh3_64_hexdigest(text).encode() + b" " + text)
+        self._recorded += 1
+
+    # ---- whose it is ----
+
+    def take(self) -> None:
+        """Become the one run that has the target, and settle what a dead one left.
+
+        Raises:
+            WriteError: another run has it, the target exists, or the store refuses.
+        """
+        dead = self._own()
+        left = self.destination.files(self._temp)
+        left.pop("owner", None)
+        there = self._there()
+        self._copying = dead is not None and dead.aside and "complete" in left
+        same = dead is not None and self.resume and dead.plan == self.plan
+        if dead is not None and same and (dead.aside or UNFINISHED in there):
+            self.aside = dead.aside
+            self.kept = self._found(left, there)
+            self._recorded = len(self.kept)
+        else:
+            if dead is not None and self._copying:
+                dead._publish({name[4:]: stat for name, stat in left.items() if name.startswith("out/")})
+            elif dead is not None and dead.folder and not dead.aside and UNFINISHED in there:
+                dead._forget(there)
+            self._sweep(left)
+            if dead is not None and self.resume and left and not same:
+                self.notes.append("removed an unfinished export of something else into this target")
+            there = self._there()
+            self.aside = self.aside or (self.folder and bool(there))
+            self._copying = False
+        self._settled, self._after = True, None
+        if there and not self.overwrite and not self._copying and (self.aside or UNFINISHED not in there):
+            raise exists(self.destination.shown)
+        if self.names and self.folder and self.destination.stat(self.destination.key) is not None:
+            raise WriteError(f"{self.destination.shown!r} exists and is one object; choose another name")
+        self._alive()  # nothing is left to be settled, and `aside` is known
+        if self.folder and not self.aside:
+            self.destination.put(f"{self.destination.key}/{UNFINISHED}", self._document())
+
+    def _own(self) -> StoreStaging | None:
+        """Make the owner's object, or take that of a dead run, which is returned."""
+        where = f"{self._temp}/owner"
+        with suppress(TakenError):
+            self._version = self.destination.put(where, self._document(), only={})
+            return None
+        version, stat = self.destination.version(where), self.destination.stat(where)
+        data = None if stat is None else self.destination.read_all({where: stat})[0]
+        if version is None or stat is None or data is None:
+            raise WriteError(f"{self.destination.shown!r} was being written by another run; try again")
+        value = _json(data)
+        dead = self._run_of(value)
+        silent = max(time.time() - stat.mtime_ns / 1e9, 0.0)
+        if dead is not None and dead._token == self._token:  # we made it, and the answer was lost
+            self._version = version
+            return None
+        token = "" if dead is None else dead._token
+        if not (owners.is_gone(token, lambda: silent, QUIET) if owners.is_token(token) else silent > QUIET):
+            raise WriteError(
+                f"{self.destination.shown!r} is being written by {owners.describe(token, silent)}; wait until it has "
+                f"finished, or stop it (a writer on another machine counts as stopped after {QUIET // 60} silent "
+                "minutes)"
+            )
+        if isinstance(value, dict):  # one that died before it had settled what it found leaves that to us
+            self._after = value.get("after") or value
+        try:
+            self._version = self.destination.put(where, self._document(), only=version)
+        except TakenError:
+            raise WriteError(f"{self.destination.shown!r} is being written by another run; try again later") from None
+        return self._run_of(self._after)
+
+    def _document(self) -> bytes:
+        value = {"journal": FORMAT, "plan": self.plan, "owner": self._token, "aside": self.aside,
+                 "folder": self.folder, "names": self.names, "after": self._after}  # fmt: skip
+        return json.dumps(value).encode()
+
+    def _run_of(self, value: Any) -> StoreStaging | None:
+        """The run that wrote an owner's object, or ``None`` if it is not one."""
+        try:
+            if value["journal"] != FORMAT:
+                return None
+            names = [str(name) for name in value["names"]]
+            found = StoreStaging(self.destination, bool(value["folder"]), names, str(value["plan"]), True, True,
+                                 bool(value["aside"]))  # fmt: skip
+            found._token = str(value["owner"])
+        except (KeyError, TypeError):
+            return None
+        return found
+
+    def _alive(self) -> None:
+        """Send the owner's object again.
+
+        Raises:
+            WriteError: it is another run's now, which took this one for dead.
+        """
+        where = f"{self._temp}/owner"
+        with self._lock:
+            for _ in range(2):
+                if self._version is None:
+                    break
+                with suppress(TakenError):
+                    self._version = self.destination.put(where, self._document(), only=self._version)
+                    return
+                self._version = None
+                stat = self.destination.stat(where)  # the answer to our own request may have been lost
+                data = None if stat is None else self.destination.read_all({where: stat})[0]
+                found = self._run_of(_json(data or b""))
+                if found is not None and found._token == self._token:
+                    self._version = self.destination.version(where)
+        raise WriteError(f"{self.destination.shown!r} is being written by another run, which took this one for stopped")
+
+    def beat(self) -> None:
+        """Give a sign of life; whether the target is still ours is asked with the next file."""
+        with suppress(WriteError):
+            self._alive()
+
+    def _there(self) -> dict[str, FileStat]:
+        """What is under the target's name."""
+        if self.folder:
+            return self.destination.files(self.destination.key)
+        if self.destination.files(self.destination.key):
+            raise WriteError(f"{self.destination.shown!r} exists and is a folder; choose another name")
+        stat = self.destination.stat(self.destination.key)
+        return {} if stat is None else {self.destination.name: stat}
+
+    def _found(
+        self, left: Mapping[str, FileStat], there: Mapping[str, FileStat]
+    ) -> dict[str, tuple[FileStat, list[Written]]]:
+        """What is recorded, of files that are in the store as they were recorded."""
+        sent = {name[4:]: stat for name, stat in left.items() if name.startswith("out/")} if self.aside else there
+        records = {f"{self._temp}/{name}": stat for name, stat in left.items()
+                   if name.startswith("journal/") and stat.size <= RECORD}  # fmt: skip
+        found = {}
+        for data in self.destination.read_all(records):
+            check, _, text = (data or b"").partition(b" ")
+            if check != xxhash.xxh3_64_hexdigest(text).encode():
+                continue
+            with suppress(ValueError, KeyError, TypeError, IndexError):
+                value = json.loads(text)
+                stat = FileStat(value["size"], value["mtime_ns"], value["tag"])
+                if value["file"] in self.names and sent.get(value["file"]) == stat:
+                    found[value["file"]] = stat, [_decoded(one) for one in value["pieces"]]
+        return found
+
+    # ---- the end ----
+
+    def commit(self) -> None:
+        """Make it visible; every file is in the store."""
+        if self.folder or self.aside:
+            self._alive()
+        if self.aside:
+            there = self._there()
+            there.pop(UNFINISHED, None)
+            if there and not self.overwrite and not self._copying:
+                raise exists(self.destination.shown)
+            files = self.destination.files(f"{self._temp}/out")
+            self.destination.put(f"{self._temp}/complete", b"")
+            self._publish(files)
+        elif self.folder:
+            self.destination.remove([f"{self.destination.key}/{UNFINISHED}"])
+        self._done = True
+        with suppress(WorkbenchError):  # the next run removes what stays
+            self._sweep(self.destination.files(self._temp), owner_first=True)
+
+    def _publish(self, files: Mapping[str, FileStat]) -> None:
+        """Copy the files over the old ones; begun again from the start if it was interrupted."""
+        names = [name for name in self.names if name in files]
+        if len(names) < len(files):
+            raise WriteError(f"{self._temp!r} holds files that are not of this export; remove it and export again")
+        target = self.destination.key
+        pairs = [(f"{self._temp}/out/{name}", f"{target}/{name}" if self.folder else target, files[name])
+                 for name in names]  # fmt: skip
+        if self.folder:
+            mark = f"{target}/{UNFINISHED}"
+            self.destination.put(mark, self._document())
+            self.destination.remove([f"{target}/{name}" for name in self._there() if name != UNFINISHED])
+        self.destination.copy(pairs[:-1])
+        self.destination.copy(pairs[-1:])
+        if self.folder:
+            self.destination.remove([mark])
+        self.destination.remove([f"{self._temp}/complete"])
+
+    def discard(self) -> None:
+        """Remove what was sent; what cannot be removed now is removed by the next run."""
+        if self._version is None or not self._settled or self._done:
+            return
+        with suppress(WorkbenchError):
+            left = self.destination.files(self._temp)
+            if "complete" in left:  # the old files are going: the next run finishes that
+                return
+            if self.folder and not self.aside:
+                self._forget(self.destination.files(self.destination.key))
+            self._sweep(left, owner_first=False)
+
+    def _forget(self, there: Mapping[str, FileStat]) -> None:
+        """Remove this run's files from the target, and the mark last."""
+        target = self.destination.key
+        if UNFINISHED in there:
+            self.destination.remove([f"{target}/{name}" for name in self.names if name in there])
+            self.destination.remove([f"{target}/{UNFINISHED}"])
+
+    def _sweep(self, left: Mapping[str, FileStat], *, owner_first: bool | None = None) -> None:
+        """Remove what is beside the target: the owner's object first, last, or not at all."""
+        owner = [f"{self._temp}/owner"]
+        if owner_first:
+            self.destination.remove(owner)
+        self.destination.remove([f"{self._temp}/{name}" for name in left if name != "owner"])
+        if owner_first is False:
+            self.destination.remove(owner)
+
+
+@contextmanager
+def staging_in_store(
+    destination: Destination,
+    *,
+    folder: bool,
+    names: Sequence[str],
+    plan: str,
+    overwrite: bool = False,
+    resume: bool = False,
+    aside: bool = False,
+) -> Iterator[StoreStaging]:
+    """A target for the block to send files to, made visible when the block ends, removed when it raises.
+
+    Args:
+        folder: whether the target is a folder of objects, or one object.
+        names: its files, in the order in which they are to become visible.
+        plan: what is written.
+        overwrite: replace what has the name; it stays as it is until every new file is in the store.
+        resume: resume what a dead run of the same plan sent; and keep what this one sent if the block raises.
+        aside: show nothing under the target's name before every file is there, even if nothing has that name.
+
+    Raises:
+        WriteError: the target exists, another run is writing it, or the store refuses.
+    """
+    made = StoreStaging(destination, folder, list(names), plan, overwrite, resume, aside)
+    owners.ACTIVE.add(made._token)
+    with Signals() as signals:
+        try:
+            made.take()
+            with owners.every_minute(made.beat):
+                yield made
+            with signals.deferred():
+                made.commit()
+        except BaseException as error:
+            if made.resumable and not made._done:
+                add_note(error, GO_ON)
+            raise
+        finally:
+            with signals.deferred():
+                if not made.resumable:
+                    made.discard()
+                owners.ACTIVE.discard(made._token)
+
+
+def clean_store(destination: Destination) -> list[str]:
+    """Remove what dead runs into a target left, and finish what they were copying; as
+    :func:`workbench.export.atomic.leftovers.clean` does on disk.
+
+    Returns:
+        the keys that are gone.
+
+    Raises:
+        WriteError: a run into the target is under way, or the store refuses.
+    """
+    one = StoreStaging(destination, True, [], "", True, False, True)
+    owners.ACTIVE.add(one._token)
+
+    def listed() -> set[str]:
+        inside = {f"{destination.key}/{name}" for name in destination.files(destination.key)}
+        return inside | {f"{one._temp}/{name}" for name in destination.files(one._temp)}
+
+    try:
+        before = listed()
+        one.take()
+        one.discard()
+        return sorted(before - listed())
+    finally:
+        owners.ACTIVE.discard(one._token)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _encoded(one: Written) -> list[Any]:
+    """Both fingerprints with their blocks, and what a cast lost."""
+    if one.cast is None:
+        return list(_print(one.target))
+    return [*_print(one.target), *_print(one.source), asdict(one.cast)]
+
+
+def _print(found: Fingerprint) -> tuple[str, str]:
+    return found.hex, b"".join(found.blocks).hex()
+
+
+def _decoded(stored: list[Any]) -> Written:
+    def read(digest: str, blocks: str) -> Fingerprint:
+        raw = bytes.fromhex(blocks)
+        return Fingerprint(digest, [raw[k : k + 16] for k in range(0, len(raw), 16)])
+
+    target = read(*stored[:2])
+    if len(stored) == 2:
+        return Written(target, target, None)
+    return Written(read(*stored[2:4]), target, CastError(**stored[4]))

@@ -1,0 +1,68 @@
+"""Two Linux calls that Python does not offer; each says when it could not, and the caller does without.
+
+``fallocate``      room for a file now so that a full disk shows before hours of writing; also what makes writing
+                   into a file in any order cheap. ``os.posix_fallocate`` would, on file systems without it (NFS 3,
+                   some FUSE), write one byte into each block instead.
+``renameat2``      ``RENAME_EXCHANGE`` swaps two names in one step, ``RENAME_NOREPLACE`` never overwrites.
+
+Source: man-pages 6.9, fallocate(2), renameat2(2); linux/fs.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from functools import cache
+from typing import Any
+
+__all__ = ["allocate", "rename_exchange", "rename_noreplace"]
+
+_AT_FDCWD, _NOREPLACE, _EXCHANGE = -100, 1, 2
+#: errors that mean "not here" rather than "failed"
+_NOT_HERE = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM}
+
+
+def allocate(fd: int, size: int) -> None:
+    """Give a file its size, with room for all of it where the file system can promise that.
+
+    Raises:
+        OSError: no room, or the disk failed.
+    """
+    call = _libc("fallocate")
+    if size and call is not None:
+        if not call(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
+            return
+        number = ctypes.get_errno()
+        if number not in _NOT_HERE:
+            raise OSError(number, os.strerror(number))
+    os.ftruncate(fd, size)
+
+
+def rename_exchange(a: str, b: str) -> bool:
+    """Swap two names atomically; ``False`` where the file system cannot."""
+    return _renameat2(a, b, _EXCHANGE)
+
+
+def rename_noreplace(old: str, new: str) -> bool:
+    """Rename unless the new name is taken (then ``FileExistsError``); ``False`` where the file system cannot."""
+    return _renameat2(old, new, _NOREPLACE)
+
+
+def _renameat2(a: str, b: str, flag: int) -> bool:
+    call = _libc("renameat2")
+    if call is None:
+        return False
+    if not call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), ctypes.c_uint(flag)):
+        return True
+    number = ctypes.get_errno()
+    if number in _NOT_HERE:
+        return False
+    raise OSError(number, os.strerror(number), a, None, b)
+
+
+@cache
+def _libc(name: str) -> Any:
+    if ctypes.sizeof(ctypes.c_void_p) != 8:  # offsets would have another width
+        return None
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None)

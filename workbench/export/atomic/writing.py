@@ -1,0 +1,55 @@
+"""Writes that either happen whole or say which file failed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from workbench.errors import WriteError
+
+__all__ = ["sync_folder", "write_all", "writing"]
+
+_ADVICE = {
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "the quota is used up; free some space, or choose another disk",
+    errno.EIO: "the disk failed; check the kernel log",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "ask the folder's owner for write permission",
+}
+
+
+@contextmanager
+def writing(name: str) -> Iterator[None]:
+    """What the operating system refuses while a file is written, as an error that names the file.
+
+    Raises:
+        WriteError: instead of any ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0)
+        raise WriteError(
+            f"{name!r} cannot be written: {error.strerror or error}{f'; {advice}' if advice else ''}"
+        ) from error
+
+
+def write_all(fd: int, data: memoryview, at: int) -> None:
+    """``pwrite`` until every byte is written."""
+    while data:
+        count = os.pwrite(fd, data, at)
+        at, data = at + count, data[count:]
+
+
+def sync_folder(path: str) -> None:
+    """The names in a folder on the disk, where the file system syncs folders at all."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,249 @@
+"""The pass that fills target files: read, cast, hash and write each byte once, with a few MB of memory per thread.
+
+::
+
+    units    parts of pieces, at most 32 MiB, cut where blocks of fingerprints end, in the order of the targets
+             (of the sources, where these are very many files)
+    thread   ┌ 1 MiB of the piece's stream: pread from the source straight into the buffer, or gathered ┐
+             │   xxh3 of it · cast · xxh3 and CRC-32 of what is written · pwrite at its place           │ repeated
+             └───────────────── the buffer stays in a core's cache between these steps ─────────────────┘
+    file     room for all of it first; written back while others are still filled; synced when it is full
+
+Nothing is written before everything is planned: a hole, a type that cannot be cast and a wrong map raise in
+:func:`prepare`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from workbench.core import codecs
+from workbench.core.arrays import Ints
+from workbench.core.dtypes import ITEMSIZE, nbytes_of_codes
+from workbench.core.executors import ordered
+from workbench.core.fingerprint import BLOCK
+from workbench.core.payload import Payloads
+from workbench.core.scan import Progress, cores
+from workbench.errors import WriteError
+from workbench.export.atomic.journal import Journal, Kept, Written
+from workbench.export.atomic.syscalls import allocate
+from workbench.export.atomic.writing import write_all, writing
+from workbench.export.filemap import FileMap
+from workbench.export.moving.copies import Copies, plan_of
+from workbench.export.moving.kept import kept_pieces, said
+from workbench.export.moving.results import ExportResults
+from workbench.export.moving.units import MOST, Filler
+
+__all__ = ["ExportJob", "Written", "prepare"]
+
+
+TASK = 32 << 20  #: bytes that a thread takes at a time
+UNIT_COST = 64 << 10  #: bytes that one more unit is worth
+RECORD = 1 << 30  #: bytes after which what a file has so far is synced and recorded
+MANY_FILES = 64  #: source files from which on they are read one after the other, wherever their bytes go
+
+
+@dataclass(frozen=True, eq=False)
+class ExportJob:
+    """Everything planned; :meth:`run` moves the bytes."""
+
+    maps: tuple[FileMap, ...]
+    copies: Copies
+    payloads: Payloads  #: through maps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all target files."""
+        return sum(one.size for one in self.maps)
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of elements that will be read."""
+        return int(nbytes_of_codes(self.copies.code, self.copies.numel).sum())
+
+    def plan(self, source: str) -> str:
+        """Return the identity of the job, used to resume a temp: equal for the same bytes at the same places.
+
+        Args:
+            source: real path of the checkpoint.
+        """
+        return plan_of(source, self.payloads.catalog, self.copies, self.maps)
+
+    def peak_nbytes(self, threads: int | None = None) -> int:
+        """Return an upper bound on the anonymous memory of a pass: buffers, and chunks that are decoded whole."""
+        catalog = self.payloads.catalog
+        rows = self.copies.row[codecs.UNDONE_WHOLE[catalog.codec[self.copies.row]]]
+        written = np.concatenate([self.copies.code[:0], *(one.pieces.dtype for one in self.maps)])
+        # values that change are widened, changed, narrowed and compared
+        changed = bool((written != self.copies.code).any()) or any(one.pieces.change for one in self.maps)
+        return (threads or cores()) * (MOST * (8 if changed else 1) + int(catalog.chunk_nbytes[rows].max(initial=0)))
+
+    def run(
+        self,
+        paths: Sequence[str],
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+        journal: Journal | None = None,
+    ) -> list[list[Written]]:
+        """Write and sync every file; the caller must sync the folders.
+
+        Args:
+            paths: path of each map's file; existing files are overwritten.
+            threads: number of threads; by default the cores available to this process, up to 8.
+            progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
+            journal: pieces that an earlier run recorded are read back and kept if intact; what is written is recorded.
+
+        Returns:
+            for each map, the result of each of its pieces.
+
+        Raises:
+            WriteError: there is not enough space, or the disk failed; the message names the file.
+            CorruptError: two chunks contain different values for one element.
+            OpenError: a chunk cannot be read.
+        """
+        count = threads or cores()
+        kept: Kept = {}
+        if journal is not None:
+            journal.tidy(paths)
+            kept = kept_pieces(self.maps, paths, journal.recorded, threads=count, progress=progress)
+            journal.notes += said(kept, self.maps)
+        for file, (one, path) in enumerate(zip(self.maps, paths, strict=True)):
+            _create(one, path, go_on=file in kept)
+        units = _Units.of(self, kept)
+        results = ExportResults(self.maps, self.copies.code, kept, units.file, units.piece)
+        total = max(self.read_nbytes, 1)
+        done = total - int(units.nbytes.sum())
+        batches = ordered(
+            Filler(self.maps, self.copies, self.payloads, paths), units.tasks(), total, threads=count,
+            at_once=threads or self.payloads.pool.at_once, name="workbench-export",
+        )  # fmt: skip
+        syncs: list[Future[None]] = []
+        with ThreadPoolExecutor(1, thread_name_prefix="workbench-sync") as syncer, closing(batches):
+
+            def sync(file: int) -> None:
+                crcs = [crc for _, crc in results.of_file(file)] if results.is_full(file) else None
+                syncs.append(syncer.submit(_sync, self.maps[file], paths[file], crcs, journal, results.take(file)))
+
+            for file in filter(results.is_full, range(len(self.maps))):
+                sync(file)
+            for task, batch in batches:
+                for (unit_file, piece, *_), unit in zip(task, batch, strict=True):
+                    unit.file, unit.piece = unit_file, piece  # a worker numbers those that it was sent
+                    results.add(unit)
+                    done += unit.nbytes
+                    large = journal is not None and results.unrecorded[unit.file] >= RECORD
+                    if large or results.is_full(unit.file):
+                        sync(unit.file)
+                if syncs and syncs[-1].done():
+                    syncs[-1].result()  # a disk that fails ends the pass
+                if progress is not None and done < total:
+                    progress(done / total)
+            for waiting in syncs:
+                waiting.result()
+        if progress is not None:
+            progress(1.0)
+        return [[written for written, _ in results.of_file(file)] for file in range(len(self.maps))]
+
+
+def prepare(payloads: Payloads, maps: Sequence[FileMap]) -> ExportJob:
+    """Plan the pass over all maps.
+
+    Raises:
+        HoleError: a requested element is not stored; the message names the box.
+        UnsupportedFormatError: elements cannot be cast or joined.
+        UsageError: a map is inconsistent.
+    """
+    for one in maps:
+        one.check()
+    copies = Copies.of(payloads.catalog, [one.pieces for one in maps])
+    return ExportJob(tuple(maps), copies, payloads)
+
+
+@dataclass(frozen=True, eq=False)
+class _Units:
+    """Parts of pieces, in the order in which they are worked on: elements ``[first, stop)`` of a piece's stream."""
+
+    file: Ints
+    piece: Ints
+    first: Ints
+    stop: Ints
+    nbytes: Ints
+
+    @classmethod
+    def of(cls, job: ExportJob, kept: Kept) -> _Units:
+        """Return the units of all pieces except those that an earlier run already wrote."""
+        copies, catalog = job.copies, job.payloads.catalog
+        count = np.array([len(one.pieces) for one in job.maps], np.int64)
+        file = np.repeat(np.arange(len(job.maps)), count)
+        start = np.concatenate([np.empty(0, np.int64), *(one.start for one in job.maps)])
+        itemsize = ITEMSIZE[copies.code]
+        # units end where blocks end, of elements before and after a cast: multiples of BLOCK elements do
+        step = BLOCK * np.maximum(TASK // (BLOCK * np.maximum(itemsize, 1)), 1)
+        undone = codecs.UNDONE_WHOLE[catalog.codec[copies.row]]  # chunks undone whole: not once for each unit
+        pieces = np.repeat(np.arange(len(copies.numel)), np.diff(copies.ptr))
+        step[np.isin(np.arange(len(step)), pieces[undone]) | (itemsize == 0)] = 1 << 62
+        parts = -(-copies.numel // step)
+        base = np.cumsum([0, *count])
+        parts[[base[one] + at for one, pieces in kept.items() for at in pieces]] = 0
+        piece = np.repeat(np.arange(len(parts)), parts)
+        first = (np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)) * step[piece]
+        stop = np.minimum(first + np.minimum(step[piece], copies.numel[piece]), copies.numel[piece])
+        nbytes = nbytes_of_codes(copies.code[piece], stop - first)
+        order = np.lexsort((first, start[piece], file[piece]))
+        sources = catalog.file[copies.row]
+        if len(np.bincount(sources).nonzero()[0]) > MANY_FILES:
+            span = int(copies.numel.max(initial=0)) + 1
+            scaled = piece.astype(float) * span + first  # 53 bits: only an order
+            copy = np.searchsorted(pieces.astype(float) * span + copies.lo, scaled, side="right") - 1
+            row = copies.row[np.clip(copy, copies.ptr[piece], copies.ptr[piece + 1] - 1)]
+            order = np.lexsort((first, catalog.start[row], catalog.file[row]))
+        return cls(*(column[order] for column in (file[piece], piece, first, stop, nbytes)))
+
+    def tasks(self) -> Iterator[list[tuple[int, int, int, int]]]:
+        """Runs of units of about :data:`TASK` bytes: ``(file, piece, first, stop)``."""
+        turn = np.cumsum(self.nbytes + UNIT_COST) // (TASK + UNIT_COST)
+        cuts = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(turn)]
+        columns = [column.tolist() for column in (self.file, self.piece, self.first, self.stop)]
+        for a, b in pairwise(cuts):
+            if b > a:
+                yield list(zip(*(column[a:b] for column in columns), strict=True))
+
+
+def _create(one: FileMap, path: str, *, go_on: bool) -> None:
+    """Create the file at its full size with its literals; otherwise empty, unless it is resumed."""
+    with writing(one.name):
+        how = os.O_WRONLY | os.O_CREAT | (0 if go_on else os.O_TRUNC) | getattr(os, "O_CLOEXEC", 0)
+        fd = os.open(path, how, 0o666)
+        try:
+            allocate(fd, one.size)
+            known = [(int(one.start[piece]), data) for piece, data in one.pieces.literal.items()]
+            for at, data in (*one.literals, *known):
+                write_all(fd, memoryview(data), at)
+        finally:
+            os.close(fd)
+
+
+def _sync(
+    one: FileMap, path: str, crcs: list[int] | None, journal: Journal | None, new: list[tuple[int, Written]]
+) -> None:
+    """The bytes that depend on checksums, once these are known; everything on the disk; then what is new recorded."""
+    with writing(one.name):
+        fd = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            for at, data in one.finish(crcs) if one.finish is not None and crcs is not None else ():
+                if at < 0 or at + len(data) > one.size:
+                    raise WriteError(f"file {one.name!r}: its directory would end at byte {at + len(data):,}")
+                write_all(fd, memoryview(data), at)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    if journal is not None and new:
+        journal.record(one.name, new)

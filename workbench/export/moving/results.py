@@ -1,0 +1,100 @@
+"""What a pass has done so far: units make pieces, pieces make files."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.core.arrays import Ints
+from workbench.core.crc32 import crc32_of_two
+from workbench.core.dtypes import ALL, DType
+from workbench.core.fingerprint import BlockDigests, combine
+from workbench.export.atomic.journal import Kept, Written
+from workbench.export.casts import CastError
+from workbench.export.filemap import FileMap
+from workbench.export.moving.units import Done
+
+__all__ = ["ExportResults"]
+
+
+class ExportResults:
+    """Pieces of all files are numbered through here, as units have them.
+
+    Attributes:
+        unrecorded: by file, bytes of the pieces that :meth:`take` has not given yet.
+    """
+
+    def __init__(self, maps: Sequence[FileMap], code: Ints, kept: Kept, file: Ints, piece: Ints) -> None:
+        """
+        Args:
+            code: ``(P,)`` element type of each piece's source.
+            kept: pieces that an earlier run wrote.
+            file, piece: of each unit that there will be; the others' pieces have no elements to be read.
+        """
+        self._maps, self._code = maps, code
+        self._base = np.cumsum([0, *(len(one.pieces) for one in maps)]).tolist()
+        self._units_of_file = np.bincount(file, minlength=len(maps)).tolist()
+        self._units_of_piece = np.bincount(piece, minlength=self._base[-1]).tolist()
+        self._parts: dict[int, list[Done]] = defaultdict(list)
+        self._new: dict[int, list[tuple[int, Written]]] = defaultdict(list)
+        self.unrecorded = [0] * len(maps)
+        self._found = {self._base[one] + at: found for one, pieces in kept.items() for at, found in pieces.items()}
+        for one, base in enumerate(self._base[:-1]):
+            for at in range(base, self._base[one + 1]):
+                if at not in self._found and not self._units_of_piece[at]:
+                    self._found[at] = self._result(one, at - base, at, [])
+
+    def add(self, unit: Done) -> None:
+        """A unit that was written."""
+        self._parts[unit.piece].append(unit)
+        self._units_of_file[unit.file] -= 1
+        self._units_of_piece[unit.piece] -= 1
+        if not self._units_of_piece[unit.piece]:
+            at = unit.piece - self._base[unit.file]
+            found = self._result(unit.file, at, unit.piece, self._parts.pop(unit.piece))
+            self._found[unit.piece] = found
+            self._new[unit.file].append((at, found[0]))
+            self.unrecorded[unit.file] += int(self._maps[unit.file].pieces.nbytes[at])
+
+    def is_full(self, file: int) -> bool:
+        """Whether every piece of a file is written."""
+        return not self._units_of_file[file]
+
+    def take(self, file: int) -> list[tuple[int, Written]]:
+        """The pieces of a file that were written since this was last asked, by their numbers in the file."""
+        self.unrecorded[file] = 0
+        return self._new.pop(file, [])
+
+    def of_file(self, file: int) -> list[tuple[Written, int]]:
+        """Return the result of each piece of a full file, and its CRC-32 as written."""
+        return [self._found[at] for at in range(self._base[file], self._base[file + 1])]
+
+    def _result(self, file: int, piece: int, at: int, parts: list[Done]) -> tuple[Written, int]:
+        """Fingerprints and CRC-32 of a piece from those of its units."""
+        pieces = self._maps[file].pieces
+        shape, new = pieces.shape_of(piece), pieces.dtype_of(piece)
+        old = ALL[self._code[at]]
+        if piece in pieces.literal:
+            return _literal(new, shape, pieces.literal[piece])
+        parts.sort(key=lambda part: part.first)
+        crc, error = 0, CastError() if pieces.change_of(piece, old) is not None else None
+        for part in parts:
+            crc = crc32_of_two(crc, part.crc, part.written)
+            if error is not None and part.cast is not None:
+                error.merge(part.cast)
+        source = combine(old, shape, [digest for part in parts for digest in part.source])
+        if error is None:
+            return Written(source, source, None), crc
+        return Written(source, combine(new, shape, [digest for part in parts for digest in part.target]), error), crc
+
+
+def _literal(dtype: DType, shape: tuple[int, ...], data: bytes | np.ndarray[Any, Any]) -> tuple[Written, int]:
+    """Return the result of a literal, which is its own source."""
+    digests = BlockDigests()
+    digests.update(np.frombuffer(data, np.uint8))
+    found = combine(dtype, shape, digests.digests())
+    return Written(found, found, None), zlib.crc32(data)

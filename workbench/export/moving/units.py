@@ -1,0 +1,265 @@
+"""The work of a thread on a part of a piece: fill a buffer step by step, update its digests, and write it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.arrays import Array
+from workbench.core.dtypes import ALL, DType, nbytes_of
+from workbench.core.fingerprint import BlockDigests
+from workbench.core.payload import Payloads
+from workbench.core.region import Region
+from workbench.core.scan import Announcer
+from workbench.core.source import Source
+from workbench.export.atomic.writing import write_all, writing
+from workbench.export.casts import CastError
+from workbench.export.filemap import FileMap
+from workbench.export.moving.copies import Copies
+
+__all__ = ["Done", "Filler"]
+
+
+STEP = 1 << 20  #: bytes at a time: they are still in a core's cache when they are hashed and written
+MOST = 8 << 20  #: … where very many chunks meet in a step
+PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least
+
+
+Unit = tuple[int, int, int, int]  #: file, piece, and its elements ``[first, stop)``
+
+
+@dataclass
+class Done:
+    """A unit that was written: elements from ``first`` on, ``nbytes`` read and ``written`` bytes written."""
+
+    file: int
+    piece: int
+    first: int
+    nbytes: int
+    written: int
+    crc: int = 0
+    source: list[bytes] = field(default_factory=list)
+    target: list[bytes] = field(default_factory=list)
+    cast: CastError | None = None
+
+
+class Filler:
+    """Fills units of pieces; one object for all threads."""
+
+    def __init__(
+        self,
+        maps: Sequence[FileMap],
+        copies: Copies,
+        payloads: Payloads,
+        paths: Sequence[str],
+        *,
+        durable: bool = False,
+    ) -> None:
+        """
+        Args:
+            durable: sync what is written before a task ends: another machine cannot sync it.
+        """
+        self._maps, self._copies, self._payloads = maps, copies, payloads
+        self._announcer, self._paths, self._durable = Announcer(), paths, durable
+        self._base = np.cumsum([0, *(len(one.pieces) for one in maps)]).tolist()
+        self._own = threading.local()
+
+    def __call__(self, units: list[Unit]) -> list[Done]:
+        opened: dict[int, int] = {}
+        with ExitStack() as stack:
+            for file, *_ in units:
+                if file not in opened:
+                    with writing(self._maps[file].name):
+                        opened[file] = os.open(self._paths[file], os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+                    stack.callback(os.close, opened[file])
+            done = [self._unit(opened[unit[0]], *unit) for unit in units]
+            for file, fd in opened.items() if self._durable else ():
+                with writing(self._maps[file].name):
+                    os.fsync(fd)
+            return done
+
+    def nbytes(self, units: list[Unit]) -> int:
+        return sum(nbytes_of(ALL[self._copies.code[piece]], stop - first) for _, piece, first, stop in units)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = partial(Filler, durable=self._durable)
+        return made, (self._maps, self._copies, self._payloads, self._paths)
+
+    def part(self, tasks: list[list[Unit]]) -> tuple[Filler, list[list[Unit]]]:
+        units = [unit for task in tasks for unit in task]
+        files, pieces = sorted({unit[0] for unit in units}), sorted({unit[1] for unit in units})
+        maps, copies, base = [], self._copies.of_pieces(np.array(pieces, np.int64)), np.array(self._base)
+        number = {piece: at for at, piece in enumerate(pieces)}
+        for file in files:
+            mine = [piece for piece in pieces if base[file] <= piece < base[file + 1]]
+            maps.append(self._maps[file].of_pieces(np.array(mine, np.int64) - base[file]))
+        paths = [self._paths[file] for file in files]
+        place = {file: at for at, file in enumerate(files)}
+        local = [[(place[file], number[piece], a, b) for file, piece, a, b in task] for task in tasks]
+        return Filler(maps, copies, self._payloads, paths, durable=True), local
+
+    def key(self, units: list[Unit]) -> bytes:
+        raise NotImplementedError("no export is cut in parts")
+
+    def close(self) -> None:
+        self._announcer.restore()
+
+    def _unit(self, fd: int, file: int, piece: int, first: int, stop: int) -> Done:
+        one, inside = self._maps[file], piece - self._base[file]
+        old, new = ALL[self._copies.code[piece]], one.pieces.dtype_of(inside)
+        change = one.pieces.change_of(inside, old)
+        at = int(one.start[inside]) + nbytes_of(new, first)
+        done = Done(file, piece, first, 0, 0)
+        before, after = BlockDigests(), BlockDigests() if change is not None else None
+        for flat in self._stream(piece, first, stop, old):
+            before.update(flat)
+            nbytes = flat.nbytes
+            if change is not None and after is not None:
+                bits, error = change(first + done.nbytes // old.itemsize, flat.view(old.raw))
+                flat = bits.view(np.uint8)
+                after.update(flat)
+                if done.cast is None:
+                    done.cast = error
+                else:
+                    done.cast.merge(error)
+            if one.finish is not None:
+                done.crc = zlib.crc32(flat, done.crc)
+            with writing(one.name):
+                write_all(fd, memoryview(flat), at + done.written)
+            done.nbytes += nbytes
+            done.written += flat.nbytes
+        done.source = before.digests()
+        done.target = done.source if after is None else after.digests()
+        return done
+
+    # ---- the stream of a piece, step by step ----
+
+    def _stream(self, piece: int, first: int, stop: int, dtype: DType) -> Iterator[Array]:
+        """Bytes of its elements ``[first, stop)``, valid until the next ones."""
+        copies = self._copies
+        a, b = int(copies.ptr[piece]), int(copies.ptr[piece + 1])
+        if dtype.packed:
+            self._announce(int(copies.row[a]))
+            whole = self._payloads.region(int(copies.row[a]))
+            for at in range(0, whole.size, STEP):
+                yield whole.flat(at, min(at + STEP, whole.size), self._buffer(STEP))
+            return
+        begins = None
+        if copies.run[a:b].all() and not copies.twice[piece]:  # one after the other: only those in this unit
+            a, b = a + bisect_right(copies.hi[a:b], first), a + bisect_left(copies.lo[a:b], stop)
+            begins = self._straight(a, b)
+        if begins is not None:
+            yield from self._read(a, b, begins, first, stop, dtype.itemsize)
+        else:
+            yield from self._gather(piece, a, b, first, stop, dtype)
+
+    def _straight(self, a: int, b: int) -> list[int] | None:
+        """Byte of its file at which each chunk begins, or ``None`` if one of them has to be decoded."""
+        found = []
+        for row in self._copies.row[a:b].tolist():
+            start = self._payloads.straight(row)
+            if start is None:
+                return None
+            found.append(start)
+        return found
+
+    def _read(self, a: int, b: int, begins: list[int], first: int, stop: int, itemsize: int) -> Iterator[Array]:
+        """Runs one after the other, from the files into the buffer."""
+        copies = self._copies
+        columns = [column[a:b].tolist() for column in (copies.row, copies.lo, copies.hi, copies.at)]
+        runs = list(zip(begins, *columns, strict=True))
+        step, number = STEP // itemsize, 0
+        for low in range(first, stop, step):
+            high = min(low + step, stop)
+            out = self._buffer((high - low) * itemsize)
+            place = low
+            while place < high:
+                begin, row, lo, hi, at = runs[number]
+                end = min(hi, high)
+                source = self._announce(row)
+                part = out[(place - low) * itemsize : (end - low) * itemsize]
+                source.read_into(part, begin + (at + place - lo) * itemsize)
+                place = end
+                number += end == hi
+            yield out
+
+    def _gather(self, piece: int, a: int, b: int, first: int, stop: int, dtype: DType) -> Iterator[Array]:
+        """Boxes of the chunks into the buffer."""
+        copies, raw = self._copies, dtype.raw
+        shape = self._shape(piece)
+        nbytes = STEP
+        while nbytes < MOST and nbytes < PIECE * (b - a):  # many chunks: fewer, larger copies
+            nbytes *= 2
+        step = nbytes // raw.itemsize
+        held = self._near(piece, a, b, first, stop)
+        for low in range(first, stop, step):
+            high = min(low + step, stop)
+            out = self._buffer((high - low) * raw.itemsize).view(raw)
+            seen = np.zeros(high - low, bool) if copies.twice[piece] else None
+            near = a + np.flatnonzero((copies.lo[a:b] < high) & (copies.hi[a:b] > low))
+            _, offsets, sizes, at = box.flat_ranges(shape[None], np.array([low]), np.array([high]))
+            for offset, size, start in zip(offsets, sizes, at.tolist(), strict=True):
+                begin, extent = box.intersect(offset, size, copies.dest[near], copies.sizes[near])
+                window = slice(start - low, start - low + int(box.volume(size)))
+                for k in np.flatnonzero((extent > 0).all(axis=1)).tolist():
+                    copy, dest = int(near[k]), begin[k] - offset
+                    source = copies.source[copy] + begin[k] - copies.dest[copy]
+                    region, begins = held[copy]
+                    new = region[_key(source - begins, extent[k], len(shape))]
+                    key = _key(dest, extent[k], len(shape))
+                    part = out[window].reshape(size)[key]
+                    if seen is not None:
+                        marks, both = seen[window].reshape(size)[key], np.empty_like(part)
+                        new.into(both)
+                        self._payloads.check_overlap(int(copies.row[copy]), part, both, marks)
+                        marks[...] = True
+                    new.into(part)
+            yield out.view(np.uint8)
+
+    def _near(self, piece: int, a: int, b: int, first: int, stop: int) -> dict[int, tuple[Region, Array]]:
+        """What elements ``[first, stop)`` of a piece are read from, and where it begins in its chunk; by copy."""
+        copies, shape = self._copies, self._shape(piece)
+        _, offsets, sizes, _ = box.flat_ranges(shape[None], np.array([first]), np.array([stop]))
+        found: dict[int, tuple[Region, Array]] = {}
+        regions: dict[int, Region] = {}
+        for copy in (a + np.flatnonzero((copies.lo[a:b] < stop) & (copies.hi[a:b] > first))).tolist():
+            begin, extent = box.intersect(offsets, sizes, copies.dest[copy][None], copies.sizes[copy][None])
+            keep = (extent > 0).all(axis=1)
+            if not keep.any():
+                continue
+            row = int(copies.row[copy])
+            if row not in regions:
+                self._announce(row)
+                regions[row] = self._payloads.region(row).widened(len(shape))
+            shift = copies.source[copy] - copies.dest[copy]
+            low, high = (begin[keep] + shift).min(axis=0), (begin[keep] + extent[keep] + shift).max(axis=0)
+            region, begins = regions[row].gathered(low.tolist(), high.tolist())
+            found[copy] = region, np.array(begins, np.int64)
+        return found
+
+    def _shape(self, piece: int) -> Array:
+        file = bisect_right(self._base, piece) - 1
+        return self._maps[file].pieces.shape[piece - self._base[file]]
+
+    def _announce(self, row: int) -> Source:
+        return self._announcer.announce(self._payloads.pool, int(self._payloads.catalog.file[row]))
+
+    def _buffer(self, nbytes: int) -> Array:
+        found: Array | None = getattr(self._own, "buffer", None)
+        if found is None or len(found) < nbytes:
+            found = self._own.buffer = np.empty(max(nbytes, STEP), np.uint8)
+        return found[:nbytes]
+
+
+def _key(begin: Array, extent: Array, dims: int) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(begin[:dims].tolist(), extent[:dims].tolist(), strict=True))

@@ -1,0 +1,1 @@
+"""Changes of element values in an export: casts, FP8 with scales, adapters."""

@@ -1,0 +1,161 @@
+"""Low-rank adapters merged into the weights they were trained for: ``W' = W + s · B · A``, as PEFT merges them.
+
+::
+
+    base        layers.0.q_proj.weight   (out, in)
+    adapter     base_model.model.layers.0.q_proj.lora_A.weight   (r, in)          s = alpha / r, or alpha / √r (rsLoRA)
+                base_model.model.layers.0.q_proj.lora_B.weight   (out, r)
+                base_model.model.embed.lora_embedding_A, _B      (r, tokens), (width, r)       W' = W + s · (B · A)ᵀ
+                base_model.model.lm_head.weight                  saved whole: takes the place of the base's
+
+Products and sums are float32, rounded once to the type that is written. Factors of 32 bits are read in place from the
+file; those of 16 bits are held as float32.
+
+Source: peft 0.21 ``tuners/lora/layer.py`` (``get_delta_weight`` of ``Linear``, ``Embedding``, ``_ConvNd``),
+``utils/save_and_load.py``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from workbench.checkpoint import Checkpoint
+from workbench.core.arrays import Array
+from workbench.errors import UnsupportedFormatError, UsageError
+from workbench.export.casts import FLOATS, SOURCES, cast, widened
+from workbench.export.sharding.kinds import kind_of
+from workbench.export.values.edits import Added, Edits
+from workbench.export.values.float8 import CODES
+from workbench.export.values.lora_config import LoraConfig
+from workbench.export.values.lora_steps import LowRankUpdate, Replaced, Scratch
+from workbench.tensor import LazyTensor
+
+__all__ = ["merge"]
+
+Pair = dict[str, LazyTensor]  #: lora_A and lora_B
+SHOWN = 5  #: names spelled out in one message
+
+
+def merge(edits: Edits, adapter: Checkpoint) -> None:
+    """Merge an adapter into the tensors that an export selected.
+
+    Tensors that the adapter saved whole (``modules_to_save``) replace the base's, in their own type unless the export
+    casts; one of another shape, or that the base lacks, is added.
+
+    Args:
+        adapter: a PEFT checkpoint, with its ``adapter_config.json``; to stay open until the export is done.
+
+    Raises:
+        UnsupportedFormatError: an adapter of another kind, or with settings that cannot be merged; names them.
+        UsageError: an adapter that does not fit: tensors without a place in the base, or of other shapes.
+    """
+    config = LoraConfig.of(adapter.objects.get("adapter_config"))
+    ckpt = edits.ckpt
+    base = {fqn: t for t in edits.tensors if ckpt.roles[t] == "param" and (fqn := ckpt.fqns[t]) is not None}
+    pairs, whole = _sorted(adapter)
+    unused = [tensor.key for fqn, pair in pairs.items() if fqn not in base for tensor in pair.values()]
+    if unused:
+        some = ", ".join(map(repr, unused[:SHOWN])) + (f" and {len(unused) - SHOWN:,} more" * (len(unused) > SHOWN))
+        raise UsageError(
+            f"{len(unused):,} tensors of the adapter have no weight to merge into: {some}; select their weights "
+            "too, or give the base model that the adapter was trained for"
+        )
+    for fqn, stored in whole.items():
+        _replace(edits, base.get(fqn), fqn, stored)
+    scratch = Scratch()
+    for fqn, pair in pairs.items():
+        _update(edits, base[fqn], pair, config, scratch)
+    edits.notes.append(
+        f"adapter {adapter.path!r}: {len(pairs):,} weights updated by W + s·B·A, {len(whole):,} tensors replaced"
+    )
+
+
+def _sorted(adapter: Checkpoint) -> tuple[dict[str, Pair], dict[str, LazyTensor]]:
+    """By parameter: the two factors, and what was saved whole."""
+    pairs: dict[str, Pair] = defaultdict(dict)
+    whole: dict[str, LazyTensor] = {}
+    for key, fqn, role in zip(adapter.catalog.keys, adapter.fqns, adapter.roles, strict=True):
+        factor = role in ("lora_A", "lora_B")
+        if fqn is None or not (factor or role in ("param", "buffer")) or (factor and not fqn.endswith(".weight")):
+            raise UnsupportedFormatError(f"tensor {key!r} of the adapter, of role {role}, cannot be merged")
+        held, name = (pairs[fqn], role) if factor else (whole, fqn)
+        if name in held:
+            raise UnsupportedFormatError(f"tensor {key!r} of the adapter duplicates {held[name].key!r}")
+        held[name] = adapter[key]
+    for pair in pairs.values():
+        if len(pair) != 2:
+            raise UsageError(
+                f"tensor {next(iter(pair.values())).key!r} of the adapter has no counterpart (lora_A or lora_B)"
+            )
+    return dict(pairs), whole
+
+
+def _update(edits: Edits, tensor: int, pair: Pair, config: LoraConfig, scratch: Scratch) -> None:
+    key, shape, change = edits.ckpt.catalog.keys[tensor], edits.ckpt.catalog.shape_of(tensor), edits.changes[tensor]
+    fqn = edits.ckpt.fqns[tensor] or ""
+    if change.wanted.name not in FLOATS or (change.source.name in CODES and not change.steps):
+        raise UnsupportedFormatError(
+            f"tensor {key!r} has type {change.source}; cast it to a floating-point type to merge into it (dtype)"
+        )
+    up, down = _matrix(pair["lora_B"]), _matrix(pair["lora_A"])
+    told, flat = (up.shape[0], down.shape[1]), (*shape[:2], *(n for n in shape[2:] if n != 1))
+    if flat not in (told, told[::-1]) or up.shape[1] != down.shape[0]:
+        raise UsageError(
+            f"tensor {key!r} of shape {shape}: {pair['lora_B'].key!r} of shape {pair['lora_B'].shape} times "
+            f"{pair['lora_A'].key!r} of shape {pair['lora_A'].shape} does not fit it"
+        )
+    scale = np.float32(config.scale(fqn.removesuffix(".weight"), len(down)))
+    turned = told != flat or (told == told[::-1] and _is_transposed(fqn, pair, config))
+    edits.step(
+        tensor, LowRankUpdate(down.T, up.T, scale, scratch) if turned else LowRankUpdate(up, down, scale, scratch)
+    )
+
+
+def _is_transposed(fqn: str, pair: Pair, config: LoraConfig) -> bool:
+    """Whether a square weight is stored ``(in, out)``: inferred from its name or else from the configuration."""
+    kind = kind_of(fqn)
+    if "lora_embedding_" in pair["lora_A"].key:
+        return True
+    return config.transposed if kind is None else "transposed" in kind[0]
+
+
+def _matrix(tensor: LazyTensor) -> Array:
+    """A factor as float32; of 32 bits, it is a view of the file."""
+    if tensor.element.name not in FLOATS or tensor.ndim < 2 or any(n != 1 for n in tensor.shape[2:]):
+        raise UnsupportedFormatError(
+            f"tensor {tensor.key!r} of the adapter has type {tensor.element} and shape {tensor.shape}: only matrices "
+            f"of {', '.join(FLOATS)} can be merged, and convolutions of 1 × 1"
+        )
+    return widened(_bits(tensor), tensor.element).reshape(tensor.shape[:2])
+
+
+def _replace(edits: Edits, tensor: int | None, fqn: str, stored: LazyTensor) -> None:
+    """A tensor that the adapter saved whole."""
+    catalog, element = edits.ckpt.catalog, stored.element
+    wanted = edits.dtype if edits.dtype is not None and element.name in SOURCES else element
+    floats = wanted.name in FLOATS and element.name in FLOATS
+    if tensor is not None and floats and catalog.shape_of(tensor) == stored.shape and _is_float(edits, tensor):
+        edits.step(tensor, Replaced(_bits(stored).reshape(stored.shape), element), wanted)
+        return
+    raw = cast(_bits(stored), element, wanted)[0] if wanted != element else _bits(stored)
+    key = catalog.keys[tensor] if tensor is not None else fqn
+    edits.added.append(Added(key, fqn, "param", wanted, raw.reshape(stored.shape)))
+    if tensor is not None:
+        edits.left_out.add(tensor)
+        edits.notes.append(
+            f"tensor {catalog.keys[tensor]!r}, of shape {catalog.shape_of(tensor)}, is replaced by the adapter's, "
+            f"of shape {stored.shape}"
+        )
+    else:
+        edits.notes.append(f"tensor {fqn!r} exists only in the adapter and is added")
+
+
+def _is_float(edits: Edits, tensor: int) -> bool:
+    return edits.changes[tensor].source.name in (*SOURCES, *CODES)
+
+
+def _bits(tensor: LazyTensor) -> Array:
+    """Flat, of the raw type."""
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(tensor.element.raw)

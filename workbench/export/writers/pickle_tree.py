@@ -1,0 +1,102 @@
+"""What a pickle says, as a tree: classes, instances and calls by name, for ``pickled.dumps``.
+
+::
+
+    Global("torch", "Size")                         GLOBAL / STACK_GLOBAL
+    Call(Global("torch", "Size"), ((4, 8),))        … (4, 8) TUPLE1 REDUCE
+    Instance(Global("m", "Chunk"), {"offsets": …})  … EMPTY_TUPLE NEWOBJ {…} BUILD
+    Persistent(("storage", …))                      … BINPERSID
+
+Records by the hundred thousand are :class:`PickleRow` of one :class:`PickleForm`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Global",
+    "Hole",
+    "Instance",
+    "Opcodes",
+    "Pairs",
+    "Persistent",
+    "PickleCall",
+    "PickleForm",
+    "PickleRow",
+    "filled",
+]
+
+
+class Global(NamedTuple):
+    """A class or function, by name."""
+
+    module: str
+    name: str
+
+
+class PickleCall(NamedTuple):
+    """What a function or class returns for arguments."""
+
+    function: Global
+    args: tuple[Any, ...]
+
+
+class Instance(NamedTuple):
+    """An object made without arguments, then given a state; ``None`` gives it none."""
+
+    cls: Global
+    state: Any = None
+
+
+class Pairs(NamedTuple):
+    """A dict whose keys may be any of these."""
+
+    items: list[tuple[Any, Any]]
+
+
+class Opcodes(NamedTuple):
+    """What makes one value and leaves the memo alone."""
+
+    data: bytes
+
+
+class Hole(NamedTuple):
+    """A place in a form."""
+
+    number: int
+
+
+class PickleForm:
+    """An instance or a call with holes, for many rows. A hole holds a number or a text."""
+
+    def __init__(self, tree: Instance | PickleCall) -> None:
+        self.tree = tree
+
+
+class PickleRow(NamedTuple):
+    """A form filled in; ``values[number]`` goes into a hole."""
+
+    form: PickleForm
+    values: tuple[int | str, ...]
+
+
+class Persistent(NamedTuple):
+    """What the reader's ``persistent_load`` makes of an id."""
+
+    id: tuple[Any, ...]
+
+
+def filled(tree: Any, values: tuple[int | str, ...]) -> Any:
+    """A form's tree with values in its holes."""
+    if isinstance(tree, Hole):
+        return values[tree.number]
+    if isinstance(tree, dict):
+        return {key: filled(one, values) for key, one in tree.items()}
+    if isinstance(tree, PickleCall):
+        return PickleCall(tree.function, filled(tree.args, values))
+    if isinstance(tree, Instance):
+        return Instance(tree.cls, filled(tree.state, values))
+    if type(tree) is tuple:
+        return tuple(filled(one, values) for one in tree)
+    return tree

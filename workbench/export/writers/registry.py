@@ -1,0 +1,144 @@
+"""The formats that are written: how each turns a selection into file maps, and what it has a place for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from workbench.errors import UnsupportedFormatError
+from workbench.export.filemap import FileMap
+from workbench.export.moving.pieces import whole_pieces
+from workbench.export.selection import ExportSelection
+from workbench.export.writers.bytecheckpoint import bytecheckpoint_files
+from workbench.export.writers.bytecheckpoint_names import stored_names
+from workbench.export.writers.dcp import dcp_files
+from workbench.export.writers.ranks import safetensors_ranks, torch_ranks
+from workbench.export.writers.safetensors import one_file, shards
+from workbench.export.writers.torch import torch_file
+from workbench.export.writers.torch_dist import torch_dist_files, torch_dist_notes
+
+__all__ = ["WRITERS", "Options", "Writer", "writer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the writers receive in addition to the selection.
+
+    Attributes:
+        name: of the target, where it is one file.
+        max_shard_size: bytes of tensors a file.
+    """
+
+    name: str
+    max_shard_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A target format.
+
+    Attributes:
+        title: what people call it.
+        reader: the reader that opens it again.
+        maps: its files.
+        is_folder: whether a target of this name is a folder.
+        objects: it has a place for non-tensor state.
+        tensors_in_objects: also where tensors are part of it.
+        passes: the small files of a Hugging Face model go with it.
+        merges: its reader merges the files of all ranks; otherwise each file is a checkpoint of its own.
+        marker: regular expression of the files without which a folder is not a checkpoint: the last in a store.
+        notes: what is left to be done before the framework loads it.
+        keys: what each tensor of a selection is called when the target is opened.
+    """
+
+    title: str
+    reader: str
+    maps: Callable[[ExportSelection, Options], list[FileMap]]
+    is_folder: Callable[[str, ExportSelection], bool]
+    objects: bool
+    tensors_in_objects: bool = False
+    passes: bool = False
+    merges: bool = True
+    marker: str = "$."
+    notes: Callable[[ExportSelection], list[str]] = lambda selection: []
+    keys: Callable[[ExportSelection], list[str]] = lambda selection: selection.names
+
+
+def writer(format: str) -> Writer:
+    """The writer of a format.
+
+    Raises:
+        UnsupportedFormatError: none is.
+    """
+    if format not in WRITERS:
+        raise UnsupportedFormatError(f"cannot write format {format!r}; choose {', '.join(WRITERS)}")
+    return WRITERS[format]
+
+
+def _safetensors(selection: ExportSelection, options: Options) -> list[FileMap]:
+    if selection.target is not None:
+        return safetensors_ranks(selection)
+    pieces = whole_pieces(selection)
+    if options.name.endswith(".safetensors"):
+        return [one_file(pieces, options.name)]
+    return shards(pieces, max_shard_size=options.max_shard_size)
+
+
+def _torch(selection: ExportSelection, options: Options) -> list[FileMap]:
+    if selection.target is not None:
+        return torch_ranks(selection)
+    return [torch_file(whole_pieces(selection), options.name, objects=selection.objects)]
+
+
+def _always(name: str, selection: ExportSelection) -> bool:
+    return True
+
+
+WRITERS: Mapping[str, Writer] = {
+    "safetensors": Writer(
+        "safetensors (Hugging Face)",
+        "safetensors",
+        _safetensors,
+        lambda name, selection: selection.target is not None or not name.endswith(".safetensors"),
+        objects=False,
+        passes=True,
+        marker=r".*\.safetensors\.index\.json",
+    ),
+    "torch": Writer(
+        "torch.save",
+        "torch_save",
+        _torch,
+        lambda name, selection: selection.target is not None,
+        objects=True,
+        merges=False,
+    ),
+    "dcp": Writer(
+        "DCP (torch.distributed.checkpoint)",
+        "dcp",
+        lambda selection, options: dcp_files(selection),
+        _always,
+        objects=True,
+        tensors_in_objects=True,
+        marker=r"\.metadata",
+    ),
+    "bytecheckpoint": Writer(
+        "ByteCheckpoint",
+        "bytecheckpoint",
+        lambda selection, options: bytecheckpoint_files(selection),
+        _always,
+        objects=True,
+        tensors_in_objects=True,
+        marker=r".*/\.metadata",
+        keys=stored_names,
+    ),
+    "torch_dist": Writer(
+        "torch_dist (Megatron-core)",
+        "megatron_dist",
+        lambda selection, options: torch_dist_files(selection),
+        _always,
+        objects=True,
+        tensors_in_objects=True,
+        marker=r"\.metadata|metadata\.json",
+        notes=torch_dist_notes,
+    ),
+}

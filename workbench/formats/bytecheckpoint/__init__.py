@@ -1,0 +1,1 @@
+"""ByteCheckpoint: parts with their own metadata, and flat parameters of FSDP1."""

@@ -1,0 +1,1 @@
+"""DeepSpeed checkpoints: ZeRO 0 to 3, pipeline and experts, and universal ones."""

@@ -1,0 +1,1 @@
+"""Trainers' folders, which hold several checkpoints of other formats."""

@@ -1,0 +1,135 @@
+"""Hugging Face Trainer's ``checkpoint-N``: weights, optimizer and the loop's state in separate files.
+
+::
+
+    checkpoint-6/
+      trainer_state.json                   global_step, epoch, log_history
+      model.safetensors │ …index.json      weights under their stored names; or adapter_model.safetensors (PEFT),
+                                           pytorch_model.bin, or DCP in pytorch_model_fsdp_0/
+      optimizer.pt │ optimizer.bin         {"state": {0: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups": [decay,
+                                           no decay]}: integer ids without names; or DCP in optimizer_0/
+      scheduler.pt  scaler.pt              objects
+      rng_state.pth │ rng_state_R.pth      objects, one per rank
+      training_args.bin                    a pickled TrainingArguments, shown as an inert record
+
+Keys of the optimizer's file get the prefix ``optimizer.``. Ids are mapped to parameters only where that is certain,
+which is rare with safetensors' sorted names. Source: transformers 5.23 ``trainer.py``, ``trainer_pt_utils.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from operator import getitem
+from typing import Any
+
+from workbench import formats
+from workbench.core.catalog import Catalog
+from workbench.core.lazymap import LazyMap
+from workbench.core.place import Place
+from workbench.errors import CorruptError, IncompleteError
+from workbench.formats import Format
+from workbench.formats.layered import parts
+from workbench.formats.safetensors.weight_index import missing_weights
+
+STATE = "trainer_state.json"
+_LOOP = re.compile(r"optimizer\.(?:pt|bin)|scheduler\.pt|rng_state(?:_\d+)?\.pth")
+_STATES = re.compile(r"scheduler\.pt|scaler\.pt|rng_state(?:_\d+)?\.pth|training_args\.bin")
+_RNG = re.compile(r"rng_state_(\d+)\.pth")
+_STEP_FOLDER = re.compile(r"checkpoint-\d+")
+FSDP, FSDP_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+
+
+def detect(place: Place) -> bool:
+    """Return whether a folder with ``trainer_state.json`` is a checkpoint, not just the parent of checkpoints."""
+    if place.file is not None or STATE not in place.files:
+        return False
+    if _weights(place) is not None or any(_LOOP.fullmatch(name) for name in place.files):
+        return True
+    return not any(_STEP_FOLDER.fullmatch(name) for name in place.folders)
+
+
+def missing(place: Place) -> str:
+    """Describe missing weight files, as counted by names and an index."""
+    if FSDP in place.folders:
+        return parts.missing_dcp(place, FSDP)
+    kinds = ("model", "adapter_model", "pytorch_model")
+    if not any(name.startswith(kinds) and name.endswith((".safetensors", ".bin", ".json")) for name in place.files):
+        return "there are no weight files"
+    return missing_weights(place)
+
+
+def read_catalog(place: Place) -> Catalog:
+    """Return the catalog of weights and optimizer state.
+
+    Raises:
+        IncompleteError: there are no weights.
+        OpenError: as the parts' readers raise.
+    """
+    state = place.read_json(STATE)
+    if not isinstance(state, dict):
+        raise CorruptError(f"{STATE!r} is a JSON {type(state).__name__}, not the Trainer's record")
+    weights = _weights(place)
+    if weights is None:
+        raise IncompleteError(
+            f"{place.path!r} has {STATE!r} but no weights (model.safetensors, pytorch_model.bin, "
+            f"adapter_model.safetensors or {FSDP}/); the save was interrupted, or they were moved"
+        )
+    notes: list[str] = []
+    found = [parts.folder(place, weights, FSDP if weights == "dcp" else "", False)]
+    if FSDP_OPTIMIZER in place.folders:
+        found.append(parts.folder(place, "dcp", FSDP_OPTIMIZER, True))
+    for name in ("optimizer.pt", "optimizer.bin"):
+        if name in place.files and len(found) == 1:
+            found.append(parts.file(place, name, "optimizer."))
+    if len(found) == 1:
+        notes.append("no optimizer state (optimizer.pt): a resume from here silently resets the optimizer")
+    if "scheduler.pt" not in place.files:
+        notes.append("no scheduler.pt: a resume from here silently restarts the learning rate schedule")
+    notes += [f"{name!r} is DeepSpeed's part, which is not included" for name in place.folders if "global_step" in name]
+    step = state.get("global_step")
+    ranks = {int(match[1]) for name in place.files if (match := _RNG.fullmatch(name))}
+    world = len(ranks) or (1 if "rng_state.pth" in place.files else None)
+    facts = {"step": step if type(step) is int else None, "world_size": world}
+    catalog = parts.combine("hf_trainer", place, found, notes, facts)
+    catalog.metadata_files.append(STATE)
+    return catalog
+
+
+def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
+    """Return ``trainer_state``, ``scheduler``, ``rng_state``, ``training_args``, ``optimizer`` (groups), configs."""
+    makers: dict[str, Any] = {}
+    for name in place.files:
+        stem = name.rpartition(".")[0]
+        if name == STATE or (name.endswith(".json") and "config" in name):
+            makers[stem] = partial(place.read_json, name)
+        elif _STATES.fullmatch(name):
+            makers[stem] = partial(parts.whole, place, name)
+        elif name in ("optimizer.pt", "optimizer.bin"):
+            makers[stem] = partial(parts.rest, place, name)
+    stored = formats.reader("dcp").read_objects(place, catalog)
+    return LazyMap({**makers, **{name: partial(getitem, stored, name) for name in stored}})
+
+
+def _weights(place: Place) -> str | None:
+    """Return the format of the weights, or ``None`` if there are none."""
+    if FSDP in place.folders:
+        return "dcp"
+    return next((format for format in ("safetensors", "torch_save") if formats.reader(format).detect(place)), None)
+
+
+FORMAT = Format(
+    name="hf_trainer",
+    title="Hugging Face Trainer checkpoint-N",
+    marks="trainer_state.json",
+    read_from="transformers 5.23",
+    detect=detect,
+    read_catalog=read_catalog,
+    read_objects=read_objects,
+    missing=missing,
+    stored_step=parts.trainer_step,
+    subfolders=("*",),
+    saved_together=("optimizer.pt", "scheduler.pt", ("optimizer", "pytorch_model_fsdp", "global_step")),
+    framework="hf",
+)

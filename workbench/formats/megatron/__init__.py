@@ -1,0 +1,1 @@
+"""Megatron-LM and Megatron-core checkpoints: ``torch_dist`` and ``mp_rank`` folders."""

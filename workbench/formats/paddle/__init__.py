@@ -1,0 +1,1 @@
+"""PaddlePaddle: ``paddle.save``, ``paddle.distributed`` and PaddleNLP."""

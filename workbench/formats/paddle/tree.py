@@ -1,0 +1,217 @@
+"""Split a paddle pickle into tensors by path and the rest.
+
+::
+
+    {"embed.weight": A,                          flat state_dict: raw arrays, and a table of
+     "StructuredToParameterName@@": {…}}         structured name → static name
+    {"model": {"fc.weight": ("linear_0.w_0", A)},    nested: each tensor is the pair (static name, array)
+     "big@@.0": A, "big@@.1": A,                 protocols 2 and 3 split more than 2**30 bytes into flat slices
+     "UnpackBigParamInfor@@": {"big": {"OriginShape": (…), "slices": ["big@@.0", "big@@.1"]}}}
+
+Arrays that are not paddle tensors (such as generator states) cannot be distinguished from tensors; all are listed.
+Source: paddlepaddle 3.3.1 ``framework/io.py`` (``_build_saved_state_dict``, ``_pickle_save``), ``io_utils.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.build import CatalogBuilder
+from workbench.core.pickles.budget import MAX_DEPTH, leaves
+from workbench.core.pickles.standins import Opaque, short
+from workbench.core.source import LazyBytes
+from workbench.errors import CorruptError, UnsupportedFormatError
+from workbench.formats.paddle.pickle import SMALL, ArrayRef, DecodedPickle, Span, Text, plain
+
+__all__ = ["BIG", "TABLE", "Stored", "declare", "names_of", "rest", "tensors"]
+
+TABLE = "StructuredToParameterName@@"
+BIG = "UnpackBigParamInfor@@"  #: paddle's spelling
+_GONE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file.
+
+    Attributes:
+        path: dict keys and list positions that lead to it.
+        shape: elements.
+        pieces: the arrays that hold it, in flat order; one unless it was split.
+        static: paddle's own name (``linear_0.w_0``), if stored with the tensor.
+    """
+
+    path: tuple[Any, ...]
+    shape: tuple[int, ...]
+    pieces: tuple[ArrayRef, ...]
+    static: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The path joined by dots."""
+        return ".".join(map(_word, self.path)) if self.path else "tensor"
+
+
+def tensors(loaded: DecodedPickle, what: str) -> list[Stored]:
+    """Return every tensor of a file in stored order, with slices of big ones joined.
+
+    Raises:
+        CorruptError: the tree is nested too deeply, or slices do not add up to their tensor.
+        UnsafeError: shared references would make the list endless, or names are far larger than the file.
+    """
+    found = [_stored(path, node) for path, node in leaves(loaded.tree, _children, _is_tensor, what=what)]
+    return _joined(loaded.tree, found, what)
+
+
+def names_of(loaded: DecodedPickle) -> dict[str, str]:
+    """Return static name → structured name from the file's table."""
+    table = loaded.tree.get(TABLE) if isinstance(loaded.tree, dict) else None
+    if not isinstance(table, dict):
+        return {}
+    return {
+        str(static): str(name) for name, static in table.items() if isinstance(static, str) and isinstance(name, str)
+    }
+
+
+def declare(
+    builder: CatalogBuilder, file: str, key: str, stored: Stored, notes: list[str], *, rank: int = -1, **names: Any
+) -> bool:
+    """Declare a tensor and its chunks. If its elements cannot be read, add a note and return ``False``."""
+    try:
+        dtype = stored.pieces[0].element()
+    except UnsupportedFormatError as error:
+        notes.append(f"{key!r} of {file!r} is left out: {error}")
+        return False
+    tensor = builder.tensor(key, dtype, stored.shape, **names)
+    if len(stored.pieces) == 1:
+        ref, shape = stored.pieces[0], stored.shape
+        builder.chunk(
+            key, (0,) * len(shape), shape, file, ref.span.start, ref.span.stop,
+            codec=ref.codec(), rank=rank, strides=ref.strides(),
+        )  # fmt: skip
+        return True
+    at = 0
+    for ref in stored.pieces:
+        size = math.prod(ref.shape)
+        _, offsets, sizes, flat = box.flat_ranges(np.array([stored.shape]), np.array([at]), np.array([at + size]))
+        builder.block(
+            np.full(len(flat), tensor), offsets, sizes, builder.file(file), ref.span.start, ref.span.stop,
+            codec=ref.codec(), rank=rank, inner=(flat - at) * dtype.itemsize,
+        )  # fmt: skip
+        at += size
+    return True
+
+
+def rest(loaded: DecodedPickle, what: str, *, arrays: bool = False) -> object:
+    """Return the tree without tensors (with ``arrays``, small ones as numpy arrays); ``None`` if nothing is left."""
+    kept = _Prune(loaded.view, what, arrays).visit(loaded.tree, 0)
+    return None if kept is _GONE else kept
+
+
+def _word(part: Any) -> str:
+    if isinstance(part, str):
+        return str(part)
+    return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
+
+
+def _stored(path: tuple[Any, ...], node: Any) -> Stored:
+    static, array = (str(node[0]), node[1]) if type(node) is tuple else (None, node)
+    return Stored(path, array.shape, (array,), static)
+
+
+def _is_tensor(node: object) -> bool:
+    """Return whether a node is an array, or a pair of paddle's name and an array."""
+    if type(node) is tuple:
+        return len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef)
+    return isinstance(node, ArrayRef)
+
+
+def _children(node: object) -> Any:
+    if isinstance(node, dict):
+        return ((str(key) if isinstance(key, Text) else key, child) for key, child in node.items())
+    if isinstance(node, Opaque):
+        state = node.state.items() if isinstance(node.state, dict) else enumerate(node.items)
+        return [("args", node.args), *state, *node.pairs]
+    return enumerate(node) if isinstance(node, (list, tuple)) else None
+
+
+def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
+    """Join the slices of split tensors; each takes the place of its first slice."""
+    told = tree.get(BIG) if isinstance(tree, dict) else None
+    if not isinstance(told, dict):
+        return found
+    at_top = {stored.path[0]: stored for stored in found if len(stored.path) == 1}
+    whole: dict[str, Stored] = {}
+    taken: set[str] = set()
+    for name, facts in told.items():
+        shape: Any = facts.get("OriginShape") if isinstance(facts, dict) else None
+        slices = facts.get("slices") if isinstance(facts, dict) else None
+        if not _is_shape(shape) or not isinstance(slices, (list, tuple)) or not slices:
+            raise CorruptError(f"{what}: {BIG} does not describe how {short(name, 60)} was split")
+        parts = [at_top.get(part) if isinstance(part, str) else None for part in slices]
+        lost = [part for part, stored in zip(slices, parts, strict=True) if stored is None]
+        if lost:
+            raise CorruptError(
+                f"{what}: {name!r} was split into {len(slices)} slices, but {short(lost[0], 60)} is missing"
+            )
+        pieces = tuple(stored.pieces[0] for stored in parts if stored is not None)
+        total, wanted = sum(math.prod(ref.shape) for ref in pieces), math.prod(shape)
+        if total != wanted or len({ref.dtype for ref in pieces}) > 1:
+            raise CorruptError(
+                f"{what}: the {len(pieces)} slices of {name!r} hold {total:,} elements; its shape {tuple(shape)} has "
+                f"{wanted:,}; the file is damaged"
+            )
+        whole[str(slices[0])] = Stored((str(name),), tuple(shape), pieces)
+        taken |= set(map(str, slices))
+    return [
+        whole.get(stored.path[0], stored) if len(stored.path) == 1 else stored
+        for stored in found
+        if not (len(stored.path) == 1 and stored.path[0] in taken) or stored.path[0] in whole
+    ]
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, (list, tuple)) and all(type(n) is int and n >= 0 for n in shape)
+
+
+class _Prune:
+    def __init__(self, view: LazyBytes, what: str, arrays: bool) -> None:
+        self.view, self.what, self.arrays = view, what, arrays
+        self.done: dict[int, object] = {}
+
+    def visit(self, node: object, depth: int) -> object:
+        if isinstance(node, ArrayRef):
+            return self._array(node) if self.arrays else _GONE
+        if type(node) is tuple and len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef):
+            return (str(node[0]), self._array(node[1])) if self.arrays else _GONE
+        if isinstance(node, Span):
+            return plain(self.view, node) if node.stop - node.start <= SMALL else node
+        if isinstance(node, Text):
+            return str(node) or bytes(self.view[node.span.start : node.span.stop]).decode("utf-8", "surrogatepass")
+        if not isinstance(node, (dict, list, tuple)):
+            return node
+        if id(node) in self.done:
+            return self.done[id(node)]
+        if depth > MAX_DEPTH:
+            raise CorruptError(f"{self.what} has more than {MAX_DEPTH} nested containers")
+        self.done[id(node)] = _GONE  # while it is open, so that a container in itself is dropped
+        if isinstance(node, dict):
+            pairs = [(self.visit(key, depth + 1), self.visit(child, depth + 1)) for key, child in node.items()]
+            kept: Any = {key: child for key, child in pairs if child is not _GONE}
+        else:
+            items = [self.visit(child, depth + 1) for child in node]
+            kept = [child for child in items if child is not _GONE]
+            kept = tuple(kept) if isinstance(node, tuple) else kept
+        self.done[id(node)] = _GONE if len(node) and not len(kept) else kept
+        return self.done[id(node)]
+
+    def _array(self, ref: ArrayRef) -> object:
+        if ref.dtype is None or ref.span.stop - ref.span.start > SMALL:
+            return ref
+        flat = np.frombuffer(plain(self.view, ref.span), ref.dtype)
+        return flat.reshape(ref.shape, order="F" if ref.fortran else "C")

@@ -1,0 +1,1 @@
+"""safetensors files, their index, and a file per rank."""

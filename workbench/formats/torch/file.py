@@ -1,0 +1,184 @@
+"""One ``torch.save`` file of any version: its tree, and its tensors by name.
+
+::
+
+    ckpt.pt  zip                data.pkl   {"model": {"wq": _rebuild_tensor_v2(storage "0", offset 96, (4, 6), (6, 1))}}
+                                data/0     480 bytes at byte 1,024 of the file
+    key      "model.wq"         bytes 1,024 to 1,504, the first element 384 bytes into them
+
+Nothing is imported or executed: classes that are not torch's become inert leaves with a name. Legacy chains and tars:
+legacy.py. Source: torch 2.13 ``torch/serialization.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+from workbench.core import codecs, ziparchive
+from workbench.core.build import CatalogBuilder
+from workbench.core.dtypes import by_name, nbytes_of
+from workbench.core.lazymap import LazyMap
+from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import StorageRef, TensorRef, short
+from workbench.core.place import Place
+from workbench.core.source import LazyBytes
+from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
+from workbench.formats.torch import legacy as torch_legacy
+from workbench.formats.torch import tree as torch_tree
+from workbench.formats.torch.legacy import LegacyFile
+
+__all__ = ["declare", "keyed", "load_tree", "some", "top", "top_name", "tree_objects"]
+
+
+def load_tree(place: Place, file: str) -> LegacyFile:
+    """Decode a file's structure; tensors remain references into its storages.
+
+    Raises:
+        CorruptError, TruncatedError: the file is damaged or not from torch.
+        UnsafeError: a bomb.
+    """
+    what = repr(file)
+    view = place.window(file)
+    if view[:4] == b"PK\x03\x04":
+        return _load_zip(view, what)
+    head = bytes(view[:512])
+    if torch_legacy.is_legacy(head):
+        return torch_legacy.load_legacy(view, what=what)
+    if torch_legacy.is_tar(head):
+        return torch_legacy.load_tar(view, what=what)
+    if not head:
+        raise TruncatedError(f"file {what} is empty")
+    raise CorruptError(f"{what} begins with {head[:8]!r}: neither a zip archive nor an older format of torch.save")
+
+
+def tree_objects(place: Place, file: str, names: Sequence[str]) -> LazyMap:
+    """Return one file's non-tensor state by top-level names (``value`` if the top level is not a dict)."""
+
+    @cache
+    def whole() -> Mapping[str, Any]:
+        return top(torch_tree.prune(load_tree(place, file).tree, what=repr(file)))
+
+    return LazyMap({name: partial(_item, whole, name) for name in names})
+
+
+def top(pruned: object) -> dict[str, Any]:
+    """Return the top level of a tree by name (``value`` if it is not a dict)."""
+    if pruned is None:
+        return {}
+    if not isinstance(pruned, dict):
+        return {"value": pruned}
+    found: dict[str, Any] = {}
+    for name, value in pruned.items():
+        found[top_name(name)] = value
+    return found
+
+
+def top_name(name: object) -> str:
+    """Return the name of an entry of the top level."""
+    return name if type(name) is str else short(name, 60)
+
+
+def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
+    return whole()[name]
+
+
+def keyed(loaded: LegacyFile, what: str, notes: list[str]) -> dict[str, tuple[tuple[Any, ...], TensorRef]]:
+    """Return tensors by dotted path; repeated paths get ``#2``, ``#3`` … in the tree's order."""
+    found: dict[str, tuple[tuple[Any, ...], TensorRef]] = {}
+    twice: list[str] = []
+    for path, ref in torch_tree.flatten(loaded.tree, what=what):
+        key = base = ".".join(map(_name, path)) if path else "tensor"
+        count = 1
+        while key in found:
+            count += 1
+            key = f"{base}#{count}"
+        if count > 1:
+            twice.append(base)
+        found[key] = path, ref
+    if twice:
+        notes.append(f"{len(twice)} dotted paths occur more than once and got a number: {some(twice)}")
+    return found
+
+
+def declare(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded: LegacyFile, notes: list[str]) -> bool:
+    """Declare a tensor and its byte range; return ``False`` if its elements cannot be read."""
+    storage = ref.storage
+    if not isinstance(storage, StorageRef) or storage.key not in loaded.storages:
+        notes.append(f"tensor {key!r} has no storage in the file; it is left out")
+        return False
+    try:
+        dtype = by_name(ref.dtype)
+        itemsize = dtype.itemsize
+    except UnsupportedFormatError as error:
+        notes.append(f"tensor {key!r} is left out: {error}")
+        return False
+    start, stop = loaded.storages[storage.key]
+    inner = ref.storage_offset * itemsize
+    reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
+    if reach and inner + reach * itemsize > stop - start:
+        raise CorruptError(
+            f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
+            f"{inner + reach * itemsize:,} of a storage of {stop - start:,} bytes at byte {start:,}; the file is "
+            "damaged"
+        )
+    codec = codecs.RAW_BE if loaded.big and itemsize > 1 else codecs.RAW
+    try:
+        if any(lazy := ziparchive.lazy_view(ref, f"tensor {key!r}")):
+            if codec == codecs.RAW_BE:
+                raise UnsupportedFormatError(f"tensor {key!r} is a conjugate or negative view of big-endian elements")
+            codec = {(True, False): codecs.RAW_CONJ, (False, True): codecs.RAW_NEG}.get(lazy, codecs.RAW_CONJ_NEG)
+    except UnsupportedFormatError as error:
+        notes.append(f"{error}; it is listed but not read")
+        codec = codecs.OPAQUE
+    builder.tensor(key, dtype, ref.shape)
+    strides = ref.stride if reach else None
+    origin = (0,) * len(ref.shape)
+    builder.chunk(key, origin, ref.shape, file, start, stop, codec=codec, inner=inner if reach else 0, strides=strides)
+    return True
+
+
+def some(names: Sequence[str]) -> str:
+    """List the first of many names for a note."""
+    return ", ".join(map(repr, names[:5])) + (f", … {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def _load_zip(view: LazyBytes, what: str) -> LegacyFile:
+    archive = ziparchive.read_directory(view, what=what)
+    record = archive.find("data.pkl")
+    if record is None:
+        raise CorruptError(f"{what} is a zip archive without data.pkl, so not from torch.save")
+    refs: dict[str, StorageRef] = {}
+
+    def remember(pid: object) -> object:
+        ref = torch_legacy.module_or_storage(pid)
+        if isinstance(ref, StorageRef):
+            refs.setdefault(ref.key, ref)
+        return ref
+
+    loaded = unpickle.loads_with_globals(archive.read(record), what=f"{what} (data.pkl)", persistent_load=remember)
+    storages = {}
+    archive.fetch_headers()
+    for key, ref in refs.items():
+        payload = archive.find(f"data/{key}")
+        if payload is None:
+            raise CorruptError(f"{what}: data.pkl names the storage {short(key, 40)}, but its record is missing")
+        start, stop = storages[key] = archive.payload(payload)
+        kind = by_name(ref.dtype) if ref.dtype else None
+        size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
+        if size != stop - start and not (kind and kind.packed):  # torch counts packed quantized elements differently
+            raise CorruptError(
+                f"{what}: storage {short(key, 40)} should have {size:,} bytes, but its record at byte {start:,} has "
+                f"{stop - start:,}; the file is damaged"
+            )
+    notes = ["a TorchScript archive: its code is not read"] if archive.find("constants.pkl") else []
+    if not archive.has_checksums:
+        notes.append("saved without checksums")
+    return LegacyFile(loaded.value, storages, archive.byteorder == "big", loaded.globals, notes)
+
+
+def _name(part: Any) -> str:
+    if type(part) is str:
+        return part
+    return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)

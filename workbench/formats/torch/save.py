@@ -1,0 +1,192 @@
+"""``torch.save`` files, and folders of them under a Hugging Face index.
+
+::
+
+    ckpt.pt   zip archive (torch 1.6 and newer, see core/ziparchive.py)  │  legacy chain or tar (legacy.py)
+
+    pytorch_model.bin.index.json, pytorch_model-00001-of-00002.bin …        folder.py
+
+Tensors at any depth become keys by their dotted path (file.py); the rest is non-tensor state (tree.py). Several tensors
+may be views of one storage with their own offsets and strides; identical views are listed in ``meta["aliases"]`` (tied
+weights).
+
+An optimizer's ``state`` has integer ids. They are mapped to parameters only where that is certain
+(:func:`workbench.names.optimizer.join_param_groups`); torch stores a ``state_dict`` in the order in which the model
+registered its parameters, so the order of the keys is the order of ``model.parameters()``.
+
+Source: torch 2.13 ``torch/serialization.py``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from workbench.core import ziparchive
+from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import Catalog
+from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import TensorRef
+from workbench.core.place import Place
+from workbench.errors import WorkbenchError
+from workbench.formats import Format
+from workbench.formats.safetensors.weight_index import missing_weights
+from workbench.formats.torch import legacy as torch_legacy
+from workbench.formats.torch import tree as torch_tree
+from workbench.formats.torch.file import declare, keyed, load_tree, top, top_name, tree_objects
+from workbench.formats.torch.folder import INDEX, WHOLE, read_folder
+from workbench.formats.torch.tree import is_quantised
+from workbench.names.optimizer import MOMENTS, name_numbered
+from workbench.names.roles import resolve
+
+STEPS = ("step", "global_step", "iteration")
+MAX_LISTED = 200  #: maximum foreign globals and alias groups in the facts
+
+
+def detect(place: Place) -> bool:
+    """Return whether the file begins like one of the three formats, or the folder has Hugging Face's ``.bin`` files."""
+    if place.file is None:
+        return any(name in WHOLE or name.endswith(INDEX) for name in place.files)
+    try:
+        size = place.stat(place.file).size
+        head = place.read(place.file, length=min(512, size))
+        if head.startswith(b"PK\x03\x04"):
+            return b"data.pkl" in head or _has_object(place)
+        return torch_legacy.is_legacy(head) or torch_legacy.is_tar(head)
+    except WorkbenchError:  # not our format; its own reader reports what is wrong
+        return False
+
+
+def read_catalog(place: Place) -> Catalog:
+    """Return the catalog of a file's tensors, or of a folder's weights.
+
+    Raises:
+        CorruptError, TruncatedError: the file is damaged or contradicts itself; the message names tensor and byte.
+        UnsafeError: a bomb, or the index names a file outside the folder.
+        UnsupportedFormatError: payloads are compressed.
+    """
+    return _read_file(place, place.file) if place.file is not None else read_folder(place)
+
+
+def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
+    """Return the tree's top level without tensors, or a folder's config files; decoded on first access."""
+    if place.file is None:
+        names = [name for name in place.files if name.endswith(".json") and "config" in name]
+        return LazyMap({name.removesuffix(".json"): partial(place.read_json, name) for name in names})
+    return tree_objects(place, place.file, catalog.meta.get("objects", []))
+
+
+def _read_file(place: Place, file: str) -> Catalog:
+    """Return the catalog of one file, with names: the tree shows where a container ends."""
+    loaded = load_tree(place, file)
+    builder = CatalogBuilder("torch_save", place)
+    builder.file(file, metadata=True, end=loaded.stop)
+    notes = list(loaded.notes)
+    tensors = keyed(loaded, repr(file), notes)
+    paths = {key: path for key, (path, ref) in tensors.items() if declare(builder, file, key, ref, loaded, notes)}
+    names = list(paths)
+    fqns, roles = resolve(names, {"paths": paths})
+    aliases = _aliases({key: tensors[key][1] for key in names})
+    shapes = {key: tensors[key][1].shape for key in names}
+    notes += _join_ids(loaded.tree, paths, shapes, fqns, roles, {key for group in aliases for key in group[1:]})
+    catalog = builder.build(
+        {
+            "step": _step(loaded.tree),
+            "notes": notes,
+            "objects": _object_names(loaded.tree, repr(file)),
+            "foreign_globals": sorted(loaded.globals)[:MAX_LISTED],
+            "aliases": aliases[:MAX_LISTED],
+            "left_out": [key for key in tensors if key not in paths],
+            "quantised": {
+                key: top_name(path[0]) if isinstance(loaded.tree, dict) else "value"
+                for key, path in paths.items()
+                if is_quantised(tensors[key][1])
+            },
+        }
+    )
+    return replace(catalog, fqns=fqns, roles=roles)
+
+
+def _has_object(place: Place) -> bool:
+    archive = ziparchive.read_directory(place.window(place.file or ""), what=repr(place.file))
+    return archive.prefix is not None
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+
+def _aliases(refs: Mapping[str, TensorRef]) -> list[list[str]]:
+    """Return groups of keys that are the same view of the same bytes."""
+    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for key, ref in refs.items():
+        if 0 not in ref.shape:
+            groups[ref.storage.key, ref.storage_offset, ref.shape, ref.stride, ref.dtype].append(key)
+    return [keys for keys in groups.values() if len(keys) > 1]
+
+
+def _join_ids(
+    tree: object,
+    paths: Mapping[str, tuple[Any, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+    fqns: list[str | None],
+    roles: list[str],
+    tied: set[str],
+) -> list[str]:
+    """Fill in the fqns of integer ids where they are certain. Return notes about the others."""
+    keys = list(paths)
+    params = {
+        fqn: shapes[key]
+        for key, fqn, role in zip(keys, fqns, roles, strict=True)
+        if role == "param" and fqn is not None and key not in tied
+    }
+    notes: list[str] = []
+    at = {path: position for position, path in enumerate(paths.values())}
+    for prefix, optimizer in torch_tree.optimizers(tree):
+        within = {
+            position: (path[len(prefix) + 1], path[-1])
+            for path, position in at.items()
+            if path[: len(prefix)] == prefix and len(path) == len(prefix) + 3 and path[len(prefix)] == "state"
+        }
+        moments = {number: shapes[keys[p]] for p, (number, state) in within.items() if state in MOMENTS}
+        if not any(type(number) is int for number, _ in within.values()):
+            continue
+        numbers = {position: number for position, (number, _) in within.items()}
+        called, groups = ".".join(map(str, prefix)), optimizer["param_groups"]
+        notes += name_numbered(fqns, numbers, moments, groups, params, ordered=True, optimizer=called)
+    return notes
+
+
+# ---- non-tensor state ----------------------------------------------------------------------------------------------
+
+
+def _object_names(tree: object, what: str) -> list[str]:
+    return list(top(torch_tree.prune(tree, what=what)))
+
+
+def _step(tree: object) -> int | None:
+    if not isinstance(tree, dict):
+        return None
+    values = [tree.get(name) for name in STEPS]
+    if isinstance(tree.get("trainer_state"), dict):
+        values.append(tree["trainer_state"].get("global_step"))
+    return next((value for value in values if type(value) is int), None)
+
+
+FORMAT = Format(
+    name="torch_save",
+    title="torch.save",
+    marks="zip, legacy or tar file",
+    read_from="torch 0.1 – 2.13",
+    detect=detect,
+    read_catalog=read_catalog,
+    read_objects=read_objects,
+    missing=missing_weights,
+    single_file=True,
+    suffixes=(".bin", ".pt", ".pth", ".ckpt", ".tar"),
+    beside=(".pt", ".pth", ".ckpt"),
+    loose=True,
+    framework="torch",
+)

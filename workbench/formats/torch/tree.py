@@ -1,0 +1,164 @@
+"""Split the object tree of a ``torch.save`` file into tensors by path and the rest.
+
+::
+
+    {"model": {"fc.weight": T},                      model.fc.weight       path ("model", "fc.weight")
+     "optim": {"state": {0: {"exp_avg": T}},   ──▶   optim.state.0.exp_avg
+               "param_groups": [{"lr": 0.1}]},       objects: {"optim": {"param_groups": [{"lr": 0.1}]}, "epoch": 3}
+     "epoch": 3}
+
+List positions become numbers. Instances of foreign classes are searched if they have dicts: a module that was saved as
+an object shows its parameters under the names of its ``state_dict``. A quantized tensor becomes the result of
+``int_repr()``, with its scale and zero point; a sparse one becomes its indices and values::
+
+    q = quantize_per_tensor(…)      q.int_repr                                      objects: {"q": {"scale": 0.1, …}}
+    q = quantize_per_channel(…)     q.int_repr  q.q_per_channel_scales  q.q_per_channel_zero_points
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workbench.core.pickles.budget import MAX_DEPTH, leaves
+from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef
+from workbench.errors import CorruptError
+
+__all__ = ["flatten", "is_quantised", "optimizers", "prune"]
+
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps the contents of state_dict
+_GONE = object()
+_SPARSE = ("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor")
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    "sparse_csr": _ROWS,
+    "sparse_bsr": _ROWS,
+    "sparse_csc": _COLUMNS,
+    "sparse_bsc": _COLUMNS,
+}  #: torch's accessors
+_INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}  #: quantized type → type of ``int_repr()``
+
+
+def flatten(tree: object, *, what: str) -> list[tuple[tuple[Any, ...], TensorRef]]:
+    """Return every tensor with the dict keys and list positions that lead to it, in the tree's order.
+
+    Raises:
+        CorruptError: the tree is nested too deeply, or contains itself.
+        UnsafeError: shared references would make the list endless, or names are far larger than the file.
+    """
+    return leaves(tree, _children, lambda node: isinstance(node, TensorRef), what=what)
+
+
+def is_quantised(ref: TensorRef) -> bool:
+    """Return whether a tensor holds a quantized tensor's codes; its other facts are in the objects (:func:`prune`)."""
+    return isinstance(ref.storage, StorageRef) and (ref.storage.dtype or "").startswith(("qint", "quint"))
+
+
+def prune(tree: object, *, what: str) -> object:
+    """Return the tree without tensors or containers of only tensors; ``None`` if nothing is left."""
+    kept = _pruned(tree, {}, what, 0)
+    return None if kept is _GONE else kept
+
+
+def optimizers(tree: object, *, depth: int = 3) -> Iterator[tuple[tuple[Any, ...], Mapping[Any, Any]]]:
+    """Yield the ``state_dict`` of each optimizer in the tree, with its path."""
+    stack: list[tuple[tuple[Any, ...], object]] = [((), tree)]
+    while stack:
+        path, node = stack.pop(0)
+        if isinstance(node, dict) and isinstance(node.get("state"), dict) and _is_groups(node.get("param_groups")):
+            yield path, node
+        elif len(path) < depth and isinstance(node, (dict, list, tuple)) and len(node) <= 1000:
+            stack += [((*path, key), child) for key, child in _named(node) if isinstance(child, (dict, list, tuple))]
+
+
+def _is_groups(groups: object) -> bool:
+    return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+
+
+def _children(node: object) -> Iterator[tuple[Any, object]] | None:
+    """Return named children of a node that can have some; the path skips a level named ``None``."""
+    return _named(node) if isinstance(node, (dict, list, tuple, Opaque)) else None
+
+
+def _named(node: object) -> Iterator[tuple[Any, object]]:
+    if isinstance(node, dict):
+        yield from node.items()
+    elif isinstance(node, (list, tuple)):
+        yield from enumerate(node)
+    elif isinstance(node, Opaque):
+        if node.qualname in _SPARSE and len(node.args) == 2 and isinstance(node.args[1], tuple):
+            yield from zip(_PARTS.get(_layout(node.args[0]), ("indices", "values")), node.args[1], strict=False)
+            return
+        if quantised := _quantised(node):
+            yield from quantised[0].items()
+            return
+        if node.qualname == "Parameter" and len(node.args) == 1 and isinstance(node.args[0], Opaque):
+            yield None, node.args[0]
+            return
+        for state in node.state if isinstance(node.state, tuple) else (node.state,):
+            if isinstance(state, dict):
+                for key, child in state.items():
+                    yield (None if key in _MODULE_DICTS and isinstance(child, dict) else key), child
+        yield from node.pairs
+        yield from enumerate(node.items)
+        yield from (pair for pair in (("args", node.args), ("kwargs", node.kwargs)) if pair[1])
+
+
+def _layout(node: object) -> str:
+    """Return the name of a sparse layout, such as ``sparse_csr``; empty for any other node."""
+    name = node.args[0] if isinstance(node, Opaque) and node.qualname == "layout" and node.args else None
+    return name.removeprefix("torch.") if isinstance(name, str) else ""
+
+
+def _quantised(node: Opaque) -> tuple[dict[str, TensorRef], dict[str, object]] | None:
+    """Return the tensors and other facts of a quantized tensor; ``None`` if the node is not one."""
+    if node.qualname != "_rebuild_qtensor" or len(node.args) < 5:
+        return None
+    args: tuple[Any, ...] = node.args
+    storage, offset, shape, stride, params = args[:5]
+    if not isinstance(storage, StorageRef) or not isinstance(params, tuple) or not params:
+        return None
+    packed = storage.dtype not in _INTEGERS  # several elements per byte: raw bytes
+    try:
+        where = (0, (storage.numel,), (1,)) if packed else (offset, shape, stride)
+        ref = TensorRef(storage, _INTEGERS.get(storage.dtype or "", "uint8"), *where)
+    except FAULTS:
+        return None
+    if packed and (offset != 0 or not storage.dtype):
+        return None
+    parts = {"int_repr": ref}
+    scheme = getattr(params[0], "qualname", None)
+    facts: dict[str, object] = {"dtype": storage.dtype, "qscheme": scheme, "shape": shape}
+    if scheme == "per_tensor_affine" and len(params) == 3:
+        facts |= {"scale": params[1], "zero_point": params[2]}
+    elif len(params) == 4 and isinstance(params[1], TensorRef) and isinstance(params[2], TensorRef):
+        parts |= {"q_per_channel_scales": params[1], "q_per_channel_zero_points": params[2]}
+        facts["axis"] = params[3]
+    else:
+        return None
+    return parts, facts
+
+
+def _pruned(node: object, done: dict[int, object], what: str, depth: int) -> object:
+    if isinstance(node, TensorRef):
+        return _GONE
+    if isinstance(node, Opaque):
+        data = node.args[0] if node.qualname == "Parameter" and len(node.args) == 1 else node
+        quantised = _quantised(data) if isinstance(data, Opaque) else None
+        return quantised[1] if quantised else node
+    if not isinstance(node, (dict, list, tuple)):
+        return node
+    if id(node) in done:
+        return done[id(node)]
+    if depth > MAX_DEPTH:
+        raise CorruptError(f"{what} has more than {MAX_DEPTH} nested containers")
+    done[id(node)] = _GONE  # while it is open, so that a container in itself is dropped
+    if isinstance(node, dict):
+        pairs = [(key, _pruned(child, done, what, depth + 1)) for key, child in node.items()]
+        kept: Any = {key: child for key, child in pairs if child is not _GONE}
+    else:
+        items = [_pruned(child, done, what, depth + 1) for child in node]
+        kept = [child for child in items if child is not _GONE]
+        kept = tuple(kept) if isinstance(node, tuple) else kept
+    done[id(node)] = _GONE if len(node) and not len(kept) else kept
+    return done[id(node)]

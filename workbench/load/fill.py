@@ -1,0 +1,119 @@
+"""Read a rank's boxes into its tensors: directly into contiguous host memory, otherwise through a buffer.
+
+::
+
+    host, contiguous        file ──pread──▶ tensor
+    device, or strided      file ──pread──▶ buffer of the host ──copy_──▶ tensor          up to STAGE bytes at a time
+    tied to another tensor  file ──pread──▶ buffer … compared with the other one's values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.core import memory
+from workbench.core.arrays import Ints
+from workbench.core.gather import Filling
+from workbench.core.mesh.cut import Locals
+from workbench.core.payload import Payloads
+from workbench.errors import UsageError
+from workbench.load.boxes import HeldTensor, boxes_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Batch", "batches", "flat"]
+
+STAGE = 256 << 20  #: host bytes through which other tensors are read; a larger tensor is read alone
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Tensors that are read together; planned, not read.
+
+    Attributes:
+        staged: whether they are read through separate buffers.
+        compare: instead of copying out of the buffers, check that the tensors already have these values.
+    """
+
+    tensors: tuple[HeldTensor, ...]
+    filling: Filling
+    staged: bool
+    compare: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its tensors in bytes."""
+        return sum(one.nbytes for one in self.tensors)
+
+    def run(self, threads: int, progress: Callable[[int], None] | None = None) -> int:
+        """Read the tensors; return the bytes requested from the files.
+
+        Raises:
+            UsageError: tied tensors are stored with different values; otherwise as :meth:`Filling.run`.
+        """
+        if not self.staged:
+            return self.filling.run(
+                [flat(one.local).numpy() for one in self.tensors], threads=threads, progress=progress
+            )
+        buffers = [memory.empty((one.nbytes,), np.dtype(np.uint8)) for one in self.tensors]
+        count = self.filling.run(buffers, threads=threads, progress=progress)
+        import torch
+
+        for one, buffer in zip(self.tensors, buffers, strict=True):
+            new = torch.from_numpy(buffer).view(one.local.dtype).reshape(one.local.shape)
+            if not self.compare:
+                one.local.copy_(new)
+            elif not torch.equal(flat(one.local).cpu(), flat(new)):
+                raise UsageError(
+                    f"tensor {one.name!r} shares its memory with another one, but the stored values differ; "
+                    "load into a model that does not tie them, or leave one of them out"
+                )
+        return count
+
+
+def batches(
+    payloads: Payloads, found: Locals, positions: Ints, tensors: Sequence[HeldTensor],
+    members: Sequence[int], *, compare: bool = False,
+) -> list[Batch]:  # fmt: skip
+    """Plan the reads of some of the tensors.
+
+    Args:
+        found: the boxes of all tensors.
+        positions: positions of all tensors in the catalog.
+        members: the tensors to read.
+
+    Raises:
+        HoleError: an element is not stored.
+    """
+    groups: list[tuple[bool, list[int]]] = []
+    if straight := [at for at in members if tensors[at].straight and not compare]:
+        groups.append((False, straight))
+    filled = STAGE + 1
+    for at in members:
+        if tensors[at].straight and not compare:
+            continue
+        if filled + tensors[at].nbytes > STAGE:
+            groups.append((True, []))
+            filled = 0
+        groups[-1][1].append(at)
+        filled += tensors[at].nbytes
+    return [
+        Batch(
+            tuple(tensors[at] for at in group),
+            Filling.plan(payloads, boxes_of(found, group, positions)),
+            staged, compare,
+        )
+        for staged, group in groups
+    ]  # fmt: skip
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in row-major order: its own memory if it is contiguous, otherwise a copy."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

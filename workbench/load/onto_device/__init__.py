@@ -1,0 +1,1 @@
+"""Copy tensors to a device through a ring of host buffers."""

@@ -1,0 +1,262 @@
+"""From a plan to parts that fit a buffer: what is read where, and where in a local tensor it goes.
+
+::
+
+    chunk (row-major in its file)      wanted: columns 2:4           staged in the buffer
+    ┌───────────────┐                  ┌───┐
+    │ . . W W . . . │  W W . . . . . W W . . . . . W W             rows    the run of the file from first to last, cut
+    │ . . W W . . . │                                                      out on the device: two thirds are surplus
+    │ . . W W . . . │  W W W W W W                                 gather  put together by a core
+    └───────────────┘
+
+A load is one *part* of a copy. Its bytes in the buffer are elements at ``source`` strides; they go to elements at
+``dest`` strides of the local tensor. Where both are dense it is a run of bytes, copied to its place and nothing more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.arrays import Array
+from workbench.core.catalog import row_major
+from workbench.core.payload import Payloads
+from workbench.core.read import read_selection
+from workbench.core.region import Region
+from workbench.core.select import Selection
+from workbench.errors import UnsupportedFormatError
+from workbench.export.sharding.target import Planned
+
+__all__ = ["Fetch", "Load", "loads"]
+
+Ints = tuple[int, ...]
+Fetch = Callable[[Array], None]  #: writes a load's bytes into the part of the buffer that it is given
+
+SURPLUS = (
+    2  #: times the wanted bytes that a run may have: a bus moves twice as much faster than a core puts it together
+)
+RUN = 64 << 10  #: bytes from which on runs are read one by one
+
+
+class Load(NamedTuple):
+    """A part of a copy.
+
+    Attributes:
+        local: position of the local tensor in the plan.
+        nbytes: in the buffer.
+        file, start: location of these bytes, unless there is a ``fetch``.
+        fetch: writes them into the buffer.
+        itemsize: bytes of an element (1 for packed types, whose elements share bytes).
+        sizes: elements along each axis.
+        source, dest: strides of the elements in the buffer and in the local tensor.
+        at: element of the local tensor at which it begins.
+    """
+
+    local: int
+    nbytes: int
+    file: int
+    start: int
+    fetch: Fetch | None
+    itemsize: int
+    sizes: Ints
+    source: Ints
+    dest: Ints
+    at: int
+
+    @property
+    def dense(self) -> bool:
+        """Whether it is one run of bytes, in the buffer and in the local tensor."""
+        return _dense(self.sizes, self.source) and _dense(self.sizes, self.dest)
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of its elements."""
+        return _volume(self.sizes) * self.itemsize
+
+
+def loads(payloads: Payloads, planned: Planned, most: int) -> Iterator[Load]:
+    """Yield every copy of a plan in parts of up to ``most`` bytes (16 or more), in the files' order.
+
+    Args:
+        payloads: of the catalog that was planned for.
+
+    Raises:
+        UnsupportedFormatError: elements that share bytes are to be cut; before the first part.
+        CorruptError, TruncatedError, ChangedError, MissingFileError: as :meth:`Payloads.straight`, or from ``fetch``.
+            Chunks that overlap and hold different values are a CorruptError of ``fetch``.
+    """
+    found, reads = planned
+    owner = found.owner
+    have = np.zeros(len(found), np.int64)
+    np.add.at(have, owner[reads.request], box.volume(reads.sizes))
+    twice = have > found.numel
+    whole = _check_packed(payloads, planned)
+    return _loads(payloads, planned, most, twice, whole)
+
+
+def _loads(payloads: Payloads, planned: Planned, most: int, twice: Array, whole: set[int]) -> Iterator[Load]:
+    found, reads = planned
+    owner = found.owner
+    catalog = payloads.catalog
+    columns = (owner[reads.request], reads.request, reads.row, catalog.tensor[reads.row])
+    for step, (local, request, row, tensor) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        if twice[local]:
+            continue
+        if local in whole:
+            yield from _packed(payloads, local, row, most)
+            continue
+        dims = int(catalog.ndim[tensor])
+        sizes, low = tuple(reads.sizes[step, :dims].tolist()), reads.source[step, :dims].tolist()
+        dest = tuple(found.strides[request, :dims].tolist())
+        at = int(found.at[request] + (reads.dest[step] * found.strides[request]).sum())
+        yield from _copy(payloads, local, row, low, sizes, dest, at, most)
+    for request in np.flatnonzero(twice[owner]).tolist():
+        yield from _compared(payloads, planned, int(owner[request]), request, most)
+
+
+def _copy(
+    payloads: Payloads, local: int, row: int, low: list[int], sizes: Ints, dest: Ints, at: int, most: int
+) -> Iterator[Load]:
+    """A copy from one chunk: directly from its file if its bytes are in order and not too many."""
+    catalog = payloads.catalog
+    itemsize = catalog.dtype_of(int(catalog.tensor[row])).itemsize
+    strides = row_major(catalog.sizes[row, : len(sizes)].tolist())
+    limit, run = most // itemsize, _run(sizes, strides)
+    begin = payloads.straight(row)
+    if begin is not None and _span(sizes, strides) > SURPLUS * _volume(sizes):
+        if run * itemsize < RUN:
+            begin = None
+        limit = min(limit, run)
+    if begin is None:
+        chunk = _Chunk(payloads, row)
+        for first, extent in _parts(sizes, row_major(sizes), most // itemsize):
+            key = tuple(slice(a + b, a + b + n) for a, b, n in zip(low, first, extent, strict=True))
+            yield _gathered(partial(chunk.fetch, key), local, itemsize, extent, dest, at + _dot(first, dest))
+        return
+    file, begin = int(catalog.file[row]), begin + _dot(low, strides) * itemsize
+    for first, extent in _parts(sizes, strides, limit):
+        start, nbytes = begin + _dot(first, strides) * itemsize, _span(extent, strides) * itemsize
+        yield Load(local, nbytes, file, start, None, itemsize, extent, strides, dest, at + _dot(first, dest))
+
+
+def _compared(payloads: Payloads, planned: Planned, local: int, request: int, most: int) -> Iterator[Load]:
+    """Read a box with elements that several chunks hold, as slices are read, which compares the copies."""
+    found, catalog = planned.locals, payloads.catalog
+    tensor = int(found.tensor[local])
+    dims = int(catalog.ndim[tensor])
+    low, sizes = found.offsets[request, :dims].tolist(), tuple(found.sizes[request, :dims].tolist())
+    dest, at = tuple(found.strides[request, :dims].tolist()), int(found.at[request])
+    itemsize = catalog.dtype_of(tensor).itemsize
+    for first, extent in _parts(sizes, row_major(sizes), most // itemsize):
+        axes = tuple(range(a + b, a + b + n) for a, b, n in zip(low, first, extent, strict=True))
+        fetch = partial(_read_box, payloads, tensor, Selection(axes))
+        yield _gathered(fetch, local, itemsize, extent, dest, at + _dot(first, dest))
+
+
+def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Load]:
+    """A whole chunk of elements that share bytes, as bytes."""
+    chunk, nbytes = _Chunk(payloads, row), int(payloads.catalog.chunk_nbytes[row])
+    for at in range(0, nbytes, most):
+        size = min(most, nbytes - at)
+        yield _gathered(partial(chunk.fetch, (slice(at, at + size),)), local, 1, (size,), (1,), at)
+
+
+def _gathered(fetch: Fetch, local: int, itemsize: int, sizes: Ints, dest: Ints, at: int) -> Load:
+    return Load(local, _volume(sizes) * itemsize, -1, 0, fetch, itemsize, sizes, row_major(sizes), dest, at)
+
+
+class _Chunk:
+    """A chunk that has to be decoded or put in order; it is decoded once, by the thread that needs it first."""
+
+    def __init__(self, payloads: Payloads, row: int) -> None:
+        self._payloads, self._row = payloads, row
+        self._lock = threading.Lock()
+        self._region: Region | None = None
+
+    def fetch(self, key: tuple[slice, ...], out: Array) -> None:
+        with self._lock:
+            if self._region is None:
+                self._region = self._payloads.region(self._row)
+        part = self._region[key]
+        part.into(out.view(part.raw).reshape(part.shape))
+
+
+def _read_box(payloads: Payloads, tensor: int, selection: Selection, out: Array) -> None:
+    _fill(out, read_selection(payloads, tensor, selection))
+
+
+def _fill(out: Array, part: Array) -> None:
+    out.view(part.dtype).reshape(part.shape)[...] = part
+
+
+def _check_packed(payloads: Payloads, planned: Planned) -> set[int]:
+    """The local tensors whose elements share bytes."""
+    found, reads = planned
+    catalog = payloads.catalog
+    owner = found.owner[reads.request]
+    packed = {at for at, t in enumerate(found.tensor.tolist()) if catalog.dtype_of(t).packed}
+    for local in packed:
+        tensor = int(found.tensor[local])
+        mine = np.flatnonzero(owner == local)
+        cut = len(mine) > 1 or (found.shape[local] != catalog.shape[tensor]).any()
+        if cut or (reads.sizes[mine] != catalog.sizes[reads.row[mine]]).any():
+            raise UnsupportedFormatError(
+                f"tensor {catalog.keys[tensor]!r}: elements of {catalog.dtype_of(tensor)} share bytes, so it can "
+                "only be read whole, from a single chunk; place it with a rule as Replicate(), or leave it out"
+            )
+    return packed
+
+
+# ---- boxes of one copy, in Python's integers ----
+
+
+def _parts(sizes: Ints, strides: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
+    """A box as boxes that reach over at most ``most`` elements each, in order: where each begins, and its sizes."""
+    axis = next((axis for axis, n in enumerate(sizes) if n > 1), len(sizes))
+    if _span(sizes, strides) <= most or axis == len(sizes):
+        yield (0,) * len(sizes), sizes
+        return
+    inner = _span((*sizes[:axis], 1, *sizes[axis + 1 :]), strides)
+    step = max((most - inner) // strides[axis] + 1, 1)
+    for first in range(0, sizes[axis], step):
+        part = (*sizes[:axis], min(step, sizes[axis] - first), *sizes[axis + 1 :])
+        if inner <= most:
+            yield (*(0,) * axis, first, *(0,) * (len(sizes) - axis - 1)), part
+        else:
+            for rest, extent in _parts(part, strides, most):
+                yield (*rest[:axis], first, *rest[axis + 1 :]), extent
+
+
+def _span(sizes: Ints, strides: Ints) -> int:
+    """Elements from a box's first to its last."""
+    return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+
+
+def _run(sizes: Ints, strides: Ints) -> int:
+    """Elements of a box that follow each other without a gap."""
+    run = 1
+    for n, step in zip(reversed(sizes), reversed(strides), strict=True):
+        if n > 1 and step != run:
+            break
+        run *= n
+    return run
+
+
+def _dense(sizes: Ints, strides: Ints) -> bool:
+    return _run(sizes, strides) == _volume(sizes)
+
+
+def _volume(sizes: Ints) -> int:
+    found = 1
+    for n in sizes:
+        found *= n
+    return found
+
+
+def _dot(position: Sequence[int], strides: Ints) -> int:
+    return sum(a * b for a, b in zip(position, strides, strict=True))

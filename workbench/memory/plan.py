@@ -1,0 +1,172 @@
+"""The memory budget of a checkpoint on some GPUs: for a given layout, or the smallest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.analysis.layout import Layout
+from workbench.checkpoint import Checkpoint
+from workbench.core.mesh.mesh import MAX_RANKS, Mesh
+from workbench.errors import UsageError
+from workbench.export.sharding.rules import Rules
+from workbench.memory.budget import PARTS, Budget, Choice, rank_bytes
+from workbench.memory.local import LocalPieces, MemoryModel
+from workbench.memory.precision import Precision
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["plan_memory"]
+
+NODE = 8  #: GPUs that tensor parallelism is tried over, unless asked for: those of one machine
+STAGES = (0, 1, 2, 3)
+TRIED = 4096  #: layouts that are looked at, about
+MAX_GB = 1e6  #: of one GPU
+NOT_COUNTED = "activations, temporary buffers, allocator overhead and, at stage 3, gathered weights are not counted"
+
+
+def plan_memory(
+    source: Checkpoint | Layout,
+    gpus: int,
+    memory_gb: float,
+    *,
+    tp: int | None = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    ep: int | None = None,
+    stage: int | None = None,
+    precision: Precision | None = None,
+    reserve_gb: float = 0.0,
+    rules: Rules | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Budget:
+    """Compute whether a checkpoint's tensors fit ``gpus`` GPUs, and the smallest layout in which they do.
+
+    Sizes that are not given are tried: every ``tp`` up to 8, ``pp`` up to the number of layers, ``ep`` that divides the
+    experts, stages 0 to 3, on as many GPUs as divide ``gpus``. Smallest: fewest GPUs, then the least ``tp · pp``,
+    then the lowest stage.
+
+    Args:
+        source: the checkpoint or layout; its weights are used, or the shapes of their optimizer state if no weights are
+            stored.
+        gpus: number of GPUs available.
+        memory_gb: memory of each GPU, in 10⁹ bytes.
+        tp, pp, dp, ep: fixed sizes, if any; ``dp`` counts data parallel ranks, ``ep`` is a part of them.
+        stage: what is sharded over data parallel ranks, by rows as in FSDP2: 0 nothing, 1 moments and masters, 2
+            gradients too, 3 weights too.
+        precision: types; by default stored weights, gradients alike, fp32 masters and two fp32 moments.
+        reserve_gb: memory of each GPU reserved for activations and everything else, in 10⁹ bytes.
+        rules: placements, as for resharding.
+        progress: called with the fraction of layouts tried; raise an exception to cancel.
+
+    Raises:
+        UsageError: the sizes do not give a layout, or there are no parameters.
+    """
+    if not 1 <= gpus <= MAX_RANKS:
+        raise UsageError(f"gpus={gpus!r} is not a number of GPUs from 1 to {MAX_RANKS:,}")
+    if not (reserve_gb >= 0 and reserve_gb < memory_gb <= MAX_GB):
+        raise UsageError(
+            f"memory_gb={memory_gb} with reserve_gb={reserve_gb} leaves no memory, or is not the memory of a GPU"
+        )
+    if stage is not None and stage not in STAGES:
+        raise UsageError(f"stage={stage!r} is not one of 0, 1, 2, 3")
+    model, precision, rules = MemoryModel.of(source), precision or Precision(), rules or Rules()
+    room = int(memory_gb * 1e9) - int(reserve_gb * 1e9)
+
+    @lru_cache(maxsize=256)
+    def pieces(tp: int, pp: int, ep: int) -> tuple[Mesh, list[LocalPieces], list[str]]:
+        mesh = Mesh(pp=pp, ep=ep, tp=tp)
+        return (mesh, *model.pieces(mesh, rules, precision))
+
+    choices = []
+    fixed = (tp, pp, dp, ep)
+    tried, thinned = _thinned(list(_layouts(model, gpus, fixed)))
+    for number, (a, b, c, d) in enumerate(tried):
+        if progress is not None:
+            progress(number / len(tried))
+        mesh, mine, _ = pieces(a, b, d)
+        for one in STAGES if stage is None else (stage,):
+            if stage is None and c == 1 and one > 0:
+                continue  # nothing to share out
+            choices.append(_choice(mine, mesh, c, one, room))
+    if not choices:
+        asked = ", ".join(f"{n}={v}" for n, v in zip(("tp", "pp", "dp", "ep"), fixed, strict=True) if v is not None)
+        raise UsageError(
+            f"{asked or 'no size'} does not give a layout for {gpus} GPUs or fewer; tp · pp · dp must divide {gpus}"
+        )
+    order = sorted(choices, key=_preferred)
+    chosen = order[0]
+    mesh, mine, notes = pieces(chosen.tp, chosen.pp, chosen.ep)
+    return Budget(
+        gpus, int(memory_gb * 1e9), int(reserve_gb * 1e9), precision, int(model.catalog.numel.sum()), order, chosen,
+        _frame(mine, mesh, chosen), [*model.notes, *notes, *thinned, NOT_COUNTED],
+    )  # fmt: skip
+
+
+def _layouts(model: MemoryModel, gpus: int, fixed: Sequence[int | None]) -> Iterator[tuple[int, int, int, int]]:
+    """Sizes of tp, pp, dp, ep that make up a layout; the fewest GPUs first."""
+    tp, pp, dp, ep = fixed
+    for world in (n for n in range(1, gpus + 1) if gpus % n == 0):
+        for a in _sizes(tp, world, NODE):
+            for b in _sizes(pp, world // a, max(model.layers, 1)):
+                c = world // (a * b)
+                if dp is not None and c != dp:
+                    continue
+                for d in _sizes(ep, c, max(model.experts, 1)):
+                    if ep is None and d > 1 and model.experts % d:
+                        continue
+                    yield a, b, c, d
+
+
+def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, int, int, int]], list[str]]:
+    """About :data:`TRIED` of them, of each number of GPUs alike, and a note where that is not all."""
+    if len(every) <= TRIED:
+        return every, []
+    worlds: dict[int, list[tuple[int, int, int, int]]] = {}
+    for one in every:
+        worlds.setdefault(one[0] * one[1] * one[2], []).append(one)
+    most = max(TRIED // len(worlds), 1)
+    kept = [one for mine in worlds.values() for one in mine[:: -(-len(mine) // most)]]
+    told = f"{len(kept):,} of {len(every):,} layouts were tried, evenly over the numbers of GPUs; fix tp, pp or ep"
+    return kept, [told]
+
+
+def _sizes(fixed: int | None, whole: int, most: int) -> list[int]:
+    """Divisors of ``whole``: the one that is fixed, or all up to ``most``."""
+    if fixed is not None:
+        return [fixed] if fixed >= 1 and whole % fixed == 0 else []
+    return [n for n in range(1, min(whole, most) + 1) if whole % n == 0]
+
+
+def _choice(pieces: list[LocalPieces], mesh: Mesh, dp: int, stage: int, room: int) -> Choice:
+    _, parts = rank_bytes(pieces, mesh, dp, stage)
+    total = parts.sum(axis=1)
+    top = int(np.argmax(total))
+    a, b, c, d = parts[top].tolist()
+    return Choice(
+        mesh.size("tp"), mesh.size("pp"), dp, mesh.size("ep"), stage, int(total[top]), float(total.mean()),
+        (a, b, c, d), int(total[top]) <= room,
+    )  # fmt: skip
+
+
+def _preferred(one: Choice) -> tuple[float, ...]:
+    """Those that fit first, by size; then the others, by their largest rank."""
+    if one.fits:
+        return 0, one.gpus, one.tp * one.pp, one.stage, one.tp, one.ep
+    return 1, one.largest, one.stage, one.gpus, one.tp, one.ep
+
+
+def _frame(pieces: list[LocalPieces], mesh: Mesh, chosen: Choice) -> pd.DataFrame:
+    import pandas as pd
+
+    places, parts = rank_bytes(pieces, mesh, chosen.dp, chosen.stage)
+    order = np.lexsort((places[:, 3], places[:, 1], places[:, 0]))
+    places, parts = places[order], parts[order]
+    columns = {"rank": np.arange(len(places))}
+    columns |= {name: places[:, at] for at, name in enumerate(("pp", "dp", "ep", "tp"))}
+    columns |= {name: parts[:, at] for at, name in enumerate(PARTS)}
+    return pd.DataFrame(columns | {"nbytes": parts.sum(axis=1)})

@@ -1,1 +1,0 @@
-"""From any layout to any other: meshes and placements to boxes, boxes to one plan of copies."""

@@ -1,1 +1,0 @@
-"""Targets that are visible whole or not at all, whatever happens on the way."""

@@ -1,1 +1,0 @@
-"""Onto a device through a ring of host buffers."""

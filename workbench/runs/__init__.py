@@ -1,0 +1,247 @@
+"""Which checkpoints are under a folder, and which of a run's steps to open.
+
+::
+
+    runs/pretrain/
+      latest_checkpointed_iteration.txt     a tracker: the step that the trainer would resume from
+      step-2000/  .metadata  __0_0.distcp   complete
+      step-4000/  .metadata  __0_0.distcp   complete: the newest, opened by default
+      step-6000/             __0_0.distcp   no .metadata: the save was interrupted
+      final/model.safetensors
+
+Only names, sizes and a few bytes are read, never a tensor; a format's ``missing`` says whether a checkpoint is
+complete. Links to folders are not followed: inside the root they would list a checkpoint twice, outside they lead away.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench import formats
+from workbench.core.place import Place
+from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
+from workbench.names.steps import is_step, step_of
+
+__all__ = ["Found", "discover", "locate", "pick"]
+
+#: Megatron's; DeepSpeed's, and that of what its ds_to_universal.py made
+TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
+TRACKER_LIMIT = 4096  #: bytes of a tracker; real ones hold one number or name
+#: Not a checkpoint of their own: parts of one that lies in the same folder.
+PARTS = re.compile(
+    r"training_args\.bin|scheduler(_\d+)?\.(bin|pt)|sampler(_\d+)?\.bin|scaler\.pt|rng_state.*\.pth|optimizer.*\.(bin|pt)"
+    r"|(scheduler|scaler)\.pdparams"
+)
+MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One checkpoint.
+
+    Attributes:
+        path: relative to the root; ``.`` for the root itself.
+        format: the reader's name.
+        step: as the trainer's file or a folder's name says, else ``None``.
+        nbytes: bytes of all its files.
+        mtime: seconds since the epoch of its newest file.
+        complete: whether the format's commit marker and every file that it lists are there.
+        why: what is missing; empty when complete.
+    """
+
+    path: str
+    format: str
+    step: int | None
+    nbytes: int
+    mtime: float
+    complete: bool
+    why: str
+
+
+def discover(
+    root: str | os.PathLike[str], *, depth: int = 3, storage_options: Mapping[str, Any] | None = None
+) -> list[Found]:
+    """Checkpoints in a folder and in the folders below it, ``depth`` levels deep, sorted by path and step.
+
+    Raises:
+        NotACheckpointError: the root does not exist.
+        MissingFileError: it cannot be listed.
+    """
+    place = Place(root, storage_options)
+    place.ahead()
+    if place.file is not None:
+        name = formats.detect(place)
+        return [] if name is None else [_found(place, ".", name, place.name)]
+    found = list(_walk(place, "", depth))
+    return sorted(found, key=lambda item: (os.path.dirname(item.path), item.step is None, item.step or 0, item.path))
+
+
+def locate(place: Place, format: str | None = None) -> tuple[Place, str | None, str | None]:
+    """The checkpoint that a path means: itself, or the step of a run's folder; its format, ``None`` where nothing is
+    recognised; and a sentence that says why that step.
+
+    Args:
+        format: a reader's name where the caller knows it; then the place itself is meant.
+
+    Raises:
+        as :func:`pick`.
+    """
+    found = format or formats.detect(place)
+    # loose files beside a tracker are not the checkpoint; a layout that brings its own tracker is
+    loose = found is not None and formats.record(found).loose and any(name in place.files for name in TRACKERS)
+    if format is not None or (found is not None and not loose):
+        return place, found, None
+    picked = pick(place)
+    if picked is None:
+        return place, found, None
+    item, reason = picked
+    return place.sub(item.path), item.format, reason
+
+
+def pick(place: Place) -> tuple[Found, str] | None:
+    """The step of a run's folder to open, and a sentence that says why; ``None`` when the folder holds no checkpoint.
+
+    Raises:
+        IncompleteError: there are steps, but none is complete.
+        NotACheckpointError: there are several checkpoints, and it is unknown which is meant.
+    """
+    if place.file is not None:
+        return None
+    found = [item for item in _walk(place, "", 2) if item.path != "."]
+    if not found:
+        return None
+    steps = [item for item in found if item.step is not None]
+    if not steps and len(found) == 1 and found[0].complete:
+        return found[0], f"opened {found[0].path!r}: the only checkpoint in the folder"
+    if not steps:
+        raise NotACheckpointError(
+            f"{place.path!r} has {len(found)} checkpoints whose names contain no step: {_some(found)}; open one of them"
+        )
+    complete = [item for item in steps if item.complete]
+    if not complete:
+        newest = max(steps, key=_step)
+        raise IncompleteError(
+            f"none of the {len(steps)} steps in {place.path!r} is complete; the newest, {newest.path!r}: {newest.why}"
+        )
+    tracked, note = _tracked(place, steps)
+    if tracked is not None and tracked.complete:
+        return tracked, f"opened {tracked.path!r}: {note}"
+    newest_step = max(map(_step, complete))
+    best = [item for item in complete if item.step == newest_step]
+    if len(best) > 1:
+        raise NotACheckpointError(
+            f"step {newest_step} in {place.path!r} is {len(best)} checkpoints: {_some(best)}; open one of them"
+        )
+    reason = f"opened {best[0].path!r}: the newest complete of {len(steps)} step{'s' if len(steps) > 1 else ''}"
+    newer = [item for item in steps if not item.complete and _step(item) > newest_step and item is not tracked]
+    for item in sorted(newer, key=_step)[:MAX_NAMED]:
+        reason += f"; {item.path!r} is incomplete ({item.why})"
+    return best[0], reason + (f"; {note}" if note else "")
+
+
+def _step(item: Found) -> int:
+    return -1 if item.step is None else item.step
+
+
+def _some(found: list[Found]) -> str:
+    names = [repr(item.path) for item in found[:MAX_NAMED]]
+    return ", ".join(names) + (f", … {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
+
+
+# ---- walking -------------------------------------------------------------------------------------------------------
+
+
+def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
+    name = None
+    try:
+        files = place.files
+    except WorkbenchError as error:
+        yield _unreadable(relative or ".", error)
+        return
+    try:
+        name = formats.detect(place)
+        if name is not None and formats.record(name).is_collection(place):
+            name = None  # each file is listed: together they are nothing that could be opened
+    except WorkbenchError as error:  # of one file, which may be planted: what else lies there is listed as well
+        name = None
+        yield _unreadable(relative or ".", error)
+    if name is not None:
+        yield _found(place, relative or ".", name, relative or place.name)
+    known = formats.record(name or "")
+    if known.closed:
+        return
+    single = [other for other in formats.FORMATS.values() if other.single_file]
+    endings = tuple(end for other in single for end in (other.beside if name else other.suffixes))
+    for file in files:
+        if file.endswith(endings) and not PARTS.fullmatch(file):
+            yield from _single(place, relative, file)
+    if depth <= 0:
+        return
+    for folder in place.folders:
+        inner = f"{relative}/{folder}" if relative else folder
+        if folder.startswith(".") or place.is_link(folder) or known.owns(folder):
+            continue
+        yield from _walk(place.sub(folder), inner, depth - 1)
+
+
+def _single(place: Place, relative: str, file: str) -> Iterator[Found]:
+    path = f"{relative}/{file}" if relative else file
+    try:
+        inner = place.sub(file)
+        name = formats.detect(inner)
+    except WorkbenchError as error:  # a link out of the root, or no permission: listed, not followed
+        yield _unreadable(path, error)
+        return
+    if name is not None:
+        yield _found(inner, path, name, path)
+
+
+def _unreadable(path: str, error: WorkbenchError) -> Found:
+    return Found(path, "unreadable", step_of(path), 0, 0.0, False, str(error))
+
+
+def _found(place: Place, path: str, format: str, named: str) -> Found:
+    nbytes, mtime = _size(place)
+    try:
+        why = formats.missing(place, format)
+        stored = formats.record(format).stored_step(place)
+        step = stored if is_step(stored) else None
+    except WorkbenchError as error:
+        why, step = str(error), None
+    return Found(path, format, step_of(named) if step is None else step, nbytes, mtime, not why, why)
+
+
+def _size(place: Place) -> tuple[int, float]:
+    """Bytes and newest modification time of all files, two levels down."""
+    stats = list(place.files.values())
+    if place.file is None:
+        for folder in place.folders:
+            if not place.is_link(folder):
+                stats += _quietly(place, folder)
+    return sum(stat.size for stat in stats), max((stat.mtime_ns for stat in stats), default=0) / 1e9
+
+
+def _quietly(place: Place, folder: str) -> list[Any]:
+    try:
+        return list(place.sub(folder).files.values())
+    except WorkbenchError:  # a folder without permission has no size that we could tell
+        return []
+
+
+def _tracked(place: Place, steps: list[Found]) -> tuple[Found | None, str]:
+    """What the tracker names among the steps, and what to say about it."""
+    for tracker in TRACKERS:
+        if tracker not in place.files or place.files[tracker].size > TRACKER_LIMIT:
+            continue
+        text = place.read(tracker).decode("utf-8", "replace").strip()
+        hits = [item for item in steps if item.path == text or (text.isdigit() and item.step == int(text[:18]))]
+        if not hits:
+            return None, f"the tracker {tracker!r} names {text[:80]!r}, which is not there"
+        if not hits[0].complete:
+            return hits[0], f"the tracker {tracker!r} names {hits[0].path!r}, which is incomplete ({hits[0].why})"
+        return hits[0], f"the tracker {tracker!r} names it"
+    return None, ""
