@@ -173,6 +173,20 @@ def test_back_and_forward_show_what_the_address_says(quiet, served):
     shown("names", "Layout")
 
 
+def test_a_view_that_never_says_it_is_finished_holds_nothing_up(quiet, served):
+    def unfinished(route):
+        said, response = "this._idle_notified&&this.has_finished()", route.fetch()
+        body = response.text()
+        assert body.count(said) == 1
+        route.fulfill(response=response, body=body.replace(said, "this._idle_notified&&!1"))
+
+    quiet.route(re.compile(r"/bokeh\.min\.js"), unfinished)
+    quiet.goto(served)
+    quiet.locator(".ckpt b", has_text=re.compile("^llama$")).click()
+    quiet.locator(".facts").first.wait_for()
+    link(quiet, ckpt="llama", tab="overview")
+
+
 def test_an_invalid_pattern_is_a_sentence(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=llama&tab=tensors")

@@ -262,6 +262,23 @@ def test_a_checkpoint_rewritten_while_it_is_shown_is_told_and_opened_anew(root):
     workbench.close()
 
 
+def test_what_a_tab_shows_is_set_before_the_tab_is_shown(root):
+    """A component of the page that has just been mounted loses what is set in the next moment."""
+    state = opened(root)
+    workbench = Workbench(state)
+    state.restore({"path": "llama", "tab": "tensors", "pattern": "mlp"})
+    box, seen = workbench.made["tensors"]._pattern, []
+    state.restore({"path": "llama", "tab": "overview"})
+    assert box.value == ""
+    workbench.tabs.param.watch(lambda event: seen.append((event.new, box.value)), "active")
+    state.restore({"path": "llama", "tab": "tensors", "pattern": "norm"})
+    workbench._body.param.watch(lambda event: seen.append((workbench.tabs in event.new, box.value)), "objects")
+    state.show("small/model.safetensors", pattern="w")
+    assert state.wait(WAIT)
+    assert seen == [(workbench.tabs.active, "norm"), (False, "norm"), (True, "w")]
+    workbench.close()
+
+
 def test_a_checkpoint_deleted_while_it_is_shown_is_told(root):
     state = opened(root)
     shutil.rmtree(root / "llama")

@@ -33,6 +33,7 @@ __all__ = ["Workbench", "create_app"]
 
 LOCAL_RESOURCES = "static/extensions/panel/"
 BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm``, the list is a drawer
+SETTLED = 10_000  #: milliseconds after which a page counts as loaded whatever its views say; 800 are usual
 LOOK = 3000  #: milliseconds between two checks whether the files shown were deleted or rewritten
 #: A tab's title and its class, imported when the tab is first shown.
 MAKERS = {
@@ -65,9 +66,11 @@ class Workbench(pn.viewable.Viewer):
         )
         self._body = pn.Column(sizing_mode="stretch_width")
         self.tabs.param.watch(lambda event: state.param.update(tab=SHOWN[event.new]), "active")
-        state.param.watch(lambda event: self.tabs.param.update(active=SHOWN.index(event.new)), "tab")
         state.param.watch(self._make, ["tab", "status"])
-        state.param.watch(self._draw, ["status", "notice"])
+        # What shows a tab runs after all that fills it (``precedence``): a React component (Panel 1.9.4,
+        # ``models/react_component.ts``) loses what changes between its first rendering and its effects.
+        state.param.watch(self._switch, "tab", precedence=1)
+        state.param.watch(self._draw, ["status", "notice"], precedence=1)
         self._make()
         self._draw()
 
@@ -89,6 +92,9 @@ class Workbench(pn.viewable.Viewer):
             module, kind = MAKERS[name][1:]
             self.made[name] = getattr(import_module(module), kind)(self.state, self._schedule)
             self._frames[name][:] = [self.made[name]]
+
+    def _switch(self, *_: Any) -> None:
+        self.tabs.active = SHOWN.index(self.state.tab)
 
     def _draw(self, *_: Any) -> None:
         state = self.state
@@ -160,7 +166,12 @@ class AfterLoad:
 
 
 class BrowserWindow(pn.custom.JSComponent):
-    """The browser window: too narrow for list and content side by side; dark mode preferred."""
+    """The browser window: too narrow for list and content side by side; dark mode preferred.
+
+    It also ends the wait of :class:`AfterLoad`. Bokeh (3.9, ``core/view.ts``) reports a document as loaded once every
+    view of it has said that it is finished. If one view never says so, the page would stay without a list for good;
+    after ``SETTLED`` milliseconds, what is there counts as loaded.
+    """
 
     narrow = param.Boolean(default=False)
     dark = param.Boolean(default=False)
@@ -175,8 +186,14 @@ class BrowserWindow(pn.custom.JSComponent):
         model.on("remove", () => query.removeEventListener("change", update));
         update();
       }
+      const settle = () => {
+        for (const document of window.Bokeh.documents)
+          for (const root of document.roots()) document.notify_idle(root);
+      };
+      const timer = setTimeout(settle, SETTLED);
+      model.on("remove", () => clearTimeout(timer));
     }
-    """
+    """.replace("SETTLED", str(SETTLED))
 
 
 class History(pn.custom.JSComponent):
