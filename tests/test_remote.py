@@ -23,6 +23,9 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from tests.range_server import RangeServer
 from workbench.analysis import manifest
+from workbench.core.blocks import FileBlocks, file_digests
+from workbench.core.checksums import check_archives
+from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.remote import bucket, ranged, requests
 from workbench.core.remote.url import parse
 from workbench.errors import (
@@ -153,9 +156,18 @@ def test_ranges_are_merged_and_split(one):
         assert sizes == [4000, 8000, 8000]
 
 
-@pytest.mark.parametrize("sample", ["dcp_tp2_fsdp2_vocab515", "paddlenlp_legacy", "hf_llama_bf16_sharded"])
-@pytest.mark.parametrize("part, most, gap", [(700, 64 << 20, 100), (5000, 9000, 0), (8 << 20, 64 << 20, 256 << 10)])
-def test_what_is_fetched_ahead_is_what_is_stored(server, monkeypatch, sample, part, most, gap):
+@pytest.mark.parametrize(
+    "sample, part, most, gap",
+    [
+        ("dcp_tp2_fsdp2_vocab515", 20_000, 64 << 20, 100),
+        ("dcp_tp2_fsdp2_vocab515", 8 << 20, 64 << 20, 256 << 10),
+        ("paddlenlp_legacy", 5000, 90_000, 0),
+        ("paddlenlp_legacy", 8 << 20, 64 << 20, 256 << 10),
+        ("hf_llama_bf16_sharded", 700, 64 << 20, 100),
+        ("hf_llama_bf16_sharded", 5000, 9000, 0),
+    ],
+)
+def test_what_is_fetched_ahead_is_what_is_stored(server, tmp_path, monkeypatch, sample, part, most, gap):
     """In requests that cut headers and payloads anywhere, or with too little room for all of them."""
     for name, value in {"AHEAD_PART": part, "AHEAD_MOST": most, "GAP": gap}.items():
         monkeypatch.setattr(ranged, name, value)
@@ -164,16 +176,33 @@ def test_what_is_fetched_ahead_is_what_is_stored(server, monkeypatch, sample, pa
     assert all(same_bits(state[key], near[key].torch()) for key in near)
     assert wb.diff(near, far).summary["changed"] == 0
     assert wb.stats(far, cache=False).to_dict() == wb.stats(near, cache=False).to_dict()
+    assert dict(tensor_fingerprints(far.payloads)) == dict(tensor_fingerprints(near.payloads))
+    there, here = (list(check_archives(ckpt.payloads, ckpt.place)) for ckpt in (far, near))
+    assert there == here and {check.status for check in here} <= {"ok"}
+    wb.export(far, tmp_path / "out", format="safetensors")
+    assert wb.diff(tmp_path / "out", near).summary["changed"] == 0
 
 
 def test_a_pass_asks_for_many_chunks_at_once(tmp_path):
-    save_file({f"w{k}": torch.full((1000,), float(k)) for k in range(300)}, tmp_path / "model.safetensors")
-    with RangeServer(tmp_path) as server:
+    (tmp_path / "served").mkdir()
+    tensors = {f"w{k}": torch.full((1000,), float(k)) for k in range(300)}
+    save_file(tensors, tmp_path / "served" / "model.safetensors")
+    torch.save(tensors, tmp_path / "served" / "model.pt")
+    with RangeServer(tmp_path / "served") as server:
         ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
-        for read in (ckpt.state_dict, lambda: wb.stats(ckpt, cache=False)):
+        archive = wb.open(f"{server.url}/model.pt", cache=False)
+        blocks = FileBlocks("model.safetensors", np.arange(0, 1_200_000, 1000), np.arange(1000, 1_201_000, 1000))
+        for read in (
+            ckpt.state_dict,
+            lambda: wb.stats(ckpt, cache=False),
+            lambda: list(tensor_fingerprints(ckpt.payloads)),
+            lambda: list(file_digests(ckpt.place, [blocks])),
+            lambda: list(check_archives(archive.payloads, archive.place)),
+            lambda: wb.export(ckpt, tmp_path / "out", format="safetensors"),
+        ):
             server.log.clear()
             read()
-            assert len(server.log) <= 4, len(server.log)  # one for each of a few threads
+            assert len(server.log) <= 5, len(server.log)  # one for each of a few threads, and a look whether it changed
 
 
 def test_passes_share_a_bounded_room(monkeypatch):

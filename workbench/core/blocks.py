@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,7 +106,10 @@ class _HashBlocks:
         except WorkbenchError as error:
             return out, dict.fromkeys(range(len(starts)), str(error))
         source.advise("sequential")
-        return out, _hash(source, starts, stops, self._own.buffer, out)
+        with ExitStack() as held:
+            with suppress(WorkbenchError):  # the reads themselves meet the error, and know which block it concerns
+                held.enter_context(source.ahead(list(zip(starts, stops, strict=True))))
+            return out, _hash(source, starts, stops, self._own.buffer, out)
 
     def nbytes(self, task: _Task) -> int:
         one, blocks = self._files[task[0]], slice(*task[1:])

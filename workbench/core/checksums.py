@@ -17,7 +17,7 @@ paddle, torch before 1.6) store none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from workbench.core.payload import Payloads, decompress
 from workbench.core.place import Place
 from workbench.core.scan import Announcer, Progress, workers
 from workbench.core.source import LazyBytes, Source
+from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, ZipRecord, inflate, locate
 from workbench.errors import WorkbenchError
@@ -243,7 +244,10 @@ class _CheckRecords:
         return _CheckRecords, ()
 
     def __call__(self, task: tuple[int, _Task]) -> list[list[RecordCheck] | int | WorkbenchError]:
-        return [self._one(one) for one in task[1]]
+        with ExitStack() as held:
+            for pool, spans in _reach(task[1]):
+                held.enter_context(pool.ahead(*np.array(spans, np.int64).T))
+            return [self._one(one) for one in task[1]]
 
     def _one(self, one: ArchiveRange | _PayloadPart | RecordCheck) -> list[RecordCheck] | int | WorkbenchError:
         if isinstance(one, RecordCheck):
@@ -266,6 +270,20 @@ class _CheckRecords:
 
     def close(self) -> None:
         self._announcer.restore()
+
+
+def _reach(task: _Task) -> list[tuple[SourcePool, list[tuple[int, int, int]]]]:
+    """File and bytes that a task reads, by the pool that it reads them from."""
+    found: dict[int, tuple[SourcePool, list[tuple[int, int, int]]]] = {}
+    for one in task:
+        if isinstance(one, RecordCheck):
+            continue
+        archive = one if isinstance(one, ArchiveRange) else one.archive
+        if archive.pool.at_once == 1:  # nothing is fetched ahead from a disk
+            continue
+        low, high = (one.start, one.stop) if isinstance(one, ArchiveRange) else (one.first, one.last)
+        found.setdefault(id(archive.pool), (archive.pool, []))[1].append((archive.file, low, high))
+    return list(found.values())
 
 
 def _of_part(part: _PayloadPart, announcer: Announcer) -> int | WorkbenchError:

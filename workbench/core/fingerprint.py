@@ -156,11 +156,12 @@ class _HashRun:
 
     def __call__(self, parts: list[StreamPart]) -> list[list[bytes] | WorkbenchError]:
         results: list[list[bytes] | WorkbenchError] = []
-        for part in parts:
-            try:
-                results.append(self._digests(part))
-            except WorkbenchError as error:
-                results.append(error)
+        with self._payloads.ahead(*self._reach(parts)):
+            for part in parts:
+                try:
+                    results.append(self._digests(part))
+                except WorkbenchError as error:
+                    results.append(error)
         return results
 
     def nbytes(self, parts: list[StreamPart]) -> int:
@@ -183,6 +184,26 @@ class _HashRun:
             except _Strided:
                 pass
         return self._gathered(part)
+
+    def _reach(self, parts: list[StreamPart]) -> tuple[Ints, Ints, Ints]:
+        """Chunk rows, and the bytes of their elements, that the parts are made of.
+
+        Where the chunks are not one after the other, those of whole tensors only: a part of one reads a part of each.
+        """
+        layout, catalog = self._layout, self._payloads.catalog
+        found = [np.empty((3, 0), np.int64)]
+        for part in parts if self._payloads.pool.at_once > 1 else ():  # nothing is fetched ahead from a disk
+            begin, end = layout.ptr.get(part.tensor, (0, 0))
+            rows = layout.rows[begin:end]
+            low, high = np.zeros(len(rows), np.int64), catalog.chunk_nbytes[rows]
+            if part.tensor in layout.straight:
+                at, start = layout.at[begin:end], part.first * BLOCK
+                low, high = np.maximum(start - at, 0), np.minimum(start + part.nbytes - at, high)
+            elif part.first or not part.last:
+                continue
+            found.append(np.stack([rows, low, high])[:, low < high])
+        rows, low, high = np.concatenate(found, axis=1)
+        return rows, low, high
 
     # ---- chunks one after the other ----
 

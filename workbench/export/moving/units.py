@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core import box
-from workbench.core.arrays import Array
+from workbench.core.arrays import Array, Ints
 from workbench.core.dtypes import ALL, DType, nbytes_of
 from workbench.core.fingerprint import BlockDigests
 from workbench.core.payload import Payloads
@@ -82,6 +82,7 @@ class Filler:
                     with writing(self._maps[file].name):
                         opened[file] = os.open(self._paths[file], os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
                     stack.callback(os.close, opened[file])
+            stack.enter_context(self._payloads.ahead(*self._reach(units)))
             done = [self._unit(opened[unit[0]], *unit) for unit in units]
             for file, fd in opened.items() if self._durable else ():
                 with writing(self._maps[file].name):
@@ -141,6 +142,28 @@ class Filler:
         done.source = before.digests()
         done.target = done.source if after is None else after.digests()
         return done
+
+    def _reach(self, units: list[Unit]) -> tuple[Ints, Ints, Ints]:
+        """Chunk rows, and the bytes of their elements, that units are made of.
+
+        Of chunks that are not one run of a unit, only those that it needs whole: of the others it reads a part.
+        """
+        copies, found = self._copies, [np.empty((3, 0), np.int64)]
+        for _, piece, first, stop in units if self._payloads.pool.at_once > 1 else ():  # nothing ahead from a disk
+            if ALL[copies.code[piece]].packed:
+                continue
+            mine = slice(int(copies.ptr[piece]), int(copies.ptr[piece + 1]))
+            lo, hi, run = copies.lo[mine], copies.hi[mine], copies.run[mine]
+            rows, itemsize = copies.row[mine], ALL[copies.code[piece]].itemsize
+            low = np.where(run, copies.at[mine] + np.maximum(first - lo, 0), 0) * itemsize
+            high = np.where(run, (copies.at[mine] + np.minimum(stop, hi) - lo) * itemsize, self._nbytes(rows))
+            whole = (first <= lo) & (hi <= stop) & (box.volume(copies.sizes[mine]) * itemsize == self._nbytes(rows))
+            found.append(np.stack([rows, low, high])[:, (run | whole) & (lo < stop) & (first < hi)])
+        rows, low, high = np.concatenate(found, axis=1)
+        return rows, low, high
+
+    def _nbytes(self, rows: Ints) -> Ints:
+        return self._payloads.catalog.chunk_nbytes[rows]
 
     # ---- the stream of a piece, step by step ----
 
