@@ -20,6 +20,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import quote
 
+import fsspec
 import pytest
 import torch
 from playwright.sync_api import expect
@@ -185,6 +186,30 @@ def test_a_view_that_never_says_it_is_finished_holds_nothing_up(quiet, served):
     quiet.locator(".ckpt b", has_text=re.compile("^llama$")).click()
     quiet.locator(".facts").first.wait_for()
     link(quiet, ckpt="llama", tab="overview")
+
+
+def test_a_bucket_is_served_like_a_folder(quiet, samples):
+    system = fsspec.filesystem("memory")
+    for file in (samples / "titan_run").rglob("*"):
+        if file.is_file():
+            system.pipe_file(f"/bucket/runs/{file.relative_to(samples)}", file.read_bytes())
+    truth = load_file(samples / "truth" / "titan_run" / "step-4.safetensors")
+    try:
+        with serving("memory://bucket/runs", **SHORT_LIVED) as url:
+            quiet.goto(url)
+            quiet.locator(".ckpt b", has_text=re.compile("^titan_run/step-4$")).click()
+            quiet.locator(".facts").first.wait_for()
+            link(quiet, ckpt="titan_run/step-4", tab="overview")
+            assert f"{len(truth):,} in " in quiet.locator(".facts").first.inner_text()
+            name = next(key for key in truth if truth[key].ndim == 2)
+            quiet.goto(f"{url}?ckpt=titan_run/step-4&tab=tensors&tensor={quote(name)}")
+            quiet.locator(".stats").wait_for()
+            words = quiet.locator(".stats").inner_text().replace("−", "-")
+            assert f"{truth[name].min().item():.5g}" in words and f"{truth[name].max().item():.5g}" in words
+            quiet.goto(f"{url}?ckpt=../other")
+            quiet.locator(".said.error", has_text="leaves ROOT through").wait_for()
+    finally:
+        system.rm("/bucket", recursive=True)
 
 
 def test_an_invalid_pattern_is_a_sentence(quiet, served):

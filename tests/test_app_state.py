@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+import re
 import shutil
 import threading
 import time
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from workbench.app import plots
 from workbench.app.found import checkpoints
-from workbench.app.jail import Jail, relative_words
+from workbench.app.jail import Jail, jail_of, relative_words
 from workbench.app.jobs import WORKERS, Job
 from workbench.app.look import look
 from workbench.app.outlet import Outlet
@@ -110,6 +111,44 @@ def test_root_must_be_a_folder(root, tmp_path):
     for path in (tmp_path / "gone", root / "small" / "model.safetensors"):
         with pytest.raises(UsageError, match="not a folder"):
             Jail(path)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "https://host/a%20b/runs", "memory://runs", "gs://bucket"])
+def test_the_jail_of_a_url_is_what_is_below_it(url):
+    jail = jail_of(url + "/")
+    assert jail.root == jail.resolve(".") == url and jail.resolve("llama/./x") == f"{url}/llama/x"
+    assert jail.resolve("s3://other/x") == f"{url}/s3:/other/x"  # a name like any other
+    for name in ("run/step-4", "a b%20c?d#e", "."):
+        assert jail.show(jail.resolve(name)) == name
+    for path in ("../x", "run/../../x", "/etc", "a\0", ""):
+        with pytest.raises(UnsafeError, match=r"ROOT|list"):
+            jail.resolve(path)
+    for path in (f"{url}-private/x", "s3://elsewhere/runs/x", "/etc/passwd"):
+        with pytest.raises(ValueError, match="not below"):
+            jail.show(path)
+    assert relative_words(f"{url}/x/model.pt is torn; {url} is not") == "x/model.pt is torn; ROOT is not"
+
+
+@pytest.mark.parametrize(
+    "url, words",
+    {
+        "https://ann:pass@host/runs": "'https://host/runs' was given with a password or a signature",
+        "https://host/runs?X-Amz-Signature=abc": "'https://host/runs' was given with a password or a signature",
+        "s3://bucket/../other": "contains '..'",
+        "s3://": "names no host",
+    }.items(),
+)
+def test_a_url_that_is_not_served_is_one_sentence(url, words):
+    with pytest.raises(UsageError, match=re.escape(words)) as error:
+        jail_of(url)
+    assert not any(secret in str(error.value) for secret in ("pass@", "abc"))
+
+
+def test_exports_are_not_written_to_a_root_in_a_store():
+    jail = jail_of("s3://bucket/runs")
+    assert not Outlet(jail).open
+    with pytest.raises(UsageError, match="'s3://bucket/runs' is in a store"):
+        Outlet(jail, ".")
 
 
 @pytest.mark.parametrize("path", [p for p in OUTSIDE.values() if p], ids=[k for k, p in OUTSIDE.items() if p])

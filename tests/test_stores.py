@@ -23,9 +23,16 @@ from safetensors.torch import save_file
 import workbench as wb
 from tests.properties import SLOW
 from tests.test_remote import same_bits
+from workbench.app.jail import jail_of
+from workbench.app.page import Workbench
+from workbench.app.registry import Registry
+from workbench.app.serve import start
+from workbench.app.state import WorkbenchState
+from workbench.app.tabs.run import siblings
 from workbench.core.place import UNFINISHED
 from workbench.core.remote import destination, objects
 from workbench.core.remote.destination import Destination
+from workbench.core.remote.url import keep_options, with_options
 from workbench.errors import (
     IncompleteError,
     MissingFileError,
@@ -152,6 +159,45 @@ def upload(s3: S3, folder: Path, key: str) -> None:
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_of_the_dashboard_opens_what_is_below_a_url(s3, monkeypatch):
+    """Its jobs run in other threads, with the options that the server was started with."""
+    upload(s3, ROOT / "titan_run", "runs/titan")
+    upload(s3, ROOT / "hf_llama_bf16_sharded", "private")
+    with (
+        pytest.raises(OpenError, match="'s3://bucket/none' does not exist"),
+        with_options(s3.options, "s3://bucket/none"),
+    ):
+        start("s3://bucket/none")
+    with with_options(s3.options, "s3://bucket/runs"):
+        server = start("s3://bucket/runs")
+    try:
+        _open_a_session(monkeypatch, s3)
+    finally:
+        server.stop()
+        keep_options({})
+
+
+def _open_a_session(monkeypatch, s3):
+    state = WorkbenchState(jail_of("s3://bucket/runs"), Registry())
+    workbench = Workbench(state)
+    assert workbench.picker.job.wait(30) and workbench.picker._paths == ["titan/step-2", "titan/step-4"]
+    state.show("titan/step-4", tab="export")
+    assert state.wait(30) and state.status == "open", state.error
+    assert len(state.ckpt) == len(wb.open(ROOT / "titan_run" / "step-4")) and state.ckpt.path.startswith("s3://")
+    words = workbench.made["export"]._choice().command(state.outlet)
+    assert words.startswith("workbench export s3://bucket/runs/titan/step-4 ") and not state.outlet.open
+    assert [one.path for one in siblings(state.jail, "titan/step-4")] == ["titan/step-2", "titan/step-4"]
+    assert state.lease.changed() == ""
+    upload(s3, ROOT / "titan_run" / "step-2", "runs/titan/step-4")
+    assert "was rewritten after it was opened" in state.lease.changed()
+    monkeypatch.chdir(ROOT / "titan_run")  # steps of the same names, but of another run
+    run = state.ckpt.view().made["overview"].run
+    assert run.work.job.wait(30) and run.work.job.result == []
+    state.show("titan/none")
+    assert state.wait(30) and state.status == "failed" and "s3://" not in workbench._words.object
+    workbench.close()
 
 
 @pytest.mark.parametrize("sample", SAMPLES)

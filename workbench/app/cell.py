@@ -102,7 +102,7 @@ class _FixedCheckpoint(Registry):
         self._path = os.path.realpath(ckpt.path)
         self._ckpt = ckpt
 
-    def acquire(self, path: Path) -> Lease:
+    def acquire(self, path: Path | str) -> Lease:
         if os.path.realpath(path) == self._path:
             return Lease(self, OpenCheckpoint(path), self._ckpt)
         return super().acquire(path)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.app.jail import BucketJail
 from workbench.app.outlet import Outlet, command
 from workbench.app.search import LIMIT, Search
 from workbench.checkpoint import Checkpoint
@@ -113,9 +114,13 @@ class ExportChoice:
         )
 
     def command(self, outlet: Outlet) -> str:
-        """Return the equivalent command line for a shell in ROOT."""
-        under = os.path.relpath(outlet.folder, outlet.jail.root)
-        words = ["workbench", "export", _plain(self.path), _plain(os.path.normpath(os.path.join(under, self.into)))]
+        """Return the equivalent command line for a shell in ROOT; of a ROOT in a store, with its URL."""
+        path, under = self.path, "."
+        if isinstance(outlet.jail, BucketJail):
+            path = outlet.jail.resolve(path)
+        else:
+            under = os.path.relpath(outlet.folder, outlet.jail.folder)
+        words = ["workbench", "export", _plain(path), _plain(os.path.normpath(os.path.join(under, self.into)))]
         words += ["--to", self.to]
         for option, value in (
             ("--select", self.pattern), ("--role", self.role), ("--rename", self.rename), ("--dtype", self.cast),

@@ -1,4 +1,4 @@
-"""ROOT, the folder that the dashboard may not leave.
+"""ROOT, the folder, or the prefix of a bucket, that the dashboard may not leave.
 
 Every checkpoint named from outside (the picker, ``?ckpt=`` in the URL, a bookmark) is a path *relative to ROOT* and
 goes through :meth:`Jail.resolve`. Both paths are resolved first and compared by components: comparing string
@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import MissingFileError, UnsafeError, UsageError
+from workbench.core.remote.url import is_url, parse
+from workbench.errors import MissingFileError, NotACheckpointError, UnsafeError, UsageError
 
-__all__ = ["Jail", "relative_values", "relative_words"]
+__all__ = ["BucketJail", "Jail", "jail_of", "relative_values", "relative_words"]
 
 _roots: set[str] = set()  # of this process
 
@@ -28,39 +29,42 @@ class Jail:
         name: last component, for the page's title.
     """
 
+    root: Path | str
+    name: str
+
     def __init__(self, root: str | os.PathLike[str]) -> None:
         given = os.fspath(root)
         if "\0" in given:
             raise UsageError("ROOT contains a NUL byte")
-        self.root = Path(os.path.realpath(os.path.expanduser(given)))
-        if not self.root.is_dir():
+        self.root = self._folder = Path(os.path.realpath(os.path.expanduser(given)))
+        if not self._folder.is_dir():
             raise UsageError(f"ROOT {given!r} is not a folder; give the folder that contains the checkpoints")
-        self.name = self.root.name or str(self.root)
-        if self.root.name:
-            _roots.add(str(self.root))
+        self.name = self._folder.name or str(self._folder)
+        if self._folder.name:
+            _roots.add(str(self._folder))
 
-    def resolve(self, relative: str) -> Path:
-        """Return the real path of a file or folder inside ROOT; ``.`` is ROOT itself.
+    @property
+    def folder(self) -> Path:
+        """ROOT on disk, where files can be written.
+
+        Raises:
+            UsageError: ROOT is in a store.
+        """
+        return self._folder
+
+    def resolve(self, relative: str) -> Path | str:
+        """Return the real path, or the URL, of a file or folder inside ROOT; ``.`` is ROOT itself.
 
         Raises:
             UnsafeError: the path is absolute, contains ``..`` or a NUL byte, or follows a symbolic link out of ROOT.
             MissingFileError: nothing exists there, or no file can have that name.
         """
-        if not relative or "\0" in relative:
-            raise UnsafeError(f"{relative!r} does not name a checkpoint; pick one from the list")
-        if os.path.isabs(relative):
-            raise UnsafeError(
-                f"{relative!r} is an absolute path; name the checkpoint relative to ROOT, as the list does"
-            )
-        if ".." in Path(relative).parts:
-            raise UnsafeError(
-                f"{relative!r} leaves ROOT through '..'; name the checkpoint relative to ROOT, as the list does"
-            )
+        _refuse(relative)
         try:
-            real = Path(os.path.realpath(self.root / relative))
+            real = Path(os.path.realpath(self._folder / relative))
         except (OSError, UnicodeEncodeError):  # a lone surrogate
             raise MissingFileError(f"{relative!r} is not a valid file name; pick one from the list") from None
-        if not real.is_relative_to(self.root):
+        if not real.is_relative_to(self._folder):
             raise UnsafeError(
                 f"{relative!r} is a link that leaves ROOT; refused. Serve the folder it points to instead"
             )
@@ -71,8 +75,79 @@ class Jail:
         return real
 
     def show(self, path: str | os.PathLike[str]) -> str:
-        """Return a real path inside ROOT as the page shows it: relative, with forward slashes."""
-        return Path(path).relative_to(self.root).as_posix()
+        """Return a path inside ROOT as the page shows it: relative, with forward slashes.
+
+        Raises:
+            ValueError: it is not inside.
+        """
+        return Path(path).relative_to(self._folder).as_posix()
+
+
+class BucketJail(Jail):
+    """Everything below a URL: objects have no links, so a name without ``..`` is inside.
+
+    Attributes:
+        root: the URL.
+        name: last component, for the page's title.
+    """
+
+    def __init__(self, root: str) -> None:
+        try:
+            self._location = parse(root)
+        except NotACheckpointError as error:
+            raise UsageError(f"ROOT cannot be served: {error}") from None
+        if self._location != self._location.public:
+            raise UsageError(
+                f"ROOT {self._location.shown!r} was given with a password or a signature; give credentials in the "
+                "environment or with --storage-option instead"
+            )
+        self.root = self._location.shown
+        self.name = self._location.name or self.root
+        _roots.add(self.root)
+
+    @property
+    def folder(self) -> Path:
+        raise UsageError(
+            f"ROOT {self.root!r} is in a store, and the page exports to disk only; omit --allow-export, and use "
+            "`workbench export` to write to a store"
+        )
+
+    def resolve(self, relative: str) -> str:
+        _refuse(relative)
+        path = "/".join(part for part in relative.split("/") if part not in ("", "."))
+        return (self._location.at(path) if path else self._location).shown
+
+    def show(self, path: str | os.PathLike[str]) -> str:
+        text = os.fspath(path)
+        if not is_url(text):
+            raise ValueError(f"{text!r} is not below {self.root!r}")
+        at, root = parse(text), self._location
+        below = at.key.removeprefix(f"{root.key}/") if root.key else at.key
+        if at[:2] != root[:2] or (root.key and below == at.key != root.key):
+            raise ValueError(f"{at.shown!r} is not below {root.shown!r}")
+        return "." if at.key == root.key else below
+
+
+def jail_of(root: str | os.PathLike[str]) -> Jail:
+    """Return the jail of a folder or of a URL.
+
+    Raises:
+        UsageError: it is not a folder, or not a URL that can be served.
+    """
+    given = os.fspath(root)
+    return BucketJail(given) if is_url(given) else Jail(given)
+
+
+def _refuse(relative: str) -> None:
+    """Refuse names that cannot be inside any ROOT."""
+    if not relative or "\0" in relative:
+        raise UnsafeError(f"{relative!r} does not name a checkpoint; pick one from the list")
+    if os.path.isabs(relative):
+        raise UnsafeError(f"{relative!r} is an absolute path; name the checkpoint relative to ROOT, as the list does")
+    if ".." in Path(relative).parts:
+        raise UnsafeError(
+            f"{relative!r} leaves ROOT through '..'; name the checkpoint relative to ROOT, as the list does"
+        )
 
 
 def relative_words(text: str, spelled: Callable[[str], str] = str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench import formats
-from workbench.app.jail import Jail
+from workbench.app.jail import BucketJail, Jail
 from workbench.core.place import Place
 from workbench.errors import OpenError, UnsafeError, UsageError, WriteError
 from workbench.views.names import safe
@@ -38,10 +38,10 @@ class Outlet:
 
     def __init__(self, jail: Jail, folder: str | os.PathLike[str] | None = None) -> None:
         self.jail, self.open = jail, folder is not None
-        self.folder = jail.root
+        self.folder = Path() if isinstance(jail, BucketJail) and folder is None else jail.folder
         if folder is not None:
-            self.folder = Path(os.path.realpath(jail.root / os.path.expanduser(os.fspath(folder))))
-            if not self.folder.is_dir() or not self.folder.is_relative_to(jail.root):
+            self.folder = Path(os.path.realpath(jail.folder / os.path.expanduser(os.fspath(folder))))
+            if not self.folder.is_dir() or not self.folder.is_relative_to(jail.folder):
                 raise UsageError(
                     f"exports must go to an existing folder inside ROOT, but {os.fspath(folder)!r} is not one; create "
                     "it first, or omit it to allow any place under ROOT"
@@ -71,10 +71,12 @@ class Outlet:
             raise WriteError(f"target {relative!r} cannot be looked up: {reason}; choose another name") from None
 
     def shown(self, target: Path) -> str:
-        """Return a target as the page shows it: relative to ROOT."""
-        return self.jail.show(target)
+        """Return a target as the page shows it: relative to ROOT, or to where the command is run."""
+        return target.as_posix() if isinstance(self.jail, BucketJail) else self.jail.show(target)
 
     def __str__(self) -> str:
+        if isinstance(self.jail, BucketJail):
+            return "the folder where the command is run"
         return "ROOT" if self.folder == self.jail.root else f"{self.shown(self.folder)!r} under ROOT"
 
     def _inside(self, relative: str, parts: Sequence[str], overwrite: bool) -> Path:
@@ -92,7 +94,7 @@ class Outlet:
         return target
 
     def _not_inside(self, folder: Path, relative: str) -> None:
-        while folder.is_relative_to(self.jail.root):
+        while folder.is_relative_to(self.jail.folder):
             if _is_checkpoint(folder):
                 name = "ROOT" if folder == self.jail.root else repr(self.shown(folder))
                 raise WriteError(f"target {relative!r} would be inside the checkpoint {name}; choose another place")

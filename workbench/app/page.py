@@ -21,7 +21,7 @@ from bokeh.events import ConnectionLost
 from workbench.app import style
 from workbench.app.access import Access
 from workbench.app.aria import Aria
-from workbench.app.jail import Jail
+from workbench.app.jail import BucketJail, jail_of
 from workbench.app.jobs import Schedule
 from workbench.app.outlet import Outlet
 from workbench.app.picker import Picker
@@ -35,6 +35,7 @@ LOCAL_RESOURCES = "static/extensions/panel/"
 BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm``, the list is a drawer
 SETTLED = 10_000  #: milliseconds after which a page counts as loaded whatever its views say; 800 are usual
 LOOK = 3000  #: milliseconds between two checks whether the files shown were deleted or rewritten
+LOOK_FAR = 60_000  #: … where each check is a request for every metadata file
 #: A tab's title and its class, imported when the tab is first shown.
 MAKERS = {
     "overview": ("Overview", "workbench.app.tabs.overview", "Overview"),
@@ -242,7 +243,7 @@ def create_app(
     exports: str | os.PathLike[str] | None = None,
     access: Access | None = None,
 ) -> pmui.Page | pn.pane.HTML:
-    """Create the served page of a ROOT folder, for one session.
+    """Create the served page of ROOT, a folder or a URL, for one session.
 
     Args:
         registry: opens checkpoints; by default that of the process.
@@ -250,7 +251,7 @@ def create_app(
         access: who has access; other users get a message. ``None`` for everyone.
 
     Raises:
-        UsageError: ROOT is not a folder, or ``exports`` is not a folder inside it.
+        UsageError: ROOT is neither a folder nor a URL that can be served, or ``exports`` is not a folder inside it.
     """
     pn.extension("tabulator", notifications=False)
     document = pn.state.curdoc
@@ -260,7 +261,7 @@ def create_app(
     if access is not None and not access.lets_in(pn.state.user):
         return style.pane(style.message(f"{pn.state.user or 'nobody'} has no access to this page.", "error"))
     schedule = AfterLoad(document) if document is not None and document.session_context else None
-    jail = Jail(root)
+    jail = jail_of(root)
     state = WorkbenchState(jail, registry, schedule, Outlet(jail, exports))
     workbench = Workbench(state, schedule)
     if pn.state.location is not None:
@@ -279,7 +280,7 @@ def create_app(
     if document is not None and document.session_context:
         document.on_session_destroyed(lambda _: _end(workbench, page))
         document.on_event(ConnectionLost, lambda _: _leave(document))
-        document.add_periodic_callback(state.look, LOOK)
+        document.add_periodic_callback(state.look, LOOK_FAR if isinstance(jail, BucketJail) else LOOK)
 
     def fold(*_: Any) -> None:
         page.sidebar_open = not (window.narrow and state.path)

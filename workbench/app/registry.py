@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import workbench as wb
 from workbench.checkpoint import Checkpoint
+from workbench.core.remote.url import is_url
+from workbench.core.source import FileStat
 from workbench.errors import OpenError
 
 if TYPE_CHECKING:
@@ -30,13 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "Registry", "shared"]
 
-Stamp = tuple[tuple[str, int, int], ...]
+Stamp = tuple[tuple[str, FileStat], ...]
 
 
 class OpenCheckpoint:
     """One open checkpoint and the number of its holders."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.path, self.holders = path, 0
         self.lock = threading.Lock()
         self.checkpoint: Checkpoint | None = None
@@ -60,7 +62,7 @@ class Lease:
     def changed(self) -> str:
         """Return what happened to the files since they were opened; empty if they are unchanged.
 
-        Calls ``stat`` on each metadata file: call it in a job.
+        Looks at each metadata file: call it in a job.
         """
         entry = self._entry
         if entry is None:
@@ -105,28 +107,28 @@ class Lease:
 
 
 class Registry:
-    """Open checkpoints by real path, with reference counts.
+    """Open checkpoints by real path or URL, with reference counts.
 
     Args:
         opener: opens a path; replaced in tests that count openings.
     """
 
-    def __init__(self, opener: Callable[[Path], Checkpoint] | None = None) -> None:
+    def __init__(self, opener: Callable[[Path | str], Checkpoint] | None = None) -> None:
         self._opener = opener or wb.open
         self._lock = threading.Lock()
-        self._entries: dict[Path, OpenCheckpoint] = {}
+        self._entries: dict[Path | str, OpenCheckpoint] = {}
 
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
 
-    def acquire(self, path: Path) -> Lease:
+    def acquire(self, path: Path | str) -> Lease:
         """Open a checkpoint, or share an open one whose files have not changed since.
 
         Raises:
             OpenError: as in :func:`workbench.open`; nothing is kept.
         """
-        path = Path(os.path.realpath(path))
+        path = path if isinstance(path, str) and is_url(path) else Path(os.path.realpath(path))
         while True:
             with self._lock:
                 entry = self._entries.setdefault(path, OpenCheckpoint(path))
@@ -164,10 +166,6 @@ _rows_lock = threading.Lock()
 
 
 def _stamp(checkpoint: Checkpoint) -> Stamp:
-    """Return size and modification time of the metadata files, which every save rewrites."""
-    place = checkpoint.place
-    found = []
-    for name in checkpoint.catalog.metadata_files[:64]:
-        info = place.stat(name)
-        found.append((name, info.size, info.mtime_ns))
-    return tuple(found)
+    """Return the identity of the metadata files, which every save rewrites; stores are asked anew."""
+    place = checkpoint.place if checkpoint.place.local else checkpoint.place.again()
+    return tuple((name, place.stat(name)) for name in checkpoint.catalog.metadata_files[:64])

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.app.jail import Jail
+from workbench.app.jail import BucketJail, jail_of
 from workbench.app.outlet import Outlet
+from workbench.core.place import Place
+from workbench.core.remote.url import current_options, keep_options
 from workbench.errors import UsageError
 
 __all__ = ["Serving", "serve", "start"]
@@ -63,11 +65,13 @@ def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -
     """Serve ROOT until interrupted. Prints the URL when ready; ``/liveness`` answers while the server runs.
 
     Args:
-        root: the folder whose checkpoints are served; nothing outside it can be reached.
+        root: the folder, or the URL of a prefix in a store, whose checkpoints are served; nothing outside it can be
+            reached.
         show: open a browser, if available.
         options: those of :class:`Serving`; others are passed to :func:`panel.serve`.
 
     Raises:
+        OpenError: a URL cannot be listed.
         UsageError: the folder does not exist, the port is taken, the options conflict, or others can reach the address
             and neither ``auth`` nor ``insecure=True`` is given.
     """
@@ -85,7 +89,10 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     """Return the listening server; the caller runs its event loop. Raises as :func:`serve`."""
     ours = {name: options.pop(name) for name in Serving.__dataclass_fields__ if name in options}
     how = Serving(port=port, **ours)
-    jail = Jail(root)
+    jail = jail_of(root)
+    if isinstance(jail, BucketJail):
+        keep_options(current_options())
+        _ = Place(jail.root).files  # what is wrong with it is said here rather than on every page
     outlet = Outlet(jail, how.exports)
     prefix = _prefix(how.prefix)
     _refuse_ipv6(how.address)

@@ -243,7 +243,7 @@ def parser() -> argparse.ArgumentParser:
     merge.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
 
     serve = _command(commands, "serve", "serve", "the dashboard, in a browser")
-    serve.add_argument("root", help="folder with checkpoints; nothing outside it can be opened")
+    serve.add_argument("root", help="folder, or URL, with checkpoints; nothing outside it can be opened")
     serve.add_argument("--port", type=_port, default=5006, help="TCP port (default: 5006)")
     serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")

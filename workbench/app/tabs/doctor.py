@@ -18,12 +18,14 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
+from workbench.app.jail import Jail
 from workbench.app.jobs import Progress
 from workbench.app.others import Others
 from workbench.app.tabs.doctor_view import DiagnosisView
 from workbench.app.tabs.tab import Tab
 from workbench.app.words import html
 from workbench.app.work import JobButton
+from workbench.core.remote.url import is_url
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
 
 if TYPE_CHECKING:
@@ -199,7 +201,7 @@ class Doctor(Tab):
     def _done(self, found: Diagnosis) -> None:
         state = self.state
         names = {str(state.jail.resolve(path)): path for path in (state.other, state.echo) if path}
-        names |= {one.path: _under(one.path, state.jail.root) for one in found.subjects}
+        names |= {one.path: _under(one.path, state.jail) for one in found.subjects}
         file = f"{state.path}-{state.other or state.echo}-doctor".replace("--", "-")
         self.view = DiagnosisView(found, names=names, file=file, schedule=self.schedule)
         self._result[:] = [self.view]
@@ -244,7 +246,9 @@ def _number(text: str, name: str) -> float:
         raise UsageError(f"{name} {text!r} is not a number") from None
 
 
-def _under(path: str, root: Any) -> str:
+def _under(path: str, jail: Jail) -> str:
     """Return the path relative to ROOT."""
-    found = os.path.relpath(os.path.realpath(path), root)
-    return path if found.startswith(os.pardir) else found
+    try:
+        return jail.show(path if is_url(path) else os.path.realpath(path))
+    except ValueError:
+        return path

@@ -18,12 +18,13 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import plots, style
-from workbench.app.jail import Jail
+from workbench.app.jail import BucketJail, Jail
 from workbench.app.jobs import Progress, Schedule
 from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
 from workbench.app.words import safe
 from workbench.app.work import JobButton
+from workbench.core.remote.url import is_url
 from workbench.errors import WorkbenchError
 from workbench.runs import Found, discover
 
@@ -66,7 +67,10 @@ class RunTab(pn.viewable.Viewer):
         self.work.start()
 
     def _find(self, progress: Progress) -> list[Found]:
-        return siblings(self._state.jail, _here(self._state))
+        ckpt, jail = self._state.ckpt, self._state.jail
+        if ckpt is not None and is_url(ckpt.path) != isinstance(jail, BucketJail):
+            return []  # of a store, in a notebook's cell: the jail there is the working directory
+        return siblings(jail, _here(self._state))
 
     def _done(self, steps: list[Found]) -> None:
         if len(steps) < 2:

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from workbench.errors import NotACheckpointError, UsageError
 
-__all__ = ["Location", "current_options", "is_url", "local_only", "parse", "with_options"]
+__all__ = ["Location", "current_options", "is_url", "keep_options", "local_only", "parse", "with_options"]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 #: Names that stores go by → the one used here.
@@ -82,6 +82,7 @@ def local_only(path: str, what: str) -> str:
     return path
 
 
+_kept: Mapping[str, Any] = {}
 _given: ContextVar[Mapping[str, Any] | None] = ContextVar("storage_options", default=None)
 
 
@@ -109,9 +110,17 @@ def with_options(options: Mapping[str, Any] | None, *paths: Any) -> Iterator[Non
         _given.reset(token)
 
 
+def keep_options(options: Mapping[str, Any]) -> None:
+    """Open every URL with these storage options from now on, in all threads, unless a call gives others: a server's
+    threads do not inherit what :func:`with_options` gives.
+    """
+    global _kept
+    _kept = dict(options)
+
+
 def current_options() -> Mapping[str, Any]:
     """The storage options for a URL that comes without any."""
-    return _given.get() or {}
+    return _given.get() or _kept
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
