@@ -1,7 +1,7 @@
 """The dashboard's server as a process of its own, which tells what it holds: ``python -m tests.soak_server ROOT``.
 
 Besides the pages there are ``/soak/state``, and ``/soak/verify``, which starts the verification of every open page that
-shows the Integrity tab, as a press on its button does. Texts are as the page shows them.
+shows the Integrity tab and does not verify already, as a press on its button does. Texts are as the page shows them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Soak(RequestHandler):
         here = [one for one in list(opened) if not one.state._closed]
         if what == "verify":
             for one in here:
-                if "integrity" in one.made:
+                if "integrity" in one.made and _job(one)["status"] != "running":
                     one._schedule(one.made["integrity"].work.start)  # type: ignore[misc]
         if what == "collect":
             gc.collect()

@@ -32,6 +32,7 @@ from workbench.app.state import WorkbenchState, parse_query, query_of
 from workbench.app.tabs.detail import statistics, worst_table
 from workbench.app.tabs.overview import bytes_by_module, module_of
 from workbench.app.tabs.report_view import finding_rows
+from workbench.core import executors
 from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WriteError
 
 WAIT = 30
@@ -697,3 +698,40 @@ def test_nobody_waits_for_long_jobs_to_open_a_checkpoint(root):
     finally:
         go.set()
     assert all(job.wait(WAIT) for job in jobs) and running[1] <= WORKERS
+
+
+def test_the_passes_of_all_long_jobs_share_one_thread_per_core():
+    running, most, lock = 0, 0, threading.Lock()
+
+    class Squares:
+        def __call__(self, task):
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.002)
+            with lock:
+                running -= 1
+            return task * task
+
+        def close(self):
+            pass
+
+    def work(progress):
+        return list(executors.ordered(Squares(), range(30), 0, threads=1, at_once=None, name="squares"))
+
+    jobs = [Job(long=True) for _ in range(2 * WORKERS)]
+    for job in jobs:
+        job.start(work)
+    assert all(job.wait(WAIT) and job.result == [(task, task * task) for task in range(30)] for job in jobs)
+    assert 1 <= most <= executors.cores()
+
+
+def test_an_event_on_one_page_changes_no_other(root):
+    """Panel's ``busy`` belongs to the process: it turned, in every page, with each event of any."""
+    page = create_app(root)
+    try:
+        pn.state._add_busy_event("another page")
+        assert pn.state.busy and not page.busy
+    finally:
+        pn.state._remove_busy_event("another page")

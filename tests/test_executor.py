@@ -458,3 +458,21 @@ def test_a_command_runs_on_a_scheduler_and_in_processes(capsys: Any, client: Any
     assert on_dask[:2] == alone[:2] and "Dask dashboard" in on_dask[2]
     assert run(capsys, *words, "--workers", "1") == alone
     assert json.loads(alone[1])["rows"]
+
+
+def test_tasks_that_nobody_waits_for_any_more_do_not_run() -> None:
+    """The pool may be shared: when a call ends early, its tasks that have not begun are dropped, the others awaited."""
+    done: list[int] = []
+
+    def run(task: int) -> int:
+        time.sleep(0.02)
+        done.append(task)
+        return task
+
+    with ThreadPoolExecutor(2) as pool:
+        results = executors.in_order(pool, run, range(100))
+        assert next(results) == 0
+        results.close()  # type: ignore[attr-defined]
+        ended = len(done)
+        time.sleep(0.1)
+        assert len(done) == ended < 10

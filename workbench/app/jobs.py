@@ -15,6 +15,7 @@ anything it still publishes is dropped.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import Any
 
 import param
 
+from workbench.core.executors import SharedThreads, using
 from workbench.errors import WorkbenchError
 
 __all__ = ["Cancelled", "Job", "Progress"]
@@ -31,17 +33,27 @@ __all__ = ["Cancelled", "Job", "Progress"]
 Progress = Callable[[float], None]
 Schedule = Callable[[Callable[[], None]], None]
 
-PERIOD = 0.1  #: seconds between two progress messages
+PERIOD = 0.25  #: seconds between two progress messages
 WORKERS = 4  #: jobs of each kind, long or not, that run concurrently in this process; the others wait
 #: Seconds that a job may hold the GIL while the page waits for it. A response takes the GIL about ten times; with
 #: Python's default of 5 ms, the median was 24 ms while a million chunks were verified; with this value, 6 ms.
 SWITCH = 0.0002
+NICE = 10  #: of the threads that read every byte (nice(2)); the page's has 0
 _log = logging.getLogger(__name__)
 sys.setswitchinterval(SWITCH)
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of this thread and of those it starts: serving pages comes before reading bytes."""
+    if sys.platform == "linux":  # elsewhere, a priority belongs to the process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
 _pools = {
-    long: ThreadPoolExecutor(WORKERS, thread_name_prefix=f"workbench-{name}")
-    for long, name in ((False, "job"), (True, "long"))
+    False: ThreadPoolExecutor(WORKERS, thread_name_prefix="workbench-job"),
+    True: ThreadPoolExecutor(WORKERS, thread_name_prefix="workbench-long", initializer=_yield_to_others),
 }
+_scans = SharedThreads("workbench-scan", _yield_to_others)  #: … of all long jobs
 
 
 class Cancelled(Exception):
@@ -63,7 +75,7 @@ class Job(param.Parameterized):
 
     def __init__(self, schedule: Schedule | None = None, *, long: bool = False, **params: Any) -> None:
         super().__init__(**params)
-        self._pool = _pools[long]
+        self._pool, self._scans = _pools[long], _scans if long else None
         self._schedule = schedule or (lambda callback: callback())
         self._turn = 0
         self._running = threading.Event()
@@ -108,7 +120,9 @@ class Job(param.Parameterized):
 
         try:
             progress(0.0)
-            self._publish(turn, result=work(progress), status="done", progress=1.0)
+            with using(self._scans):
+                result = work(progress)
+            self._publish(turn, result=result, status="done", progress=1.0)
         except Cancelled:
             pass  # the canceller has set the status
         except WorkbenchError as error:

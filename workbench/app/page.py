@@ -275,7 +275,12 @@ def create_app(
         sidebar_width=300,
         main=[window, history, Aria(width=0, height=0, margin=0), workbench],
         theme_config={"breakpoints": {"values": BREAKPOINTS}},
+        busy_indicator=None,
     )
+    # A page (panel-material-ui 0.16.6, ``template/base.py``) follows ``busy`` of Panel's process-wide state. With every
+    # event of any page, the models of all pages would be searched and changed twice, and the state would keep closed
+    # pages alive. Assigning another value (param 2.4) does not undo that.
+    page.param._update_ref("busy", False)
 
     if document is not None and document.session_context:
         document.on_session_destroyed(lambda _: _end(workbench, page))
@@ -297,16 +302,12 @@ def create_app(
 def _end(workbench: Workbench, page: pmui.Page) -> None:
     """End the session: stop its jobs, release its checkpoints and its memory.
 
-    A page (panel-material-ui 0.16.6, ``template/base.py``) watches ``busy`` of Panel's process-wide state, which keeps
-    the page and everything on it alive. Assigning another value (param 2.4) does not undo that.
-
     HoloViews (1.23) keeps plots with tap streams in a registry until they are cleaned up. Panel (1.9.4, ``custom.py``)
     searches for them in the page's models, which Bokeh has emptied by then.
     """
     try:
         workbench.close()
     finally:
-        page.param._update_ref("busy", False)
         for pane in page.select(pn.pane.HoloViews):
             for plot, _ in pane._plots.values():
                 plot.cleanup()

@@ -13,7 +13,7 @@ from bokeh.models.widgets.tables import HTMLTemplateFormatter
 
 from workbench.app.words import THIN, html
 
-__all__ = ["message", "pane", "table", "two_columns"]
+__all__ = ["message", "pane", "progress", "table", "two_columns"]
 
 HTML = """
 :host { color: inherit; }
@@ -32,6 +32,9 @@ p, ul, ol { margin: 4px 0; } ul, ol { padding-left: 22px; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 td, th { text-align: left; padding: 1px 16px 1px 0; font-weight: 400; white-space: nowrap; } th { opacity: .75; }
 td.n, th.n { text-align: right; }
+.bar { display: flex; align-items: center; gap: 12px; min-height: 36px; }
+.bar span { flex: none; width: 150px; font-size: 13px; opacity: .8; font-variant-numeric: tabular-nums; }
+.bar progress { flex: auto; min-width: 40px; height: 6px; accent-color: #0072B2; }
 """
 
 WIDEST_NAME = 240  #: minimum width in pixels of a column without a fixed width
@@ -70,6 +73,13 @@ def message(text: str, kind: str = "info") -> str:
     words = THIN.join(map(html, text.split(THIN)))  # the space used in numbers, which is harmless
     role = "alert" if kind == "error" else "note"
     return f'<div class="said {kind}" role="{role}">{words}</div>'
+
+
+def progress(verb: str, fraction: float) -> str:
+    """Return the HTML of a progress bar behind a word and the percentage: ``reading, 34%``."""
+    percent = round(100 * fraction)
+    bar = f'<progress aria-label="progress" max="100" value="{percent}"></progress>'
+    return f'<div class="bar"><span>{html(verb)}, {percent}%</span>{bar}</div>'
 
 
 def table(

@@ -18,7 +18,6 @@ import panel_material_ui as pmui
 
 from workbench.app import style
 from workbench.app.jobs import Job, Progress, Schedule
-from workbench.app.words import html
 
 __all__ = ["JobButton"]
 
@@ -53,11 +52,13 @@ class JobButton(pn.viewable.Viewer):
         self._cancel = pmui.Button(
             label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.cancel()
         )
-        self._bar = pmui.LinearProgress(value=0, variant="determinate", sizing_mode="stretch_width")
-        self._percent = style.pane("", width=150, sizing_mode="fixed")
+        self._bar = style.pane("")
         self._said = style.pane("")
-        self._running = pn.Row(self._percent, self._bar, self._cancel, sizing_mode="stretch_width", align="center")
-        self._body = pn.Column(self.button, sizing_mode="stretch_width")
+        self._running = pn.Row(self._bar, self._cancel, sizing_mode="stretch_width", align="center")
+        self._idle = pn.Row(self.button)
+        # All parts stay in the page and are shown or hidden: to put one in costs the page's thread 50 times as much.
+        self._body = pn.Column(self._idle, self._running, self._said, sizing_mode="stretch_width")
+        self._show()
         self.job.param.watch(self._progressed, ["progress", "status"])
 
     def __panel__(self) -> pn.viewable.Viewable:
@@ -81,20 +82,21 @@ class JobButton(pn.viewable.Viewer):
     def say(self, text: str, kind: str = "info") -> None:
         """Show a sentence below the button."""
         self._said.object = style.message(text, kind)
-        self._body[:] = [self.button, self._said]
+        self._show(said=True)
 
     def _progressed(self, *events: Any) -> None:
         job = self.job
         if job.status == "running":
-            self._bar.value = round(100 * job.progress)
-            self._percent.object = f'<p class="muted">{html(self._verb)}, {job.progress:.0%}</p>'
-            if self._running not in list(self._body):
-                self._body[:] = [self._running]
+            self._bar.object = style.progress(self._verb, job.progress)
+            self._show(running=True)
         elif job.status == "failed":
             self.say(job.error, "error")
         elif job.status == "cancelled":
             self.say("Cancelled; the partial result was discarded.")
         else:
-            self._body[:] = [self.button]
+            self._show()
             if job.status == "done" and any(event.name == "status" for event in events):
                 self._done(job.result)
+
+    def _show(self, *, running: bool = False, said: bool = False) -> None:
+        self._idle.visible, self._running.visible, self._said.visible = not running, running, said

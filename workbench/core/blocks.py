@@ -15,9 +15,9 @@ import numpy as np
 import xxhash
 
 from workbench.core.arrays import Array, Ints
-from workbench.core.executors import ordered
+from workbench.core.executors import cores, ordered
 from workbench.core.place import Place, stat_or_absent
-from workbench.core.scan import Progress, cores
+from workbench.core.scan import Progress
 from workbench.core.source import Source
 from workbench.errors import OpenError, WorkbenchError
 

@@ -17,6 +17,7 @@ credentials, keeps it for the batches to come, and raises ChangedError if it is 
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import threading
 from abc import ABC, abstractmethod
@@ -34,7 +35,7 @@ from workbench.core.place import Place
 from workbench.core.source import needs_descriptors
 from workbench.errors import UsageError, WorkbenchError, WorkerError
 
-__all__ = ["LEAST", "Ordering", "Reference", "TaskRunner", "in_order", "ordered", "using"]
+__all__ = ["LEAST", "Ordering", "Reference", "SharedThreads", "TaskRunner", "cores", "in_order", "ordered", "using"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -116,10 +117,7 @@ def ordered(
             yield from executor.ordered(run, tasks, threads, name)
         elif executor is None or total < LEAST:
             with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
-                try:
-                    yield from in_order(pool, lambda task: (task, run(task)), tasks)
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
+                yield from in_order(pool, lambda task: (task, run(task)), tasks)
         else:
             yield from _sent(executor, run, tasks, total, at_once or 1)
     finally:
@@ -131,10 +129,44 @@ def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]
     ahead = 2 * pool._max_workers
     rest = iter(tasks)
     under_way: deque[Future[R]] = deque(pool.submit(run, task) for task in islice(rest, ahead))
-    while under_way:
-        result = under_way.popleft().result()
-        under_way.extend(pool.submit(run, task) for task in islice(rest, 1))
-        yield result
+    try:
+        while under_way:
+            result = under_way.popleft().result()
+            under_way.extend(pool.submit(run, task) for task in islice(rest, 1))
+            yield result
+    finally:  # the pool may be shared: what nobody waits for any more does not run, and what runs is waited for
+        wait([future for future in under_way if not future.cancel()])
+
+
+class SharedThreads(Ordering):
+    """One thread per core, shared by concurrent calls, as in a server; passes over a store have their own.
+
+    If each call had its own threads, concurrent calls would compete for the cores and, worse, for the GIL.
+    """
+
+    def __init__(self, name: str, initializer: Callable[[], None]) -> None:
+        """
+        Args:
+            name: of the threads.
+            initializer: is called by each thread when it starts.
+        """
+        self._pool = ThreadPoolExecutor(cores(), thread_name_prefix=name, initializer=initializer)
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        raise UsageError("these threads run the tasks of passes only")
+
+    def ordered(self, run: TaskRunner[T, R], tasks: Iterable[T], threads: int, name: str) -> Iterator[tuple[T, R]]:
+        if threads <= cores():
+            yield from in_order(self._pool, lambda task: (task, run(task)), tasks)
+            return
+        with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
+            yield from in_order(pool, lambda task: (task, run(task)), tasks)
+
+
+def cores() -> int:
+    """Return the number of cores available to this process, up to 8."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, usable))
 
 
 # ---- in the caller's process -----------------------------------------------------------------------------------------

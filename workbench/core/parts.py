@@ -75,11 +75,8 @@ class PartialRun(_Local):
 
     def ordered(self, run: TaskRunner[T, R], tasks: Iterable[T], threads: int, name: str) -> Iterator[tuple[T, R]]:
         with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
-            try:
-                for key, result in in_order(pool, lambda task: (_key(run, task), run(task)), self._mine(run, tasks)):
-                    self.found[key] = _encoded(result)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+            for key, result in in_order(pool, lambda task: (_key(run, task), run(task)), self._mine(run, tasks)):
+                self.found[key] = _encoded(result)
         return iter(())
 
     def _mine(self, run: TaskRunner[T, R], tasks: Iterable[T]) -> Iterator[T]:
@@ -102,10 +99,7 @@ class MergedParts(_Local):
 
     def ordered(self, run: TaskRunner[T, R], tasks: Iterable[T], threads: int, name: str) -> Iterator[tuple[T, R]]:
         with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
-            try:
-                yield from in_order(pool, lambda task: (task, self._result(run, task)), tasks)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+            yield from in_order(pool, lambda task: (task, self._result(run, task)), tasks)
 
     def _result(self, run: TaskRunner[T, R], task: T) -> R:
         held = self._found.get(_key(run, task))

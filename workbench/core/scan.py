@@ -17,7 +17,6 @@ of both, bit for bit as each stores them.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from workbench.core import box
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.dtypes import ITEMSIZE, DType
-from workbench.core.executors import in_order, ordered
+from workbench.core.executors import cores, in_order, ordered
 from workbench.core.parts import storable
 from workbench.core.region import Region
 from workbench.core.runs import Runs
@@ -147,12 +146,6 @@ def scan(
 def workers(pool: SourcePool, threads: int | None = None) -> int:
     """Return the number of threads for a pass over files: as asked, or one a core, or more if a store is far away."""
     return threads or max(cores(), pool.at_once)
-
-
-def cores() -> int:
-    """Return the number of cores available to this process, up to 8."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, usable))
 
 
 # ---- in a thread -----------------------------------------------------------------------------------------------------

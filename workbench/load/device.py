@@ -20,10 +20,11 @@ import torch
 
 from workbench.checkpoint import Checkpoint
 from workbench.core.dtypes import ALL, DType, nbytes_of
+from workbench.core.executors import cores
 from workbench.core.mesh.layout import TensorLayout
 from workbench.core.mesh.mesh import Mesh
 from workbench.core.payload import Payloads
-from workbench.core.scan import Progress, cores
+from workbench.core.scan import Progress
 from workbench.errors import UsageError
 from workbench.export.casts import cast_codes
 from workbench.export.selection import ExportSelection, choose

@@ -20,9 +20,10 @@ from typing import Any
 
 from workbench.analysis.name_map import NameMap
 from workbench.checkpoint import Checkpoint
+from workbench.core.executors import cores
 from workbench.core.ranks import Ranks
 from workbench.core.remote.url import with_options
-from workbench.core.scan import Progress, cores
+from workbench.core.scan import Progress
 from workbench.export.writers.plain import plain
 from workbench.load.asked import Asked
 from workbench.load.check import RankSummary, agree

@@ -34,9 +34,9 @@ from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.checksums import RecordCheck, archives_nbytes, check_archives
-from workbench.core.executors import ordered
+from workbench.core.executors import cores, ordered
 from workbench.core.place import Place
-from workbench.core.scan import Progress, cores
+from workbench.core.scan import Progress
 from workbench.core.source import Source, no_descriptor
 from workbench.errors import MissingFileError, WorkbenchError, WorkerError
 

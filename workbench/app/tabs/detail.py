@@ -49,8 +49,7 @@ class Detail(pn.viewable.Viewer):
         self.job = Job(schedule)
         self._head, self._pictures, self._chunks = style.pane(""), pn.Column(sizing_mode="stretch_width"), pn.Column()
         self._chunks.sizing_mode = "stretch_width"
-        self._bar = pmui.LinearProgress(value=0, variant="determinate", sizing_mode="stretch_width")
-        self._percent = style.pane("", width=130, sizing_mode="fixed")
+        self._bar = style.pane("")
         self._cancel = pmui.Button(
             label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.job.cancel()
         )
@@ -58,7 +57,7 @@ class Detail(pn.viewable.Viewer):
             label="Read tensor", variant="outlined", color="primary", on_click=lambda _: self._start()
         )
         self.slices = Slices(state, schedule)
-        self._waiting = pn.Row(self._percent, self._bar, self._cancel, sizing_mode="stretch_width", align="center")
+        self._waiting = pn.Row(self._bar, self._cancel, sizing_mode="stretch_width", align="center")
         state.param.watch(self._turn, ["tensor", "ckpt"])
         self.job.param.watch(self._progressed, ["progress", "status"])
         self._turn()
@@ -94,8 +93,7 @@ class Detail(pn.viewable.Viewer):
     def _progressed(self, *_: Any) -> None:
         job = self.job
         if job.status == "running":
-            self._bar.value = round(100 * job.progress)
-            self._percent.object = f'<p class="muted">reading, {job.progress:.0%}</p>'
+            self._bar.object = style.progress("reading", job.progress)
             if self._waiting not in list(self._pictures):
                 self._pictures[:] = [self._waiting]
         elif job.status == "done":

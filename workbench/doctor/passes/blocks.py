@@ -30,9 +30,9 @@ from workbench.core.arrays import Array
 from workbench.core.catalog import INFLATED_LEAST, Catalog
 from workbench.core.dtypes import DType, by_name
 from workbench.core.engine import engine
-from workbench.core.executors import ordered
+from workbench.core.executors import cores, ordered
 from workbench.core.runs import Runs
-from workbench.core.scan import Progress, cores
+from workbench.core.scan import Progress
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 

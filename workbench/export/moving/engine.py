@@ -27,10 +27,10 @@ import numpy as np
 from workbench.core import codecs
 from workbench.core.arrays import Ints
 from workbench.core.dtypes import ITEMSIZE, nbytes_of_codes
-from workbench.core.executors import ordered
+from workbench.core.executors import cores, ordered
 from workbench.core.fingerprint import BLOCK
 from workbench.core.payload import Payloads
-from workbench.core.scan import Progress, cores
+from workbench.core.scan import Progress
 from workbench.errors import WriteError
 from workbench.export.atomic.journal import Journal, Kept, Written
 from workbench.export.atomic.syscalls import allocate
