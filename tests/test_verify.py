@@ -155,6 +155,18 @@ def test_a_checkpoint_that_is_open_already_is_verified_as_it_is(tmp_path):
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_file_that_is_rewritten_meanwhile_is_not_called_damaged(tmp_path, deep):
+    path = tmp_path / "copy"
+    shutil.copytree(ROOT / "sample_ckpts/dcp_fsdp2", path)
+    ckpt, file = wb.open(path, cache=False), path / "__0_0.distcp"
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(1, 1))
+    found = {one.rule: one for one in verify(ckpt, deep=deep) if one.severity == "error"}
+    assert found.keys() == {"read.failed"}
+    assert "was rewritten after" in found["read.failed"].message and "verify it again" in found["read.failed"].hint
+
+
 def test_one_file_hours_older_than_its_siblings(tmp_path):
     folder = sharded(tmp_path / "c", model())
     assert verify(folder).exit_code == 0

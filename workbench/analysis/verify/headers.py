@@ -15,18 +15,18 @@ that does not check them reads one tensor's bytes as another's.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from workbench.analysis.verify.log import Examined, names, plural
+from workbench.analysis.verify.log import Examined, advice, names, plural
 from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.pickles.standins import Opaque, StorageRef
 from workbench.core.scan import Progress, workers
 from workbench.core.ziparchive import single_tensor
-from workbench.errors import UnsupportedFormatError, WorkbenchError
+from workbench.errors import ChangedError, MissingFileError, UnsupportedFormatError, WorkbenchError
 from workbench.formats.safetensors import header as safetensors_header
 from workbench.formats.safetensors.weight_index import read_index
 
@@ -35,7 +35,8 @@ __all__ = ["check_headers", "check_index", "check_objects", "headers_nbytes"]
 BATCH = 512  #: items that a thread processes at a time
 MAX_OBJECTS = 20_000  #: maximum number of objects decoded
 HEADER = 1 << 10  #: approximate number of bytes read per item
-_UNREAD: tuple[str, str, dict[str, Any]] = ("", "", {})  #: the verdict on an item of an unsupported kind
+_Verdict: TypeAlias = tuple[str, str, str, dict[str, Any]]  #: rule, message, hint, evidence
+_UNREAD: _Verdict = ("", "", "", {})  #: the verdict on an item of an unsupported kind
 _HINT = "the file is from another save, or the files of two ranks were swapped: restore it"
 
 
@@ -44,25 +45,29 @@ def check_headers(subject: Examined, progress: Progress | None = None) -> None:
     catalog, log = subject.catalog, subject.log
     rows = _one_an_item(catalog, np.flatnonzero((codecs.ZIP & codecs.IN_FILE)[catalog.codec] & ~subject.lost))
     batches = [rows[at : at + BATCH] for at in range(0, len(rows), BATCH)]
-    done, bad, unread = 0, list[int](), list[int]()
+    done, bad, unread, failed = 0, list[int](), list[int](), set[str]()
     with subject.payloads.pool.keeping(), ThreadPoolExecutor(workers(subject.payloads.pool, subject.threads)) as pool:
         for found in pool.map(lambda batch: [(row, _judge(subject, row)) for row in batch.tolist()], batches):
             for row, verdict in found:
                 if verdict is _UNREAD:
                     unread.append(row)
                 elif verdict is not None:
-                    rule, message, evidence = verdict
+                    rule, message, hint, evidence = verdict
+                    bad.append(row)
+                    if rule == "read.failed":
+                        if message in failed:  # of another item of that file
+                            continue
+                        failed.add(message)
                     log.add(
                         rule,
                         "error",
                         subject.key(row),
                         message,
-                        _HINT,
+                        hint,
                         file=subject.file(row),
                         start=int(catalog.start[row]),
                         **evidence,
                     )
-                    bad.append(row)
             done += len(found)
             if progress is not None:
                 progress(done / len(rows))
@@ -165,7 +170,7 @@ def check_objects(subject: Examined) -> None:
         log.not_checked["objects"] = f"{len(objects) - len(wanted):,} of {len(objects):,} objects: too many to decode"
 
 
-def _judge(subject: Examined, row: int) -> tuple[str, str, dict[str, Any]] | None:
+def _judge(subject: Examined, row: int) -> _Verdict | None:
     catalog = subject.catalog
     what = subject.payloads.describe(row)
     try:
@@ -173,8 +178,10 @@ def _judge(subject: Examined, row: int) -> tuple[str, str, dict[str, Any]] | Non
         item = single_tensor(subject.payloads.stored(row), what=what)
     except UnsupportedFormatError:
         return _UNREAD
+    except (ChangedError, MissingFileError) as error:
+        return "read.failed", str(error), advice(error), {}
     except WorkbenchError as error:
-        return "headers.damaged", str(error), {}
+        return "headers.damaged", str(error), _HINT, {}
     tensor = int(catalog.tensor[row])
     dtype, sizes = catalog.dtype_of(tensor), tuple(subject.box(row)[1])
     if item.dtype != dtype.name:
@@ -182,6 +189,7 @@ def _judge(subject: Examined, row: int) -> tuple[str, str, dict[str, Any]] | Non
             "headers.dtype",
             f"the item at byte {int(catalog.start[row]):,} of {subject.file(row)!r} is {item.dtype}, but {dtype} in "
             "the metadata",
+            _HINT,
             {"stored": item.dtype, "metadata": dtype.name},
         )
     if catalog.codec[row] == codecs.TORCH_ZIP and item.shape != sizes:
@@ -189,6 +197,7 @@ def _judge(subject: Examined, row: int) -> tuple[str, str, dict[str, Any]] | Non
             "headers.shape",
             f"the item at byte {int(catalog.start[row]):,} of {subject.file(row)!r} has shape "
             f"{list(item.shape)}, but {list(sizes)} in the metadata",
+            _HINT,
             {"stored": list(item.shape), "metadata": list(sizes)},
         )
     return None
