@@ -233,8 +233,9 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
 
     @property
     def io(self) -> dict[str, int] | None:
-        """Requests to the store since the checkpoint was opened, bytes received, and bytes that were needed; ``None``
-        for a checkpoint on disk.
+        """Requests to the store since the checkpoint was opened, and the bytes received, needed and cached.
+
+        ``None`` for a checkpoint on disk.
         """
         return self.place.traffic
 

@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             options = parser().parse_args(argv)
             module, name = options.run
-            given = dict(options.storage_option) if options.storage_option else None
-            with needs_descriptors(), with_options(given, *_values(options)):
+            given = dict(options.storage_option or ()) | ({"cache_dir": options.cache_dir} if options.cache_dir else {})
+            with needs_descriptors(), with_options(given or None, *_values(options)):
                 code = int(getattr(import_module(module), name)(options) or 0)
         except SystemExit as done:  # argparse: --help, --version, wrong usage
             code = done.code if isinstance(done.code, int) else USAGE
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _values(options: Any) -> list[Any]:
-    return [value for name, value in vars(options).items() if name != "storage_option"]
+    return [value for name, value in vars(options).items() if name not in ("storage_option", "cache_dir")]
 
 
 def _fail(message: str, code: int) -> int:

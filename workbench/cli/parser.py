@@ -338,6 +338,12 @@ def _common(*, top: bool = False) -> argparse.ArgumentParser:
         help="for URLs: endpoint=…, region=…, skip_signature=true; repeatable. Keep secrets in the environment: other "
         "users of this machine see a command's arguments",
     )
+    add(
+        "--cache-dir",
+        None,
+        metavar="DIR",
+        help="for URLs: keep what is fetched in this folder, up to 16 GiB, and read it from there the next time",
+    )
     add("--io", "mmap", choices=("mmap", "pread"), help="accepted for old scripts; every command reads with pread")
     return common
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat as stat_module
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 from workbench.core.source import FileStat, PreadSource, Source, cannot_open
@@ -125,6 +126,9 @@ class Disk:
 
     def ahead(self) -> None:
         """Do nothing: a disk is near."""
+
+    def uncached(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def again(self) -> Disk:
         return Disk(self.shown)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -67,6 +68,9 @@ class Files(Protocol):
 
     def ahead(self) -> None:
         """Announce that a reader is about to look at the files."""
+
+    def uncached(self) -> AbstractContextManager[None]:
+        """Read the files themselves meanwhile, not what a cache on disk holds of them."""
 
     def again(self) -> Files:
         """Return the same files, looked at anew."""
@@ -136,6 +140,10 @@ class Place:
         """Return the place of a folder or file inside this one, confined in the same way."""
         return Place.of(self._files.sub(relative))
 
+    def uncached(self) -> AbstractContextManager[None]:
+        """Read the files themselves meanwhile, not what a cache on disk holds of them."""
+        return self._files.uncached()
+
     def again(self) -> Place:
         """Return the same place, looked at anew; for one in a store, with the same connection."""
         return Place.of(self._files.again())
@@ -149,7 +157,7 @@ class Place:
 
     @property
     def traffic(self) -> dict[str, int] | None:
-        """Requests to the store since it was opened, bytes received and bytes needed; ``None`` on disk."""
+        """Requests to the store since it was opened, and bytes received, needed and cached; ``None`` on disk."""
         return self._files.traffic
 
     @property

@@ -110,11 +110,14 @@ def verify(
         WorkerError: the executor lost its workers or its scheduler.
     """
     with using(executor), with_options(storage_options, ckpt, manifest):
-        return _verified(ckpt, deep, format, io, manifest, threads, progress)
+        place = ckpt.place.again() if isinstance(ckpt, Checkpoint) else Place(ckpt)
+        with place.uncached():
+            return _verified(ckpt, place, deep, format, io, manifest, threads, progress)
 
 
 def _verified(
     ckpt: Checkpoint | str | os.PathLike[str],
+    place: Place,
     deep: bool,
     format: str | None,
     io: str,
@@ -123,7 +126,6 @@ def _verified(
     progress: Progress | None,
 ) -> Report:
     log = Log()
-    place = ckpt.place.again() if isinstance(ckpt, Checkpoint) else Place(ckpt)
     opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, format, io, log)
     weights: dict[str, int] = {}
     subject = None if opened is None else Examined(opened, opened.place.again(), log, threads)

@@ -13,7 +13,7 @@ A folder of more than :data:`MANY` objects, or of many folders on a web server, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import Any
 
@@ -185,6 +185,9 @@ class Bucket:
         held = self._connection.blocks
         wanted = [one for one in wanted[: 2 * AHEAD] if held.find(self._at.at(one[0]).key, *one[1:]) is None]
         together(lambda one: self._fetch(*one), wanted)
+
+    def uncached(self) -> AbstractContextManager[None]:
+        return self._connection.uncached()
 
     def again(self) -> Bucket:
         """The same files, listed anew."""

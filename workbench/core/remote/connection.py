@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from workbench.core.arrays import Array
 from workbench.core.remote.objects import ObjectStore, connect
+from workbench.core.remote.payload_cache import PayloadCache, cache_of
 from workbench.core.remote.requests import Traffic, alone
 from workbench.core.remote.url import Location
 from workbench.core.source import FileStat
@@ -60,6 +63,15 @@ class Blocks:
 
 
 @dataclass
+class _CacheUse:
+    """A cache on disk, and how many calls want to read without it."""
+
+    cache: PayloadCache | None
+    without: int = 0
+    lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+
+
+@dataclass
 class Connection:
     """A store under one URL; pickled by what of the URL may be shown."""
 
@@ -67,12 +79,24 @@ class Connection:
     options: Mapping[str, Any] = field(repr=False)
 
     def __post_init__(self) -> None:
-        self.objects: ObjectStore = connect(self.at, self.options)
+        given = dict(self.options)
+        self._use = _CacheUse(cache_of(given))
+        self.objects: ObjectStore = connect(self.at, given)
         self.traffic, self.blocks = Traffic(), Blocks()
+        endpoint = given.get("endpoint") or given.get("aws_endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
+        self._store = f"{self.at.scheme}://{self.at.host} {endpoint}"
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+        pin = stat.tag or self.objects.pin
+        # without a pin, an object may have other content at any time
+        cache = self._use.cache if pin and not self._use.without else None
+        if cache is not None and (kept := cache.find(f"{self._store}/{key}", stat.size, pin, start, stop)) is not None:
+            self.traffic.count(cached=len(kept))
+            return kept
         data = self.objects.get(key, name, start, stop, stat)
         self.traffic.count(requests=1, received=len(data))
+        if cache is not None:
+            cache.keep(f"{self._store}/{key}", stat.size, pin, start, data)
         return data
 
     def head(self, key: str) -> FileStat | None:
@@ -88,11 +112,23 @@ class Connection:
         """Begin a call, not in the caller's thread."""
         return alone(lambda: call(*given))
 
-    def again(self) -> Connection:
-        """The same connection without what was read."""
+    @contextmanager
+    def uncached(self) -> Iterator[None]:
+        """Read from the store alone meanwhile, in all threads and through all that :meth:`again` returns."""
+        with self._use.lock:
+            self._use.without += 1
+        try:
+            yield
+        finally:
+            with self._use.lock:
+                self._use.without -= 1
+
+    def again(self, *, cached: bool = True) -> Connection:
+        """The same connection without what was read, and if asked without the cache on disk."""
         fresh = Connection.__new__(Connection)
         fresh.at, fresh.options, fresh.objects = self.at, self.options, self.objects
         fresh.traffic, fresh.blocks = self.traffic, Blocks()
+        fresh._use, fresh._store = self._use if cached else _CacheUse(None), self._store
         return fresh
 
     def __getstate__(self) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class Destination:
             held: by name, the identity of a file, its key in the bucket or else its path on disk, and which of these.
             file: the name of a target that is one object.
         """
-        connection = self._connection.again()
+        connection = self._connection.again(cached=False)  # what was sent is to be read back
         at = self._at if file is None else self._at.above()
         prefix = f"{at.key}/" if at.key else ""
         connection.objects = _Scattered(self._objects, {prefix + name: one for name, one in held.items()})
@@ -180,6 +180,8 @@ class Destination:
 
 class _Scattered:
     """Objects under the keys that they will have; some are under other keys, some still on disk."""
+
+    pin = ""
 
     def __init__(self, objects: Any, held: Mapping[str, tuple[FileStat, str, bool]]) -> None:
         self._objects, self._held = objects, held

@@ -70,7 +70,13 @@ class TakenError(Exception):
 
 
 class ObjectStore(Protocol):
-    """Calls of one store, host or repository; keys are unquoted and relative to it."""
+    """Calls of one store, host or repository; keys are unquoted and relative to it.
+
+    Attributes:
+        pin: names the content of all objects, as a commit does; empty if only an object's own tag does.
+    """
+
+    pin: str
 
     def head(self, key: str) -> FileStat | None:
         """Identity of an object, or ``None`` if there is none of that key."""
@@ -134,6 +140,8 @@ def connect(at: Location, options: Options) -> ObjectStore:
 
 class _Cloud:
     """S3, Google Cloud Storage and Azure."""
+
+    pin = ""
 
     def __init__(self, at: Location, options: Options) -> None:
         self._at = at
@@ -416,6 +424,7 @@ class _Hub:
         except OSError as error:
             raise OpenError(f"{at.shown!r}: the hub could not be reached: {_words(error)}; try again later") from None
         # a commit never changes, so its files need no tag
+        self.pin = str(info.sha or "")
         self._files = {one.rfilename: FileStat(one.size or 0, 0) for one in info.siblings or []}
         headers = {"authorization": f"Bearer {api.token}"} if isinstance(api.token, str) else {}
         client = dict(given.pop("client_options", {}))
@@ -455,6 +464,8 @@ class _Hub:
 
 class _Other:
     """Any other scheme."""
+
+    pin = ""
 
     def __init__(self, at: Location, options: Options) -> None:
         self._at = at

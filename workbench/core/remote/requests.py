@@ -23,22 +23,29 @@ R = TypeVar("R")
 
 @dataclass
 class Traffic:
-    """Requests to a store since the checkpoint was opened, and the bytes received and needed."""
+    """Requests to a store since the checkpoint was opened, and the bytes received, needed, and read from a cache."""
 
     requests: int = 0
     received: int = 0
     needed: int = 0
+    cached: int = 0
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def count(self, *, requests: int = 0, received: int = 0, needed: int = 0) -> None:
+    def count(self, *, requests: int = 0, received: int = 0, needed: int = 0, cached: int = 0) -> None:
         """Add to the counts; safe from several threads."""
         with self._lock:
             self.requests += requests
             self.received += received
             self.needed += needed
+            self.cached += cached
 
     def __getstate__(self) -> dict[str, int]:
-        return {"requests": self.requests, "received": self.received, "needed": self.needed}
+        return {
+            "requests": self.requests,
+            "received": self.received,
+            "needed": self.needed,
+            "cached": self.cached,
+        }
 
     def __setstate__(self, state: dict[str, int]) -> None:
         self.__init__(**state)  # type: ignore[misc]
