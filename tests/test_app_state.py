@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 import time
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import holoviews as hv
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from workbench.app import plots
+from workbench.app import jobs, plots
 from workbench.app.found import checkpoints
 from workbench.app.jail import Jail, jail_of, relative_words
 from workbench.app.jobs import WORKERS, Job
@@ -725,6 +726,33 @@ def test_the_passes_of_all_long_jobs_share_one_thread_per_core():
         job.start(work)
     assert all(job.wait(WAIT) and job.result == [(task, task * task) for task in range(30)] for job in jobs)
     assert 1 <= most <= executors.cores()
+
+
+def test_long_jobs_read_on_the_executor_of_the_server(root, monkeypatch):
+    sent, pool = [], ThreadPoolExecutor(1)
+
+    class Elsewhere(Executor):
+        def submit(self, call, /, *given, **named):
+            sent.append(call)
+            return pool.submit(call, *given, **named)
+
+    def shown(long=True):
+        job = Job(long=long)
+        job.start(lambda progress: wb.verify(root / "llama", deep=True, progress=progress).to_dict())
+        assert job.wait(WAIT) and job.status == "done", job.error
+        return job.result
+
+    monkeypatch.setattr(executors, "LEAST", 0)
+    here = shown()
+    jobs.scan_on(Elsewhere())
+    try:
+        assert shown() == here and sent
+        before = len(sent)
+        assert shown(long=False) == here and len(sent) == before
+    finally:
+        jobs.scan_on(None)
+    assert shown() == here and len(sent) == before
+    pool.shutdown()
 
 
 def test_an_event_on_one_page_changes_no_other(root):

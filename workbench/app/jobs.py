@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import param
@@ -28,7 +28,7 @@ import param
 from workbench.core.executors import SharedThreads, using
 from workbench.errors import WorkbenchError
 
-__all__ = ["Cancelled", "Job", "Progress"]
+__all__ = ["Cancelled", "Job", "Progress", "scan_on"]
 
 Progress = Callable[[float], None]
 Schedule = Callable[[Callable[[], None]], None]
@@ -53,7 +53,14 @@ _pools = {
     False: ThreadPoolExecutor(WORKERS, thread_name_prefix="workbench-job"),
     True: ThreadPoolExecutor(WORKERS, thread_name_prefix="workbench-long", initializer=_yield_to_others),
 }
-_scans = SharedThreads("workbench-scan", _yield_to_others)  #: … of all long jobs
+_threads = SharedThreads("workbench-scan", _yield_to_others)
+_scans: Executor = _threads  #: where the passes of all long jobs run
+
+
+def scan_on(executor: Executor | None) -> None:
+    """Run the passes of long jobs on an executor; with ``None``, in threads of this process, one per core."""
+    global _scans
+    _scans = executor or _threads
 
 
 class Cancelled(Exception):
@@ -75,7 +82,7 @@ class Job(param.Parameterized):
 
     def __init__(self, schedule: Schedule | None = None, *, long: bool = False, **params: Any) -> None:
         super().__init__(**params)
-        self._pool, self._scans = _pools[long], _scans if long else None
+        self._pool, self._long = _pools[long], long
         self._schedule = schedule or (lambda callback: callback())
         self._turn = 0
         self._running = threading.Event()
@@ -120,7 +127,7 @@ class Job(param.Parameterized):
 
         try:
             progress(0.0)
-            with using(self._scans):
+            with using(_scans if self._long else None):
                 result = work(progress)
             self._publish(turn, result=result, status="done", progress=1.0)
         except Cancelled:

@@ -14,6 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,7 @@ class Serving:
         origins: ``HOST[:PORT]`` as in the browser's address bar: further names of the server, besides its address and
             loopback; pages from there may connect to it.
         certificate, key: PEM files; with them, the server uses TLS.
+        executor: whose workers read what is verified, compared, examined or exported; ``None`` for this process.
     """
 
     port: int = 5006
@@ -59,6 +61,7 @@ class Serving:
     origins: Sequence[str] = ()
     certificate: str | None = None
     key: str | None = None
+    executor: Executor | None = None
 
 
 def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -> None:
@@ -109,8 +112,10 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
 
     from workbench.app.access import Access, options_of
     from workbench.app.guard import Guard
+    from workbench.app.jobs import scan_on
     from workbench.app.page import create_app
 
+    scan_on(how.executor)
     access = None if how.auth is None else Access.of(how.auth, how.user, how.password_file, how.users)
     if access is not None:
         options |= options_of(access)

@@ -246,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("root", help="folder, or URL, with checkpoints; nothing outside it can be opened")
     serve.add_argument("--port", type=_port, default=5006, help="TCP port (default: 5006)")
     serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    _workers(serve)
     serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")
     serve.add_argument(
         "--allow-export",
