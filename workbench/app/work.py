@@ -55,10 +55,7 @@ class JobButton(pn.viewable.Viewer):
         self._bar = style.pane("")
         self._said = style.pane("")
         self._running = pn.Row(self._bar, self._cancel, sizing_mode="stretch_width", align="center")
-        self._idle = pn.Row(self.button)
-        # All parts stay in the page and are shown or hidden: to put one in costs the page's thread 50 times as much.
-        self._body = pn.Column(self._idle, self._running, self._said, sizing_mode="stretch_width")
-        self._show()
+        self._body = pn.Column(self.button, sizing_mode="stretch_width")
         self.job.param.watch(self._progressed, ["progress", "status"])
 
     def __panel__(self) -> pn.viewable.Viewable:
@@ -82,21 +79,19 @@ class JobButton(pn.viewable.Viewer):
     def say(self, text: str, kind: str = "info") -> None:
         """Show a sentence below the button."""
         self._said.object = style.message(text, kind)
-        self._show(said=True)
+        self._body[:] = [self.button, self._said]
 
     def _progressed(self, *events: Any) -> None:
         job = self.job
         if job.status == "running":
             self._bar.object = style.progress(self._verb, job.progress)
-            self._show(running=True)
+            if self._running not in list(self._body):
+                self._body[:] = [self._running]
         elif job.status == "failed":
             self.say(job.error, "error")
         elif job.status == "cancelled":
             self.say("Cancelled; the partial result was discarded.")
         else:
-            self._show()
+            self._body[:] = [self.button]
             if job.status == "done" and any(event.name == "status" for event in events):
                 self._done(job.result)
-
-    def _show(self, *, running: bool = False, said: bool = False) -> None:
-        self._idle.visible, self._running.visible, self._said.visible = not running, running, said
