@@ -2,7 +2,7 @@
 
 ::
 
-    errors ◄ core ◄ names ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ analysis ◄ export ◄ load, memory ◄ doctor
+    errors ◄ core ◄ names ◄ formats ◄ tensor ◄ runs ◄ checkpoint ◄ analysis ◄ export ◄ load, memory ◄ doctor, dcp
                                           app, cli ► `import workbench` (facade) ► views, echo ────────────▲
 
 There are no exceptions: imports in functions and for types alone count. A result finds its picture by a dotted name
@@ -30,6 +30,7 @@ RANK = {
     "load": 10,
     "memory": 10,
     "doctor": 11,
+    "dcp": 11,  # what trainers save with; boxes of live tensors as a load cuts them
     "echo": 12,  # of live trainers: the doctor's rules on them
     "views": 12,
     "notebook": 12,  # extensions of Panel, no more

@@ -64,6 +64,7 @@ SOURCES = (
     "analysis",
     "cli",
     "core",
+    "dcp",
     "echo",
     "export",
     "formats",

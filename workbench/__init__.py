@@ -17,6 +17,7 @@ from workbench.tensor import LazyTensor
 if TYPE_CHECKING:
     from typing import Any
 
+    from workbench import dcp
     from workbench.analysis.diff import Diff, diff
     from workbench.analysis.layout import Layout, layout
     from workbench.analysis.report import Report
@@ -50,6 +51,7 @@ __all__ = [
     "Precision",
     "Report",
     "Rules",
+    "dcp",
     "diff",
     "discover",
     "doctor",
@@ -101,8 +103,8 @@ def __getattr__(name: str) -> object:
 
     from workbench.core.source import needs_descriptors
 
-    if name == "notebook":
-        return import_module("workbench.notebook")
+    if name in ("dcp", "notebook"):
+        return import_module(f"workbench.{name}")
     if name == "load_ipython_extension":  # `%load_ext workbench` asks for it by this name
         return import_module("workbench.notebook").complete_names
     if name not in _LATER:

@@ -24,7 +24,7 @@ import numpy as np
 
 from workbench.analysis.folder import files_of
 from workbench.analysis.manifest_entries import FileEntry, Manifest, TensorEntry, grain_for
-from workbench.analysis.manifest_file import FORMAT, INSIDE, holds_other, read, save
+from workbench.analysis.manifest_file import FORMAT, INSIDE, holds_other, is_pending, pending, read, save
 from workbench.analysis.segments import FileSegments, Labels, cut_files
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
@@ -41,6 +41,7 @@ from workbench.errors import ChangedError, MissingFileError, UsageError
 __all__ = ["Known", "Manifest", "beside", "computed", "find", "is_manifest", "load", "write"]
 
 Known = Mapping[str, Mapping[tuple[int, int], bytes]]  #: by file and block ``(start, stop)``, the block's xxh3_128
+MARKER = ".metadata"  #: the commit marker of the only format that is overwritten in place, DCP
 BUDGET = 1 << 18  #: approximate number of digests of a manifest: 6 MB of JSON
 
 
@@ -63,7 +64,7 @@ def find(path: str | os.PathLike[str] | Place) -> str:
             return _found(place).path
         path = place.path
     where = os.fsdecode(path)
-    for name in (os.path.join(where, INSIDE), beside(where)):
+    for name in (os.path.join(where, _inside(where)), beside(where)):
         if os.path.isfile(name):
             return name
     raise _none(where)
@@ -89,6 +90,20 @@ def _found(place: Place) -> Place:
     if above is None or not above.exists(name):
         raise _none(place.path)
     return above.sub(name)
+
+
+def _inside(folder: str) -> str:
+    """The name of a folder's manifest: :data:`INSIDE`, unless a save was interrupted before renaming it."""
+    try:
+        marker = os.path.join(folder, MARKER)
+        if any(is_pending(name) for name in os.listdir(folder)) and os.path.isfile(marker):
+            with open(marker, "rb") as handle:
+                name = pending(handle.read())
+            if os.path.isfile(os.path.join(folder, name)):
+                return name
+    except OSError:
+        pass  # what cannot be listed or read has no pending manifest
+    return INSIDE
 
 
 def _none(path: str) -> MissingFileError:
@@ -223,7 +238,7 @@ def computed(
 
 def is_manifest(place: Place, name: str, path: str | None) -> bool:
     """Return whether a file of the folder is the manifest at ``path``, an older one, or a temporary one."""
-    if name == INSIDE or (name.startswith(f".{INSIDE}.") and name.endswith(".tmp")):
+    if name == INSIDE or is_pending(name) or (name.startswith(f".{INSIDE}.") and name.endswith(".tmp")):
         return True
     if path is None or is_url(path) or not place.local:
         return path == f"{place.root}/{name}"

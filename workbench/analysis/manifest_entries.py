@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,7 @@ class Manifest:
         labels: labels of segments: ``(kind, name)``, with more names if tensors share bytes.
         files, tensors: by name.
         left_out: entries of the folder that are not covered → the reason.
+        save: how the checkpoint was saved, if its writer recorded that: ranks, phases, replicas that differ.
     """
 
     path: str | None
@@ -79,6 +81,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     tensors: Mapping[str, TensorEntry]
     left_out: Mapping[str, str]
+    save: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@
      "tensors": {
       "layers.0.wq": {"dtype": "bfloat16", "shape": [8, 4], "fingerprint": "0123…"}},
      "left_out": {…},
+     "save": {…},                         only if the writer recorded how it saved
      "digest": "…"}                       xxh3_128 of all bytes before this line
 
 ``lengths`` and ``owners`` are little-endian ``int64`` and ``int32``, deflated (zlib), in base64; ``digests`` are 16
@@ -45,9 +46,11 @@ from workbench.errors import (
     UsageError,
 )
 
-__all__ = ["INSIDE", "decode", "encode", "holds_other", "read", "save", "write_whole"]
+__all__ = ["INSIDE", "decode", "encode", "holds_other", "is_pending", "pending", "read", "save", "write_whole"]
 
 INSIDE = ".workbench-manifest.json"  #: its name inside the checkpoint's folder
+#: … while its commit marker is being replaced: with the digest of the marker that it belongs to
+_PENDING = re.compile(r"\.workbench-manifest\.[0-9a-f]{32}\.json")
 FORMAT, VERSION = "workbench-manifest", 1
 _TAIL = re.compile(rb',\n"digest": "([0-9a-f]{32})"}\n?\Z')
 
@@ -62,6 +65,20 @@ def save(manifest: Manifest, path: str) -> None:
         UsageError: the folder cannot be written to.
     """
     write_whole(encode(manifest), path, "a manifest")
+
+
+def pending(marker: bytes | memoryview) -> str:
+    """Return the name of the manifest of a checkpoint whose commit marker has these bytes.
+
+    A manifest and a marker cannot be replaced in one step. A save that replaces both writes the manifest under this
+    name, replaces the marker, and renames the manifest: at each point, the manifest that is found is the marker's.
+    """
+    return f".workbench-manifest.{xxhash.xxh3_128_hexdigest(marker)}.json"
+
+
+def is_pending(name: str) -> bool:
+    """Return whether a file's name is one of those that :func:`pending` gives."""
+    return _PENDING.fullmatch(name) is not None
 
 
 def holds_other(path: str | os.PathLike[str], mark: bytes) -> bool:
@@ -147,6 +164,8 @@ def encode(manifest: Manifest) -> bytes:
     for title, rows in (("files", files), ("tensors", tensors), ("left_out", dict(manifest.left_out))):
         lines = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()]
         parts.append(f'"{title}": {{\n' + ",\n".join(lines) + "}")
+    if manifest.save:
+        parts.append(f'"save": {json.dumps(dict(manifest.save), allow_nan=False)}')
     body = ("{" + ",\n".join(parts)).encode()
     return body + f',\n"digest": "{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
 
@@ -232,4 +251,5 @@ def decode(data: bytes, path: str | None) -> Manifest:
         files,
         tensors,
         {name: str(why) for name, why in check.table(document, "left_out").items()},
+        check.table(document, "save") if "save" in document else {},
     )

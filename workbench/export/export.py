@@ -45,7 +45,7 @@ from workbench.export.selection import ExportSelection, Rename, choose, with_obj
 from workbench.export.sharding.rules import Rules
 from workbench.export.writers.passing import passed
 from workbench.export.writers.plain import plain_objects
-from workbench.export.writers.registry import Options, Writer, writer
+from workbench.export.writers.registry import ExportWriter, Options, writer
 from workbench.export.writers.safetensors import MAX_SHARD_SIZE
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def _paths(made: Staging, job: ExportJob) -> list[str]:
 
 def _send(
     store: Destination,
-    made_by: Writer,
+    made_by: ExportWriter,
     selection: ExportSelection,
     job: ExportJob,
     plan: str,
@@ -419,7 +419,7 @@ def _send(
 
 def _verify(
     made: Place,
-    made_by: Writer,
+    made_by: ExportWriter,
     selection: ExportSelection,
     job: ExportJob,
     written: list[list[Written]],
@@ -435,7 +435,7 @@ def _verify(
 
 def _keep(
     made: Place,
-    made_by: Writer,
+    made_by: ExportWriter,
     job: ExportJob,
     written: list[list[Written]],
     threads: int | None,

@@ -82,7 +82,7 @@ FORMATS: Mapping[str, Format] = _Table()
 _SAFETENSORS_ONLY = re.compile(
     r"model(-\d+(-of-\d+)?)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"
 )
-_DCP_ONLY = re.compile(r"\.metadata|__\d+_\d+\.distcp")
+_DCP_ONLY = re.compile(r"\.metadata|__\d+_\d+(\.[0-9a-f]{8})?\.distcp")
 
 
 @cache

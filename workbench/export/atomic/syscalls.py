@@ -1,11 +1,12 @@
-"""Two Linux calls that Python does not offer; each says when it could not, and the caller does without.
+"""Three Linux calls that Python does not offer; each says when it could not, and the caller does without.
 
 ``fallocate``      room for a file now so that a full disk shows before hours of writing; also what makes writing
                    into a file in any order cheap. ``os.posix_fallocate`` would, on file systems without it (NFS 3,
                    some FUSE), write one byte into each block instead.
+``sync_file_range``  let the disk begin with what was written, so a later ``fdatasync`` has less to wait for.
 ``renameat2``      ``RENAME_EXCHANGE`` swaps two names in one step, ``RENAME_NOREPLACE`` never overwrites.
 
-Source: man-pages 6.9, fallocate(2), renameat2(2); linux/fs.h.
+Source: man-pages 6.9, fallocate(2), sync_file_range(2), renameat2(2); linux/fs.h.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import os
 from functools import cache
 from typing import Any
 
-__all__ = ["allocate", "rename_exchange", "rename_noreplace"]
+__all__ = ["allocate", "rename_exchange", "rename_noreplace", "start_writeback"]
 
 _AT_FDCWD, _NOREPLACE, _EXCHANGE = -100, 1, 2
+_SYNC_WRITE = 2  #: SYNC_FILE_RANGE_WRITE
 #: errors that mean "not here" rather than "failed"
 _NOT_HERE = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM}
 
@@ -37,6 +39,13 @@ def allocate(fd: int, size: int) -> None:
         if number not in _NOT_HERE:
             raise OSError(number, os.strerror(number))
     os.ftruncate(fd, size)
+
+
+def start_writeback(fd: int, start: int, size: int) -> None:
+    """Begin to write a range of a file to the disk, without waiting for it; does nothing where that is unknown."""
+    call = _libc("sync_file_range")
+    if call is not None:
+        call(fd, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(_SYNC_WRITE))
 
 
 def rename_exchange(a: str, b: str) -> bool:

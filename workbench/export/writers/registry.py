@@ -17,7 +17,7 @@ from workbench.export.writers.safetensors import one_file, shards
 from workbench.export.writers.torch import torch_file
 from workbench.export.writers.torch_dist import torch_dist_files, torch_dist_notes
 
-__all__ = ["WRITERS", "Options", "Writer", "writer"]
+__all__ = ["WRITERS", "ExportWriter", "Options", "writer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class ExportWriter:
     """A target format.
 
     Attributes:
@@ -64,7 +64,7 @@ class Writer:
     keys: Callable[[ExportSelection], list[str]] = lambda selection: selection.names
 
 
-def writer(format: str) -> Writer:
+def writer(format: str) -> ExportWriter:
     """The writer of a format.
 
     Raises:
@@ -94,8 +94,8 @@ def _always(name: str, selection: ExportSelection) -> bool:
     return True
 
 
-WRITERS: Mapping[str, Writer] = {
-    "safetensors": Writer(
+WRITERS: Mapping[str, ExportWriter] = {
+    "safetensors": ExportWriter(
         "safetensors (Hugging Face)",
         "safetensors",
         _safetensors,
@@ -104,7 +104,7 @@ WRITERS: Mapping[str, Writer] = {
         passes=True,
         marker=r".*\.safetensors\.index\.json",
     ),
-    "torch": Writer(
+    "torch": ExportWriter(
         "torch.save",
         "torch_save",
         _torch,
@@ -112,7 +112,7 @@ WRITERS: Mapping[str, Writer] = {
         objects=True,
         merges=False,
     ),
-    "dcp": Writer(
+    "dcp": ExportWriter(
         "DCP (torch.distributed.checkpoint)",
         "dcp",
         lambda selection, options: dcp_files(selection),
@@ -121,7 +121,7 @@ WRITERS: Mapping[str, Writer] = {
         tensors_in_objects=True,
         marker=r"\.metadata",
     ),
-    "bytecheckpoint": Writer(
+    "bytecheckpoint": ExportWriter(
         "ByteCheckpoint",
         "bytecheckpoint",
         lambda selection, options: bytecheckpoint_files(selection),
@@ -131,7 +131,7 @@ WRITERS: Mapping[str, Writer] = {
         marker=r".*/\.metadata",
         keys=stored_names,
     ),
-    "torch_dist": Writer(
+    "torch_dist": ExportWriter(
         "torch_dist (Megatron-core)",
         "megatron_dist",
         lambda selection, options: torch_dist_files(selection),

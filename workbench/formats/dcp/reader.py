@@ -43,7 +43,7 @@ from workbench.formats.dcp.metadata import DcpMetadata
 from workbench.formats.safetensors import header as safetensors_header
 from workbench.names.roles import resolve
 
-_DATA = re.compile(r"__(\d+)_(\d+)\.distcp")
+_DATA = re.compile(r"__(\d+)_(\d+)(?:\.[0-9a-f]{8})?\.distcp")  # with the id of the save, if ``wb.dcp.Writer`` wrote it
 _PER_RANK = re.compile(r"__(\d+)\.metadata")
 
 

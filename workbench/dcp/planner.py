@@ -1,0 +1,528 @@
+"""Plan a save: boxes of irregular shards, replicas compared and spread over the ranks, plans kept for the next save.
+
+::
+
+    each rank     state dict ──► items: boxes, types        + a digest of what other ranks may hold, too
+    rank 0        items of all ranks ──► who writes what    replicas cut and spread (``balance``)
+                  digests           ──► replicas that differ
+    each rank     its items, kept under a token: the next save of the same structure sends the token and digests only
+
+Source: torch 2.13 ``distributed/checkpoint/default_planner.py``, ``planner_helpers.py``, ``_dedup_save_plans.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import struct
+import threading
+import uuid
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+from torch.distributed.checkpoint.default_planner import (
+    DefaultSavePlanner,
+    _validate_global_plan,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import _create_write_items
+from torch.distributed.tensor import DTensor, Replicate
+
+from workbench.dcp.balance import cut, spread
+from workbench.dcp.datafile import bytes_of
+from workbench.errors import UsageError, WriteError
+from workbench.load.boxes import cut_held, held
+
+__all__ = ["Planner"]
+
+UNKNOWN = bytes(16)  #: the digest of what was not hashed
+NAMED = 4  #: names in a warning
+KEPT = 4  #: structures whose plans a rank keeps; rank 0 keeps more, since it must know every plan that a rank knows
+_Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  #: offsets, sizes, first element in the local tensor
+
+
+class Planner(DefaultSavePlanner):
+    """Plan ``dcp.save`` and ``dcp.async_save``: balanced ranks, irregular shards, replicas compared.
+
+    What several ranks hold (parameters under DDP, the replicas of HSDP) is written by the rank with the fewest bytes,
+    largest tensors first; tensors of more than ``split_above`` bytes are cut, so each rank writes a part. A tensor
+    whose local part is not one box (``_StridedShard``) is saved as several. Nothing is communicated except plans.
+
+    The saved checkpoint is read by ``dcp.load`` of any supported torch, without this package.
+
+    Args:
+        balance: ``"bytes"`` spreads replicas; ``"lowest"`` has the lowest rank write each, for users who read the
+            files of single ranks.
+        split_above: replicated tensors with more bytes are cut.
+        cache: keep the plans for saves of the same names, types, shapes and placements.
+        check_replicas: hash replicated tensors in host memory, and plain objects, and warn about those that differ
+            between ranks. The value of the lowest rank is saved then. Tensors on a device are not compared in a
+            synchronous save.
+        flatten_state_dict, flatten_sharded_tensors: as for torch's ``DefaultSavePlanner``.
+        dedup_save_to_lowest_rank: torch's name for ``balance="lowest"``.
+        dedup_replicated_tensors, enable_plan_caching: accepted, without effect.
+
+    Raises:
+        UsageError: an unknown ``balance``; while planning, a DTensor whose local shape is not what its placements
+            imply.
+        WriteError: while planning, rank 0 lost the plans that the other ranks kept; the next save sends them.
+    """
+
+    def __init__(
+        self,
+        flatten_state_dict: bool = True,
+        flatten_sharded_tensors: bool = True,
+        dedup_replicated_tensors: bool | None = None,
+        dedup_save_to_lowest_rank: bool = False,
+        enable_plan_caching: bool = False,
+        *,
+        balance: str = "bytes",
+        split_above: int = 64 << 20,
+        cache: bool = True,
+        check_replicas: bool = True,
+    ) -> None:
+        super().__init__(flatten_state_dict, flatten_sharded_tensors)
+        if balance not in ("bytes", "lowest"):
+            raise UsageError(f'balance is {balance!r}; use "bytes" or "lowest"')
+        self._balance = "lowest" if dedup_save_to_lowest_rank else balance
+        self._split_above, self._keep, self._check = max(split_above, 1), cache, check_replicas
+        self._boxes: dict[str, list[_Box]] = {}
+        self._local: _Kept | None = None
+        self._signature: tuple[Any, ...] = ()
+        #: tensors and objects that differed between ranks at the last save, as sentences; on rank 0
+        self.differences: list[str] = []
+        #: whether the plan of the last save was kept from an earlier one
+        self.cached = False
+
+    # ---- each rank ----
+
+    def create_local_plan(self) -> SavePlan:
+        """Return this rank's items, or the token of a plan that rank 0 has."""
+        options = self._balance, self._split_above, self._check, self.flatten_state_dict, _ranks()
+        self._signature = (options, *map(_signature, *_columns(self.state_dict))) if self._keep else ()
+        known = _PLANS.known(self._signature) if self._keep else None
+        _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not relied on
+        if known is None:
+            items, boxes, fixed = _items(self.state_dict)
+            shared = _shared(items, self.state_dict)
+            self._local, self._boxes = _Kept("", items, [], boxes, shared), boxes
+            facts = _LocalFacts("", self._digests(), shared, fixed, self.mappings if self.flatten_state_dict else None)
+            self.plan = SavePlan(items, planner_data=facts)
+        else:
+            self._local, self._boxes = known, known.boxes
+            self.plan = SavePlan([], planner_data=_LocalFacts(known.token, self._digests()))
+        return self.plan
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Return the items that this rank writes."""
+        final = new_plan.planner_data
+        assert self._local is not None
+        items = self._local.final if final.kept else new_plan.items
+        self.cached = final.kept
+        if self._keep and not final.kept:
+            _PLANS.keep(self._signature, dataclasses.replace(self._local, token=final.token, final=items))
+        _PLANS.in_doubt(False)
+        self.plan = SavePlan(items, storage_data=new_plan.storage_data)
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Return what an item stores: a tensor, or a part of one, or a pickled object."""
+        if write_item.type == WriteItemType.BYTE_IO:
+            return super().resolve_data(write_item)
+        return self.transform_object(write_item, self._piece(write_item))
+
+    def _piece(self, item: WriteItem) -> torch.Tensor:
+        index, sizes = item.index, tuple(item.tensor_data.chunk.sizes)
+        value = self.state_dict[index.fqn]
+        boxes = self._boxes.get(index.fqn)
+        if boxes is None:
+            if not _is_plain(value) or tuple(value.shape) == sizes:
+                return self.lookup_object(index)
+            boxes = [((0,) * value.ndim, tuple(value.shape), (0,) * value.ndim)]
+        local = (value.to_local() if isinstance(value, DTensor) else value).detach()
+        if not prod(sizes):
+            return local.new_empty(sizes)
+        at = tuple(index.offset or ())
+        for offsets, held_sizes, start in boxes:
+            low = [x - a for x, a in zip(at, offsets, strict=True)]
+            if all(x >= 0 and x + n <= m for x, n, m in zip(low, sizes, held_sizes, strict=True)):
+                return local[tuple(slice(s + x, s + x + n) for s, x, n in zip(start, low, sizes, strict=True))]
+        raise WriteError(f"tensor {index.fqn!r}: the plan has a box at {at} of {sizes}, which is not on this rank")
+
+    def _digests(self) -> bytes:
+        """16 bytes for each item that other ranks may hold, too."""
+        assert self._local is not None
+        if not self._check:
+            return UNKNOWN * len(self._local.shared)
+        return b"".join(self._digest(self._local.items[at]) for at in self._local.shared)
+
+    def _digest(self, item: WriteItem) -> bytes:
+        if item.type == WriteItemType.BYTE_IO:
+            hasher = xxhash.xxh3_128()
+            return hasher.digest() if _hash_object(self.state_dict[item.index.fqn], hasher) else UNKNOWN
+        tensor = self._piece(item)
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return UNKNOWN
+        hasher = xxhash.xxh3_128(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(bytes_of(tensor))
+        return hasher.digest()
+
+    # ---- rank 0 ----
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Decide who writes what.
+
+        Raises:
+            ValueError: the items of a tensor overlap, or do not cover it.
+        """
+        facts: list[_LocalFacts] = [plan.planner_data for plan in all_plans]
+        agreed = [_PLANS.agreed(one.token, rank, len(facts)) for rank, one in enumerate(facts)]
+        items = [all_plans[rank].items if one is None else one.items[rank] for rank, one in enumerate(agreed)]
+        known = [facts[rank] if one is None else one.facts[rank] for rank, one in enumerate(agreed)]
+        different = _different(items, known, [one.digests for one in facts])
+        self._report(different)
+        token, found = uuid.uuid4().hex, agreed[0]
+        kept = found is not None and all(one is found for one in agreed) and not different
+        if found is not None and kept:
+            token = facts[0].token.partition(".")[0]
+        else:
+            found = self._agree(items, known, set(different))
+            if self._keep and not different:
+                _PLANS.agree(token, found)
+        self.global_plan = [SavePlan(one) for one in found.final]
+        self.metadata = dataclasses.replace(found.metadata)
+        return [
+            SavePlan([] if kept else one, planner_data=_Final("" if different else f"{token}.{rank}", kept))
+            for rank, one in enumerate(found.final)
+        ], self.metadata
+
+    def _agree(self, items: list[list[WriteItem]], facts: list[_LocalFacts], different: set[Any]) -> _Agreed:
+        plans = self._spread(items, [set(one.fixed) for one in facts], different)
+        global_plan, metadata = create_default_global_save_plan(plans)
+        if self.flatten_state_dict:
+            merged: dict[str, Any] = {}
+            for one in reversed(facts):
+                merged |= one.mappings or {}
+            metadata = dataclasses.replace(metadata, planner_data=merged)
+        wrong = _validate_global_plan(global_plan, metadata)
+        if wrong is False or (wrong is not True and wrong):  # torch before 2.9 returns whether it is valid
+            words = "" if wrong is False else ": " + "; ".join(wrong)[:500]
+            raise ValueError(f"Failed to validate global plan{words}")
+        return _Agreed(items, facts, [plan.items for plan in global_plan], metadata)
+
+    def _spread(self, items: list[list[WriteItem]], fixed: list[set[int]], different: set[Any]) -> list[SavePlan]:
+        holders: dict[Any, list[int]] = {}
+        first: dict[Any, tuple[int, int]] = {}
+        for rank, mine in enumerate(items):
+            for at, item in enumerate(mine):
+                holders.setdefault(_key(item), []).append(rank)
+                first.setdefault(_key(item), (rank, at))
+        plans: list[list[WriteItem]] = [[] for _ in items]
+        loads = [0] * len(items)
+        parts: list[tuple[WriteItem, int, list[int]]] = []
+        for key, ranks in holders.items():
+            rank, at = first[key]
+            item = items[rank][at]
+            nbytes = _nbytes(item)
+            if len(ranks) == 1 or self._balance == "lowest" or key in different or item.tensor_data is None:
+                plans[ranks[0]].append(item)
+                loads[ranks[0]] += nbytes
+            elif at in fixed[rank]:
+                parts.append((item, nbytes, ranks))
+            else:
+                parts += [(one, _nbytes(one), ranks) for one in _cut(item, self._split_above)]
+        chosen = spread(loads, [nbytes for _, nbytes, _ in parts], [ranks for *_, ranks in parts])
+        for (item, _, _), rank in zip(parts, chosen, strict=True):
+            plans[rank].append(item)
+        return [SavePlan(mine) for mine in plans]
+
+    def _report(self, different: Mapping[Any, list[list[int]]]) -> None:
+        self.differences = [
+            f"{key[0]!r}: {' ≠ '.join('rank ' + ', '.join(map(str, ranks)) for ranks in groups)}"
+            for key, groups in different.items()
+        ]
+        if self.differences:
+            more = len(self.differences) - NAMED
+            warnings.warn(
+                f"{len(self.differences):,} replicated values differ between ranks; those of the lowest rank are "
+                f"saved: {'; '.join(self.differences[:NAMED])}" + (f"; … {more:,} more" if more > 0 else ""),
+                stacklevel=2,
+            )
+
+
+# ---- what is sent and kept -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _LocalFacts:
+    """What a rank sends with its plan: digests of the items ``shared``; ``fixed`` are those that cannot be cut."""
+
+    token: str
+    digests: bytes
+    shared: Sequence[int] = ()
+    fixed: Sequence[int] = ()
+    mappings: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Final:
+    """What a rank gets with its plan."""
+
+    token: str
+    kept: bool
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A plan that a rank keeps."""
+
+    token: str
+    items: list[WriteItem]
+    final: list[WriteItem]
+    boxes: dict[str, list[_Box]]
+    shared: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """What rank 0 keeps, by rank: the items that it was sent, and those that it decided on."""
+
+    items: list[list[WriteItem]]
+    facts: list[_LocalFacts]
+    final: list[list[WriteItem]]
+    metadata: Metadata
+
+
+@dataclass
+class _Plans:
+    """The plans that this process keeps; saves may run in several threads."""
+
+    _kept: OrderedDict[tuple[Any, ...], _Kept] = field(default_factory=OrderedDict)
+    _agreed: OrderedDict[str, _Agreed] = field(default_factory=OrderedDict)
+    _doubt: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def in_doubt(self, doubt: bool) -> None:
+        with self._lock:
+            self._doubt = doubt
+
+    def known(self, signature: tuple[Any, ...]) -> _Kept | None:
+        with self._lock:
+            return None if self._doubt else self._kept.get(signature)
+
+    def keep(self, signature: tuple[Any, ...], plan: _Kept) -> None:
+        with self._lock:
+            self._kept[signature] = plan
+            self._kept.move_to_end(signature)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            if not plan.token:  # replicas differed: the next save has to decide again
+                del self._kept[signature]
+
+    def agree(self, token: str, plan: _Agreed) -> None:
+        with self._lock:
+            self._agreed[token] = plan
+            while len(self._agreed) > 4 * KEPT:
+                self._agreed.popitem(last=False)
+
+    def agreed(self, token: str, rank: int, ranks: int) -> _Agreed | None:
+        """The plan that a rank's token stands for; ``None`` if it sent its items instead."""
+        if not token:
+            return None
+        name, _, number = token.partition(".")
+        with self._lock:
+            found = self._agreed.get(name)
+        if found is None or int(number) != rank or len(found.items) != ranks:
+            raise WriteError("rank 0 does not have the plan that another rank kept; save again, which sends all plans")
+        return found
+
+
+_PLANS = _Plans()
+
+
+# ---- items -----------------------------------------------------------------------------------------------------------
+
+
+def _items(state_dict: Mapping[str, Any]) -> tuple[list[WriteItem], dict[str, list[_Box]], list[int]]:
+    """Return the items of this rank, the boxes of its DTensors, and the positions of items that cannot be cut."""
+    by_name: dict[str, list[WriteItem]] = {}
+    regular = []
+    fixed: set[str] = set()
+    for fqn, value in state_dict.items():
+        if isinstance(value, DTensor):
+            if value.device_mesh.get_coordinate() is None:
+                continue
+            by_name[fqn] = []
+            try:
+                if hasattr(value._local_tensor, "__create_write_items__"):
+                    raise UsageError("it describes itself")
+                regular.append(held(fqn, value))
+            except UsageError:
+                by_name[fqn] = _create_write_items(fqn, value)
+                fixed.add(fqn)
+        else:
+            by_name[fqn] = _create_write_items(fqn, value)
+            if not _is_plain(value):
+                fixed.add(fqn)
+    boxes: dict[str, list[_Box]] = {}
+    dims = max((len(one.shape) for one in regular), default=0)
+    found = cut_held(regular, max(dims, 1))
+    for row, tensor in enumerate(found.tensor.tolist()):
+        one = regular[tensor]
+        ndim = len(one.shape)
+        rows = range(found.ptr[row], found.ptr[row + 1])
+        mine: list[_Box] = []
+        for k in rows:
+            offsets, sizes = found.offsets[k, :ndim].tolist(), found.sizes[k, :ndim].tolist()
+            start = np.unravel_index(int(found.at[k]), one.local.shape) if ndim else ()
+            mine.append((tuple(offsets), tuple(sizes), tuple(map(int, start))))
+        boxes[one.name] = mine
+        if not prod(one.shape):
+            mine = [((0,) * ndim, one.shape, (0,) * ndim)]
+        properties = TensorProperties.create_from_tensor(one.local)
+        size = torch.Size(one.shape)
+        for begin, extent, _ in mine:
+            chunk = ChunkStorageMetadata(offsets=torch.Size(begin), sizes=torch.Size(extent))
+            by_name[one.name].append(
+                WriteItem(
+                    MetadataIndex(one.name, chunk.offsets), WriteItemType.SHARD,
+                    tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=size),
+                )
+            )  # fmt: skip
+    items = [item for several in by_name.values() for item in several]
+    return items, boxes, [at for at, item in enumerate(items) if item.index.fqn in fixed]
+
+
+def _shared(items: Sequence[WriteItem], state_dict: Mapping[str, Any]) -> list[int]:
+    """Return the positions of items that other ranks may hold, too."""
+    if _ranks()[1] == 1:
+        return []
+    found = []
+    for at, item in enumerate(items):
+        value = state_dict[item.index.fqn]
+        if isinstance(value, DTensor):
+            replicated = any(
+                isinstance(placement, Replicate) and size > 1
+                for placement, size in zip(value.placements, value.device_mesh.shape, strict=True)
+            )
+            if not replicated and prod(value.shape):
+                continue
+        elif isinstance(value, torch.Tensor) and not _is_plain(value):
+            continue
+        found.append(at)
+    return found
+
+
+def _columns(state_dict: Mapping[str, Any]) -> tuple[Any, Any]:
+    return state_dict.keys(), state_dict.values()
+
+
+def _signature(fqn: str, value: Any) -> Any:
+    """What decides about the items of an entry."""
+    if isinstance(value, DTensor):
+        return fqn, value.dtype, value.shape, value.placements, value.device_mesh, value._local_tensor.shape
+    if _is_plain(value):
+        return fqn, value.dtype, value.shape, value.requires_grad
+    if isinstance(value, torch.Tensor) or hasattr(value, "local_shards"):
+        return fqn, object()  # another kind of tensor: planned anew each time
+    return fqn, type(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
+
+def _ranks() -> tuple[int, int]:
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _key(item: WriteItem) -> tuple[Any, ...]:
+    """Equal for items that are replicas of each other; only one plain tensor of a name can be saved."""
+    sizes = tuple(item.tensor_data.chunk.sizes) if item.type == WriteItemType.SHARD else None
+    return item.index.fqn, item.index.offset, sizes
+
+
+def _nbytes(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return 1
+    return int(prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize)
+
+
+def _cut(item: WriteItem, above: int) -> Iterator[WriteItem]:
+    data = item.tensor_data
+    parts = cut(tuple(data.chunk.offsets), tuple(data.chunk.sizes), data.properties.dtype.itemsize, above)
+    if len(parts) == 1:
+        yield item
+        return
+    for offsets, sizes in parts:
+        chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+        yield dataclasses.replace(
+            item,
+            index=MetadataIndex(item.index.fqn, chunk.offsets),
+            type=WriteItemType.SHARD,
+            tensor_data=dataclasses.replace(data, chunk=chunk),
+        )
+
+
+def _different(
+    items: Sequence[Sequence[WriteItem]], facts: Sequence[_LocalFacts], digests: Sequence[bytes]
+) -> dict[Any, list[list[int]]]:
+    """Return the items whose replicas differ: groups of ranks that agree."""
+    seen: dict[Any, dict[Any, list[int]]] = {}
+    shapes: dict[Any, dict[Any, list[int]]] = {}
+    for rank, (mine, one, data) in enumerate(zip(items, facts, digests, strict=True)):
+        for number, at in enumerate(one.shared):
+            item, digest = mine[at], data[16 * number : 16 * number + 16]
+            if digest != UNKNOWN:
+                seen.setdefault(_key(item), {}).setdefault(digest, []).append(rank)
+            if item.tensor_data is not None:
+                kind = tuple(item.tensor_data.size), item.tensor_data.properties.dtype
+                shapes.setdefault(_key(item), {}).setdefault(kind, []).append(rank)
+    return {key: list(groups.values()) for kinds in (seen, shapes) for key, groups in kinds.items() if len(groups) > 1}
+
+
+def _hash_object(value: Any, hasher: Any) -> bool:
+    """Add plain values, containers of them, and tensors; return whether nothing else was found.
+
+    A pickle would not do: equal objects may have different pickles.
+    """
+    hasher.update(type(value).__name__.encode() + b"\0")
+    if isinstance(value, torch.Tensor):
+        if type(value.detach()) is not torch.Tensor or value.device.type != "cpu" or value.layout != torch.strided:
+            return False
+        hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        hasher.update(bytes_of(value))
+        return True
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        hasher.update(f"{value.dtype}{value.shape}".encode())
+        hasher.update(np.ascontiguousarray(value))
+        return True
+    if isinstance(value, float):
+        hasher.update(struct.pack("<d", value))
+        return True
+    if isinstance(value, bytes | bytearray):
+        hasher.update(len(value).to_bytes(8, "little"))
+        hasher.update(value)
+        return True
+    if value is None or isinstance(value, bool | int | str):
+        hasher.update(repr(value).encode())
+        return True
+    if isinstance(value, Mapping):
+        hasher.update(str(len(value)).encode())
+        return all(_hash_object(key, hasher) and _hash_object(one, hasher) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        hasher.update(str(len(value)).encode())
+        return all(_hash_object(one, hasher) for one in value)
+    return False

@@ -1,0 +1,136 @@
+"""Copies of a state dict for an asynchronous save, in buffers that are used again, with digests taken of the copy.
+
+::
+
+    async_save ──► stage: live state ─copy─► buffers ─hash─► digests        the training waits for this
+                   upload: buffers ─hash─► compared, then written           in a thread or another process
+
+A buffer is free again once nobody holds the state dict that was staged in it. While all are in use, a save gets
+memory of its own. Fresh memory costs a page fault for every 4 KiB, which takes longer than the copy.
+
+Source: torch 2.13 ``distributed/checkpoint/staging.py`` (``BlockingAsyncStager``),
+``distributed/_state_dict_utils.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.tensor import DTensor
+
+from workbench.core.fingerprint import BlockDigests
+from workbench.dcp.datafile import bytes_of
+
+__all__ = ["Digests", "stage"]
+
+#: by fqn: bytes of the local tensor, the digests of its blocks, and the address of its memory
+Digests = Mapping[str, tuple[int, list[bytes], int]]
+
+
+class _StagedState(dict[str, Any]):
+    """A staged state dict; its buffers are in use as long as it lives."""
+
+
+class _Pool:
+    """Buffers of this process, by the structure of the state dicts that they hold."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[Any, list[dict[str, Any]]] = {}
+
+    def take(self, key: Any) -> dict[str, Any] | None:
+        with self._lock:
+            free = self._free.get(key)
+            return free.pop() if free else None
+
+    def lend(self, key: Any, buffer: dict[str, Any], staged: _StagedState, limit: int) -> None:
+        """Take the buffer back when ``staged`` is gone; of a structure, ``limit`` buffers are kept."""
+        weakref.finalize(staged, self._back, key, buffer, limit).atexit = False
+
+    def _back(self, key: Any, buffer: dict[str, Any], limit: int) -> None:
+        with self._lock:
+            for other in [one for one in self._free if one != key]:
+                del self._free[other]  # the trainer's state has another structure now
+            free = self._free.setdefault(key, [])
+            if len(free) < limit:
+                free.append(buffer)
+
+
+_POOL = _Pool()
+
+
+def stage(state_dict: Mapping[str, Any], *, buffers: int, hashed: bool) -> tuple[_StagedState, Digests]:
+    """Copy a state dict to host memory.
+
+    Args:
+        buffers: number of copies whose memory is kept for later saves.
+        hashed: compute the digests of the copy.
+    """
+    key = tuple(_structure(state_dict))
+    buffer = _POOL.take(key)
+    if buffer is None:
+        buffer = _buffers(dict(state_dict))
+    staged = _StagedState(_copy_state_dict(dict(state_dict), buffer, type_check=False))
+    if buffers:
+        _POOL.lend(key, buffer, staged, buffers)
+    return staged, _digests(staged) if hashed else {}
+
+
+def _digests(state_dict: Mapping[str, Any]) -> Digests:
+    """Return the digests of every local tensor in host memory, by the name that the planner gives it."""
+    tensors = dict(_local_tensors(flatten_state_dict(dict(state_dict))[0]))
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="workbench-stage") as pool:
+        return dict(zip(tensors, pool.map(_hashed, tensors.values()), strict=True))
+
+
+def _local_tensors(flat: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the plain tensors in host memory of a flat state dict, and the local ones of DTensors."""
+    for name, value in flat.items():
+        local = value.to_local() if isinstance(value, DTensor) else value
+        plain = type(local) is torch.Tensor or type(local) is torch.nn.Parameter
+        if plain and local.layout == torch.strided and local.device.type == "cpu":
+            yield name, local
+
+
+def _buffers(value: Any) -> Any:
+    """Memory for the tensors of a state dict, in the same nesting."""
+    if isinstance(value, Mapping):
+        return {name: _buffers(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_buffers(one) for one in value]
+    if isinstance(value, DTensor) and value.ndim == 0:  # torch returns the live tensor for these
+        return value.detach().clone().to("cpu")
+    if isinstance(value, torch.Tensor):
+        return _create_cpu_state_dict({"": value}, pin_memory=torch.cuda.is_available())[""]
+    return None
+
+
+def _hashed(tensor: torch.Tensor) -> tuple[int, list[bytes], int]:
+    flat, hasher = bytes_of(tensor), BlockDigests()
+    hasher.update(flat)
+    return len(flat), hasher.digests(), tensor.untyped_storage().data_ptr()
+
+
+def _structure(value: Any, path: str = "") -> Iterator[Any]:
+    """What two state dicts have in common that can share a buffer."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _structure(one, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        yield path, type(value), len(value)
+        for at, one in enumerate(value):
+            yield from _structure(one, f"{path}.{at}")
+    elif isinstance(value, DTensor):
+        yield path, value.dtype, tuple(value.shape), value.placements, value.device_mesh, tuple(value.to_local().shape)
+    elif isinstance(value, torch.Tensor):
+        yield path, type(value), value.dtype, tuple(value.shape)
+    else:
+        yield path, type(value)

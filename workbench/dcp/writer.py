@@ -1,0 +1,495 @@
+"""Write what ``dcp.save`` and ``dcp.async_save`` save: durable, visible in one step, hashed on the way.
+
+::
+
+    each rank   plan ──► data files: space allocated, items written and hashed, fdatasync, folder synced
+                     ──► one packed record to rank 0 (torch's own gather)
+    rank 0      records ──► manifest ──► .metadata, replaced in one step ──► files of the replaced save removed
+
+torch calls ``finish`` on rank 0 only if no rank raised, so ``finish`` is the commit, and the broadcast after it informs
+the other ranks.
+
+Source: torch 2.13 ``distributed/checkpoint/state_dict_saver.py`` (``_save_state_dict``), ``filesystem.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from workbench.core.fingerprint import BLOCK
+from workbench.core.remote.url import is_url
+from workbench.dcp.balance import spread
+from workbench.dcp.commit import METADATA, commit, data_file, remove_generation
+from workbench.dcp.datafile import TENSOR, DataFile, WrittenItem, archive_of
+from workbench.dcp.planner import Planner
+from workbench.dcp.record import Phase, RankRecord, manifest_of, packed, storage_data
+from workbench.dcp.staging import Digests, stage
+from workbench.errors import UsageError, WriteError
+from workbench.export.atomic import leftovers, owners
+from workbench.export.atomic.syscalls import allocate
+from workbench.export.atomic.transaction import Staging, exists
+from workbench.export.atomic.writing import sync_folder, writing
+from workbench.names.steps import find_step
+
+__all__ = ["Writer"]
+
+FILE = 8 << 20  #: bytes that a rank has for each of its files before it writes another one
+
+
+class Writer(FileSystemWriter):
+    """Write a checkpoint in torch's distributed format: atomically, durably, with a manifest.
+
+    ::
+
+        dcp.save(state_dict, storage_writer=wb.dcp.Writer("ckpts/step-100"), planner=wb.dcp.Planner())
+        dcp.async_save(state_dict, storage_writer=wb.dcp.Writer("ckpts/step-100"), planner=wb.dcp.Planner())
+
+    What is written is loaded by ``dcp.load`` of torch without this package. A save into a folder that holds a
+    checkpoint leaves that checkpoint intact until the new one is complete and on the disk, and replaces it in one
+    step; then its files are removed. A save that fails or is killed leaves it as it was.
+
+    Every payload gets its CRC-32, as torch writes it. With ``manifest``, every byte gets an XXH3-128 digest in the
+    same pass, and ``.workbench-manifest.json`` in the folder records them, so ``wb.verify`` finds any later change and
+    ``wb.diff`` compares without reading. The manifest also records the phases of the save on each rank.
+
+    In ``dcp.async_save`` the writer also copies the state dict to host memory. The memory is used again by later
+    saves, of other writers, too. The copy is hashed, and a tensor whose copy changes before it is written is an error.
+
+    Args:
+        path: the folder. A URL is refused.
+        thread_count: data files that a rank writes at once, if it has 8 MiB or more for each.
+        commit: ``"metadata"`` makes the save visible by replacing ``.metadata``. ``"rename"`` writes into a folder
+            beside the path and renames it, so the path itself does not exist before the save is complete; it needs the
+            ranks to communicate (``use_collectives``).
+        manifest: compute digests, and write the manifest.
+        buffers: copies of the state dict whose memory is kept between asynchronous saves.
+        overwrite: replace a checkpoint in the folder; otherwise it is an error.
+        sync_files: bring everything to the disk before the save becomes visible.
+        single_file_per_rank, per_thread_copy_ahead, cache_staged_state_dict: accepted, without effect.
+        options: the other arguments of torch's ``FileSystemWriter``, which are refused unless they have their
+            defaults: stream extensions, and ``SerializationFormat.SAFETENSORS``.
+
+    Raises:
+        UsageError: a URL, an unknown ``commit``, or an option that is refused.
+        WriteError: in a save (inside torch's ``CheckpointException``, by rank): the system refuses, a tensor changed
+            between staging and writing, or the folder holds a checkpoint that may not be overwritten. The message
+            names the file and the phase.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 2,
+        per_thread_copy_ahead: int = 10_000_000,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        *,
+        commit: str = "metadata",
+        manifest: bool = True,
+        buffers: int = 1,
+        **options: Any,
+    ) -> None:
+        _check_local(path)
+        if commit not in ("metadata", "rename"):
+            raise UsageError(f'commit is {commit!r}; use "metadata" or "rename"')
+        if thread_count < 1 or buffers < 0:
+            raise UsageError(f"thread_count is {thread_count} and buffers is {buffers}; use 1 or more, and 0 or more")
+        refused = {name for name, value in options.items() if value not in (None, (), [])}
+        if options.get("serialization_format") == SerializationFormat.TORCH_SAVE:
+            refused.discard("serialization_format")
+        if refused:
+            names = ", ".join(sorted(refused))
+            raise UsageError(f"wb.dcp.Writer does not support {names}; use torch's FileSystemWriter")
+        super().__init__(path, sync_files=sync_files, thread_count=thread_count, overwrite=overwrite)
+        self._commit, self._manifest, self._buffers = commit, manifest, buffers
+        self._staged: _StagedDigests | None = None
+        self._compared: _StagedDigests | None = None
+        self._phases: list[Phase] = []
+        self._begun = time.time()
+        self._plans: list[Sequence[WriteItem]] = []
+        self._differences: list[str] = []
+        self._step: int | None = None
+        self._work: _RenamedFolder | None = None
+        self._cleanup: weakref.finalize | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cleanup": None, "_work": None, "_plans": []}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether a checkpoint id is a path that this writer can write to."""
+        return bool(FileSystemWriter.validate_checkpoint_id(checkpoint_id))
+
+    # ---- staging ----
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copy a state dict to host memory, for ``dcp.async_save``."""
+        begin, clock = time.time(), time.perf_counter()
+        staged, digests = stage(state_dict, buffers=self._buffers, hashed=self._manifest)
+        self._staged = _StagedDigests(digests, os.getpid())
+        nbytes = sum(nbytes for nbytes, *_ in digests.values())
+        self._phases = [Phase("stage", begin, time.perf_counter() - clock, nbytes)]
+        return staged
+
+    # ---- plan ----
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save, of another path if one is given."""
+        if checkpoint_id:
+            _check_local(checkpoint_id)
+        super().reset(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begin a save; what an earlier, failed one of this writer left behind is removed."""
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        self.rank: int = kwargs.get("rank") or 0
+        self.use_collectives = kwargs.get("use_collectives", True)
+        if self._commit == "rename" and not self.use_collectives:
+            raise UsageError('commit="rename" needs use_collectives=True: somebody has to know that all ranks are done')
+        if self._cleanup is not None:
+            self._cleanup()
+        self.save_id = str(uuid.uuid4())
+        self._compared, self._staged = self._staged, None
+        if self._compared is None:
+            self._phases = []
+        self._begun = time.time()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Make the folder, unless it holds a checkpoint that may not be overwritten."""
+        path = os.fspath(self.path)
+        if not self.overwrite and os.path.lexists(os.path.join(path, self._metadata_name())):
+            raise exists(path)
+        with writing(path):
+            os.makedirs(path if self._commit == "metadata" else os.path.dirname(os.path.realpath(path)), exist_ok=True)
+        if not self.use_collectives:
+            plan = dataclasses.replace(plan, storage_data=_Generation(self.save_id, path, self.rank))
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Give every rank the id of the save, and the folder to write into."""
+        folder = os.fspath(self.path)
+        if self._commit == "rename":
+            self._work = _RenamedFolder(folder, self.overwrite)
+            folder = self._work.staging.path
+            self._cleanup = weakref.finalize(self, self._work.remove, os.getpid())
+        else:
+            arguments = os.getpid(), folder, self._metadata_name(), self.save_id
+            self._cleanup = weakref.finalize(self, remove_generation, *arguments)
+        self._plans = [plan.items for plan in plans]
+        return [
+            dataclasses.replace(
+                plan, storage_data=_Generation(self.save_id, folder, rank if self.use_collectives else self.rank)
+            )
+            for rank, plan in enumerate(plans)
+        ]
+
+    # ---- data ----
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's data files and bring them to the disk.
+
+        Raises:
+            WriteError: the system refuses, or a tensor changed after it was staged. No file of this rank remains.
+        """
+        if (whole := getattr(planner, "global_plan", None)) is not None:  # with cached plans, others are empty
+            self._plans = [one.items for one in whole]
+        self._differences = list(getattr(planner, "differences", ()))
+        flat = getattr(planner, "state_dict", {})
+        self._step = find_step({key: one for key, one in flat.items() if not isinstance(one, torch.Tensor)}, "")
+        where: _Generation = plan.storage_data
+        folder = where.folder if self._commit == "rename" else os.fspath(self.path)
+        now = time.time()
+        self._phases.append(Phase("plan", self._begun, now - self._begun))
+        buckets = _buckets(plan.items, self.thread_count)
+        with _Files(folder, where, self.save_id, len(buckets)) as files, writing(folder):
+            try:
+                for file, bucket in zip(files.opened, buckets, strict=True):
+                    with writing(file.name):
+                        allocate(file.fd, sum(_archive_size(plan.items[at]) for at in bucket))
+                written = self._write_files(plan.items, planner, files, buckets)
+                with writing(folder):
+                    if self.sync_files:
+                        sync_folder(folder)
+            except BaseException as error:
+                files.remove()
+                if isinstance(error, WriteError):
+                    raise WriteError(f"rank {where.rank}, writing data: {error}") from error
+                raise
+        record = self._record(plan.items, planner, folder, files, written, now)
+        result = WriteResult(MetadataIndex(""), sum(size for _, size in record.files), record)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([result])
+        self._compared = None
+        return future
+
+    def _write_files(
+        self, items: Sequence[WriteItem], planner: SavePlanner, files: _Files, buckets: list[list[int]]
+    ) -> list[list[tuple[int, WrittenItem]]]:
+        stop = threading.Event()
+
+        def write(number: int) -> list[tuple[int, WrittenItem]]:
+            found = []
+            try:
+                with writing(files.opened[number].name):
+                    data = files.opened[number].data = DataFile(
+                        files.opened[number].fd, hashed=self._manifest or self._compared is not None
+                    )
+                    for at in buckets[number]:
+                        if stop.is_set():
+                            break
+                        found.append((at, self._write_item(data, items[at], planner)))
+                    data.flush(sync=self.sync_files)
+            except BaseException:
+                stop.set()
+                raise
+            return found
+
+        if len(buckets) <= 1:
+            return [write(number) for number in range(len(buckets))]
+        with ThreadPoolExecutor(len(buckets), thread_name_prefix="workbench-save") as pool:
+            return list(pool.map(write, range(len(buckets))))
+
+    def _write_item(self, file: DataFile, item: WriteItem, planner: SavePlanner) -> WrittenItem:
+        with file.timed("serialise"):
+            value = planner.resolve_data(item)
+        if isinstance(value, io.BytesIO):
+            return file.opaque(value.getbuffer())
+        data = item.tensor_data
+        value = value.detach()
+        written = file.tensor(value, (data.properties.dtype, tuple(data.chunk.sizes)))
+        if self._compared is not None and written.kind == TENSOR:
+            self._compared.check(item.index.fqn, value, written.digests)
+        return written
+
+    def _record(
+        self, items: Sequence[WriteItem], planner: SavePlanner, folder: str, files: _Files,
+        written: list[list[tuple[int, WrittenItem]]], begun: float,
+    ) -> RankRecord:  # fmt: skip
+        data = [file.data for file in files.opened]
+        rows = [(at, number, one) for number, found in enumerate(written) for at, one in found]
+        nbytes = sum(one.size for one in data)
+        for name in ("serialise", "hash", "write", "sync"):
+            self._phases.append(Phase(name, begun, sum(one.seconds[name] for one in data), nbytes))
+        self._phases.append(Phase("data", begun, time.time() - begun, nbytes))
+        known = type(planner).finish_plan in (Planner.finish_plan, DefaultSavePlanner.finish_plan)
+        return RankRecord(
+            folder,
+            tuple((file.name, one.size) for file, one in zip(files.opened, data, strict=True)),
+            *packed(rows),
+            tuple(self._phases),
+            None if known else tuple(items),
+        )
+
+    # ---- commit ----
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Make the save visible, then remove what it replaced.
+
+        Raises:
+            WriteError: the system refuses, or the ranks wrote something else than was planned. What was visible
+                before still is.
+        """
+        begin = time.time()
+        records: list[RankRecord] = [one.storage_data for several in results for one in several]
+        folder = self._work.staging.path if self._work is not None else os.fspath(self.path)
+        plans = [
+            plan if record.items is None else record.items
+            for plan, record in zip(self._plans, records, strict=True)
+        ]  # fmt: skip
+        if other := next((one.folder for one in records if one.folder != folder), None):
+            raise WriteError(
+                f"a rank wrote into {other!r} instead of {folder!r}: its plan is of an earlier save; use "
+                "wb.dcp.Planner, or a planner without enable_plan_caching"
+            )
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = storage_data(records, plans)
+        metadata.storage_meta = self.storage_meta()
+        data = pickle.dumps(metadata)
+        manifest = None
+        if self._manifest and self.use_collectives:
+            name = os.path.basename(os.path.realpath(os.fspath(self.path)))
+            manifest = manifest_of(name, metadata, data, records, plans, self._step, self._save_record(records, begin))
+        files = [name for record in records for name, _ in record.files]
+        commit(folder, self._metadata_name(), data, manifest, files)
+        if self._work is not None:
+            self._work.staging.commit()
+        if self._cleanup is not None and self._work is None:
+            self._cleanup.detach()
+        elif self._cleanup is not None:
+            self._cleanup()
+        self._cleanup = self._work = None
+
+    def _save_record(self, records: Sequence[RankRecord], begun: float) -> dict[str, Any]:
+        """How the checkpoint was saved, for the manifest: JSON types."""
+        ends = [one.start + one.seconds for one in records[0].phases if one.name == "data"]
+        own = [Phase("gather", end, begun - end) for end in ends] + [Phase("metadata", begun, time.time() - begun)]
+        return {
+            "save_id": self.save_id,
+            "torch": torch.__version__,
+            "ranks": len(records),
+            "staged": self._compared is not None or any(p.name == "stage" for one in records for p in one.phases),
+            "differences": self._differences,
+            "phases": [
+                {"rank": rank} | dataclasses.asdict(phase)
+                for rank, record in enumerate(records)
+                for phase in (*record.phases, *(own if rank == 0 else ()))
+            ],
+        }
+
+    def _metadata_name(self) -> str:
+        return METADATA if self.use_collectives else f"__{self.rank}{METADATA}"
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """What each rank gets with its plan: the id of the save, where to write, and its rank."""
+
+    save_id: str
+    folder: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class _StagedDigests:
+    """Digests of the staged copy, and the process that made it."""
+
+    digests: Digests
+    pid: int
+
+    def check(self, fqn: str, tensor: torch.Tensor, written: bytes) -> None:
+        """Compare what was written with the copy as it was staged.
+
+        Raises:
+            WriteError: they differ.
+        """
+        nbytes, blocks, address = self.digests.get(fqn, (0, [], 0))
+        start = tensor.storage_offset() * tensor.element_size()
+        if not blocks or not tensor.is_contiguous() or start % BLOCK:
+            return  # not a run of the blocks that were hashed
+        if os.getpid() == self.pid and tensor.untyped_storage().data_ptr() != address:
+            return  # another tensor: a planner has changed it, or the digests are of an abandoned save
+        if start + tensor.nbytes != nbytes and tensor.nbytes % BLOCK:
+            return
+        first = start // BLOCK
+        staged = b"".join(blocks[first : first + -(-tensor.nbytes // BLOCK)])
+        if staged != written:
+            raise WriteError(
+                f"tensor {fqn!r} changed between staging and writing; nothing was committed. Somebody writes into the "
+                "staged copy, such as a stager that uses its buffers again too early"
+            )
+
+
+class _RenamedFolder:
+    """The folder beside the path that ``commit="rename"`` writes into."""
+
+    def __init__(self, path: str, overwrite: bool) -> None:
+        real = os.path.realpath(path)
+        leftovers.clean(real)
+        self._token = owners.token()
+        self.staging = Staging(real, leftovers.beside(real, leftovers.TEMP, self._token), True, overwrite)
+        owners.ACTIVE.add(self._token)
+        with writing(self.staging.work):
+            os.makedirs(self.staging.path)
+
+    def remove(self, pid: int) -> None:
+        if pid == os.getpid():
+            leftovers.remove(self.staging.work)
+            owners.ACTIVE.discard(self._token)
+
+
+@dataclass
+class _OpenFile:
+    name: str
+    path: str
+    fd: int
+    data: DataFile
+
+
+class _Files:
+    """Data files of a rank, new and empty."""
+
+    def __init__(self, folder: str, where: _Generation, own: str, count: int) -> None:
+        self.opened: list[_OpenFile] = []
+        self._folder, self._where, self._own, self._count = folder, where, own, count
+
+    def __enter__(self) -> _Files:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+        try:
+            for number in range(self._count):
+                name = data_file(self._where.rank, number, self._where.save_id)
+                with writing(name):
+                    try:
+                        fd = os.open(os.path.join(self._folder, name), flags, 0o666)
+                    except FileExistsError:  # the plan is that of an earlier save, which a planner kept
+                        name = data_file(self._where.rank, number, self._own)
+                        fd = os.open(os.path.join(self._folder, name), flags, 0o666)
+                self.opened.append(_OpenFile(name, os.path.join(self._folder, name), fd, DataFile(fd)))
+        except BaseException:
+            self.remove()
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.opened:
+            os.close(one.fd)
+
+    def remove(self) -> None:
+        for one in self.opened:
+            with suppress(OSError):
+                os.unlink(one.path)
+
+
+def _check_local(path: str | os.PathLike[str]) -> None:
+    if is_url(os.fspath(path)):
+        raise UsageError(
+            f"{os.fspath(path)!r} is a URL, and wb.dcp.Writer writes to disks and mounted file systems; save to a disk "
+            "and send the checkpoint with wb.export, or use torch's FsspecWriter and wb.seal"
+        )
+
+
+def _buckets(items: Sequence[WriteItem], most: int) -> list[list[int]]:
+    """Positions of the items of each file: objects first, tensors spread by their bytes."""
+    sizes = [_archive_size(item) for item in items]
+    count = max(1, min(most, sum(sizes) // FILE))
+    chosen = spread([0] * count, sizes, [range(count)] * len(items))
+    found = [[at for at, file in enumerate(chosen) if file == number] for number in range(count)]
+    for bucket in found:
+        bucket.sort(key=lambda at: items[at].type != WriteItemType.BYTE_IO)
+    return [bucket for bucket in found if bucket]
+
+
+def _archive_size(item: WriteItem) -> int:
+    """Bytes of an item in its file; about, where only ``torch.save`` knows; 0 for objects."""
+    if item.tensor_data is None:
+        return 0
+    dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
+    archive = archive_of(dtype, sizes)
+    return int(prod(sizes) * dtype.itemsize if archive is None else archive.size)
