@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.analysis.diff import Diff, diff
     from workbench.analysis.layout import Layout, layout
     from workbench.analysis.report import Report
+    from workbench.analysis.seal import seal
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
     from workbench.analysis.verify import verify
@@ -63,6 +64,7 @@ __all__ = [
     "name_map",
     "open",
     "plan_memory",
+    "seal",
     "stats",
     "timeline",
     "verify",
@@ -90,12 +92,13 @@ _LATER = {
     "layout": "workbench.analysis.layout",
     "load": "workbench.load.load",
     "plan_memory": "workbench.memory",
+    "seal": "workbench.analysis.seal",
     "stats": "workbench.analysis.stats",
     "timeline": "workbench.analysis.timeline",
     "verify": "workbench.analysis.verify",
 }
 #: Functions that show a progress bar when called in IPython.
-_LONG = {"diff", "doctor", "export", "layout", "load", "plan_memory", "stats", "timeline", "verify"}
+_LONG = {"diff", "doctor", "export", "layout", "load", "plan_memory", "seal", "stats", "timeline", "verify"}
 
 
 def __getattr__(name: str) -> object:

@@ -78,6 +78,13 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
     _workers(verify, parts=True)
 
+    seal = _command(commands, "seal", "seal", "check a finished checkpoint, and write its manifest if it is intact")
+    seal.add_argument("path", help="a checkpoint")
+    seal.add_argument("--quick", action="store_true", help="check the structure only, not every byte")
+    seal.add_argument("--beside", action="store_true", help="write the manifest next to the checkpoint, not inside")
+    seal.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _workers(seal)
+
     manifest = _command(
         commands, "manifest", "manifest", "record fingerprints of every byte and tensor, and check them later"
     )

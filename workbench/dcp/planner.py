@@ -126,7 +126,8 @@ class Planner(DefaultSavePlanner):
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Return the items that this rank writes."""
         final = new_plan.planner_data
-        assert self._local is not None
+        if not isinstance(final, _Final) or self._local is None:
+            return super().finish_plan(new_plan)
         items = self._local.final if final.kept else new_plan.items
         self.cached = final.kept
         if self._keep and not final.kept:
@@ -186,6 +187,8 @@ class Planner(DefaultSavePlanner):
             ValueError: the items of a tensor overlap, or do not cover it.
         """
         facts: list[_LocalFacts] = [plan.planner_data for plan in all_plans]
+        if not all(isinstance(one, _LocalFacts) for one in facts):
+            return super().create_global_plan(all_plans)  # a subclass made the plans itself
         agreed = [_PLANS.agreed(one.token, rank, len(facts)) for rank, one in enumerate(facts)]
         items = [all_plans[rank].items if one is None else one.items[rank] for rank, one in enumerate(agreed)]
         known = [facts[rank] if one is None else one.facts[rank] for rank, one in enumerate(agreed)]

@@ -78,7 +78,9 @@ def stage(state_dict: Mapping[str, Any], *, buffers: int, hashed: bool) -> tuple
     buffer = _POOL.take(key)
     if buffer is None:
         buffer = _buffers(dict(state_dict))
-    staged = _StagedState(_copy_state_dict(dict(state_dict), buffer, type_check=False))
+    staged = _StagedState(_copy_state_dict(dict(state_dict), buffer, non_blocking=True, type_check=False))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # the copies from the device are under way
     if buffers:
         _POOL.lend(key, buffer, staged, buffers)
     return staged, _digests(staged) if hashed else {}
