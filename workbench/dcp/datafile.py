@@ -1,4 +1,4 @@
-"""One data file of a save: items back to back, written in large pieces and hashed while they are in the cache.
+"""One data file of a save: items back to back, in large writes; a second thread hashes what the first one writes.
 
 ::
 
@@ -17,6 +17,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ class DataFile:
         self._fd, self._hashed = fd, hashed
         self._written = 0
         self._joined = bytearray()
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="workbench-hash")
 
     def tensor(self, tensor: torch.Tensor, expected: tuple[Any, tuple[int, ...]]) -> WrittenItem:
         """Append a tensor as an archive of ``torch.save``.
@@ -103,6 +105,10 @@ class DataFile:
         _, digests = self._payload(np.frombuffer(data, np.uint8), checked=False)
         return WrittenItem(kind, offset, self.size - offset, 0, digests)
 
+    def close(self) -> None:
+        """End the thread that hashes."""
+        self._beside.shutdown()
+
     def flush(self, *, sync: bool) -> None:
         """Write what is joined, give the file its size, and bring it to the disk."""
         self._write()
@@ -122,8 +128,9 @@ class DataFile:
 
     def _payload(self, flat: Array, *, checked: bool = True) -> tuple[int, bytes]:
         hasher, crc = BlockDigests(), 0
-        for start in range(0, len(flat), WRITE):
-            large = flat[start : start + WRITE]
+
+        def hash_piece(large: Array) -> None:
+            nonlocal crc
             with self.timed("hash"):
                 for at in range(0, len(large), PIECE):
                     piece = large[at : at + PIECE]
@@ -131,7 +138,20 @@ class DataFile:
                         crc = crc32(piece, crc)
                     if self._hashed:
                         hasher.update(piece)
-            self._put(large.data)
+
+        if len(flat) <= COPIED:
+            hash_piece(flat)
+            self._put(flat.data)
+        else:
+            hashing = [
+                self._beside.submit(hash_piece, flat[start : start + WRITE]) for start in range(0, len(flat), WRITE)
+            ]
+            try:
+                for start in range(0, len(flat), WRITE):
+                    self._put(flat[start : start + WRITE].data)
+            finally:
+                for one in hashing:
+                    one.result()
         return crc, b"".join(hasher.digests()) if self._hashed else b""
 
     def _put(self, data: bytes | memoryview) -> None:

@@ -225,7 +225,8 @@ class Writer(FileSystemWriter):
         now = time.time()
         self._phases.append(Phase("plan", self._begun, now - self._begun))
         buckets = _buckets(plan.items, self.thread_count)
-        with _Files(folder, where, self.save_id, len(buckets)) as files, writing(folder):
+        hashed = self._manifest or self._compared is not None
+        with _Files(folder, where, self.save_id, len(buckets), hashed) as files, writing(folder):
             try:
                 for file, bucket in zip(files.opened, buckets, strict=True):
                     with writing(file.name):
@@ -255,9 +256,7 @@ class Writer(FileSystemWriter):
             found = []
             try:
                 with writing(files.opened[number].name):
-                    data = files.opened[number].data = DataFile(
-                        files.opened[number].fd, hashed=self._manifest or self._compared is not None
-                    )
+                    data = files.opened[number].data
                     for at in buckets[number]:
                         if stop.is_set():
                             break
@@ -435,9 +434,9 @@ class _OpenFile:
 class _Files:
     """Data files of a rank, new and empty."""
 
-    def __init__(self, folder: str, where: _Generation, own: str, count: int) -> None:
+    def __init__(self, folder: str, where: _Generation, own: str, count: int, hashed: bool) -> None:
         self.opened: list[_OpenFile] = []
-        self._folder, self._where, self._own, self._count = folder, where, own, count
+        self._folder, self._where, self._own, self._count, self._hashed = folder, where, own, count, hashed
 
     def __enter__(self) -> _Files:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
@@ -450,7 +449,8 @@ class _Files:
                     except FileExistsError:  # the plan is that of an earlier save, which a planner kept
                         name = data_file(self._where.rank, number, self._own)
                         fd = os.open(os.path.join(self._folder, name), flags, 0o666)
-                self.opened.append(_OpenFile(name, os.path.join(self._folder, name), fd, DataFile(fd)))
+                data = DataFile(fd, hashed=self._hashed)
+                self.opened.append(_OpenFile(name, os.path.join(self._folder, name), fd, data))
         except BaseException:
             self.remove()
             self.__exit__()
@@ -459,6 +459,7 @@ class _Files:
 
     def __exit__(self, *_: object) -> None:
         for one in self.opened:
+            one.data.close()
             os.close(one.fd)
 
     def remove(self) -> None:
