@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import gc
 import io
@@ -245,6 +246,34 @@ def test_a_subclass_of_torchs_planner_that_casts(tmp_path):
     found = {"w": torch.zeros(20, 30)}
     dcp.load(found, checkpoint_id=tmp_path / "a")
     assert torch.equal(found["w"], state["w"].half().float())
+
+
+def test_a_planner_whose_global_plan_is_not_what_it_keeps(tmp_path):
+    """As Megatron's: it changes the plans that torch made, which torch also keeps."""
+
+    class Own(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans: Any) -> Any:
+            plans, metadata = super().create_global_plan(all_plans)
+            return [dataclasses.replace(plan, items=plan.items[::-1]) for plan in plans], metadata
+
+    state = {"a": torch.randn(4, 5), "b": torch.randn(6, 7), "c": torch.randn(2)}
+    dcp.save(state, storage_writer=wb.dcp.Writer(tmp_path / "a"), planner=Own())
+    found = zeros(state)
+    dcp.load(found, checkpoint_id=tmp_path / "a")
+    assert all(raw(found[key]) == raw(one) for key, one in state.items())
+
+    class Late(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans: Any) -> Any:
+            plans, metadata = super().create_global_plan(all_plans)
+            self.late = plans[0].items[::-1]
+            return plans, metadata
+
+    class Other(wb.dcp.Writer):
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            return super().write_data(dataclasses.replace(plan, items=planner.late), planner)
+
+    with pytest.raises(CheckpointException, match="are not the 3 that were planned"):
+        dcp.save(state, storage_writer=Other(tmp_path / "b"), planner=Late())
 
 
 def test_every_flip_is_found_and_named(tmp_path):

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from workbench.dcp.planner import Planner
 from workbench.dcp.writer import Writer
@@ -35,8 +34,7 @@ class InstalledWriter(Writer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return torch's own writer for arguments that ours does not support."""
-        given = kwargs.get("serialization_format")
-        if kwargs.get("_extensions") or given not in (None, SerializationFormat.TORCH_SAVE):
+        if kwargs.get("_extensions") or getattr(kwargs.get("serialization_format"), "name", "") == "SAFETENSORS":
             return FileSystemWriter(*args, **kwargs)
         return super().__new__(cls)
 

@@ -34,7 +34,7 @@ from workbench.dcp.datafile import OPAQUE, TENSOR, WrittenItem, archive_of
 from workbench.errors import UnsupportedFormatError, WriteError
 from workbench.names.steps import step_of
 
-__all__ = ["Phase", "RankRecord", "manifest_of", "packed", "storage_data"]
+__all__ = ["Phase", "RankRecord", "manifest_of", "names_digest", "packed", "storage_data"]
 
 _ITEM = np.dtype(
     [("item", "<u4"), ("file", "<u2"), ("kind", "u1"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4")]
@@ -67,6 +67,7 @@ class RankRecord:
         columns: packed items; see the module.
         digests: of the blocks, in the order of the items.
         phases: of this rank.
+        names: digest of the names and offsets of what was written.
         items: what was written, if the planner may have changed it after the global plan.
     """
 
@@ -75,6 +76,7 @@ class RankRecord:
     columns: bytes
     digests: bytes
     phases: tuple[Phase, ...]
+    names: bytes
     items: tuple[WriteItem, ...] | None = None
 
 
@@ -84,6 +86,14 @@ def packed(items: Sequence[tuple[int, int, WrittenItem]]) -> tuple[bytes, bytes]
     for row, (number, file, one) in enumerate(items):
         columns[row] = number, file, one.kind, one.offset, one.length, one.crc
     return columns.tobytes(), b"".join(one.digests for _, _, one in items)
+
+
+def names_digest(items: Sequence[WriteItem]) -> bytes:
+    """Return a digest of the names and offsets of items, in their order."""
+    hasher = xxhash.xxh3_128()
+    for item in items:
+        hasher.update(f"{item.index.fqn}\0{item.index.offset}\0".encode("utf-8", "surrogatepass"))
+    return hasher.digest()
 
 
 def storage_data(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteItem]]) -> dict[MetadataIndex, Any]:
@@ -97,8 +107,11 @@ def storage_data(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteIt
     for record, plan in zip(records, plans, strict=True):
         rows = np.frombuffer(record.columns, _ITEM)
         planned += len(plan)
-        if len(rows) != len(plan) or (len(rows) and int(rows["item"].max()) >= len(plan)):
-            raise WriteError(f"a rank wrote {len(rows):,} items and {len(plan):,} were planned; nothing was committed")
+        if len(rows) != len(plan) or names_digest(plan) != record.names:
+            raise WriteError(
+                f"a rank wrote {len(rows):,} items, which are not the {len(plan):,} that were planned; nothing was "
+                "committed. The planner changed its plan after the global plan"
+            )
         for number, file, _, offset, length, _ in rows.tolist():
             found[plan[number].index] = _StorageInfo(record.files[file][0], offset, length)
     if len(found) != planned:

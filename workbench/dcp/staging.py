@@ -14,6 +14,8 @@ Source: torch 2.13 ``distributed/checkpoint/staging.py`` (``BlockingAsyncStager`
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import threading
 import weakref
@@ -22,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
@@ -77,8 +80,8 @@ def stage(state_dict: Mapping[str, Any], *, buffers: int, hashed: bool) -> tuple
     key = tuple(_structure(state_dict))
     buffer = _POOL.take(key)
     if buffer is None:
-        buffer = _buffers(dict(state_dict))
-    staged = _StagedState(_copy_state_dict(dict(state_dict), buffer, non_blocking=True, type_check=False))
+        buffer = _buffers(state_dict)
+    staged = _StagedState(_copied(state_dict, buffer))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies from the device are under way
     if buffers:
@@ -108,11 +111,40 @@ def _buffers(value: Any) -> Any:
         return {name: _buffers(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_buffers(one) for one in value]
-    if isinstance(value, DTensor) and value.ndim == 0:  # torch returns the live tensor for these
-        return value.detach().clone().to("cpu")
+    if isinstance(value, DTensor):  # torch 2.6 takes the live tensor itself for its copy, 2.13 does so for scalars
+        made = value.detach().clone().to("cpu")
+        made._local_tensor = _empty(value.to_local())
+        return made
+    if isinstance(value, ShardedTensor):
+        return _create_cpu_state_dict({"": value})[""]
+    return _empty(value) if _is_strided(value) else None
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
+
+
+def _copied(value: Any, buffer: Any) -> Any:
+    """Copy tensors into their buffers; what is not a tensor is copied as a whole."""
+    if isinstance(value, Mapping):
+        return {name: _copied(one, buffer[name]) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        made = [_copied(one, inner) for one, inner in zip(value, buffer, strict=True)]
+        return tuple(made) if isinstance(value, tuple) else made
+    if isinstance(value, DTensor):
+        buffer._local_tensor.copy_(value.to_local().detach(), non_blocking=True)
+        return buffer
+    if isinstance(value, ShardedTensor):
+        return _copy_state_dict({"": value}, {"": buffer}, type_check=False)[""]
+    if _is_strided(value):
+        return buffer.copy_(value.detach(), non_blocking=True)
     if isinstance(value, torch.Tensor):
-        return _create_cpu_state_dict({"": value}, pin_memory=torch.cuda.is_available())[""]
-    return None
+        return value.detach().to("cpu", copy=True)
+    return value if isinstance(value, io.BytesIO) else copy.deepcopy(value)
 
 
 def _hashed(tensor: torch.Tensor) -> tuple[int, list[bytes], int]:

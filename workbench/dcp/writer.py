@@ -32,7 +32,6 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -44,13 +43,14 @@ from workbench.dcp.balance import spread
 from workbench.dcp.commit import METADATA, commit, data_file, remove_generation
 from workbench.dcp.datafile import TENSOR, DataFile, WrittenItem, archive_of
 from workbench.dcp.planner import Planner
-from workbench.dcp.record import Phase, RankRecord, manifest_of, packed, storage_data
+from workbench.dcp.record import Phase, RankRecord, manifest_of, names_digest, packed, storage_data
 from workbench.dcp.staging import Digests, stage
 from workbench.errors import UsageError, WriteError
 from workbench.export.atomic import leftovers, owners
 from workbench.export.atomic.syscalls import allocate
 from workbench.export.atomic.transaction import Staging, exists
 from workbench.export.atomic.writing import sync_folder, writing
+from workbench.export.writers.dcp_metadata import VERSION
 from workbench.names.steps import find_step
 
 __all__ = ["Writer"]
@@ -119,7 +119,7 @@ class Writer(FileSystemWriter):
         if thread_count < 1 or buffers < 0:
             raise UsageError(f"thread_count is {thread_count} and buffers is {buffers}; use 1 or more, and 0 or more")
         refused = {name for name, value in options.items() if value not in (None, (), [])}
-        if options.get("serialization_format") == SerializationFormat.TORCH_SAVE:
+        if getattr(options.get("serialization_format"), "name", "") == "TORCH_SAVE":  # an enumeration since torch 2.8
             refused.discard("serialization_format")
         if refused:
             names = ", ".join(sorted(refused))
@@ -130,7 +130,7 @@ class Writer(FileSystemWriter):
         self._compared: _StagedDigests | None = None
         self._phases: list[Phase] = []
         self._begun = time.time()
-        self._plans: list[Sequence[WriteItem]] = []
+        self._plans: list[Sequence[WriteItem] | None] = []
         self._differences: list[str] = []
         self._step: int | None = None
         self._work: _RenamedFolder | None = None
@@ -199,7 +199,9 @@ class Writer(FileSystemWriter):
         else:
             arguments = os.getpid(), folder, self._metadata_name(), self.save_id
             self._cleanup = weakref.finalize(self, remove_generation, *arguments)
-        self._plans = [plan.items for plan in plans]
+        # Plans that a planner has kept are not sent again: empty, until write_data asks the planner.
+        kept = [not getattr(plan, "usable", True) or getattr(plan.planner_data, "kept", False) for plan in plans]
+        self._plans = [None if mine else plan.items for plan, mine in zip(plans, kept, strict=True)]
         return [
             dataclasses.replace(
                 plan, storage_data=_Generation(self.save_id, folder, rank if self.use_collectives else self.rank)
@@ -215,8 +217,11 @@ class Writer(FileSystemWriter):
         Raises:
             WriteError: the system refuses, or a tensor changed after it was staged. No file of this rank remains.
         """
-        if (whole := getattr(planner, "global_plan", None)) is not None:  # with cached plans, others are empty
-            self._plans = [one.items for one in whole]
+        if None in self._plans:
+            self._plans = [
+                whole.items if plan is None else plan
+                for plan, whole in zip(self._plans, planner.global_plan, strict=True)
+            ]
         self._differences = list(getattr(planner, "differences", ()))
         flat = getattr(planner, "state_dict", {})
         self._step = find_step({key: one for key, one in flat.items() if not isinstance(one, torch.Tensor)}, "")
@@ -300,6 +305,7 @@ class Writer(FileSystemWriter):
             tuple((file.name, one.size) for file, one in zip(files.opened, data, strict=True)),
             *packed(rows),
             tuple(self._phases),
+            names_digest(items),
             None if known else tuple(items),
         )
 
@@ -316,15 +322,16 @@ class Writer(FileSystemWriter):
         records: list[RankRecord] = [one.storage_data for several in results for one in several]
         folder = self._work.staging.path if self._work is not None else os.fspath(self.path)
         plans = [
-            plan if record.items is None else record.items
+            (plan or ()) if record.items is None else record.items
             for plan, record in zip(self._plans, records, strict=True)
-        ]  # fmt: skip
+        ]
         if other := next((one.folder for one in records if one.folder != folder), None):
             raise WriteError(
                 f"a rank wrote into {other!r} instead of {folder!r}: its plan is of an earlier save; use "
                 "wb.dcp.Planner, or a planner without enable_plan_caching"
             )
-        metadata.version = CURRENT_DCP_VERSION
+        if "version" in Metadata.__dataclass_fields__:  # not in torch 2.6
+            metadata.version = VERSION
         metadata.storage_data = storage_data(records, plans)
         metadata.storage_meta = self.storage_meta()
         data = pickle.dumps(metadata)

@@ -18,7 +18,7 @@ from workbench.export.writers.dcp_items import Blob, Chunk
 from workbench.export.writers.pickle_tree import Global, Hole, Instance, Pairs, PickleCall, PickleForm, PickleRow
 from workbench.export.writers.pickled import dumps
 
-__all__ = ["INFO", "Paths", "metadata", "size", "storage_data", "tensor_metadata"]
+__all__ = ["INFO", "VERSION", "Paths", "metadata", "size", "storage_data", "tensor_metadata"]
 
 Paths = Mapping[str, tuple[str | int, ...]]
 INFO = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
