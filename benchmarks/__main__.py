@@ -21,6 +21,7 @@ TABLES = [
     "fingerprints",
     "planning",
     "exporting",
+    "saving",
     "doctor",
     "dashboard",
     "soak",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness import best, machine
 
-GB = 1.0
+GB = 0.5
 
 #: Tensors of touched memory, as a trainer has them; ``again(save)`` times saves into a new folder and over it.
 STATE = """
@@ -80,18 +80,14 @@ again(save)
 ASYNC = """
 torch.distributed.init_process_group('gloo', rank=0, world_size=1, store=torch.distributed.HashStore())
 import workbench as wb
+import contextlib, gc
 for n in range(5):
-    writer = WRITER
-    begin = n > 1
-    if begin:
-        with timed():
-            saved = dcp.async_save(state, storage_writer=writer)
-    else:
-        saved = dcp.async_save(state, storage_writer=writer)
+    with timed() if n > 1 else contextlib.nullcontext():
+        saved = dcp.async_save(state, storage_writer=WRITER)
     saved.result()
-    import gc; gc.collect()
+    gc.collect()
 shutil.rmtree(FOLDER + '/save')
-os._exit(0) if sys.stdout.flush() else None
+torch.distributed.destroy_process_group()
 """
 COPY = """
 copies = [torch.empty_like(one).zero_() for one in state.values()]
@@ -101,16 +97,13 @@ for _ in range(5):
             copy.copy_(one)
 """
 PLAN = """
-import pickle
 ITEMS = 100_000
 state = {f'layers.{n}.w': torch.empty(2, 2) for n in range(ITEMS)}
 def plan(planner):
     planner.set_up_planner(state, None, True)
     local = planner.create_local_plan()
-    sent = len(pickle.dumps(local)) / ITEMS
     plans, metadata = planner.create_global_plan([local])
     planner.finish_plan(plans[0])
-    print(f'## {sent}', file=sys.stderr)
 """
 MEMORY = """
 import workbench as wb, gc
@@ -127,7 +120,7 @@ shutil.rmtree(FOLDER + '/save')
 
 def main(scratch: Path) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
-    print(f"## Saving\n\n{machine()}. One process, {GB:.0f} GB of float32; wall seconds, best of the rounds of each.\n")
+    print(f"## Saving\n\n{machine()}. One process, {GB} GB of float32; wall seconds, best of the rounds of each.\n")
     throughput(scratch)
     stall(scratch)
     planning(scratch)
@@ -173,7 +166,7 @@ def stall(scratch: Path) -> None:
             "`wb.dcp.Writer`, no manifest": code(scratch, ASYNC, WRITER=f"wb.dcp.Writer({folder}, manifest=False)"),
             "`FileSystemWriter`": code(scratch, ASYNC, WRITER=f"dcp.FileSystemWriter({folder})"),
         },
-        2,
+        3,
         "wall",
     )
     floor = next(iter(found.values()))["wall"]
@@ -188,10 +181,10 @@ def planning(scratch: Path) -> None:
     once, twice = "with timed():\n    plan({0})\n", "plan({0})\nwith timed():\n    plan({0})\n"
     found = best(
         {
-            "`wb.dcp.Planner`, first": code(scratch, ours + PLAN + once.format("wb.dcp.Planner()"), GB=0.1),
-            "`wb.dcp.Planner`, second": code(scratch, ours + PLAN + twice.format("wb.dcp.Planner()"), GB=0.1),
-            "`DefaultSavePlanner`, first": code(scratch, PLAN + once.format(theirs), GB=0.1),
-            "`DefaultSavePlanner`, second": code(scratch, PLAN + twice.format(theirs), GB=0.1),
+            "`wb.dcp.Planner`, first": code(scratch, ours + PLAN + once.format("wb.dcp.Planner()"), SIZE=0.01),
+            "`wb.dcp.Planner`, second": code(scratch, ours + PLAN + twice.format("wb.dcp.Planner()"), SIZE=0.01),
+            "`DefaultSavePlanner`, first": code(scratch, PLAN + once.format(theirs), SIZE=0.01),
+            "`DefaultSavePlanner`, second": code(scratch, PLAN + twice.format(theirs), SIZE=0.01),
         },
         1,
     )
@@ -202,7 +195,7 @@ def planning(scratch: Path) -> None:
 
 
 def memory(scratch: Path) -> None:
-    one = best({"ours": code(scratch, MEMORY.replace("(50)", "(50)"), SIZE=0.05)}, 1)["ours"]
+    one = best({"ours": code(scratch, MEMORY, SIZE=0.05)}, 1)["ours"]
     print(f"Anonymous memory after 50 synchronous saves, beyond that after 10: {one['anon']:.1f} MB.\n")
 
 

@@ -129,7 +129,7 @@ def _is_strided(value: Any) -> bool:
 
 
 def _copied(value: Any, buffer: Any) -> Any:
-    """Copy tensors into their buffers; what is not a tensor is copied as a whole."""
+    """Copy tensors into their buffers, and other values as a whole."""
     if isinstance(value, Mapping):
         return {name: _copied(one, buffer[name]) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -139,11 +139,6 @@ class Writer(FileSystemWriter):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cleanup": None, "_work": None, "_plans": []}
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether a checkpoint id is a path that this writer can write to."""
-        return bool(FileSystemWriter.validate_checkpoint_id(checkpoint_id))
-
     # ---- staging ----
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
