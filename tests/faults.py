@@ -59,6 +59,7 @@ SAMPLES = (
     Sample("paddle.distributed", "paddle_dist"),
     Sample("paddle.save", "paddle_save"),
     Sample("PaddleNLP", "paddlenlp_legacy"),
+    Sample("torch_checkpointing", "torch_checkpointing/step-3"),
 )
 
 

@@ -56,6 +56,11 @@ def lost_chunk(case: Case) -> Injected:
             key = [name for name in header if name != "__metadata__"][3]
             del header[key]
         return Injected("a tensor is in the header no more, its bytes are", (key, "model.safetensors"))
+    if kind == "torch_checkpointing":
+        path = case.folder / "optimizer_1.pt"
+        with _resaved(path) as document:
+            del document["state"]["norm.weight"]["step"]
+        return Injected("a rank's step is in the optimizer no more", ("optimizer.state.norm.weight.step", path.name))
     if kind == "deepspeed":
         path = case.folder / "mp_rank_00_model_states.pt"
         with _resaved(path) as document:
@@ -112,6 +117,8 @@ def overlapping_chunk(case: Case) -> Injected:
             start, stop = header[key]["data_offsets"]
             header[key]["data_offsets"] = [start - 64, stop - 64]
         return Injected("a tensor begins 64 bytes too early", (key, name))
+    if kind == "torch_checkpointing":
+        raise DoesNotApply("boxes follow from the placements; no offset is stored")
     raise DoesNotApply("every tensor has bytes of its own; views of shared bytes are meant")
 
 
@@ -141,6 +148,10 @@ def wrong_dtype(case: Case) -> Injected:
             key = next(n for n in header if n != "__metadata__" and ".layers.1." in n)
             header[key]["dtype"] = {"BF16": "F16", "F32": "I32"}[header[key]["dtype"]]
         return Injected("a header says another type of the same size", (key, name))
+    if kind == "torch_checkpointing":
+        with _edited(case.folder / "metadata.pkl") as document:
+            _spec(document, "output.weight")["dtype"] = "torch.int32"
+        return Injected("the metadata says another type of the same size", ("model.output.weight",))
     if kind in ("torch_save", "deepspeed"):
         name = case.path.name if kind == "torch_save" else case.siblings()[0]
         path = case.folder / name
@@ -171,6 +182,11 @@ def tampered_index(case: Case) -> Injected:
             files = sorted(set(document.storage_metadata.values()) - {document.storage_metadata[index]})
             document.storage_metadata[index] = files[-1]
         return Injected("a chunk is said to be in another file", ("model.embed.weight",))
+    if kind == "torch_checkpointing":
+        with _edited(case.folder / "metadata.pkl") as document:
+            mesh = _spec(document, "output.weight")["mesh_spec"]
+            mesh["mesh_data"] = (mesh["mesh_data"][1], mesh["mesh_data"][0], *mesh["mesh_data"][2:])
+        return Injected("two ranks have each other's place on the mesh", ("metadata.pkl", "model_0.pt"))
     if kind == "safetensors":
         path = case.folder / str(case.catalog.meta["index"])
         document = json.loads(path.read_text())
@@ -222,6 +238,9 @@ def stale_metadata(case: Case) -> Injected:
     if kind == "deepspeed":
         (case.root / "latest").write_text("global_step3")
         return Injected("the run's tracker names another step, which is not there", ("latest",))
+    if kind == "torch_checkpointing":
+        return Injected("the metadata is of a save of the day before, laid out alike", ("metadata.pkl",),
+                        older="metadata.pkl")  # fmt: skip
     raise DoesNotApply("the data are their own metadata")
 
 
@@ -306,6 +325,12 @@ def _header(path: Path) -> Iterator[dict[str, Any]]:
 
 
 # ---- who is hit ----------------------------------------------------------------------------------------------------
+
+
+def _spec(document: Any, path: str) -> Any:
+    """The sharding metadata of a tensor of torch_checkpointing's model."""
+    (group,) = document["metadata"]["model"]["nested_path_to_metadata"][json.dumps([path])]
+    return group["sharding_metadata"]["data"]
 
 
 def _metadata(case: Case) -> str:

@@ -17,7 +17,13 @@ README = {name: (origin, truth) for name, origin, truth in ROW.findall((ROOT / "
 NOT_CHECKPOINTS = {"make", "truth"}
 # state that differs by rank and has no gathered value, so its truth file cannot hold it
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
-RUNS = {"loss_spike", "titan_run", "trainer_run", "torch_save"}  # each entry inside is a checkpoint
+RUNS = {
+    "loss_spike",
+    "titan_run",
+    "torch_checkpointing",
+    "trainer_run",
+    "torch_save",
+}  # each entry inside is a checkpoint
 
 
 def _on_disk() -> set[str]:

@@ -164,6 +164,8 @@ SAMPLES = (
     Sample("Lightning, folder", _lightning_folder, "last.ckpt", weight=4),
     Sample("accelerate", _accelerate, weight=3),
     Sample("veScale", _vescale, weight=3),
+    Sample("torch_checkpointing", "torch_checkpointing/step-3", weight=3),
+    Sample("torch_checkpointing, one rank", "torch_checkpointing/single", weight=3, spared=("gone",)),
     Sample("Megatron mp_rank", _megatron, "iter_0000010", weight=2),
     Sample("DeepSpeed, universal", _universal, weight=2),
 )

@@ -56,8 +56,8 @@ MODULES = {
         ("megatron_dist", "megatron.dist"), ("megatron_legacy", "megatron.legacy"),
         ("deepspeed_universal", "deepspeed.universal"), ("deepspeed", "deepspeed.reader"),
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
-        ("dcp", "dcp.reader"), ("paddle_dist", "paddle.dist"), ("paddle_save", "paddle.save"),
-        ("safetensors", "safetensors.reader"), ("torch_save", "torch.save"),
+        ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
+        ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("torch_save", "torch.save"),
     )
 }  # fmt: skip
 

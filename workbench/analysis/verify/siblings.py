@@ -173,7 +173,7 @@ def _stale_metadata(subject: Examined, stats: dict[str, os.stat_result], data: s
     for name in subject.catalog.metadata_files:
         folder = name.rpartition("/")[0]
         times = [stats[other].st_mtime_ns for other in data & set(stats) if other.rpartition("/")[0] == folder]
-        if name in data or name not in stats or not times or not name.endswith(".metadata"):
+        if name in data or name not in stats or not times or not name.endswith((".metadata", "metadata.pkl")):
             continue
         late = min(times) - stats[name].st_mtime_ns
         if late > HOUR:

@@ -29,7 +29,23 @@ from workbench.formats.torch import legacy as torch_legacy
 from workbench.formats.torch import tree as torch_tree
 from workbench.formats.torch.legacy import LegacyFile
 
-__all__ = ["declare", "keyed", "load_tree", "some", "top", "top_name", "tree_objects"]
+__all__ = [
+    "LegacyFile",
+    "Tensors",
+    "declare",
+    "keyed",
+    "load_tree",
+    "pruned",
+    "some",
+    "tensors_of",
+    "top",
+    "top_name",
+    "tree_name",
+    "tree_objects",
+]
+
+Tensors = list[tuple[tuple[Any, ...], Any]]
+Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def load_tree(place: Place, file: str) -> LegacyFile:
@@ -80,6 +96,16 @@ def top_name(name: object) -> str:
     return name if type(name) is str else short(name, 60)
 
 
+def pruned(loaded: LegacyFile, what: str) -> object:
+    """Return a tree without its tensors; ``None`` if nothing is left."""
+    return torch_tree.prune(loaded.tree, what=what)
+
+
+def tensors_of(loaded: LegacyFile, what: str) -> Tensors:
+    """Return tensors with their paths, in the tree's order. A DTensor is one of them, as it was pickled."""
+    return torch_tree.flatten(loaded.tree, what=what, dtensors=True)
+
+
 def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
     return whole()[name]
 
@@ -89,7 +115,7 @@ def keyed(loaded: LegacyFile, what: str, notes: list[str]) -> dict[str, tuple[tu
     found: dict[str, tuple[tuple[Any, ...], TensorRef]] = {}
     twice: list[str] = []
     for path, ref in torch_tree.flatten(loaded.tree, what=what):
-        key = base = ".".join(map(_name, path)) if path else "tensor"
+        key = base = ".".join(map(tree_name, path)) if path else "tensor"
         count = 1
         while key in found:
             count += 1
@@ -102,8 +128,26 @@ def keyed(loaded: LegacyFile, what: str, notes: list[str]) -> dict[str, tuple[tu
     return found
 
 
-def declare(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded: LegacyFile, notes: list[str]) -> bool:
-    """Declare a tensor and its byte range; return ``False`` if its elements cannot be read."""
+def declare(
+    builder: CatalogBuilder,
+    file: str,
+    key: str,
+    ref: TensorRef,
+    loaded: LegacyFile,
+    notes: list[str],
+    *,
+    shape: tuple[int, ...] | None = None,
+    boxes: Sequence[Box] | None = None,
+    rank: int = -1,
+) -> bool:
+    """Declare a tensor and its byte range; return ``False`` if its elements cannot be read.
+
+    Args:
+        ref: the stored tensor, whole or the local one of a rank.
+        shape: of the global tensor, if the stored one is a local tensor.
+        boxes: which parts of the global tensor the stored one holds: offsets there, sizes, offsets in the stored one.
+        rank: who wrote the file, ``-1`` if that is not known.
+    """
     storage = ref.storage
     if not isinstance(storage, StorageRef) or storage.key not in loaded.storages:
         notes.append(f"tensor {key!r} has no storage in the file; it is left out")
@@ -132,10 +176,12 @@ def declare(builder: CatalogBuilder, file: str, key: str, ref: TensorRef, loaded
     except UnsupportedFormatError as error:
         notes.append(f"{error}; it is listed but not read")
         codec = codecs.OPAQUE
-    builder.tensor(key, dtype, ref.shape)
+    builder.tensor(key, dtype, ref.shape if shape is None else shape)
     strides = ref.stride if reach else None
     origin = (0,) * len(ref.shape)
-    builder.chunk(key, origin, ref.shape, file, start, stop, codec=codec, inner=inner if reach else 0, strides=strides)
+    for offsets, sizes, at in ((origin, ref.shape, origin),) if boxes is None else boxes:
+        first = inner + itemsize * sum(a * step for a, step in zip(at, ref.stride, strict=True)) if reach else 0
+        builder.chunk(key, offsets, sizes, file, start, stop, codec=codec, rank=rank, inner=first, strides=strides)
     return True
 
 
@@ -178,7 +224,8 @@ def _load_zip(view: LazyBytes, what: str) -> LegacyFile:
     return LegacyFile(loaded.value, storages, archive.byteorder == "big", loaded.globals, notes)
 
 
-def _name(part: Any) -> str:
+def tree_name(part: Any) -> str:
+    """Return the name of a step of a path: a dict key or a list position."""
     if type(part) is str:
         return part
     return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)

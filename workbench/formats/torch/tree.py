@@ -24,7 +24,7 @@ from workbench.core.pickles.budget import MAX_DEPTH, leaves
 from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef
 from workbench.errors import CorruptError
 
-__all__ = ["flatten", "is_quantised", "optimizers", "prune"]
+__all__ = ["flatten", "is_dtensor", "is_quantised", "optimizers", "prune"]
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps the contents of state_dict
 _GONE = object()
@@ -39,14 +39,27 @@ _PARTS = {
 _INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}  #: quantized type → type of ``int_repr()``
 
 
-def flatten(tree: object, *, what: str) -> list[tuple[tuple[Any, ...], TensorRef]]:
+def flatten(tree: object, *, what: str, dtensors: bool = False) -> list[tuple[tuple[Any, ...], Any]]:
     """Return every tensor with the dict keys and list positions that lead to it, in the tree's order.
+
+    Args:
+        what: the file, for messages.
+        dtensors: return DTensors as they are (see :func:`is_dtensor`) instead of the tensors that they consist of.
 
     Raises:
         CorruptError: the tree is nested too deeply, or contains itself.
         UnsafeError: shared references would make the list endless, or names are far larger than the file.
     """
-    return leaves(tree, _children, lambda node: isinstance(node, TensorRef), what=what)
+    whole: tuple[type, ...] = (TensorRef,)
+    return leaves(tree, _children, lambda n: isinstance(n, whole) or (dtensors and is_dtensor(n)), what=what)
+
+
+def is_dtensor(node: object) -> bool:
+    """Return whether a node is a DTensor: a wrapper subclass around the local tensor of the rank that saved it."""
+    if not isinstance(node, Opaque) or node.qualname != "_rebuild_wrapper_subclass":
+        return False
+    states = node.state if isinstance(node.state, tuple) else (node.state,)
+    return any(isinstance(state, dict) and "_local_tensor" in state and "_spec" in state for state in states)
 
 
 def is_quantised(ref: TensorRef) -> bool:
@@ -144,6 +157,8 @@ def _pruned(node: object, done: dict[int, object], what: str, depth: int) -> obj
         return _GONE
     if isinstance(node, Opaque):
         data = node.args[0] if node.qualname == "Parameter" and len(node.args) == 1 else node
+        if is_dtensor(data):
+            return _GONE
         quantised = _quantised(data) if isinstance(data, Opaque) else None
         return quantised[1] if quantised else node
     if not isinstance(node, (dict, list, tuple)):

@@ -1,0 +1,1 @@
+"""Meta's torch_checkpointing."""
