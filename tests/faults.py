@@ -60,6 +60,7 @@ SAMPLES = (
     Sample("paddle.save", "paddle_save"),
     Sample("PaddleNLP", "paddlenlp_legacy"),
     Sample("torch_checkpointing", "torch_checkpointing/step-3"),
+    Sample("GGUF", "gguf/types.gguf"),
 )
 
 

@@ -56,6 +56,14 @@ def lost_chunk(case: Case) -> Injected:
             key = [name for name in header if name != "__metadata__"][3]
             del header[key]
         return Injected("a tensor is in the header no more, its bytes are", (key, "model.safetensors"))
+    if kind == "gguf":
+        infos = gguf_infos(case.path)
+        data, start = case.path.read_bytes(), gguf_start(case.path)
+        low, high, _ = infos[3]
+        count = struct.pack("<Q", len(infos) - 1)
+        head = data[:8] + count + data[16:low] + data[high : infos[-1][1]]
+        case.path.write_bytes(head + bytes(-len(head) % 32) + data[start:])
+        return Injected("a tensor is in the header no more, its bytes are", (infos[4][2], case.path.name))
     if kind == "torch_checkpointing":
         path = case.folder / "optimizer_1.pt"
         with _resaved(path) as document:
@@ -117,6 +125,11 @@ def overlapping_chunk(case: Case) -> Injected:
             start, stop = header[key]["data_offsets"]
             header[key]["data_offsets"] = [start - 64, stop - 64]
         return Injected("a tensor begins 64 bytes too early", (key, name))
+    if kind == "gguf":
+        _, high, key = gguf_infos(case.path)[3]
+        (offset,) = struct.unpack("<Q", case.peek(case.path, high - 8, 8))
+        case.poke(case.path, high - 8, struct.pack("<Q", offset - 32))
+        return Injected("a tensor begins 32 bytes too early", (key, case.path.name))
     if kind == "torch_checkpointing":
         raise DoesNotApply("boxes follow from the placements; no offset is stored")
     raise DoesNotApply("every tensor has bytes of its own; views of shared bytes are meant")
@@ -148,6 +161,11 @@ def wrong_dtype(case: Case) -> Injected:
             key = next(n for n in header if n != "__metadata__" and ".layers.1." in n)
             header[key]["dtype"] = {"BF16": "F16", "F32": "I32"}[header[key]["dtype"]]
         return Injected("a header says another type of the same size", (key, name))
+    if kind == "gguf":
+        infos = gguf_infos(case.path)
+        at = next(number for number, (*_, key) in enumerate(infos) if key == "blk.0.q4_0.weight")
+        case.poke(case.path, infos[at][1] - 12, struct.pack("<I", 8))
+        return Injected("the header says another type of another size", (infos[at + 1][2], case.path.name))
     if kind == "torch_checkpointing":
         with _edited(case.folder / "metadata.pkl") as document:
             _spec(document, "output.weight")["dtype"] = "torch.int32"
@@ -182,6 +200,13 @@ def tampered_index(case: Case) -> Injected:
             files = sorted(set(document.storage_metadata.values()) - {document.storage_metadata[index]})
             document.storage_metadata[index] = files[-1]
         return Injected("a chunk is said to be in another file", ("model.embed.weight",))
+    if kind == "gguf":
+        ends = {key: high for _, high, key in gguf_infos(case.path)}
+        a, b = ends["blk.0.q4_0.weight"] - 8, ends["blk.0.iq4_nl.weight"] - 8
+        left, right = case.peek(case.path, a, 8), case.peek(case.path, b, 8)
+        case.poke(case.path, a, right)
+        case.poke(case.path, b, left)
+        return Injected("two tensors are said to be in each other's place", ("blk.0.q4_0.weight", case.path.name))
     if kind == "torch_checkpointing":
         with _edited(case.folder / "metadata.pkl") as document:
             mesh = _spec(document, "output.weight")["mesh_spec"]
@@ -325,6 +350,24 @@ def _header(path: Path) -> Iterator[dict[str, Any]]:
 
 
 # ---- who is hit ----------------------------------------------------------------------------------------------------
+
+
+def gguf_infos(path: Path) -> list[tuple[int, int, str]]:
+    """Bytes and name of each tensor info of a little endian file, found by the names that the reader lists."""
+    import workbench as wb
+
+    data, found, at = path.read_bytes(), [], 24
+    for key in wb.open(path, cache=False):
+        low = data.index(struct.pack("<Q", len(key)) + key.encode(), at)
+        at = low + 8 + len(key)
+        high = at + 4 + 8 * struct.unpack_from("<I", data, at)[0] + 12
+        found.append((low, high, key))
+    return found
+
+
+def gguf_start(path: Path) -> int:
+    """First byte of the data of a file."""
+    return -(-gguf_infos(path)[-1][1] // 32) * 32
 
 
 def _spec(document: Any, path: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,17 @@ SLICES = 200
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def check_reader(path: Path, truth: Mapping[str, torch.Tensor], *, rest: bool = False) -> wb.Checkpoint:
-    """Run the suite; ``rest`` allows the checkpoint to hold tensors that the truth does not have."""
-    ckpt = wb.open(path)
+def check_reader(
+    path: Path, truth: Mapping[str, torch.Tensor], *, rest: bool = False, decoded: bool = False
+) -> wb.Checkpoint:
+    """Run the suite; ``rest`` allows the checkpoint to hold tensors that the truth does not have, and with ``decoded``
+    the truth is that of quantised tensors as numbers.
+    """
+
+    def opened(**how: Any) -> wb.Checkpoint:
+        return wb.open(path, **how).decode() if decoded else wb.open(path, **how)
+
+    ckpt = opened()
     check_mapping(ckpt, truth, rest)
     check_catalog(ckpt.catalog)
     check_frames(ckpt)
@@ -37,8 +45,8 @@ def check_reader(path: Path, truth: Mapping[str, torch.Tensor], *, rest: bool = 
         as_numpy = ckpt[key].numpy()
         assert as_numpy.shape == tuple(want.shape) and as_numpy.tobytes() == raw(want), f"{key}: numpy bits differ"
     check_slices(ckpt, truth)
-    check_pread(path, truth)
-    check_state_dict(path, truth)
+    check_pread(opened, truth)
+    check_state_dict(opened, truth)
     return ckpt
 
 
@@ -138,15 +146,15 @@ def check_slices(ckpt: wb.Checkpoint, truth: Mapping[str, torch.Tensor]) -> None
         same_bits(ckpt[name][key], expected, f"{name}[{key}]")
 
 
-def check_pread(path: Path, truth: Mapping[str, torch.Tensor]) -> None:
-    plain = wb.open(path, io="pread", cache=False)
+def check_pread(opened: Callable[..., wb.Checkpoint], truth: Mapping[str, torch.Tensor]) -> None:
+    plain = opened(io="pread", cache=False)
     for key in list(truth)[:5]:
         same_bits(plain[key].torch(), truth[key], key)
 
 
-def check_state_dict(path: Path, truth: Mapping[str, torch.Tensor]) -> None:
+def check_state_dict(opened: Callable[..., wb.Checkpoint], truth: Mapping[str, torch.Tensor]) -> None:
     for io in ("mmap", "pread"):
-        ckpt = wb.open(path, io=io, cache=False)
+        ckpt = opened(io=io, cache=False)
         state = ckpt.select(f"^({'|'.join(map(re.escape, truth))})$").state_dict(threads=2)
         for key, want in truth.items():
             if key in ckpt.catalog.index:  # not one of the views, which are not listed

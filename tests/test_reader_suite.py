@@ -21,9 +21,11 @@ BY_MEANING = ("bytecheckpoint_fsdp1_flat", "deepspeed_zero1", "megatron_dp_resha
 ROLES = {"fp32_param": "master"}
 #: PaddleNLP's pieces stay apart per rank, under keys of their own: tests/test_paddle.py joins and compares them.
 ELSEWHERE = ("paddlenlp_legacy",)
+#: Samples whose truth is that of quantised tensors as numbers.
+DECODED = ("gguf/types.gguf",)
 WITH_TRUTH = sorted(
     {str(p.relative_to(ROOT / "truth")).removesuffix(".safetensors") for p in ROOT.glob("truth/**/*.safetensors")}
-    - {*BY_MEANING, *ELSEWHERE}
+    - {*BY_MEANING, *ELSEWHERE, *DECODED}
 )
 
 
@@ -31,6 +33,11 @@ WITH_TRUTH = sorted(
 def test_sample_equals_its_truth(name):
     # dcp_fsdp2 keeps generator states that differ by rank, of which the save kept an arbitrary one: not in the truth
     check_reader(ROOT / name, load_file(ROOT / "truth" / f"{name}.safetensors"), rest=name == "dcp_fsdp2")
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_sample_decodes_to_its_truth(name):
+    check_reader(ROOT / name, load_file(ROOT / "truth" / f"{name}.safetensors"), decoded=True)
 
 
 @pytest.mark.parametrize("name", BY_MEANING)

@@ -18,6 +18,7 @@ NOT_CHECKPOINTS = {"make", "truth"}
 # state that differs by rank and has no gathered value, so its truth file cannot hold it
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
 RUNS = {
+    "gguf",
     "loss_spike",
     "titan_run",
     "torch_checkpointing",

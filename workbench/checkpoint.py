@@ -15,6 +15,7 @@ from workbench import formats, runs
 from workbench.core import cache as catalog_cache
 from workbench.core.archives import fetch_headers
 from workbench.core.catalog import Catalog
+from workbench.core.decoding.values import Decoding, Recipe
 from workbench.core.lazymap import LazyMap
 from workbench.core.near import did_you_mean, no_such
 from workbench.core.payload import Payloads
@@ -96,6 +97,7 @@ def open_place(
         catalog.check_files()
     pool = SourcePool(place, catalog.files, catalog.file_stats, io)
     ckpt = Checkpoint(place, catalog, pool, _Objects(place, catalog, name).by_name(), [note] if note else [])
+    ckpt.payloads.decoding = Decoding(ckpt.payloads, _Recipes(place, catalog, name))
     return ckpt._referred(_Reference(place, catalog, format, io, partial))
 
 
@@ -145,6 +147,16 @@ class _Reference:
                 f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another one there"
             )
         return ckpt
+
+
+class _Recipes:
+    """The recipes of a checkpoint's format. Pickling stores only where they are found."""
+
+    def __init__(self, place: Place, catalog: Catalog, format: str) -> None:
+        self._place, self._catalog, self._format = place, catalog, format
+
+    def __call__(self) -> Sequence[Recipe]:
+        return formats.record(self._format).recipes(self._place, self._catalog)
 
 
 class _Objects:
@@ -206,11 +218,14 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         *,
         names: tuple[list[str | None], list[str]] | None = None,
         parent: Checkpoint | None = None,
+        payloads: Payloads | None = None,
     ) -> None:
         self.place, self.catalog, self._pool = place, catalog, pool
         # An attribute, not a property: IPython does not evaluate properties, so it could not complete `ckpt.objects["`.
         self.objects: Mapping[str, Any] = LazyMap.of(objects)
-        self._payloads = Payloads(catalog, pool)
+        self._payloads = payloads or Payloads(catalog, pool)
+        if parent is not None and self._payloads.decoding is None:
+            self._payloads.decoding = parent._payloads.decoding
         self._parent = parent
         self.notes: list[str] = [*(notes or []), *([] if parent else catalog.meta.get("notes", []))]
         if names is not None:
@@ -390,12 +405,59 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         """Return a checkpoint with only the tensors at these catalog positions, in the given order."""
         names = ([self.fqns[p] for p in positions.tolist()], [self.roles[p] for p in positions.tolist()])
         narrow = self.catalog.take(positions)
-        made = Checkpoint(self.place, narrow, self._pool, self.objects, self.notes, names=names, parent=self)
+        payloads = self._payloads.over(narrow)
+        made = Checkpoint(
+            self.place, narrow, self._pool, self.objects, self.notes, names=names, parent=self, payloads=payloads
+        )
         return made if self._reference is None else made._referred(self._reference[0].taken(narrow, positions))
 
     def derive(self, catalog: Catalog) -> Checkpoint:
         """Return a checkpoint of other tensors in the same files (such as a renaming), with the same objects."""
-        return Checkpoint(self.place, catalog, self._pool, self.objects, self.notes, parent=self)
+        payloads = self._payloads.over(catalog)
+        return Checkpoint(self.place, catalog, self._pool, self.objects, self.notes, parent=self, payloads=payloads)
+
+    def decoded(self, name: str) -> LazyTensor:
+        """Return a quantised tensor as the numbers that it stands for: ``ckpt.decoded("layers.0.wq.weight")[2:9]``.
+
+        Args:
+            name: a key of the decoded checkpoint (:meth:`decode`), the key of a stored part, or an fqn. A tensor that
+                is not quantised is returned as it is stored.
+
+        Raises:
+            TensorNotFoundError: there is no such tensor.
+            CorruptError: the tensors that belong together contradict each other.
+        """
+        values = self.decode()
+        found = self._decoding.names.get(name, name)
+        return values[found] if found in values else values.param(name)
+
+    def decode(self) -> Checkpoint:
+        """Return the checkpoint with its quantised tensors as numbers; ``stats``, ``diff`` and ``export`` take it.
+
+        Each has the name of the parameter that it is; scales, zero points and the like are not listed. Values are
+        decoded when they are read, nothing is kept. See :meth:`LazyTensor.decoded`.
+
+        Raises:
+            CorruptError: the tensors that belong together contradict each other.
+        """
+        return self._decoded
+
+    @cached_property
+    def _decoding(self) -> Decoding:
+        return self._payloads.decoding or Decoding(self._payloads)
+
+    @cached_property
+    def _decoded(self) -> Checkpoint:
+        decoding = self._decoding
+        if not decoding.recipes:
+            return self
+        found, catalog = decoding.payloads, decoding.payloads.catalog
+        here = set(self.catalog.keys)
+        keep = [t for t, key in enumerate(catalog.keys) if not here.isdisjoint(decoding.parts.get(key, (key,)))]
+        if len(keep) < len(catalog):
+            catalog = catalog.take(np.array(keep, np.int64))
+            found = found.over(catalog)
+        return Checkpoint(self.place, catalog, self._pool, self.objects, self.notes, parent=self, payloads=found)
 
     def state_dict(
         self, *, threads: int | None = None, progress: Callable[[float], None] | None = None

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.dtypes import DType, nbytes_of
+from workbench.core.decoding.values import Decoding
+from workbench.core.dtypes import BLOCKS, DType, nbytes_of
 from workbench.core.gather import gather
 from workbench.core.payload import Payloads
 from workbench.core.read import read_boxes, read_selection, single_chunk
@@ -165,6 +166,31 @@ class LazyTensor(Shown):
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
+    def decoded(self) -> LazyTensor:
+        """Return the numbers that a quantised tensor stands for, as a lazy tensor; any other tensor is itself.
+
+        What is stored is unchanged: ``ckpt[key]``. Elements are decoded when they are read, and a slice reads only the
+        blocks that it meets. The result equals that of the reference implementation of the scheme bit for bit; its
+        element type is the one that the reference returns (``float32`` for the block types of GGUF).
+
+        Raises:
+            SelectionError: a slice of a tensor whose stored elements are not those of the decoded one.
+            CorruptError: the tensors that belong together (weights, scales …) contradict each other.
+            OpenError: those of :meth:`__getitem__`, for scales and the like.
+        """
+        decoding = self._payloads.decoding or Decoding(self._payloads)
+        name = decoding.names.get(self.key)
+        if name is None:
+            return self
+        payloads = decoding.payloads
+        tensor = payloads.catalog.index[name]
+        same = payloads.catalog.shape_of(tensor) == self._stored_shape
+        if not same and not (self._selection.is_whole and self.shape == self._stored_shape):
+            raise SelectionError(f"tensor {self.key!r} has another shape than {name!r}: decode it first, then slice it")
+        fqn, role = (self.fqn, self.role) if name == self.key else (name, "param")
+        made = LazyTensor(payloads, tensor, fqn, role, replica=self._replica)
+        return made._with(self._selection) if same else made
+
     def replica(self, i: int) -> LazyTensor:
         """Return copy ``i`` of a replicated tensor, as stored by another rank.
 
@@ -249,6 +275,7 @@ class LazyTensor(Shown):
         if not everything:
             raise SelectionError(
                 f"tensor {self.key!r}: {self.element} packs elements of {self.element.bits} bits; read the whole tensor"
+                f"{', or slice decoded()' if self.element.name in BLOCKS else ''}"
             )
         if row is None:
             raise UnsupportedFormatError(

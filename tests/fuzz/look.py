@@ -149,13 +149,15 @@ class Look:
     def read(self) -> None:
         ckpt, left, held = self._opened(), READ, None
         for key in [*ckpt, *ckpt.views][:TENSORS]:
-            tensor = ckpt[key]
-            if tensor.nbytes > left and not tensor.inflated:
+            stored = ckpt[key]
+            if stored.nbytes > left and not stored.inflated:
                 continue
             try:
-                whole = tensor.torch()
-                assert tuple(whole.shape) == tensor.shape
+                whole = stored.torch()
                 left -= whole.nbytes
+                tensor = stored.decoded()  # itself, unless it is quantised
+                whole = whole if tensor is stored else tensor.torch()
+                assert tuple(whole.shape) == tensor.shape
                 if tensor.ndim:
                     tensor[-1:]
             except WorkbenchError as error:

@@ -22,7 +22,8 @@ class Sample:
         opened: what of the copy is opened.
         weight: how often it is drawn; small checkpoints cost less, and a mutation hits a header more often.
         spared: losses (:data:`tests.fuzz.mutate.LOSSES`) that leave a checkpoint: parts that stand by themselves, such
-            as ``model.pdparams`` alone or weights without an optimizer; and the padding behind a tar archive.
+            as ``model.pdparams`` alone or weights without an optimizer; and the padding behind a tar archive, or
+            behind the last tensor of a GGUF file.
     """
 
     title: str
@@ -166,6 +167,8 @@ SAMPLES = (
     Sample("veScale", _vescale, weight=3),
     Sample("torch_checkpointing", "torch_checkpointing/step-3", weight=3),
     Sample("torch_checkpointing, one rank", "torch_checkpointing/single", weight=3, spared=("gone",)),
+    Sample("GGUF", "gguf/types.gguf", weight=4),
+    Sample("GGUF, split", "gguf/split", weight=4, spared=("cut",)),
     Sample("Megatron mp_rank", _megatron, "iter_0000010", weight=2),
     Sample("DeepSpeed, universal", _universal, weight=2),
 )

@@ -21,7 +21,7 @@ import numpy as np
 from workbench.analysis.manifest import load
 from workbench.analysis.manifest_entries import Manifest
 from workbench.checkpoint import Checkpoint
-from workbench.core import box
+from workbench.core import box, codecs
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.checksums import StoredCrcs, stored_crcs
@@ -195,6 +195,7 @@ def _one_place(a: Checkpoint, b: Checkpoint, i: Ints, j: Ints) -> Array:
     one, two = nodes[0][p.file[i]], nodes[1][q.file[j]]
     same = (one == two).all(axis=1) & (one[:, 0] >= 0)
     same &= (p.start[i] == q.start[j]) & (p.stop[i] == q.stop[j]) & (p.codec[i] == q.codec[j])
+    same &= p.codec[i] != codecs.DECODED  # their scales may be in other files
     return np.asarray(same & _same_view(p, q, i, j))
 
 
@@ -213,6 +214,10 @@ def _manifests(a: Checkpoint, b: Checkpoint) -> tuple[Manifest, Manifest] | str 
     return (found[0], found[1]) if len(found) == 2 else None
 
 
+def _is_decoded(catalog: Catalog, tensor: int) -> bool:
+    return bool((catalog.codec[catalog.rows_of(tensor)] == codecs.DECODED).any())
+
+
 def _by_manifest(
     a: Checkpoint, b: Checkpoint, left: Ints, right: Ints, manifests: tuple[Manifest, Manifest],
     verdicts: list[Verdict], checked: dict[str, str],
@@ -221,6 +226,8 @@ def _by_manifest(
     for t, u, verdict in zip(left.tolist(), right.tolist(), verdicts, strict=True):
         one = manifests[0].tensors.get(a.catalog.keys[t])
         two = manifests[1].tensors.get(b.catalog.keys[u])
+        if _is_decoded(a.catalog, t) or _is_decoded(b.catalog, u):  # fingerprints are those of what is stored
+            one = None
         if one is None or two is None or one.fingerprint is None or two.fingerprint is None:
             found.append(verdict)
             continue

@@ -73,10 +73,11 @@ TABLE = (
     Codec(name="raw_conj", raw=True, conj=True),
     Codec(name="raw_neg", raw=True, neg=True),
     Codec(name="raw_conj_neg", raw=True, conj=True, neg=True),
+    Codec(name="decoded"),  # computed from quantised tensors (core/decoding); only in catalogs of decoded tensors
 )
 CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
 RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE))
-RAW_CONJ, RAW_NEG, RAW_CONJ_NEG = _TURNED
+RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, DECODED = _TURNED
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -6,10 +6,11 @@ defines them. A type's smallest unit of whole bytes is a *block* of ``block`` el
     float32          1 element    in 4 bytes
     float4_e2m1fn    2 elements   in 1 byte        packed: elements share bytes, and the tensor can only be shown raw
     float6_e2m3fn    4 elements   in 3 bytes
-    GGUF's Q4_K    256 elements   in 144 bytes     a quantised block with its scales (no type of the table yet)
+    GGUF's Q4_K    256 elements   in 144 bytes     a quantised block with its scales (core/decoding makes numbers of it)
 
 Sources: safetensors 0.8 ``Dtype`` (lib.rs; F6_E2M3, F6_E3M2, F4, F8_E8M0, F8_*FNUZ since 0.6), torch 2.13
-``torch/csrc/utils/tensor_dtypes.cpp`` and ``torch/storage.py`` (legacy Storage names), numpy 2.4.
+``torch/csrc/utils/tensor_dtypes.cpp`` and ``torch/storage.py`` (legacy Storage names), numpy 2.4, gguf 0.19
+``constants.py`` (``GGML_QUANT_SIZES``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.errors import UnsupportedFormatError
 
-__all__ = ["ALL", "ITEMSIZE", "PACKED", "DType", "by_code", "by_name", "nbytes_of", "nbytes_of_codes"]
+__all__ = ["ALL", "BLOCKS", "ITEMSIZE", "PACKED", "DType", "by_code", "by_name", "nbytes_of", "nbytes_of_codes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,18 @@ _TABLE: Sequence[tuple[str, int, str, str | None, str | None, str | None]] = (
 ALL: tuple[DType, ...] = tuple(
     DType(name, 8 // gcd(bits, 8), bits // gcd(bits, 8), kind, in_torch, in_numpy, in_safetensors, code)
     for code, (name, bits, kind, in_torch, in_numpy, in_safetensors) in enumerate(_TABLE)
+)
+#: Blocks of ggml: elements and bytes of each.
+BLOCKS: dict[str, tuple[int, int]] = {
+    "Q1_0": (128, 18), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176),
+    "Q6_K": (256, 210), "Q8_K": (256, 292), "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36),
+}  # fmt: skip
+ALL += tuple(
+    DType(name, *sizes, "f", None, None, None, len(ALL) + position)
+    for position, (name, sizes) in enumerate(BLOCKS.items())
 )
 #: Columns of the table, by code.
 BLOCK = np.array([dtype.block for dtype in ALL])

@@ -47,12 +47,17 @@ class Payloads:
 
     def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
         self.catalog, self.pool = catalog, pool
+        self.decoding: Any = None  #: a ``core.decoding.values.Decoding``, where the format has recipes
         self._reference: tuple[Any, str] | None = None  #: what is sent to workers in its place (core/executors.py)
         self._items: dict[tuple[int, int], Item] = {}
         self._unpacked: tuple[tuple[int, int, int], Array] | None = None  # neighbouring slices meet one item often
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Payloads, (self.catalog, self.pool)  # what was read is read again
+        return Payloads, (self.catalog, self.pool), {"decoding": self.decoding}  # what was read is read again
+
+    def over(self, catalog: Catalog) -> Payloads:
+        """Return payloads of other tensors in the same files."""
+        return Payloads(catalog, self.pool)
 
     def region(self, row: int) -> Region:
         """Return the chunk's elements in place; of archives the directory is read, of transforms all is undone.

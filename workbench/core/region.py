@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,11 +24,18 @@ from workbench.core import memory
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.source import Source
-from workbench.core.storage import SourcePool
 
 __all__ = ["Axis", "Region", "resolved", "swapped"]
 
 Axis = range | Array  #: positions along an axis; an array is ascending, without repeats
+
+
+class Sources(Protocol):
+    """Where a region gets its bytes from."""
+
+    def source(self, file: int) -> Source:
+        """Return the source with this id."""
+
 
 RUN = 64 << 10  #: bytes from which a run is read straight to where it belongs
 
@@ -46,7 +53,7 @@ class Region:
 
     def __init__(
         self,
-        pool: SourcePool,
+        pool: Sources,
         file: int,
         start: int,
         shape: tuple[int, ...],

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 import workbench.formats as formats
 from workbench.analysis.echo_file import Echo, is_echo, read_echo
 from workbench.checkpoint import Checkpoint, open
+from workbench.core.dtypes import PACKED
 from workbench.core.place import Place
 from workbench.doctor.facts.evidence import Evidence, State, stripped
 from workbench.doctor.facts.gather import gather
@@ -177,7 +180,16 @@ def _state(source: Source, format: str | None, given: Mapping[str, Any], *, part
             if not partial:
                 raise
             ckpt = open(source, format=format, partial=True)  # reading lost data reports it
+    ckpt = _numbers(ckpt)
     return State(ckpt, gather(ckpt, **given))
+
+
+def _numbers(ckpt: Checkpoint) -> Checkpoint:
+    """Decode tensors whose elements share bytes, and leave out those that nothing decodes: no law holds for bytes."""
+    if not PACKED[ckpt.catalog.dtype].any():
+        return ckpt
+    ckpt = ckpt.decode()
+    return ckpt.take(np.flatnonzero(~PACKED[ckpt.catalog.dtype]))
 
 
 def _run(root: str, format: str | None) -> list[Found]:

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 GROUP = "workbench.formats"  #: the entry point group
-GUARDED = ("read_catalog", "read_objects", "missing", "stored_step", "is_collection")
+GUARDED = ("read_catalog", "read_objects", "missing", "stored_step", "is_collection", "recipes")
 #: Built-in formats and their modules, in order of detection: a layout that contains another format comes first.
 MODULES = {
     name: f"workbench.formats.{module}"
@@ -57,7 +57,8 @@ MODULES = {
         ("deepspeed_universal", "deepspeed.universal"), ("deepspeed", "deepspeed.reader"),
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
-        ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("torch_save", "torch.save"),
+        ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
+        ("torch_save", "torch.save"),
     )
 }  # fmt: skip
 
@@ -247,7 +248,6 @@ def read_forced(place: Place, name: str) -> Catalog:
 
 #: First bytes of checkpoints and weights of other programs → what the file is.
 _MAGIC = (
-    (b"GGUF", "a GGUF file (llama.cpp)"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),
     (b"\x93NUMPY", "a numpy array (.npy)"),
 )
@@ -268,8 +268,7 @@ def _other(place: Place) -> str | None:
             or "ocdbt.process_0" in place.folders
         ):
             return "an Orbax checkpoint (JAX)"
-        ggufs = [name for name in place.files if name.lower().endswith(".gguf")]
-        return f"a folder of GGUF files (llama.cpp), such as {ggufs[0]!r}" if ggufs else None
+        return None
     try:
         head = place.read(place.file, length=min(16, place.stat(place.file).size))
         if head.startswith(b"PK\x03\x04"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from workbench.core.catalog import Catalog
+from workbench.core.decoding.values import Recipe
 from workbench.core.place import Place
 from workbench.errors import NotACheckpointError
 
@@ -33,6 +34,8 @@ class Format:
         missing: describes what a finished save has and this place lacks, from names, sizes and a few bytes, or empty.
         stored_step: the training step as stored in a file next to the tensors.
         is_collection: whether a folder's files are separate checkpoints that do not form one together.
+
+        recipes: how tensors that are quantised over several stored ones are decoded; ggml's block types need none.
 
         before: in records of other packages, built-in formats that also recognize its places; this one comes first.
         single_file: whether one file can be a checkpoint.
@@ -61,6 +64,7 @@ class Format:
     missing: Callable[[Place], str] = lambda place: ""
     stored_step: Callable[[Place], Any] = lambda place: None
     is_collection: Callable[[Place], bool] = lambda place: False
+    recipes: Callable[[Place, Catalog], Sequence[Recipe]] = lambda place, catalog: ()
     before: tuple[str, ...] = ()
     single_file: bool = False
     suffixes: tuple[str, ...] = ()

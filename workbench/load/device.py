@@ -168,7 +168,7 @@ class _Work:
         planned = target.plan(ranks=[rank])
         tensors = planned.locals.tensor
         old, new = ([ALL[code] for code in codes[tensors].tolist()] for codes in (catalog.dtype, chosen.codes))
-        return cls(target, Payloads(catalog, ckpt.payloads.pool), planned, old, new)
+        return cls(target, ckpt.payloads.over(catalog), planned, old, new)
 
     def carry_out(
         self, device: torch.device, *, threads: int, buffer: int, buffers: int, progress: Progress | None

@@ -34,7 +34,7 @@ TRACKER_LIMIT = 4096  #: bytes of a tracker; real ones hold one number or name
 #: Not a checkpoint of their own: parts of one that lies in the same folder.
 PARTS = re.compile(
     r"training_args\.bin|scheduler(_\d+)?\.(bin|pt)|sampler(_\d+)?\.bin|scaler\.pt|rng_state.*\.pth|optimizer.*\.(bin|pt)"
-    r"|(scheduler|scaler)\.pdparams"
+    r"|(scheduler|scaler)\.pdparams|.+-(?!00001-)\d{5}-of-\d{5}\.gguf"
 )
 MAX_NAMED = 3
 
@@ -174,7 +174,7 @@ def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
     known = formats.record(name or "")
     if known.closed:
         return
-    single = [other for other in formats.FORMATS.values() if other.single_file]
+    single = [o for o in formats.FORMATS.values() if o.single_file and (o.name != name or o.loose)]
     endings = tuple(end for other in single for end in (other.beside if name else other.suffixes))
     for file in files:
         if file.endswith(endings) and not PARTS.fullmatch(file):
