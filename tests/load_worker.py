@@ -24,6 +24,8 @@ from workbench import errors
 from workbench.load.load import load
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
+#: Samples whose truth is that of decoded values; what is loaded is what is stored.
+QUANTISED = ("gguf/types", "quantised/")
 #: Below ``WORKBENCH_SAMPLES``: checkpoint → its truth.
 OUTSIDE = {
     "dcp/a_fsdp2": "dcp/a_fsdp2_truth/truth.safetensors",
@@ -46,7 +48,9 @@ def samples() -> list[tuple[Path, list[Path]]]:
     """Every sample, with the files that hold its truth: those beside it, or its own where its library reads it."""
     found = []
     for path in sorted((ROOT / "truth").rglob("*.safetensors")):
-        found.append((ROOT / path.relative_to(ROOT / "truth").with_suffix(""), [path]))
+        name = path.relative_to(ROOT / "truth").with_suffix("")
+        if not name.as_posix().startswith(QUANTISED):
+            found.append((ROOT / name, [path]))
     for name in ("hf_llama_tied_fp32", "hf_deepseek_fp8_block", "hf_peft_lora", "trainer_run/checkpoint-6"):
         found.append((ROOT / name, sorted((ROOT / name).glob("*.safetensors"))))
     if outside := os.environ.get("WORKBENCH_SAMPLES"):

@@ -111,7 +111,10 @@ MODELS = {
     "loss_spike/step-240.pt": 20, "loss_spike/step-245.pt": 20, "megatron_dp_reshardable": 31, "paddle_dist": 6,
     "paddle_save": 29, "paddlenlp_legacy": 39, "titan_run/step-2": 21, "titan_run/step-4": 21,
     "torch_save/ckpt.pt": 21, "torch_save/ckpt_legacy.pt": 21, "torch_save/odd.pt": 28, "trainer_run/checkpoint-3": 20,
-    "trainer_run/checkpoint-6": 20,
+    "trainer_run/checkpoint-6": 20, "gguf": 33, "gguf/split": 4, "quantised/bnb_int8": 4, "quantised/bnb_nf4": 5,
+    "quantised/ct_int8_channel": 3, "quantised/ct_nvfp4": 4, "quantised/ct_pack_int4_g32": 4,
+    "quantised/mlx_q4_g64": 4, "quantised/torchao_fp8": 3, "torch_checkpointing/step-3": 12,
+    "torch_checkpointing/single": 2, "zarr/orbax": 3,
 }  # fmt: skip
 
 
@@ -121,7 +124,9 @@ def test_the_model_of_every_sample_is_its_parameters_and_buffers(name, tmp_path)
     selected = choose(ckpt, role="model").names
     loaded = {"param", "buffer", "scale", "lora_A", "lora_B"}
     assert len(selected) == MODELS[name]
-    assert set(selected) == {key for key, role in zip(ckpt, ckpt.roles, strict=True) if role in loaded}
+    facts = ("weight_shape", "weight_format")  # of no role: what a quantised weight needs besides its numbers
+    named = {key for key in selected if not key.endswith(facts)}
+    assert named == {key for key, role in zip(ckpt, ckpt.roles, strict=True) if role in loaded}
 
 
 def test_the_samples_counted_are_all_samples():

@@ -249,7 +249,7 @@ def test_real_checkpoints_against_their_truth(samples):
 
     met = 0
     for truth in sorted((samples / "truth").rglob("*.safetensors")):
-        ckpt = wb.open(samples / truth.relative_to(samples / "truth").with_suffix(""))
+        ckpt = wb.open(samples / truth.relative_to(samples / "truth").with_suffix("")).decode()
         loaded = load_file(truth)
         for key, found in of(ckpt.payloads).items():
             value = loaded.get(key)

@@ -34,7 +34,7 @@ from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.place import Place
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
-RUNS = ("loss_spike", "titan_run", "trainer_run", "torch_save")
+RUNS = ("gguf", "loss_spike", "quantised", "titan_run", "torch_checkpointing", "trainer_run", "torch_save", "zarr")
 #: every committed sample; folders of several hold each of them
 ALL = sorted(
     str(path.relative_to(SAMPLES))

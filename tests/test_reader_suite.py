@@ -22,7 +22,10 @@ ROLES = {"fp32_param": "master"}
 #: PaddleNLP's pieces stay apart per rank, under keys of their own: tests/test_paddle.py joins and compares them.
 ELSEWHERE = ("paddlenlp_legacy",)
 #: Samples whose truth is that of quantised tensors as numbers.
-DECODED = ("gguf/types.gguf",)
+DECODED = (
+    "gguf/types.gguf",
+    *(f"quantised/{path.name}" for path in sorted((ROOT / "quantised").iterdir())),
+)
 WITH_TRUTH = sorted(
     {str(p.relative_to(ROOT / "truth")).removesuffix(".safetensors") for p in ROOT.glob("truth/**/*.safetensors")}
     - {*BY_MEANING, *ELSEWHERE, *DECODED}

@@ -26,7 +26,7 @@ HALVES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_S": (0,), "IQ2_XXS": (0,),
     "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
-SHAPE = (3, 512)
+SHAPE = (2, 256)
 
 
 def blocks(name: str, rng: np.random.Generator) -> np.ndarray:
@@ -71,6 +71,8 @@ def types() -> None:
     experts = quantize(rng.standard_normal((2, 3, 64), dtype=np.float32), GGMLQuantizationType.Q8_0)
     writer.add_tensor("blk.0.ffn_up_exps.weight", experts, raw_dtype=GGMLQuantizationType.Q8_0)
     truth["blk.0.ffn_up_exps.weight"] = dequantize(experts, GGMLQuantizationType.Q8_0)
+    truth["token_types.weight"] = rng.standard_normal((4, 700), dtype=np.float32)
+    writer.add_tensor("token_types.weight", truth["token_types.weight"])
     finish(writer)
     whole = {name: torch.from_numpy(value) for name, value in truth.items()}
     whole["blk.0.bf16.weight"] = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)

@@ -23,7 +23,7 @@ class Codec:
         name: as ``chunks`` and reports show it.
         raw: the item's bytes are the payload's.
         zip: the item is a ``torch.save`` archive of one tensor.
-        compressed: the item is one zstd stream.
+        compressed: the item is one compressed stream: gzip or zlib if it is called so, otherwise zstd.
         text: the item is text, one character a byte.
         big: elements are big endian.
         conj, neg: the payload is of a conjugate or a negative view: signs are turned when it is read.
@@ -73,11 +73,13 @@ TABLE = (
     Codec(name="raw_conj", raw=True, conj=True),
     Codec(name="raw_neg", raw=True, neg=True),
     Codec(name="raw_conj_neg", raw=True, conj=True, neg=True),
+    Codec(name="zstd", compressed=True),  # the payload in one zstd stream (zarr)
+    Codec(name="gzip", compressed=True),  # … in one gzip or zlib stream
     Codec(name="decoded"),  # computed from quantised tensors (core/decoding); only in catalogs of decoded tensors
 )
 CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
 RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE))
-RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, DECODED = _TURNED
+RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED = _TURNED
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -32,7 +33,7 @@ from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
 from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError
 
-__all__ = ["Payloads", "decompress"]
+__all__ = ["Payloads", "decompress", "inflate"]
 
 Undo = Callable[[Array], Array]
 PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
@@ -86,6 +87,15 @@ class Payloads:
                 return self._stored_at(row, at, _nbytes(item.shape, dtype), None)
         if codec.zip:
             return Region.of(self._from_archive(row))
+        if codec.compressed:
+            plain = self._from_stream(row)
+            reach = inner + _reach(sizes, cat.row_major(sizes) if strides is None else strides, dtype)
+            if reach > len(plain):
+                raise CorruptError(
+                    f"{self.describe(row)} decompresses to {len(plain):,} bytes where {reach:,} are needed; its stream "
+                    "was cut, or is from another save"
+                )
+            return Region.of(_strided(plain, inner, sizes, strides, dtype))
         if codec.text:
             return Region.of(_strided(self._from_text(row), inner, sizes, strides, dtype))
         raise UnsupportedFormatError(
@@ -224,6 +234,18 @@ class Payloads:
             last = self._unpacked = place, np.frombuffer(plain, np.uint8)
         return last[1]
 
+    def _from_stream(self, row: int) -> Array:
+        """The payload of a compressed chunk, at most as long as the largest that the reader found declared."""
+        c = self.catalog
+        place = (int(c.file[row]), int(c.start[row]), -2)
+        data = self.stored(row)  # checks that the file is still the same
+        last = self._unpacked
+        if last is None or last[0] != place:
+            undone = inflate if c.codec[row] == codecs.GZIP else decompress
+            plain = undone(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
+            last = self._unpacked = place, plain
+        return last[1]
+
     def _from_archive(self, row: int) -> Array:
         dtype, sizes, inner, strides = self._layout(row)
         item, data = self._checked(row)
@@ -288,6 +310,24 @@ def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
         raise CorruptError(f"{what} is not a zstd stream: {error}") from None
     if len(out) > limit:
         raise CorruptError(f"{what} decompresses to more than the expected {limit:,} bytes; refused")
+    return np.frombuffer(out, np.uint8)
+
+
+def inflate(data: Array | memoryview, limit: int, *, what: str) -> Array:
+    """Decompress one gzip or zlib stream to no more than ``limit`` bytes.
+
+    Raises:
+        CorruptError: it is not such a stream, is cut short, or decompresses to more than the limit (a bomb).
+    """
+    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+    try:
+        out = stream.decompress(memoryview(data), limit + 1)
+    except zlib.error as error:
+        raise CorruptError(f"{what} is not a gzip or zlib stream: {error}") from None
+    if len(out) > limit:
+        raise CorruptError(f"{what} decompresses to more than the expected {limit:,} bytes; refused")
+    if not stream.eof:
+        raise CorruptError(f"{what} ends before its gzip or zlib stream does")
     return np.frombuffer(out, np.uint8)
 
 

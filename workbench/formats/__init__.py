@@ -53,7 +53,7 @@ MODULES = {
     name: f"workbench.formats.{module}"
     for name, module in (
         ("paddlenlp", "paddle.nlp"), ("hf_trainer", "layered.hf_trainer"), ("accelerate", "layered.accelerate"),
-        ("megatron_dist", "megatron.dist"), ("megatron_legacy", "megatron.legacy"),
+        ("zarr", "zarr.reader"), ("megatron_dist", "megatron.dist"), ("megatron_legacy", "megatron.legacy"),
         ("deepspeed_universal", "deepspeed.universal"), ("deepspeed", "deepspeed.reader"),
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),

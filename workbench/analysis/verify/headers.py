@@ -79,7 +79,7 @@ def check_headers(subject: Examined, progress: Progress | None = None) -> None:
     if len(rows):
         count = len(rows) - len(unread)
         log.checked["headers"] = f"the archive headers of {plural(count, 'item')} agree with the metadata"
-    packed = int(codecs.COMPRESSED[catalog.codec].sum())
+    packed = int((codecs.COMPRESSED & codecs.ZIP)[catalog.codec].sum())
     if packed:
         log.not_checked["headers"] = (
             f"{plural(packed, 'item')} compressed with zstd: their headers are compressed, too; verify with --deep"

@@ -24,6 +24,7 @@ import numpy as np
 
 from workbench.core import codecs
 from workbench.core.arrays import Array, Ints
+from workbench.core.build import row_major as box_strides
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.decoding import ggml
 from workbench.core.dtypes import DType, by_name, nbytes_of
@@ -37,6 +38,7 @@ from workbench.errors import CorruptError
 
 __all__ = ["DecodedPayloads", "Decoding", "Recipe", "StoredParts"]
 
+NEAR = 1 << 10  #: bytes between two elements up to which what is between them is decoded, too
 PIECE = 1 << 18  #: elements that are decoded at once, if a unit is not larger
 KEPT = 64 << 20  #: bytes of scales and the like that are kept between two reads
 
@@ -53,7 +55,8 @@ class Recipe:
         dtype, shape: of the decoded tensor.
         unit: elements, in row-major order, that are decoded together; it divides the elements of the tensor.
         decode: ``decode(stored, first, stop)`` returns elements ``[first, stop)``, both multiples of the unit, as one
-            axis of the raw type. A module's function, or a `functools.partial` of one: it is sent to workers.
+            axis of the raw type. It is sent to workers, so no closure.
+        strides: in elements, if ``decode`` counts them in another order than the row-major one of ``shape``.
     """
 
     key: str
@@ -63,6 +66,7 @@ class Recipe:
     shape: tuple[int, ...]
     unit: int
     decode: Callable[[StoredParts, int, int], Array]
+    strides: tuple[int, ...] | None = None
 
 
 class StoredParts:
@@ -76,6 +80,11 @@ class StoredParts:
         """Return the shape of a stored tensor."""
         catalog = self._payloads.catalog
         return catalog.shape_of(catalog.index[key])
+
+    def itemsize(self, key: str) -> int:
+        """Return the bytes of a stored element; 1 for packed types."""
+        catalog = self._payloads.catalog
+        return catalog.dtype_of(catalog.index[key]).raw.itemsize
 
     def elements(self, key: str, first: int, stop: int) -> Array:
         """Return elements ``[first, stop)`` of a tensor in row-major order, in the raw type; of packed types, bytes.
@@ -112,7 +121,7 @@ class ValueSource(Source):
         self._recipe, self._stored, self._what = recipe, stored, what
         itemsize = recipe.dtype.itemsize
         self.stat = FileStat(prod(recipe.shape) * itemsize, 0)
-        self.gap = recipe.unit * itemsize  # whatever shares a unit is decoded together
+        self.gap = max(recipe.unit * itemsize, NEAR)  # whatever shares a unit is decoded together
 
     def read_into(self, buffer: Array, start: int) -> None:
         """Fill a ``uint8`` buffer from byte ``start`` of the decoded tensor on.
@@ -270,6 +279,8 @@ def _catalog(catalog: Catalog, recipes: Sequence[Recipe]) -> Catalog:
     columns = {name: getattr(made, name).copy() for name in ("dtype", "ndim", "shape", "offsets", "sizes", "codec")}
     inner = None if made.inner is None else made.inner.copy()
     strides = None if made.strides is None else made.strides.copy()
+    if strides is None and any(recipe.strides is not None for recipe in recipes):
+        strides = box_strides(made.sizes)
     keys = list(made.keys)
     for tensor, recipe in by_first.items():
         t = position[tensor]
@@ -283,7 +294,8 @@ def _catalog(catalog: Catalog, recipes: Sequence[Recipe]) -> Catalog:
             if inner is not None:
                 inner[a] = 0
             if strides is not None:
-                strides[a] = row_major(full)
+                steps = recipe.strides or row_major(recipe.shape)
+                strides[a] = (*steps, *[1] * (len(full) - len(steps)))
     renamed = keys != made.keys
     counts = np.add.reduceat(np.append(rows, False), made.row_ptr[:-1]) if len(keys) else np.empty(0)
     counts = np.where(np.diff(made.row_ptr) > 0, counts, 0)

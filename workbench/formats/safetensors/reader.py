@@ -40,6 +40,7 @@ from workbench.core.place import Place
 from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.safetensors.header import Entry, Header, looks_like, parse
+from workbench.formats.safetensors.quantised import recipes
 from workbench.formats.safetensors.ranks import add_boxes, says_boxes
 from workbench.formats.safetensors.weight_index import WeightIndex, check_files, missing_weights, read_index
 
@@ -365,6 +366,7 @@ FORMAT = Format(
     detect=detect,
     read_catalog=read_catalog,
     read_objects=read_objects,
+    recipes=recipes,
     missing=missing_weights,
     is_collection=is_collection,
     single_file=True,

@@ -1,0 +1,291 @@
+"""Quantised weights in safetensors: which tensors belong together, and how they are decoded.
+
+::
+
+    compressed-tensors   weight_packed I32, weight_scale, weight_shape [, weight_zero_point]         pack-quantized
+                         weight I8 or F8, weight_scale                              int-, float-quantized
+                         weight_packed U8, weight_scale F8, weight_global_scale             nvfp4-pack-quantized
+    bitsandbytes         weight U8, absmax, quant_map, quant_state.bitsandbytes__nf4              4 bits
+                         weight I8, SCB                                                           8 bits
+    torchao              _weight_qdata F8, _weight_scale
+    MLX                  weight U32, scales, biases
+    FP8                  weight F8, weight_scale_inv F32 for each 128 × 128; ModelOpt: weight_scale, one for all
+    gpt-oss              X_blocks U8 (experts, rows, groups, 16), X_scales U8; transposed, as transformers loads it
+
+The result has the element type that the owning library returns. A scheme that is not listed stays as it is stored.
+
+Sources: compressed-tensors 0.20, bitsandbytes 0.50, torchao 0.18, mlx 0.32, transformers 5.23
+(``integrations/mxfp4.py``, ``finegrained_fp8.py``): files that these wrote, and what they return for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from workbench.core import codecs, jsonsafe
+from workbench.core.catalog import Catalog
+from workbench.core.decoding.scaled import Codes, Scaled, unit_of
+from workbench.core.decoding.values import Recipe
+from workbench.core.dtypes import by_name, nbytes_of
+from workbench.core.place import Place
+from workbench.errors import CorruptError
+
+__all__ = ["recipes"]
+
+CONFIG = "config.json"
+STATE = 1 << 16  #: bytes of a bitsandbytes state
+_NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(nf4|fp4)")
+_FLOATS = ("float32", "bfloat16", "float16")
+SCB = 7.874015718698502e-3  #: 1 / 127, as bitsandbytes multiplies
+
+
+def recipes(place: Place, catalog: Catalog) -> Sequence[Recipe]:
+    """Return a recipe for each quantised weight.
+
+    Raises:
+        CorruptError: tensors that belong together do not fit each other; the message names both.
+    """
+    return list(_Finder(place, catalog).found())
+
+
+class _Finder:
+    """Looks at the names and types of all tensors, and at the model's configuration."""
+
+    def __init__(self, place: Place, catalog: Catalog) -> None:
+        self.place, self.catalog, self.index = place, catalog, catalog.index
+        self.config = _config(place)
+
+    def found(self) -> Iterator[Recipe]:
+        """Yield recipes in the order of the keys."""
+        for key in self.catalog.keys:
+            made = None
+            if key.endswith(".weight_packed"):
+                made = self._packed(key.removesuffix(".weight_packed"))
+            elif match := _NF4.fullmatch(key):
+                made = self._four_bits(match[1], key)
+            elif key.endswith("._weight_qdata"):
+                made = self._torchao(key.removesuffix("._weight_qdata"))
+            elif key.endswith("_blocks") and self._type(f"{key[:-7]}_scales") == "uint8":
+                made = self._mxfp4(key.removesuffix("_blocks"))
+            elif key.endswith(".weight"):
+                made = self._weight(key)
+            if made is not None:
+                yield made
+
+    # ---- schemes -----------------------------------------------------------------------------------------------------
+
+    def _packed(self, stem: str) -> Recipe | None:
+        """compressed-tensors: integers in words, or NVFP4."""
+        key, scale, total = (f"{stem}.weight_{part}" for part in ("packed", "scale", "global_scale"))
+        if self._type(key) == "uint8" and self._type(total) == "float32" and self._type(scale) == "float8_e4m3fn":
+            rows, half = self._matrix(key)
+            self._fits(scale, (rows, 2 * half // 16), key)
+            self._fits(total, (1,), key)
+            codes, shape = Codes(key, bits=4, kind="e2m1"), (rows, 2 * half)
+            how = Scaled(codes, scale, "float8_e4m3fn", shape, (1, 16), 16, "bfloat16", total=total, divide=True)
+            return Recipe(f"{stem}.weight", "NVFP4", (key, scale, total), by_name("bfloat16"), shape, 16, how)
+        sizes = f"{stem}.weight_shape"
+        extra = any(f"{stem}.weight_{part}" in self.index for part in ("zero_point", "g_idx"))
+        if self._type(key) != "int32" or self._type(sizes) != "int64" or self._type(scale) not in _FLOATS or extra:
+            return None
+        rows, words = self._matrix(key)
+        told = [int.from_bytes(self._bytes(sizes)[at : at + 8], "little") for at in (0, 8)]
+        bits = _bits(self.config)
+        if bits not in (4, 8) or told[0] != rows or told[1] * bits != words * 32:
+            raise CorruptError(
+                f"tensor {sizes!r} says {told}, but {key!r} has {rows} rows of {words} words, {32 * words // bits} "
+                f"numbers of {bits} bits"
+            )
+        shape = rows, told[1]
+        return self._grouped(f"{stem}.weight", f"INT{bits}", Codes(key, bits=bits, offset=1 << bits - 1), scale, shape,
+                             (key, scale, sizes))  # fmt: skip
+
+    def _weight(self, key: str) -> Recipe | None:
+        """Weights that keep their name: 8-bit codes, or MLX's words."""
+        stem, kind = key.removesuffix(".weight"), self._type(key)
+        scale = f"{stem}.weight_scale"
+        if kind == "uint32" and f"{stem}.scales" in self.index and f"{stem}.biases" in self.index:
+            return self._mlx(stem)
+        if kind == "int8" and self._type(f"{stem}.SCB") == "float32":
+            shape = self._matrix(key)
+            self._fits(f"{stem}.SCB", shape[:1], key)
+            unit = unit_of(shape[1], shape[1])
+            codes = Codes(key, "int8")
+            how = Scaled(codes, f"{stem}.SCB", "float32", shape, (1, shape[1]), unit, "float32", factor=SCB)
+            parts = (key, f"{stem}.SCB", *(p for p in (f"{stem}.weight_format",) if p in self.index))
+            return Recipe(key, "LLM.int8", parts, by_name("float32"), shape, unit, how)
+        if f"{stem}.weight_zero_point" in self.index:
+            return None
+        if kind == "float8_e4m3fn" and self._type(f"{stem}.weight_scale_inv") == "float32":
+            return self._blocks(key, f"{stem}.weight_scale_inv")
+        if kind in ("int8", "float8_e4m3fn") and self._type(scale) in _FLOATS and len(self._shape(key)) == 2:
+            return self._grouped(key, "FP8" if kind[0] == "f" else "INT8", Codes(key, kind), scale, self._matrix(key),
+                                 (key, scale))  # fmt: skip
+        return None
+
+    def _grouped(
+        self, name: str, scheme: str, codes: Codes, scale: str, shape: tuple[int, int], parts: tuple[str, ...]
+    ) -> Recipe:
+        """Scales for groups of columns, for rows, or one for all; the result has their type."""
+        rows, columns = shape
+        told, dtype = self._shape(scale), self._type(scale)
+        if prod(told) == 1:
+            block = rows, columns
+        elif len(told) == 2 and told[0] == rows and told[1] and columns % told[1] == 0:
+            block = 1, columns // told[1]
+        else:
+            raise CorruptError(
+                f"tensor {scale!r} has the shape {told}, but {name!r} has {rows} rows of {columns} columns"
+            )
+        unit = unit_of(columns, block[1])
+        unit = columns if codes.bits and unit * codes.bits % 32 else unit
+        how = Scaled(codes, scale, dtype, shape, (max(block[0], 1), max(block[1], 1)), max(unit, 1), dtype)
+        return Recipe(name, scheme, parts, by_name(dtype), shape, max(unit, 1), how)
+
+    def _blocks(self, key: str, scale: str) -> Recipe | None:
+        """FP8 with a scale for each block of a matrix, or of each of several."""
+        shape = self._shape(key)
+        size = self.config.get("weight_block_size", [128, 128])
+        known = isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
+        if len(shape) < 2 or not known:
+            return None
+        rows, columns = shape[-2:]
+        self._fits(scale, (*shape[:-2], -(-rows // size[0]), -(-columns // size[1])), key)
+        unit = max(unit_of(columns, size[1]), 1)
+        how = Scaled(Codes(key, "float8_e4m3fn"), scale, "float32", (max(rows, 1), max(columns, 1)),
+                     (size[0], size[1]), unit, "float32")  # fmt: skip
+        return Recipe(key, "FP8", (key, scale), by_name("float32"), shape, unit, how)
+
+    def _four_bits(self, key: str, state: str) -> Recipe | None:
+        """bitsandbytes: the shape is in the state; without double quantisation."""
+        absmax, table = f"{key}.absmax", f"{key}.quant_map"
+        if self._type(key) != "uint8" or self._type(absmax) != "float32" or self._type(table) != "float32":
+            return None
+        told = jsonsafe.loads(self._bytes(state), what=f"tensor {state!r}")
+        shape = told.get("shape") if isinstance(told, dict) else None
+        size, dtype = (told.get("blocksize"), told.get("dtype")) if isinstance(told, dict) else (None, None)
+        if (
+            not isinstance(shape, list)
+            or not all(type(n) is int and 0 < n < 1 << 40 for n in shape)
+            or type(size) is not int
+            or size < 2
+            or size % 2
+            or dtype not in _FLOATS
+        ):
+            raise CorruptError(f"tensor {state!r} has no shape, block size or element type")
+        numel = prod(shape)
+        stored = prod(self._shape(key))
+        self._fits(table, (16,), key)
+        if -(-numel // 2) != stored or prod(self._shape(absmax)) != -(-numel // size):
+            raise CorruptError(
+                f"tensor {state!r} says the shape {tuple(shape)} in blocks of {size}, but {key!r} has {stored:,} bytes "
+                f"and {absmax!r} {prod(self._shape(absmax)):,} scales"
+            )
+        unit = unit_of(numel, size)
+        if unit % 2:
+            return None
+        codes = Codes(key, bits=4, kind="high", table=table)
+        how = Scaled(codes, absmax, "float32", (1, numel), (1, size), unit, str(dtype))
+        parts = (key, absmax, table, state)
+        return Recipe(key, "NF4" if state.endswith("nf4") else "FP4", parts, by_name(dtype), tuple(shape), unit, how)
+
+    def _torchao(self, stem: str) -> Recipe | None:
+        """torchao's Float8Tensor, whose element type is in the header; that of the models it is used for otherwise."""
+        key, scale = f"{stem}._weight_qdata", f"{stem}._weight_scale"
+        if self._type(key) != "float8_e4m3fn" or self._type(scale) != "float32":
+            return None
+        shape = self._matrix(key)
+        told = self._shape(scale)
+        if told not in ((shape[0], 1), (1, 1), (1,), ()):
+            return None
+        block = (1, shape[1]) if told == (shape[0], 1) else shape
+        unit = unit_of(shape[1], shape[1])
+        how = Scaled(Codes(key, "float8_e4m3fn"), scale, "float32", shape, block, unit, "bfloat16")
+        return Recipe(f"{stem}.weight", "FP8", (key, scale), by_name("bfloat16"), shape, unit, how)
+
+    def _mlx(self, stem: str) -> Recipe | None:
+        """MLX's affine groups; bits and group sizes are in the configuration, for a module where they differ."""
+        key, scale, bias = (f"{stem}.{part}" for part in ("weight", "scales", "biases"))
+        own = self.config.get(stem)
+        config = {**self.config, **own} if isinstance(own, dict) else self.config
+        bits, group, dtype = config.get("bits"), config.get("group_size"), self._type(scale)
+        if bits not in (2, 3, 4, 5, 6, 8) or type(group) is not int or group < 1 or dtype not in _FLOATS:
+            return None
+        *outer, rows, words = self._shape(key) if len(self._shape(key)) >= 2 else (0, 0)
+        columns = words * 32 // bits
+        for part in (scale, bias):
+            self._fits(part, (*outer, rows, columns // group), key)
+        if columns * bits != words * 32 or columns % group or group * bits % 32 or self._type(bias) != dtype:
+            raise CorruptError(
+                f"tensor {key!r} has rows of {words} words, not groups of {group} numbers of {bits} bits"
+            )
+        how = Scaled(Codes(key, bits=bits), scale, dtype, (max(rows, 1), max(columns, 1)), (1, group), group, dtype,
+                     bias=bias)  # fmt: skip
+        return Recipe(key, f"MLX {bits}", (key, scale, bias), by_name(dtype), (*outer, rows, columns), group, how)
+
+    def _mxfp4(self, stem: str) -> Recipe | None:
+        """gpt-oss: groups of 32 in 16 bytes; the matrices of the model are those of the file transposed."""
+        key, scale = f"{stem}_blocks", f"{stem}_scales"
+        shape = self._shape(key)
+        if self._type(key) != "uint8" or len(shape) != 4 or shape[3] != 16:
+            return None
+        self._fits(scale, shape[:3], key)
+        experts, rows, columns = shape[0], shape[1], shape[2] * 32
+        how = Scaled(Codes(key, bits=4, kind="e2m1"), scale, "e8m0", (max(rows, 1), max(columns, 1)), (1, 32), 32,
+                     "bfloat16")  # fmt: skip
+        strides = (rows * columns, 1, columns)
+        return Recipe(stem, "MXFP4", (key, scale), by_name("bfloat16"), (experts, columns, rows), 32, how, strides)
+
+    # ---- what is stored ----------------------------------------------------------------------------------------------
+
+    def _type(self, key: str) -> str:
+        """Name of a tensor's element type, empty if there is no such tensor."""
+        tensor = self.index.get(key)
+        return "" if tensor is None else self.catalog.dtype_of(tensor).name
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        return self.catalog.shape_of(self.index[key])
+
+    def _matrix(self, key: str) -> tuple[int, int]:
+        shape = self._shape(key)
+        if len(shape) != 2 or 0 in shape:
+            raise CorruptError(f"tensor {key!r} of quantised numbers has the shape {shape}; a matrix was expected")
+        return shape[0], shape[1]
+
+    def _fits(self, key: str, shape: tuple[int, ...], of: str) -> None:
+        if key in self.index and self._shape(key) != shape:
+            raise CorruptError(f"tensor {key!r} has the shape {self._shape(key)}; for {of!r}, {shape} was expected")
+
+    def _bytes(self, key: str) -> bytes:
+        """The bytes of a small tensor of metadata."""
+        tensor = self.index[key]
+        rows = self.catalog.rows_of(tensor)
+        nbytes = nbytes_of(self.catalog.dtype_of(tensor), prod(self._shape(key)))
+        if rows.stop - rows.start != 1 or nbytes > STATE or self.catalog.codec[rows.start] != codecs.RAW:
+            raise CorruptError(f"tensor {key!r} of {nbytes:,} bytes is not metadata of a quantised weight")
+        file, start = self.catalog.files[self.catalog.file[rows.start]], int(self.catalog.start[rows.start])
+        return self.place.read(file, start=start, length=nbytes)
+
+
+def _config(place: Place) -> Mapping[str, Any]:
+    """The model's configuration of its quantisation; empty if there is none."""
+    if not place.exists(CONFIG):
+        return {}
+    document = place.read_json(CONFIG)
+    names = ("quantization_config", "quantization", "compression_config")
+    found = [document[name] for name in names if isinstance(document, dict) and isinstance(document.get(name), dict)]
+    return found[0] if found else {}
+
+
+def _bits(config: Mapping[str, Any]) -> int:
+    """Bits of compressed-tensors' integers; 4 if the groups of the configuration do not say."""
+    groups = config.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        bits = weights.get("num_bits") if isinstance(weights, dict) else None
+        if type(bits) is int:
+            return bits
+    return 4
