@@ -17,6 +17,7 @@ from reading import bits
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
+from tests.reader_suite import check_reader
 from workbench import formats
 from workbench.core.place import Place
 from workbench.errors import CorruptError, HoleError, IncompleteError, NotACheckpointError, WorkbenchError
@@ -389,3 +390,39 @@ def test_no_detector_raises_for_a_strangers_folder(tmp_path: Path, name: str) ->
             assert not formats.reader(name).detect(Place(path)) or path.suffix == ".safetensors"
     with pytest.raises(WorkbenchError):
         wb.open(tmp_path)
+
+
+# ---- transformers' sharded checkpoints -------------------------------------------------------------------------------
+
+
+def test_pieces_of_ranks_are_read_with_their_optimizer(tmp_path):
+    """``save_pretrained(distributed_checkpoint=True)`` and ``save_optimizer_distributed`` of transformers 5.23."""
+    weight = torch.arange(24.0).reshape(6, 4)
+    for rank, rows in enumerate((slice(3, 6), slice(0, 3))):  # pieces need not be in the order of the ranks
+        info = {"w.weight": {"saved_offsets": [rows.start, 0]}}
+        name = f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+        save_file({"w.weight": weight[rows].clone()}, tmp_path / name, {"DCP_SHARDING_INFO": json.dumps(info)})
+    moments = {"state": {"w.weight": {"exp_avg": weight * 2, "step": torch.tensor(3.0)}}}
+    dcp.save({"optimizer": moments}, checkpoint_id=tmp_path / "optimizer", no_dist=True)
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
+    torch.save({"last_epoch": 3}, tmp_path / "scheduler.pt")
+    ckpt = wb.open(tmp_path)
+    assert ckpt.format == "hf_trainer" and ckpt.step == 3
+    assert torch.equal(ckpt.param("w.weight").torch(), weight)
+    assert torch.equal(ckpt.param("w.weight", role="exp_avg").torch(), weight * 2)
+    (row,) = wb.discover(tmp_path).itertuples()
+    assert row.complete
+    (tmp_path / "optimizer" / ".metadata").unlink()
+    (row,) = wb.discover(tmp_path).itertuples()
+    assert not row.complete and "optimizer" in row.why
+
+
+@pytest.mark.skipif("WORKBENCH_SAMPLES" not in os.environ, reason="WORKBENCH_SAMPLES is not set")
+def test_a_sharded_checkpoint_of_transformers_equals_its_truth():
+    folder = Path(os.environ["WORKBENCH_SAMPLES"]) / "round2" / "transformers_sharded" / "fsdp2"
+    ckpt = wb.open(folder / "checkpoint-3")
+    truth = {}
+    for name, want in load_file(folder / "truth.safetensors").items():
+        fqn = name.removeprefix("param.")
+        truth[ckpt.param(fqn).key if fqn != name else name] = want
+    check_reader(folder / "checkpoint-3", truth)

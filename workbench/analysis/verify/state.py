@@ -262,7 +262,13 @@ def _types(subject: Examined, of: Mapping[str, Mapping[str, int]]) -> None:
                 "the metadata has the wrong dtype, or the name means something else",
                 dtype=dtype.name,
             )
-        elif dtype.kind in "iu" and dtype.bits > 8 and roles[tensor] == "param" and key.endswith((".weight", ".bias")):
+        elif (
+            dtype.kind in "iu"
+            and dtype.bits > 8
+            and roles[tensor] == "param"
+            and key.endswith((".weight", ".bias"))
+            and key.removesuffix(".weight") + ".scales" not in catalog.index  # MLX packs its weights in words
+        ):
             subject.log.add(
                 "names.dtype",
                 "warn",

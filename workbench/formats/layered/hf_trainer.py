@@ -5,9 +5,11 @@
     checkpoint-6/
       trainer_state.json                   global_step, epoch, log_history
       model.safetensors │ …index.json      weights under their stored names; or adapter_model.safetensors (PEFT),
-                                           pytorch_model.bin, or DCP in pytorch_model_fsdp_0/
+                                           pytorch_model.bin, DCP in pytorch_model_fsdp_0/, or pieces of ranks in
+                                           shard-0000R-model-…safetensors
       optimizer.pt │ optimizer.bin         {"state": {0: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups": [decay,
                                            no decay]}: integer ids without names; or DCP in optimizer_0/
+                                           or (save_optimizer_distributed) in optimizer/
       scheduler.pt  scaler.pt              objects
       rng_state.pth │ rng_state_R.pth      objects, one per rank
       training_args.bin                    a pickled TrainingArguments, shown as an inert record
@@ -39,6 +41,7 @@ _STATES = re.compile(r"scheduler\.pt|scaler\.pt|rng_state(?:_\d+)?\.pth|training
 _RNG = re.compile(r"rng_state_(\d+)\.pth")
 _STEP_FOLDER = re.compile(r"checkpoint-\d+")
 FSDP, FSDP_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+SHARDED_OPTIMIZER = "optimizer"  #: of ``save_optimizer_distributed``, beside ``shard-…`` weights
 
 
 def detect(place: Place) -> bool:
@@ -54,7 +57,9 @@ def missing(place: Place) -> str:
     """Describe missing weight files, as counted by names and an index."""
     if FSDP in place.folders:
         return parts.missing_dcp(place, FSDP)
-    kinds = ("model", "adapter_model", "pytorch_model")
+    if SHARDED_OPTIMIZER in place.folders and (why := parts.missing_dcp(place, SHARDED_OPTIMIZER)):
+        return why
+    kinds = ("model", "adapter_model", "pytorch_model", "shard-")
     if not any(name.startswith(kinds) and name.endswith((".safetensors", ".bin", ".json")) for name in place.files):
         return "there are no weight files"
     return missing_weights(place)
@@ -78,8 +83,9 @@ def read_catalog(place: Place) -> Catalog:
         )
     notes: list[str] = []
     found = [parts.folder(place, weights, FSDP if weights == "dcp" else "", False)]
-    if FSDP_OPTIMIZER in place.folders:
-        found.append(parts.folder(place, "dcp", FSDP_OPTIMIZER, True))
+    for name in (FSDP_OPTIMIZER, SHARDED_OPTIMIZER):
+        if name in place.folders:
+            found.append(parts.folder(place, "dcp", name, True))
     for name in ("optimizer.pt", "optimizer.bin"):
         if name in place.files and len(found) == 1:
             found.append(parts.file(place, name, "optimizer."))
