@@ -80,8 +80,11 @@ class GgufHeader:
     alignment: int = field(default=ALIGNMENT)
 
 
-def parse(place: Place, name: str) -> GgufHeader:
+def parse(place: Place, name: str, *, metadata_only: bool = False) -> GgufHeader:
     """Read and validate the header of a file. Tensors may end beyond the end of the file.
+
+    Args:
+        metadata_only: stop before the tensors.
 
     Raises:
         CorruptError: not GGUF, or it contradicts itself; the message names the byte.
@@ -111,7 +114,7 @@ def parse(place: Place, name: str) -> GgufHeader:
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise CorruptError(f"{name!r}: general.alignment is {str(alignment)[:40]}, not a power of 2")
-    infos = [_info(reader) for _ in range(tensors)]
+    infos = [_info(reader) for _ in range(0 if metadata_only else tensors)]
     start = -(-reader.at // alignment) * alignment
     found = list(_placed(name, infos, start, alignment))
     return GgufHeader(metadata, found, start, version, reader.big, alignment)
@@ -123,12 +126,10 @@ _Info = tuple[str, DType, tuple[int, ...], int, int]
 def _info(reader: _HeaderReader) -> _Info:
     at = reader.at
     name = reader.text("a tensor's name")
-    axes = reader.number("I", f"the number of axes of {name[:80]!r}")
+    axes = reader.number("I", "the number of axes of a tensor")
     if axes > MAX_AXES:
         raise CorruptError(f"{reader.name!r}, byte {at:,}: tensor {name[:80]!r} has {axes:,} axes; ggml has {MAX_AXES}")
-    sizes = reader.numbers(f"{axes}{reader.size}", f"the shape of {name[:80]!r}")
-    kind = reader.number("I", f"the type of {name[:80]!r}")
-    offset = reader.number("Q", f"the offset of {name[:80]!r}")
+    *sizes, kind, offset = reader.numbers(f"{axes}{reader.size}IQ", "the shape, type and offset of a tensor")
     if kind not in _TYPES:
         gone = "no longer exists" if kind in _REMOVED else "is newer than this workbench, or only for activations"
         raise UnsupportedFormatError(f"{reader.name!r}: tensor {name[:80]!r} has ggml type {kind}, which {gone}")

@@ -112,7 +112,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     def stored() -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for name in catalog.metadata_files:
-            for key, value in parse(place, name).metadata.items():
+            for key, value in parse(place, name, metadata_only=True).metadata.items():
                 merged.setdefault(key, value)
         return merged
 
