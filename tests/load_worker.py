@@ -51,6 +51,7 @@ def samples() -> list[tuple[Path, list[Path]]]:
         name = path.relative_to(ROOT / "truth").with_suffix("")
         if not name.as_posix().startswith(QUANTISED):
             found.append((ROOT / name, [path]))
+    found.append((ROOT / "torch_save/ckpt_legacy.pt", [ROOT / "truth/torch_save/ckpt.pt.safetensors"]))
     for name in ("hf_llama_tied_fp32", "hf_deepseek_fp8_block", "hf_peft_lora", "trainer_run/checkpoint-6"):
         found.append((ROOT / name, sorted((ROOT / name).glob("*.safetensors"))))
     if outside := os.environ.get("WORKBENCH_SAMPLES"):

@@ -248,8 +248,13 @@ def test_real_checkpoints_against_their_truth(samples):
     from safetensors.torch import load_file
 
     met = 0
-    for truth in sorted((samples / "truth").rglob("*.safetensors")):
-        ckpt = wb.open(samples / truth.relative_to(samples / "truth").with_suffix("")).decode()
+    truths = [
+        (samples / truth.relative_to(samples / "truth").with_suffix(""), truth)
+        for truth in sorted((samples / "truth").rglob("*.safetensors"))
+    ]
+    truths.append((samples / "torch_save/ckpt_legacy.pt", samples / "truth/torch_save/ckpt.pt.safetensors"))
+    for path, truth in truths:
+        ckpt = wb.open(path).decode()
         loaded = load_file(truth)
         for key, found in of(ckpt.payloads).items():
             value = loaded.get(key)
