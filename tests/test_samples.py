@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
 ROW = re.compile(r"^\| `([^`]+)` \| (.+) \| (?:`([^`]+)`|itself) \|$", re.MULTILINE)
 README = {name: (origin, truth) for name, origin, truth in ROW.findall((ROOT / "README.md").read_text("utf-8"))}
-NOT_CHECKPOINTS = {"make", "truth"}
+NOT_CHECKPOINTS = {"logs", "make", "truth"}
 # state that differs by rank and has no gathered value, so its truth file cannot hold it
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
 RUNS = {

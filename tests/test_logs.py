@@ -1,0 +1,423 @@
+"""Training logs: every sample reads back as its truth says, and no file, however broken, is more than a note.
+
+The samples' values are compared with those that other code reads: the ``json`` and ``csv`` modules, ``sqlite3``, a
+search of the raw bytes, or another format that the same run was logged in.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sqlite3
+import struct
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workbench.core.place import Place
+from workbench.names.metrics import meaning, pick_metric
+from workbench.runs.logs import find_logs, read_logs
+from workbench.runs.logs.joined import join
+from workbench.runs.logs.record import MetricLog
+
+LOGS = Path(__file__).resolve().parents[1] / "sample_ckpts" / "logs"
+KINDS = sorted(path.name for path in LOGS.iterdir())
+SAMPLES_PER_STEP = {"deepspeed_csv": 32}
+
+
+def truth(kind: str) -> dict:
+    return json.loads((LOGS / kind / "truth.json").read_text())
+
+
+def logs(root: Path) -> list[MetricLog]:
+    return find_logs(Place(root)).logs
+
+
+def one(root: Path) -> MetricLog:
+    (found,) = logs(root)
+    return found
+
+
+def loss(log: MetricLog) -> tuple[list[int], list[float]]:
+    name = pick_metric("loss", [(name, log.points(name)) for name in log.columns])
+    assert name is not None, list(log.columns)
+    return list(log.columns[name].steps), list(log.columns[name].values)
+
+
+def written(kind: str) -> tuple[list[int], list[float]]:
+    """The first log of a sample that has the abandoned branch."""
+    found = [loss(log) for log in logs(LOGS / kind)]
+    return max(found, key=lambda pair: len(pair[0]))
+
+
+# ---- the samples ------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_sample_of_every_format():
+    assert len(KINDS) == 25 and {"tensorboard", "wandb", "mlflow_sqlite", "megatron", "torchtitan"} <= set(KINDS)
+
+
+def cut_or_whole(kind: str) -> list[list[int]]:
+    """Attempts in the file with most points: the event files of ``hf_trainer`` are not cut."""
+    return [[1, 71], [61, 120]] if kind == "hf_trainer" else truth(kind)["attempts"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_a_sample_are_those_of_its_truth(kind):
+    steps, _ = written(kind)
+    want = [step for first, last in cut_or_whole(kind) for step in range(first, last + 1)]
+    assert steps == [step * SAMPLES_PER_STEP.get(kind, 1) for step in want]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumes_of_a_sample_are_those_of_its_truth(kind):
+    joined = max((join(log) for log in logs(LOGS / kind)), key=lambda one: one.points)
+    if kind == "verl_jsonl":
+        assert joined.resumes == []
+        return
+    (want,) = truth(kind)["resumes"]
+    (got,) = joined.resumes
+    assert (got.stopped_after, got.first_after, got.repeated) == (
+        want["stopped_after"], want["first_step_after"], want["repeated_steps"],
+    )  # fmt: skip
+    assert got.loaded in (None, want["loaded_checkpoint_step"])
+    assert got.difference < 0.05  # the same data: the scripted noise is 0.01
+    curve = joined.loss
+    assert curve is not None
+    assert list(curve.steps) == list(range(cut_or_whole(kind)[0][0], cut_or_whole(kind)[-1][1] + 1))
+    ((ghost, _),) = curve.ghosts
+    assert list(ghost) == list(range(want["first_step_after"], want["stopped_after"] + 1))
+
+
+@pytest.mark.parametrize(
+    "kind", ["deepspeed", "fairseq2", "maxtext", "megatron", "nemo", "paddlenlp", "torchtitan", "verl"]
+)
+def test_the_line_that_names_the_loaded_step_is_read(kind):
+    log = one(LOGS / kind)
+    assert [mark.loaded for mark in log.starts if mark.row] == [truth(kind)["resumes"][0]["loaded_checkpoint_step"]]
+
+
+# ---- values, against other code ---------------------------------------------------------------------------------
+
+PRINTED = {
+    "composer": r"loss/train/total: (\S+)", "deepspeed": r"loss: (\S+)", "fairseq2": r"NLL Loss: (\S+)",
+    "levanter": r'"train/loss": ([\d.]+)', "maxtext": r" loss: ([\d.]+)", "megatron": r"lm loss: (\S+)",
+    "nanogpt": r"loss ([\d.]+)", "nemo": r"train_loss: (\S+)", "openrlhf": r" loss=([\d.]+)",
+    "paddlenlp": r"loss: ([\d.]+)", "torchtitan": r"loss: *([\d.]+)", "verl": r"pg_loss:(\S+)",
+    "vescale": r"loss (\S+)",
+    "torchtune": r"loss:(\S+)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PRINTED)
+def test_printed_values_are_the_numbers_in_the_file(kind):
+    files = sorted(path for path in (LOGS / kind).rglob("*") if path.suffix in (".log", ".txt"))
+    text = "".join(path.read_text("utf-8") for path in files)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert written(kind)[1] == [float(found) for found in re.findall(PRINTED[kind], text)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("llamafactory", "loss"), ("fairseq2_jsonl", "NLL Loss"), ("verl_jsonl", "train/loss")]
+)
+def test_json_values_are_those_that_json_decodes(kind, name):
+    (path,) = (LOGS / kind).rglob("*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert written(kind)[1] == [(row.get("data") or row)[name] for row in rows]
+
+
+def test_lightning_values_are_those_that_csv_decodes():
+    rows = []
+    for version in ("version_0", "version_1"):
+        with (LOGS / "lightning_csv" / "lightning_logs" / version / "metrics.csv").open() as handle:
+            rows += [
+                (int(row["step"]), float(row["train_loss"])) for row in csv.DictReader(handle) if row["train_loss"]
+            ]
+    assert list(zip(*written("lightning_csv"), strict=True)) == rows
+    log = one(LOGS / "lightning_csv")
+    assert log.points("val_loss") < log.points("train_loss") and log.zero_based
+
+
+def test_the_trainers_three_logs_agree():
+    """Event files, ``trainer_state.json`` and stdout of one run, which three writers made."""
+    state = json.loads((LOGS / "hf_trainer" / "out" / "checkpoint-120" / "trainer_state.json").read_text())
+    rows = {row["step"]: row for row in state["log_history"] if "loss" in row}  # of a part of the steps
+    by_kind = {log.kind + log.path[-3:]: join(log) for log in logs(LOGS / "hf_trainer")}
+    assert len(by_kind) == 3
+    for kind, joined in by_kind.items():
+        curve = joined.loss
+        assert curve is not None and set(rows) <= set(curve.steps)
+        curve = replace(curve, steps=curve.steps[keep := np.isin(curve.steps, list(rows))], values=curve.values[keep])
+        want = np.array([rows[step]["loss"] for step in curve.steps])
+        if kind.endswith("log"):
+            np.testing.assert_allclose(curve.values, want, rtol=5e-4)  # four digits are printed
+        else:
+            assert (curve.values == want).all()
+    lr = next(joined for kind, joined in by_kind.items() if kind.startswith("tensorboard")).curves[
+        "train/learning_rate"
+    ]
+    kept = np.isin(lr.steps, list(rows))
+    assert (lr.values[kept].astype("f4") == np.array([rows[s]["learning_rate"] for s in rows], "f4")).all()
+
+
+def test_deepspeeds_csv_is_torchtunes_run():
+    """The two samples log the same losses."""
+    assert written("deepspeed_csv")[1][-30:] != [] and written("fairseq2_jsonl")[1] == written("torchtune")[1]
+    curve = join(one(LOGS / "deepspeed_csv")).loss
+    tune = join(one(LOGS / "torchtune")).loss
+    assert curve is not None and tune is not None
+    both = dict(zip(curve.steps, curve.values, strict=True))
+    assert [both[step] for step in tune.steps] == list(tune.values)
+
+
+def test_wandb_values_are_the_text_in_the_file():
+    raw = b"".join(path.read_bytes() for path in sorted((LOGS / "wandb").rglob("*.wandb")))
+    texts = re.findall(rb"train/loss\x82\x01.([\d.]+)", raw)
+    _, values = written("wandb")
+    # a value that is split by the end of a 32 KiB block is not found in the raw bytes
+    assert len(texts) >= len(values) - 2 and {float(text) for text in texts} <= set(values)
+    assert len(values) == 132
+
+
+def test_database_values_are_those_that_sqlite_selects():
+    with sqlite3.connect(LOGS / "trackio" / "trackio" / "p.db") as database:
+        rows = [
+            json.loads(data)["train/loss"] for (data,) in database.execute("select metrics from metrics order by id")
+        ]
+    assert written("trackio")[1] == rows
+    # the two MLflow samples log the same losses; the database is cut
+    whole = list(zip(*written("mlflow_files"), strict=True))
+    cut = list(zip(*written("mlflow_sqlite"), strict=True))
+    assert cut == [pair for pair in whole if 59 <= pair[0] <= 99] and len(rows) == len(cut) == 53
+
+
+def test_events_are_the_floats_in_the_file():
+    raw = b"".join(path.read_bytes() for path in sorted((LOGS / "tensorboard").rglob("events*")))
+    found = [
+        struct.unpack("<f", raw[m.end() : m.end() + 4])[0]
+        for m in re.finditer(rb"\ntrain/loss\x15|train/loss\x15", raw)
+    ]
+    assert written("tensorboard")[1] == found and len(found) == 132
+
+
+# ---- names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("lm loss", "loss"), ("train/loss", "loss"), ("Train/Samples/train_loss", "loss"),
+        ("run 7 - train/loss", "loss"),
+        ("learning rate", "lr"), ("lr-AdamW/group0", "lr"), ("grad norm", "grad_norm"),
+        ("Gradient Norm", "grad_norm"),
+        ("throughput(tps)", "throughput"), ("my/loss", "loss"),
+        ("eval_loss", None), ("val/loss", None), ("lm loss validation", None), ("loss scale", None),
+        ("test_loss", None),
+        ("load_balancing_loss", None), ("epoch", None), ("loss_scale", None), ("color", None),
+    ],
+)  # fmt: skip
+def test_names_mean_what_programs_log_under_them(name, what):
+    known = meaning(name)
+    assert (known and known[0]) == what
+
+
+# ---- broken files -----------------------------------------------------------------------------------------------
+
+
+def put(root: Path, name: str, data: str | bytes) -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_file_gives_what_comes_before_the_cut(kind, tmp_path):
+    steps, values = written(kind)
+    for source in (LOGS / kind).rglob("*"):
+        if source.is_file() and source.name != "truth.json":
+            data = source.read_bytes()
+            put(tmp_path, str(source.relative_to(LOGS / kind)), data[: int(len(data) * 0.61)])
+    for log in logs(tmp_path):  # a cut trainer_state.json or database is a note
+        got = loss(log)
+        assert 0 < len(got[0]) <= len(steps)
+        pairs = set(zip(steps, values, strict=True))
+        odd = [pair for pair in zip(*got, strict=True) if pair not in pairs]
+        assert len(odd) <= 1 or kind == "hf_trainer"  # the last number of a text may be cut
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_file_ends_in_rows_or_notes(kind, seed, tmp_path):
+    random = np.random.default_rng(seed)
+    for source in (LOGS / kind).rglob("*"):
+        if source.is_file() and source.name != "truth.json":
+            data = np.frombuffer(source.read_bytes(), np.uint8).copy()
+            data[random.integers(0, len(data), 40)] = random.integers(0, 256, 40)
+            put(tmp_path, str(source.relative_to(LOGS / kind)), data.tobytes())
+    for log in logs(tmp_path):
+        for curve in join(log).curves.values():
+            assert (np.diff(curve.steps) > 0).all()
+
+
+def test_binary_noise_under_a_logs_name_is_a_note(tmp_path):
+    noise = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()
+    for name in (
+        "train.log",
+        "a.csv",
+        "b.jsonl",
+        "events.out.tfevents.1.x",
+        "run-1.wandb",
+        "m.db",
+        "trainer_state.json",
+    ):
+        put(tmp_path, name, noise)
+    found = find_logs(Place(tmp_path))
+    assert found.logs == [] and len(found.notes) >= 4
+
+
+def test_a_size_in_a_file_is_not_trusted(tmp_path):
+    put(tmp_path, "events.out.tfevents.1.x", struct.pack("<QI", 1 << 60, 0) + bytes(50))
+    assert find_logs(Place(tmp_path)).logs == []
+    assert "record of" in find_logs(Place(tmp_path)).notes[0]
+
+
+def test_nan_and_infinite_losses_are_read(tmp_path):
+    put(tmp_path, "a.jsonl", '{"step": 1, "loss": NaN}\n{"step": 2, "loss": Infinity}\n{"step": 3, "loss": "nan"}\n')
+    put(tmp_path, "b.csv", "step,loss\n1,nan\n2,inf\n3,\n4,2.5\n")
+    put(tmp_path, "c.log", "iter 1: loss nan, time 3.00ms, mfu 1.00%\niter 2: loss inf, time 3.00ms, mfu 1.00%\n")
+    a, b, c = sorted(logs(tmp_path), key=lambda log: log.path)
+    assert [str(value) for value in loss(a)[1]] == ["nan", "inf", "nan"]
+    assert [str(value) for value in loss(b)[1]] == ["nan", "inf", "2.5"] and loss(b)[0] == [1, 2, 4]
+    assert [str(value) for value in loss(c)[1]] == ["nan", "inf"]
+
+
+def test_megatron_prints_no_field_for_a_loss_that_is_nan(tmp_path):
+    line = " iteration {:8d}/     120 | consumed samples: 32 | {}loss scale: 1.0 | number of nan iterations:   {} |\n"
+    put(tmp_path, "t.log", line.format(1, "lm loss: 2.0E+00 | ", 0) + line.format(2, "", 1))
+    steps, values = loss(one(tmp_path))
+    assert steps == [1, 2] and values[0] == 2 and math.isnan(values[1])
+
+
+def test_lines_about_validation_are_not_training(tmp_path):
+    put(
+        tmp_path,
+        "t.log",
+        "[titan] x - root - INFO - step:  1  loss:  5.0  grad_norm:  1.0  memory: 1.00GiB(1.00%)  tps: 6,507\n"
+        "[titan] x - root - INFO - validate step:  1  loss:  9.0  memory: 1.00GiB(1.00%)  tps: 9\n"
+        "step 1: train loss 3.0, val loss 4.0\n",
+    )
+    assert loss(one(tmp_path)) == ([1], [5.0]) and list(one(tmp_path).columns["tps"].values) == [6507]
+
+
+def test_of_several_ranks_the_lowest_with_a_loss_is_read(tmp_path):
+    line = "[rank{}]: iter {}: loss {}, time 3.00ms, mfu 1.00%\n"
+    put(tmp_path, "t.log", "".join(line.format(r, s, 10 * r + s) for s in (1, 2, 3) for r in (2, 1)))
+    assert loss(one(tmp_path)) == ([1, 2, 3], [11.0, 12.0, 13.0])
+
+
+def test_a_log_per_rank_is_not_a_restart(tmp_path):
+    for rank in range(3):
+        put(tmp_path, f"out-{rank}.log", "".join(f"iter {s}: loss {s}.5, time 3.00ms, mfu 1.00%\n" for s in range(9)))
+    joined = join(one(tmp_path))
+    assert joined.resumes == [] and joined.points == 9
+
+
+def test_ranks_without_a_prefix_are_no_resumes(tmp_path):
+    put(
+        tmp_path,
+        "t.log",
+        "".join(f"iter {s}: loss {s}.{r}, time 3.00ms, mfu 1%\n" for s in range(40) for r in range(4)),
+    )
+    joined = join(one(tmp_path))
+    assert joined.resumes == [] and joined.loss is not None and len(joined.loss.steps) == 40
+    assert "several ranks" in joined.notes[0]
+
+
+def test_a_step_that_is_logged_twice_is_one_point(tmp_path):
+    put(tmp_path, "a.csv", "step,loss\n1,3\n2,2\n2,2\n3,1\n")
+    joined = join(one(tmp_path))
+    assert joined.resumes == [] and joined.loss is not None and list(joined.loss.values) == [3, 2, 1]
+
+
+def test_the_last_attempt_wins_over_all_before_it(tmp_path):
+    put(
+        tmp_path,
+        "a.csv",
+        "step,loss\n"
+        + "".join(f"{s},{v}\n" for s, v in [(1, 9), (2, 8), (3, 7), (2, 6), (3, 5), (4, 4), (2, 3), (3, 2)]),
+    )
+    joined = join(one(tmp_path))
+    assert joined.loss is not None and list(joined.loss.steps) == [1, 2, 3] and list(joined.loss.values) == [9, 3, 2]
+    assert [list(values) for _, values in joined.loss.ghosts] == [[8, 7], [6, 5, 4]]
+    assert [(r.stopped_after, r.first_after) for r in joined.resumes] == [(3, 2), (4, 2)]
+
+
+def test_a_step_that_begins_again_in_each_epoch_is_counted_on(tmp_path):
+    rows = [(e, s) for e in range(3) for s in range(10)]
+    put(tmp_path, "a.csv", "epoch,step,loss\n" + "".join(f"{e},{s},{9 - e}\n" for e, s in rows))
+    joined = join(one(tmp_path))
+    assert joined.resumes == [] and joined.loss is not None and list(joined.loss.steps) == list(range(30))
+
+
+def test_a_branch_in_the_trainers_histories_is_a_ghost(tmp_path):
+    for step, start, shift in ((8, 1, 0.0), (9, 5, 0.5)):
+        rows = [{"step": s, "loss": s + (shift if s >= start else 0)} for s in range(1, step + 1)]
+        put(tmp_path, f"checkpoint-{step}/trainer_state.json", json.dumps({"log_history": rows}))
+    joined = join(one(tmp_path))
+    assert joined.loss is not None and list(joined.loss.values) == [1, 2, 3, 4, 5.5, 6.5, 7.5, 8.5, 9.5]
+    assert [list(steps) for steps, _ in joined.loss.ghosts] == [[5, 6, 7, 8]]
+    assert [(r.stopped_after, r.first_after) for r in joined.resumes] == [(8, 5)]
+
+
+def test_an_exported_table_and_a_second_header_are_read(tmp_path):
+    put(tmp_path, "w.csv", '"Step","run - loss","run - loss__MIN"\n"1","3.5","1"\n"2","3.25","1"\n')
+    assert loss(one(tmp_path)) == ([1, 2], [3.5, 3.25]) and len(one(tmp_path).columns) == 1
+
+
+def test_logs_beside_and_above_a_folder_are_found(tmp_path):
+    put(tmp_path, "exp/run/keep", "")
+    put(tmp_path, "exp/train.log", "iter 0: loss 3.5, time 3.00ms, mfu 1.00%\n")
+    assert one(tmp_path / "exp" / "run").path == "train.log"
+    put(tmp_path, "exp/other/keep", "")  # now it may be of the other run
+    assert logs(tmp_path / "exp" / "run") == []
+    put(tmp_path, "exp/run.csv", "step,loss\n1,2\n")
+    assert one(tmp_path / "exp" / "run").path == "run.csv"
+
+
+def test_a_path_that_is_no_log_is_refused(tmp_path):
+    from workbench.errors import NotACheckpointError, UsageError
+
+    with pytest.raises(UsageError, match="no log in a known format"):
+        read_logs([put(tmp_path, "notes.txt", "hello\n")])
+    with pytest.raises(NotACheckpointError):
+        read_logs([tmp_path / "absent"])
+    assert read_logs([put(tmp_path, "odd.name", "iter 0: loss 3.5, time 3.00ms, mfu 1.00%\n")]).logs
+
+
+def test_memory_is_that_of_the_numbers_not_of_the_file(tmp_path):
+    noise = "x" * 150
+    with (tmp_path / "t.log").open("w") as handle:
+        for step in range(4_000):
+            handle.write(f"iter {step}: loss 3.5, time 3.00ms, mfu 1.00%\n" + f"{noise}\n" * 10)
+        handle.write("y" * 8_000_000 + f"\niter {step + 1}: loss 3.5, time 3.00ms, mfu 1.00%\n")
+    size = (tmp_path / "t.log").stat().st_size
+    tracemalloc.start()
+    log = one(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert log.points("loss") == 4_001 and size > 11_000_000
+    assert peak < size
+
+
+def test_a_log_of_too_many_values_is_read_up_to_the_limit(tmp_path):
+    from workbench.runs.logs.printed import read_printed
+
+    lines = (f"iter {step}: loss 3.5, time 3.00ms, mfu 1.00%" for step in range(1000))
+    (log,) = read_printed("t.log", lines, 300)
+    assert log.points("loss") == 100 and "the rest was not read" in log.notes[0]

@@ -1,0 +1,364 @@
+"""Training logs: which files beside or above the checkpoints are logs, and what they say.
+
+::
+
+    run/                              kind            read by
+      train.log  slurm-12.out         megatron …      printed   what trainers print, by the line
+      metrics.csv  history.jsonl      csv, jsonl      tables    rows of CSV and JSON
+      checkpoint-N/trainer_state.json hf_trainer      tables
+      mlruns/  mlflow.db  p.db        mlflow …        tables    file store and SQLite
+      runs/exp/events.out.tfevents.*  tensorboard     binary    records of protocol buffers
+      wandb/offline-run-*/run-*.wandb wandb           binary
+
+One :class:`~workbench.runs.logs.record.MetricLog` is one run of one program: files that a restart began (the next event
+file, the next ``version_N``, the next offline run of the same id) are joined in their order. Everything is streamed;
+nothing is executed; a file that cannot be read is a note, and the others are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.core.place import Place
+from workbench.errors import UsageError, WorkbenchError
+from workbench.names.steps import step_of
+from workbench.runs.logs.binary import WANDB_MAGIC, read_events, read_wandb
+from workbench.runs.logs.lines import is_text, stripped_lines
+from workbench.runs.logs.printed import read_printed
+from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
+from workbench.runs.logs.tables import read_csv, read_databases, read_jsonl, read_mlflow, read_trainer_state
+
+__all__ = ["FoundLogs", "MetricLog", "StartMark", "find_logs", "read_logs"]
+
+DEPTH = 6  #: folders below the root that are searched: mlruns/<experiment>/<run>/metrics/train/loss
+ABOVE = 2  #: folders above the root that are searched if there is no log below it
+FILES = 2000  #: files that are looked at
+FOLDERS = 5000  #: folders that are looked at
+STATES = 8  #: newest checkpoints whose trainer_state.json is read; each repeats the history of those before
+#: Folders above the checkpoints in which programs put their logs.
+LOG_FOLDERS = (
+    "runs",
+    "tb",
+    "tensorboard",
+    "wandb",
+    "mlruns",
+    "lightning_logs",
+    "logs",
+    "metrics",
+    "csv_monitor",
+    "trackio",
+)
+
+_EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)")
+_WANDB = re.compile(r"(?:offline-)?run-(\d{8}_\d{6})-(.+)")
+_TEXT = re.compile(r"(?:.*\.(?:log|out|err|txt)|stdout|stderr|nohup|log)(?:\.\d+)?", re.IGNORECASE)
+#: Text files that are never logs.
+_NOT_TEXT = re.compile(
+    r"(?:requirements|readme|license|vocab|merges|latest.*|MARKER|rank\d+|log_rank\d+)\.(?:txt|log)", re.I
+)
+_VERSION = re.compile(r"version_(\d+)")
+#: Folders that are made anew at each start: the Trainer's, torchtitan's, Lightning's.
+_DATED = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|\d{8}[-_]\d{4,6}|version_\d+")
+_RANKS = re.compile(r"(?:rank|node|worker|proc|gpu|local)[-_]?\d+", re.IGNORECASE)
+_SQLITE = b"SQLite format 3\0"
+
+
+@dataclass
+class FoundLogs:
+    """Logs of a run.
+
+    Attributes:
+        logs: what was read, one per run of a program, those with points only.
+        root: the folder that the paths are relative to.
+        notes: what was not read, and why, one sentence each.
+    """
+
+    logs: list[MetricLog] = field(default_factory=list)
+    root: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file that may be a log: its kind, the run of a program it belongs to, and its place in that run's order."""
+
+    kind: str
+    group: str
+    order: tuple[Any, ...]
+    path: str
+    name: str = ""  #: of the metric, where each has a file
+
+
+def find_logs(place: Place, *, skip: Sequence[str] = ()) -> FoundLogs:
+    """Return the logs in a run's folder, or else beside it and above.
+
+    Args:
+        place: the run's folder.
+        skip: checkpoints in it, relative paths; only ``trainer_state.json`` of the last few is looked for in them.
+
+    Logs above count if their name contains the folder's, or if nothing else there could mean another run: the folder
+    has to be the only one with a name like its own.
+    """
+    found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip))
+    at, inner = place, place.name
+    for _ in range(ABOVE):
+        if found.logs:
+            return found
+        above = at.above
+        if above is None:
+            break
+        try:
+            files = list(_above(above, inner))
+        except WorkbenchError:
+            break
+        notes = found.notes
+        found = _read(above, files)
+        found.notes = notes + found.notes
+        at, inner = above, os.path.basename(above.root)
+    return found
+
+
+def read_logs(paths: Sequence[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None = None) -> FoundLogs:
+    """Return the logs in files or folders that the user named.
+
+    Raises:
+        OpenError: a path does not exist. UsageError: none of the files is a log in a known format.
+    """
+    out = FoundLogs()
+    for path in paths:
+        place = Place(path, storage_options)
+        if place.file is not None:
+            one = _file(place.files, place.file, "", given=True)
+            found = _read(place, [one] if one else [LogFile("text", place.file, (), place.file)])
+        else:
+            found = _read(place, [*_walk(place, "", DEPTH, set(), given=True)])
+        out.logs += found.logs
+        out.notes += found.notes
+        out.root = out.root or place.root
+    if not out.logs:
+        tried = "; ".join(out.notes[:2])
+        raise UsageError(
+            f"no log in a known format in {', '.join(repr(os.fsdecode(path)) for path in paths)}"
+            + (f" ({tried})" if tried else "")
+        )
+    return out
+
+
+# ---- which files --------------------------------------------------------------------------------------------------
+
+
+def _walk(place: Place, at: str, depth: int, skip: set[str], given: bool = False) -> Iterator[LogFile]:
+    budget = [FOLDERS, FILES]
+    yield from _folder(place, at, depth, skip, given, budget)
+
+
+def _folder(place: Place, at: str, depth: int, skip: set[str], given: bool, budget: list[int]) -> Iterator[LogFile]:
+    budget[0] -= 1
+    try:
+        inner = place.sub(at) if at else place
+        files, folders = inner.files, inner.folders
+    except WorkbenchError:
+        return
+    if os.path.basename(at) == "metrics" and "mlruns" in f"{os.path.basename(place.root)}/{at}".split("/"):
+        yield from _mlflow(place, at, at, budget)
+        return
+    if inner.file is not None:
+        return
+    for name in files:
+        if budget[1] <= 0:
+            return
+        one = _file(files, name, at, given)
+        if one is not None:
+            budget[1] -= 1
+            yield one
+    for folder in folders:
+        path = f"{at}/{folder}" if at else folder
+        if depth <= 0 or budget[0] <= 0 or path in skip or folder.startswith(".") or inner.is_link(folder):
+            continue
+        yield from _folder(place, path, depth - 1, skip, given, budget)
+
+
+def _mlflow(place: Place, top: str, at: str, budget: list[int]) -> Iterator[LogFile]:
+    """Files of one run of MLflow's store: the name of a metric is the path below ``metrics``."""
+    inner = place.sub(at)
+    for name in inner.files:
+        budget[1] -= 1
+        if budget[1] <= 0:
+            return
+        path = f"{at}/{name}"
+        yield LogFile("mlflow_files", os.path.dirname(top), (path,), path, path[len(top) + 1 :])
+    for folder in inner.folders:
+        if at.count("/") - top.count("/") < 4 and not inner.is_link(folder):
+            yield from _mlflow(place, top, f"{at}/{folder}", budget)
+
+
+def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> LogFile | None:
+    path = f"{at}/{name}" if at else name
+    if (events := _EVENTS.match(name)) is not None:
+        parts = at.split("/")
+        while parts and _DATED.fullmatch(parts[-1]):
+            parts.pop()
+        tail = tuple(int(n) for n in re.findall(r"\d+", name)[-1:])
+        return LogFile("tensorboard", "/".join(parts), (int(events[1]), tail, path), path)
+    if name.endswith(".wandb"):
+        run = _WANDB.fullmatch(os.path.basename(at))
+        return LogFile("wandb", run[2] if run else path, (run[1] if run else "", path), path)
+    if name == "trainer_state.json":
+        return LogFile("hf_trainer", "trainer_state", _written(files[name].mtime_ns, at), path)
+    if name.endswith((".db", ".sqlite", ".sqlite3")):
+        return LogFile("database", path, (), path)
+    if name.endswith(".csv"):
+        version = _VERSION.fullmatch(os.path.basename(at))
+        if name == "metrics.csv" and version:
+            return LogFile("lightning_csv", os.path.dirname(at), (int(version[1]),), path)
+        monitor = name.startswith(("Train_", "Eval_"))  # DeepSpeed: one metric a file
+        return LogFile("deepspeed_csv" if monitor else "csv", at if monitor else path, (path,), path)
+    if name.endswith((".jsonl", ".ndjson")):
+        return LogFile("jsonl", path, (), path)
+    if (_TEXT.fullmatch(name) and not _NOT_TEXT.fullmatch(name)) or given:
+        ranks = _RANKS.search(name)
+        group = path if ranks else f"{at}/{re.sub(r'[0-9]+', '#', name)}"
+        return LogFile("text", group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
+    return None
+
+
+def _states(place: Place, skip: Sequence[str]) -> list[LogFile]:
+    """``trainer_state.json`` of the checkpoints written last; each holds the history of those before it."""
+    found = []
+    for path in skip:
+        if path == ".":
+            continue
+        try:
+            inner = place.sub(path)
+            if inner.file is None and "trainer_state.json" in inner.files:
+                order = _written(inner.files["trainer_state.json"].mtime_ns, path)
+                found.append(LogFile("hf_trainer", "trainer_state", order, f"{path}/trainer_state.json"))
+        except WorkbenchError:
+            continue
+    return sorted(found, key=lambda one: one.order)[-STATES:]
+
+
+def _written(mtime_ns: int, folder: str) -> tuple[Any, ...]:
+    """By time, then by step: copies of one moment are in the order of their steps."""
+    return (mtime_ns // 10**9, -1 if (step := step_of(folder)) is None else step, folder)
+
+
+def _above(place: Place, name: str) -> Iterator[LogFile]:
+    """Logs directly in a folder above the run, and in the folders that programs put them in."""
+    files = [one for one in (_file(place.files, file, "") for file in place.files) if one is not None]
+    same = [one for one in files if name.lower() in one.path.lower()]
+    alone = [folder for folder in place.folders if not folder.startswith(".") and folder not in LOG_FOLDERS] == [name]
+    yield from same or (files if alone else [])
+    for folder in LOG_FOLDERS:
+        if alone and folder in place.folders and folder != name and not place.is_link(folder):
+            yield from _folder(place, folder, DEPTH - 1, set(), False, [FOLDERS, FILES])
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+def _read(place: Place, files: Sequence[LogFile]) -> FoundLogs:
+    out = FoundLogs(root=place.root)
+    groups: dict[tuple[str, str], list[LogFile]] = {}
+    for one in files:
+        groups.setdefault((one.kind, one.group), []).append(one)
+    for (kind, group), members in sorted(groups.items()):
+        members.sort(key=lambda one: one.order)
+        logs = _group(place, kind, group, members, out.notes)
+        for log in logs:
+            out.notes += log.notes
+        out.logs += [log for log in logs if log.columns]
+    return out
+
+
+def _group(place: Place, kind: str, group: str, members: list[LogFile], notes: list[str]) -> list[MetricLog]:
+    if kind == "text":
+        return _texts(place, members, notes)
+    log = MetricLog(members[0].path, kind)
+    log.zero_based = kind == "lightning_csv"
+    for one in members:
+        try:
+            if kind == "database":
+                if place.source(one.path).read_bytes(0, 16) == _SQLITE:
+                    return read_databases(place, one.path, VALUES)
+                return []
+            if kind == "hf_trainer":
+                log.files.append(one.path)
+                read_trainer_state(log, place, one.path)
+                continue
+            source = place.source(one.path)
+            if kind == "tensorboard":
+                read_events(log, source, one.path)
+            elif kind == "wandb":
+                if source.read_bytes(0, 7) == WANDB_MAGIC:
+                    read_wandb(log, source, one.path)
+                else:
+                    notes.append(f"{one.path!r} does not begin as a .wandb file")
+            elif kind == "mlflow_files":
+                read_mlflow(log, source, one.path, one.name)
+            elif not is_text(source):
+                notes.append(f"{one.path!r} is binary and was not read")
+            elif kind == "jsonl":
+                read_jsonl(log, source, one.path)
+            else:
+                log.by_metric = kind == "deepspeed_csv"
+                if len(members) > 1 and not log.by_metric:
+                    log.start(StartMark(log.rows, "new file"))
+                read_csv(log, source, one.path)
+                if kind == "deepspeed_csv":
+                    log.unit = "samples"
+        except LogFull:
+            notes.append(f"{one.path!r} has more than {log.limit:,} values; the rest was not read")
+            break
+        except WorkbenchError as error:
+            notes.append(str(error))
+    return [log]
+
+
+def _texts(place: Place, members: list[LogFile], notes: list[str]) -> list[MetricLog]:
+    """Printed logs; files whose names differ in a number are the starts of one run, unless they log the same steps."""
+    joined: dict[str, MetricLog] = {}
+    for one in members:
+        try:
+            source = place.source(one.path)
+            if not is_text(source):
+                notes.append(f"{one.path!r} is binary and was not read")
+                continue
+            logs = read_printed(one.path, stripped_lines(source), VALUES)
+        except WorkbenchError as error:
+            notes.append(str(error))
+            continue
+        for log in logs:
+            old = joined.get(log.kind)
+            if old is None:
+                joined[log.kind] = log
+            elif not _parallel(old, log):
+                _append(old, log)
+    return list(joined.values())
+
+
+def _parallel(a: MetricLog, b: MetricLog) -> bool:
+    """Whether two logs are of the same steps, as those of two ranks are."""
+    one, two = ({s for c in log.columns.values() for s in (c.steps[0], c.steps[-1])} for log in (a, b))
+    return one == two
+
+
+def _append(log: MetricLog, more: MetricLog) -> None:
+    base = log.rows
+    log.start(StartMark(base, "new file"))
+    for mark in more.starts:
+        log.start(StartMark(base + mark.row, mark.why, mark.loaded, mark.first, mark.fresh, mark.text))
+    for name, column in more.columns.items():
+        rows, steps, values = column.rows, column.steps, column.values
+        mine = log.columns.setdefault(name, type(column)())
+        mine.rows.extend(row + base for row in rows)
+        mine.steps.extend(steps)
+        mine.values.extend(values)
+    log.rows += more.rows
+    log.kept += more.kept
+    log.files += more.files
+    log.notes += more.notes

@@ -1,0 +1,274 @@
+"""One curve per metric, from logs in which restarts have written some steps twice.
+
+::
+
+    written   1 2 … 60 61 … 72 │ 61 62 … 120         the trainer died after 72 and resumed from the checkpoint of 60
+    surviving 1 2 … 60           61 62 … 120         the last attempt wins
+    ghost                61 … 72                     the abandoned branch is kept
+
+A resume is where the step of one series, in written order, does not rise: ``step[i] <= step[i - 1]``; or where a
+restart line, a new file or a start event says so. A clock that goes back is not a resume. A step that is logged twice
+with the same value is one point, and a file in which many steps are repeated without a restart was written by several
+ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.names.metrics import MEANINGS, pick_metric
+from workbench.runs.logs.record import LoggedColumn, MetricLog, StartMark
+
+__all__ = ["Curve", "JoinedLog", "Resume", "join"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+REPEATED = 0.05  #: share of steps that are logged twice in a row from which several ranks must have written the file
+FALLS = 0.10  #: share of points at which the step falls from which the file is not one series
+FEW = 3  #: repeats that are no evidence for several ranks
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric by step.
+
+    Attributes:
+        name: as logged.
+        steps: ascending, each once.
+        values: of the attempt that survived.
+        ghosts: abandoned branches, first to last: steps and values.
+    """
+
+    name: str
+    steps: Ints
+    values: Floats
+    ghosts: tuple[tuple[Ints, Floats], ...] = ()
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A place at which training was continued from a checkpoint, or started again.
+
+    Attributes:
+        first_after: first step logged after it.
+        stopped_after: last step logged before it; ``None`` if the log begins with it.
+        repeated: steps logged by both attempts: ``stopped_after - first_after + 1``, or 0.
+        loaded: step of the checkpoint, as a line of the log says; ``None`` if none does.
+        fresh: whether the log says that nothing was loaded.
+        why: the evidence.
+        difference: median of ``|log loss after - log loss before|`` over the repeated steps, in nats; NaN if none. The
+            same data in the same order give the noise of the arithmetic.
+        time: seconds since the epoch of the first row after it; NaN if the log has no absolute times.
+    """
+
+    first_after: int
+    stopped_after: int | None
+    repeated: int
+    loaded: int | None
+    fresh: bool
+    why: str
+    difference: float = math.nan
+    time: float = math.nan
+
+
+@dataclass
+class JoinedLog:
+    """The curves of one log.
+
+    Attributes:
+        log: where they come from.
+        curves: name as logged → curve.
+        main: name → ``loss``, ``lr``, ``grad_norm`` or ``throughput``, of the one metric that means it best.
+        resumes: by the loss, or by the longest metric if no loss is logged.
+        interval: median distance of two logged steps.
+        points: rows of the main series with those of abandoned branches.
+    """
+
+    log: MetricLog
+    curves: dict[str, Curve] = field(default_factory=dict)
+    main: dict[str, str] = field(default_factory=dict)
+    resumes: list[Resume] = field(default_factory=list)
+    interval: int = 1
+    points: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def loss(self) -> Curve | None:
+        """The curve of the loss."""
+        name = next((name for name, what in self.main.items() if what == "loss"), None)
+        return None if name is None else self.curves[name]
+
+
+def join(log: MetricLog) -> JoinedLog:
+    """Return a log's curves without the steps that a later attempt has overwritten, and its resumes."""
+    out = JoinedLog(log)
+    names = [(name, log.points(name)) for name in log.columns if not name.endswith(" vs samples")]
+    if not names:
+        return out
+    for what in MEANINGS:
+        name = pick_metric(what, names)
+        if name is not None:
+            out.main[name] = what
+    series = next((name for name, what in out.main.items() if what == "loss"), None)
+    if series is None:
+        series = max(names, key=lambda one: (one[1], one[0]))[0]
+    out.points = log.points(series)
+    for name, _ in names:
+        column = log.columns[name]
+        steps = _in_steps(column, log, name, out.notes if name == series else [])
+        if name == series:
+            steps, per_epoch = _whole_run(steps, column, log)
+            if per_epoch:
+                out.notes.append("the step begins again in every epoch; the steps of the epochs before were added")
+        elif "epoch" in log.columns and not log.by_metric:
+            steps, _ = _whole_run(steps, column, log)
+        rows = np.frombuffer(column.rows, np.int64)
+        values = np.frombuffer(column.values, np.float64)
+        kept, starts, note = _attempts(steps, values, rows, [] if log.by_metric else log.starts)
+        if note and name == series:
+            out.notes.append(note)
+        out.curves[name] = _surviving(name, steps[kept], values[kept], starts)
+        if name == series:
+            out.interval = _interval(out.curves[name].steps)
+            marks = log.starts if not log.by_metric else []
+            out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, marks, log)
+    return out
+
+
+def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str]) -> Ints:
+    """Steps of a column; samples are divided by the batch, where a row is written for every update."""
+    steps = np.frombuffer(column.steps, np.int64)
+    if log.unit != "samples" and not name.startswith("Train/Samples/"):
+        return steps
+    # DeepSpeed's monitor writes at every gradient accumulation boundary (engine.py, _write_monitor)
+    rising = np.diff(steps)
+    rising = rising[rising > 0]
+    batch = int(rising.min()) if len(rising) else 0
+    if batch <= 1 or (steps % batch).any():
+        notes.append(f"{log.path!r} counts samples, and the batch is unknown: its steps are samples")
+        return steps
+    notes.append(f"{log.path!r} counts samples; its steps are samples / {batch:,}, the distance of two rows")
+    return steps // batch
+
+
+def _whole_run(steps: Ints, column: LoggedColumn, log: MetricLog) -> tuple[Ints, bool]:
+    """Add the steps of earlier epochs if the step begins again in each."""
+    epochs = log.columns.get("epoch")
+    falls = np.flatnonzero(np.diff(steps) <= 0) + 1
+    if epochs is None or not len(falls) or (steps[falls] > max(1, int(steps[0]))).any():
+        return steps, False
+    at = np.searchsorted(np.frombuffer(epochs.rows, np.int64), np.frombuffer(column.rows, np.int64), "right") - 1
+    numbers = np.floor(np.frombuffer(epochs.values, np.float64)[np.maximum(at, 0)])
+    if not (numbers[falls] > numbers[falls - 1]).all():
+        return steps, False
+    offsets = np.zeros(len(steps), np.int64)
+    offsets[falls] = steps[falls - 1] + (1 if steps[0] == 0 else 0)
+    return steps + np.cumsum(offsets), True
+
+
+def _attempts(steps: Ints, values: Floats, rows: Ints, marks: Sequence[StartMark]) -> tuple[Ints, list[int], str]:
+    """Positions of the points that count, and the positions among them at which an attempt begins."""
+    kept = np.arange(len(steps))
+    marked = np.searchsorted(rows, np.array([mark.row for mark in marks], np.int64))
+    change = np.diff(steps)
+    again = np.flatnonzero(change == 0) + 1
+    again = again[~np.isin(again, marked)]
+    note = ""
+    if len(again):
+        same = (values[again] == values[again - 1]) | (np.isnan(values[again]) & np.isnan(values[again - 1]))
+        if (~same).sum() > max(FEW, REPEATED * len(steps)):
+            note = "many steps are logged several times in a row, as several ranks do; the first of each is used"
+            same[:] = True
+        kept = np.delete(kept, again[same])
+    falls = np.flatnonzero(np.diff(steps[kept]) <= 0) + 1
+    if len(falls) > max(FEW, FALLS * len(kept)):
+        first = np.sort(np.unique(steps[kept], return_index=True)[1])
+        note = "the steps are out of order throughout, as when several ranks write one file; the first of each is used"
+        return kept[_rising(steps[kept][first], first)], [], f"{note}, and resumes are unknown"
+    edges = np.searchsorted(kept, marked)
+    starts = sorted({int(at) for at in [*falls, *edges] if 0 < at < len(kept)})
+    return kept, starts, note
+
+
+def _rising(steps: Ints, at: Ints) -> Ints:
+    return at[np.argsort(steps, kind="stable")]
+
+
+def _surviving(name: str, steps: Ints, values: Floats, starts: Sequence[int]) -> Curve:
+    edges = [0, *starts, len(steps)]
+    least = np.iinfo(np.int64).max  # first step of the attempts after this one
+    parts, ghosts = [], []
+    for begin, end in zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True):
+        if begin == end:
+            continue
+        lives = steps[begin:end] < least
+        parts.append((steps[begin:end][lives], values[begin:end][lives]))
+        if not lives.all():
+            ghosts.append((steps[begin:end][~lives], values[begin:end][~lives]))
+        least = min(least, int(steps[begin]))
+    if not parts:
+        return Curve(name, steps, values)
+    parts.reverse()
+    ghosts.reverse()
+    return Curve(name, np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), tuple(ghosts))
+
+
+def _interval(steps: Ints) -> int:
+    return max(1, int(np.median(np.diff(steps)))) if len(steps) > 1 else 1
+
+
+def _resumes(
+    steps: Ints, values: Floats, rows: Ints, starts: Sequence[int], marks: Sequence[StartMark], log: MetricLog
+) -> list[Resume]:
+    by_position: dict[int, list[StartMark]] = {}
+    for mark in marks:
+        by_position.setdefault(int(np.searchsorted(rows, mark.row)), []).append(mark)
+    found = []
+    for at in sorted({0, *starts}):
+        if at >= len(steps):
+            continue
+        first, said = int(steps[at]), by_position.get(at, [])
+        loaded = next((mark.loaded for mark in said if mark.loaded is not None), None)
+        fresh = any(mark.fresh for mark in said) and loaded is None
+        if at == 0:
+            # the first attempt: a resume only if a line names the step that was loaded, and training went on from there
+            if loaded is None or loaded <= 0 or not first - 1 <= max(loaded, 0) <= first:
+                continue
+            found.append(Resume(first, None, 0, loaded, False, _why(said, 0), time=_time(log, int(rows[at]))))
+            continue
+        stopped = int(steps[at - 1])
+        repeated = max(0, stopped - first + 1)
+        why = _why(said, repeated)
+        difference = _difference(steps, values, at) if repeated else math.nan
+        found.append(Resume(first, stopped, repeated, loaded, fresh, why, difference, _time(log, int(rows[at]))))
+    return found
+
+
+def _why(marks: Sequence[StartMark], repeated: int) -> str:
+    words = [mark.text or mark.why for mark in marks]
+    if repeated:
+        words.append(f"{repeated:,} steps are logged again" if repeated > 1 else "a step is logged again")
+    return "; ".join(dict.fromkeys(words)) or "the step does not rise"
+
+
+def _difference(steps: Ints, values: Floats, at: int) -> float:
+    """Median |difference| of the log loss over the steps that both attempts logged."""
+    before = dict(zip(steps[:at].tolist(), values[:at].tolist(), strict=True))  # the last write of a step counts
+    apart = []
+    for step, value in zip(steps[at:].tolist(), values[at:].tolist(), strict=True):
+        old = before.get(step)
+        if old is None:
+            break
+        if old > 0 and value > 0 and math.isfinite(old) and math.isfinite(value):
+            apart.append(abs(math.log(value / old)))
+    return float(np.median(apart)) if apart else math.nan
+
+
+def _time(log: MetricLog, row: int) -> float:
+    return log.times[row] if row < len(log.times) else math.nan

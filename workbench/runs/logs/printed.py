@@ -1,0 +1,421 @@
+r"""Logs that trainers print, by the line.
+
+::
+
+    program      line                                                   read at
+    megatron     iteration  61/ 120 | … | lm loss: 4.3E+00 | …          NVIDIA/Megatron-LM d98e8a64
+    torchtitan   step: 61  loss:  4.33129  grad_norm:  0.7432  …        pytorch/torchtitan b5bcd76c
+    deepspeed    step=10, skipped=0, lr=[..] · steps: 10 loss: 2.1 …    deepspeedai/DeepSpeed edaa7221
+    composer     [batch=61/120]:  \n  Train loss/train/total: 4.33      mosaicml/composer 64051888
+    nemo         Training epoch 0, iteration 60/119 | lr: …             NVIDIA/NeMo 01f7dbc5
+    fairseq2     Train Metrics (step 61) - NLL Loss: 4.33 | …           facebookresearch/fairseq2 027bdebc
+    maxtext      completed step: 60, seconds: 1.2, …, loss: 4.331       AI-Hypercomputer/maxtext e591f30c
+    levanter     {"tracker": "json_logger", "event": "log", "step": 60  stanford-crfm/levanter 9263f81e
+    paddlenlp    - loss: 4.33, learning_rate: …, global_step: 61, …     PaddlePaddle/PaddleNLP 01f74360
+    vescale      iter 60 loss 4.331 |g| 0.74 lr 0.0002 …                volcengine/veScale 20cf5c71
+    nanogpt      iter 60: loss 4.3313, time 1263ms, mfu 31.20%          karpathy/nanoGPT
+    verl         step:61 - actor/pg_loss:0.1 - …                        volcengine/verl b178a3cd
+    openrlhf     Train step of epoch 0: … | 61/120 [.., loss=4.3, …]    OpenRLHF/OpenRLHF 3c3be623
+    torchtune    Step 61 | loss:4.33 lr:0.0002 …                        pytorch/torchtune bd2a0fc7
+    hf_trainer   {'loss': '4.34', …} and the progress bar after it      transformers 5.23
+
+One line gives one row, or nothing: text between such lines is ignored. Lines about validation never match. A file that
+several ranks write to gives one log per rank; the caller keeps the lowest that has a loss.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.names.steps import step_of
+from workbench.runs.logs.record import LogFull, MetricLog, StartMark
+
+__all__ = ["read_printed"]
+
+NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+DIGITS = 18  #: of a step; more do not fit 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedRow:
+    """A line's step and values."""
+
+    step: int
+    values: dict[str, float]
+
+
+#: A line → its row, or ``None`` if it is not one.
+LineReader = Callable[[str], PrintedRow | None]
+
+
+def number(text: str) -> float | None:
+    """Return ``1,234.5``, ``4.3E+00``, ``nan`` or ``-inf`` as a float; ``None`` for anything else."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def pairs(found: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """Return names and numbers, without what is not a number."""
+    out = {}
+    for name, text in found:
+        value = number(text)
+        if value is not None:
+            out[name.strip()] = value
+    return out
+
+
+_COLON = re.compile(rf"\s*([^:|,]+?)\s*:\s*({NUM})(?![\w.])", re.IGNORECASE)
+_BAR = re.compile(rf"([^|:]+?)\s*:\s*({NUM})\s*(?=\||$)", re.IGNORECASE)
+_EQUAL = re.compile(rf"([\w/.-]+)=({NUM})(?=[,\]\s])", re.IGNORECASE)
+_TIGHT = re.compile(rf"([\w/.()%-]+):({NUM})(?=\s|$)", re.IGNORECASE)
+_DICT = re.compile(rf"'([\w/.@ -]+)':\s*'?({NUM})'?\s*(?=[,}}])", re.IGNORECASE)
+
+_MEGATRON = re.compile(rf"(?<!, )\biteration\s+(\d{{1,{DIGITS}}})/\s*\d+\s*\|(.*)")
+_NEMO = re.compile(rf"\bTraining epoch \d+, iteration (\d{{1,{DIGITS}}})/\d+\s*\|(.*)")
+_TITAN = re.compile(rf"(?<!validate )\bstep:\s*(\d{{1,{DIGITS}}})\s+(loss:.*)")
+_TITAN_FIELD = re.compile(rf"([\w()%]+):\s*({NUM})(?=\s|%|$|[A-Za-z])", re.IGNORECASE)
+_DS_STEP = re.compile(rf"\bstep=(\d{{1,{DIGITS}}}), skipped=(\d+), lr=\[({NUM})")
+_DS_PIPE = re.compile(rf"\bsteps: (\d{{1,{DIGITS}}}) loss: ({NUM}) iter time \(s\): ({NUM}) samples/sec: ({NUM})", re.I)
+_DS_TIMER = re.compile(rf"\bglobal_step=(\d{{1,{DIGITS}}}), RunningAvgSamplesPerSec=({NUM})")
+_COMPOSER_HEAD = re.compile(rf"\[batch=(\d{{1,{DIGITS}}})/\d+\]:?\s*$")
+_COMPOSER_FIELD = re.compile(rf"^(?:\[stdout\]: ?)?\s*Train (\S.*?): ({NUM})\s*$", re.IGNORECASE)
+_FAIRSEQ2 = re.compile(rf"\bTrain Metrics \(step (\d{{1,{DIGITS}}})\) - (.*)")
+_MAXTEXT = re.compile(rf"\bcompleted step: (\d{{1,{DIGITS}}}), (.*)")
+_PADDLE = re.compile(r"- (loss: .*)")
+_PADDLE_STEP = re.compile(rf"\bglobal_step: (\d{{1,{DIGITS}}})\b")
+_VESCALE = re.compile(rf"\biter (\d{{1,{DIGITS}}}) loss ({NUM}) \|g\| ({NUM}) lr ({NUM})", re.IGNORECASE)
+_NANOGPT = re.compile(rf"\biter (\d{{1,{DIGITS}}}): loss ({NUM}), time ({NUM})ms(?:, mfu ({NUM})%)?", re.IGNORECASE)
+_VERL = re.compile(rf"\bstep:(\d{{1,{DIGITS}}}) - (.*)")
+_VERL_FIELD = re.compile(rf"([\w/.@-]+):({NUM})(?=\s|$)", re.IGNORECASE)
+_TORCHTUNE = re.compile(rf"^\s*Step (\d{{1,{DIGITS}}}) \| (.*)")
+_BAR_COUNT = re.compile(rf"(?:^|[|\s])(\d{{1,{DIGITS}}})/(\d{{1,{DIGITS}}}) \[")
+_BAR_EPOCH = re.compile(r"epoch (\d{1,9})", re.IGNORECASE)
+
+
+def _megatron(line: str) -> PrintedRow | None:
+    found = _MEGATRON.search(line)
+    if found is None:
+        return None
+    values = pairs(_BAR.findall(found[2]))
+    # a loss that is NaN has no field: only the count of such iterations shows it (training_log in training.py)
+    if values.get("number of nan iterations", 0) > 0 and not any(name.endswith("loss") for name in values):
+        values["lm loss"] = math.nan
+    return PrintedRow(int(found[1]), values)
+
+
+def _nemo(line: str) -> PrintedRow | None:
+    found = _NEMO.search(line)
+    if found is None:
+        return None
+    values = pairs(_BAR.findall(found[2]))
+    step = values.pop("global_step", None)
+    return PrintedRow(int(found[1]) if step is None or not math.isfinite(step) else int(step), values)
+
+
+def _titan(line: str) -> PrintedRow | None:
+    found = _TITAN.search(line)
+    return None if found is None else PrintedRow(int(found[1]), pairs(_TITAN_FIELD.findall(found[2])))
+
+
+def _deepspeed(line: str) -> PrintedRow | None:
+    if found := _DS_PIPE.search(line):
+        names = ("loss", "iter time (s)", "samples/sec")
+        return PrintedRow(int(found[1]), pairs(zip(names, found.groups()[1:], strict=True)))
+    if found := _DS_STEP.search(line):
+        return PrintedRow(int(found[1]), pairs([("skipped", found[2]), ("lr", found[3])]))
+    if found := _DS_TIMER.search(line):
+        return PrintedRow(int(found[1]), pairs([("RunningAvgSamplesPerSec", found[2])]))
+    return None
+
+
+def _fairseq2(line: str) -> PrintedRow | None:
+    found = _FAIRSEQ2.search(line)
+    return None if found is None else PrintedRow(int(found[1]), pairs(_COLON.findall(found[2].replace("|", " , "))))
+
+
+def _maxtext(line: str) -> PrintedRow | None:
+    found = _MAXTEXT.search(line)
+    return None if found is None else PrintedRow(int(found[1]), pairs(_COLON.findall(found[2])))
+
+
+def _levanter(line: str) -> PrintedRow | None:
+    try:
+        document = json.loads(line[line.index("{") :])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.get("event") != "log":
+        return None
+    step, metrics = document.get("step"), document.get("metrics")
+    if type(step) is not int or not isinstance(metrics, dict):
+        return None
+    return PrintedRow(step, numbers_of(metrics))
+
+
+def _paddle(line: str) -> PrintedRow | None:
+    found, step = _PADDLE.search(line), _PADDLE_STEP.search(line)
+    if found is None or step is None:
+        return None
+    values = pairs(_COLON.findall(found[1]))
+    values.pop("global_step", None)
+    return PrintedRow(int(step[1]), values)
+
+
+def _vescale(line: str) -> PrintedRow | None:
+    found = _VESCALE.search(line)
+    names = ("loss", "|g|", "lr")
+    return found and PrintedRow(int(found[1]), pairs(zip(names, found.groups()[1:], strict=True)))
+
+
+def _nanogpt(line: str) -> PrintedRow | None:
+    found = _NANOGPT.search(line)
+    names = ("loss", "time", "mfu")
+    return found and PrintedRow(
+        int(found[1]), pairs((n, v) for n, v in zip(names, found.groups()[1:], strict=True) if v)
+    )
+
+
+def _verl(line: str) -> PrintedRow | None:
+    found = _VERL.search(line)
+    return None if found is None else PrintedRow(int(found[1]), pairs(_VERL_FIELD.findall(found[2])))
+
+
+def _torchtune(line: str) -> PrintedRow | None:
+    found = _TORCHTUNE.search(line)
+    return None if found is None else PrintedRow(int(found[1]), pairs(_TIGHT.findall(found[2])))
+
+
+def _openrlhf(line: str) -> PrintedRow | None:
+    count = _BAR_COUNT.search(line)
+    if count is None:
+        return None
+    values = pairs(_EQUAL.findall(line[count.end() :]))
+    epoch = _BAR_EPOCH.search(line[: count.start()])
+    # the bar begins at 0 in every epoch and shows its length
+    return PrintedRow(int(count[1]) + (int(epoch[1]) * int(count[2]) if epoch else 0), values)
+
+
+#: Program, a part of the line that is quickly looked for, its reader; whether the first update is number 0.
+PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
+    ("nemo", "Training epoch", _nemo, True),
+    ("megatron", "iteration ", _megatron, False),
+    ("verl", " - ", _verl, False),
+    ("torchtitan", "loss:", _titan, False),
+    ("fairseq2", "Train Metrics (step", _fairseq2, False),
+    ("maxtext", "completed step:", _maxtext, True),
+    ("levanter", '"json_logger"', _levanter, True),
+    ("paddlenlp", "- loss: ", _paddle, False),
+    ("vescale", "|g|", _vescale, True),
+    ("nanogpt", "loss ", _nanogpt, True),
+    ("torchtune", "Step ", _torchtune, False),
+    ("openrlhf", "loss=", _openrlhf, False),
+    ("deepspeed", "step", _deepspeed, False),
+)
+#: One of these is in every line that is read; looked for first, because most lines are something else.
+PARTS = ("loss", "step", "iteration ", "batch=", "heckpoint", " [", "Step ", "Resuming", "Training", "scratch")
+_VALIDATION = re.compile(r"\b(?:val|valid|validate|validation|eval|evaluation)\b", re.IGNORECASE)
+
+#: Lines about a start: the number is the step of the checkpoint that was loaded (``loaded``), or of the next row.
+STARTS: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    (
+        "checkpoint from",
+        re.compile(r"load(?:ing|ed)(?: distributed)? checkpoint from \S.* at iteration (\d{1,18})"),
+        "loaded",
+    ),
+    ("Training starts at step", re.compile(r"Training starts at step (\d{1,18})"), "next"),
+    ("oading the checkpoint from", re.compile(r"[Ll]oading the checkpoint from (\S+)"), "path"),
+    ("oading checkpoint from", re.compile(r"[Ll]oading checkpoint from (\S+)"), "path"),
+    ("Autoresuming training", re.compile(r"Autoresuming training from checkpoint"), "line"),
+    ("Restored all states", re.compile(r"Restored all states from the checkpoint at (\S+)"), "path"),
+    ("Resuming from step", re.compile(r"Resuming from step (\d{1,18})"), "loaded"),
+    ("restoring from this run", re.compile(r"restoring from this run's directory step (\d{1,18})"), "loaded"),
+    ("Resuming training from step", re.compile(r"Resuming training from step (\d{1,18})"), "first"),
+    (
+        "and global step",
+        re.compile(r"Resuming training from checkpoint with epoch \d+ and global step (\d{1,18})"),
+        "loaded",
+    ),
+    ("Continuing training from global step", re.compile(r"Continuing training from global step (\d{1,18})"), "loaded"),
+    ("Setting global step to", re.compile(r"Setting global step to (\d{1,18})"), "loaded"),
+    ("Resuming from", re.compile(r"Resuming from (\S+)"), "path"),
+    ("Resuming training from", re.compile(r"Resuming training from (\S+)"), "path"),
+    ("Loaded the checkpoint:", re.compile(r"Loaded the checkpoint: (\S+), consumed_samples: \d+"), "path"),
+    ("could not find the metadata file", re.compile(r"could not find the metadata file"), "fresh"),
+    ("No existing checkpoints found", re.compile(r"No existing checkpoints found"), "fresh"),
+    ("Training from scratch", re.compile(r"Training from scratch"), "fresh"),
+    ("a new model from scratch", re.compile(r"Initializing a new model from scratch"), "fresh"),
+)  # fmt: skip
+#: Who wrote a line: torchrun's, Ray's and fairseq2's prefixes, and Composer's file logger's.
+_WHO = re.compile(r"^\s*(?:\[(?:rank|Rank )(\d+)\]:?|\((?:[\w.]+) pid=(\d+)[^)]*\)|\[stdout\]:|\[stderr\]:)\s?")
+_HF_KEYS = ("'loss'", "'eval_loss'")
+
+
+class PrintedLogs:
+    """Logs by program and rank of one text file, filled line by line."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.path, self.limit = path, limit
+        self.logs: dict[tuple[str, int], MetricLog] = {}
+        self.marks: list[StartMark] = []  # since the last row: they belong to the next
+        self.batch: int | None = None  # Composer's step: the lines that follow are its values
+        self.held: dict[str, float] | None = None  # of the Trainer: the bar that follows shows the step
+        self.total = 0  # of the training's bar; those of evaluations are shorter
+        self.lines = 0
+        self.bars = False
+        self.last: tuple[str, int, int] | None = None
+
+    def feed(self, line: str) -> None:
+        """Take one line."""
+        if self.batch is None and not any(part in line for part in PARTS):
+            return  # most lines of a large log are of no program's
+        who = 0
+        while (prefix := _WHO.match(line)) is not None:
+            who = int((prefix[1] or prefix[2] or "0")[:DIGITS])
+            line = line[prefix.end() :]
+        if self._hugging(line, who) or self._composer(line, who):
+            return
+        for program, marker, reader, zero in PROGRAMS:
+            if marker in line:
+                row = reader(line)
+                if row is not None and row.values:
+                    if program not in ("megatron", "verl", "levanter") and _VALIDATION.search(line):
+                        return  # these three log both in one line, under names of their own
+                    self._row(program, who, row, zero)
+                    return
+        self._start(line)
+
+    def _row(self, program: str, who: int, row: PrintedRow, zero: bool = False) -> None:
+        log = self.logs.get((program, who))
+        if log is None:
+            log = self.logs[program, who] = MetricLog(self.path, program, files=[self.path], limit=self.limit)
+            log.zero_based = zero
+        for mark in self.marks:
+            for other in self.logs.values():
+                other.start(StartMark(other.rows, mark.why, mark.loaded, mark.first, mark.fresh, mark.text))
+        again = not self.marks and self.last == (program, who, row.step)
+        self.marks = []
+        if program == "openrlhf" and again:
+            return  # a bar is printed again and again; its first print of a step is kept
+        self.last = (program, who, row.step)
+        log.add(row.step, row.values)
+
+    def _start(self, line: str) -> None:
+        for marker, pattern, kind in STARTS:
+            if marker not in line:
+                continue
+            found = pattern.search(line)
+            if found is None:
+                continue
+            mark = StartMark(0, "restart line", text=line.strip()[:200])
+            if kind == "loaded":
+                mark = StartMark(0, mark.why, loaded=int(found[1]), text=mark.text)
+            elif kind == "first":
+                mark = StartMark(0, mark.why, first=int(found[1]), text=mark.text)
+            elif kind == "next":
+                step = int(found[1])
+                mark = StartMark(0, mark.why, step - 1 if step > 1 else None, step, step <= 1, mark.text)
+            elif kind == "path":
+                mark = StartMark(0, mark.why, loaded=_step_in(found[1]), text=mark.text)
+            elif kind == "fresh":
+                mark = StartMark(0, mark.why, fresh=True, text=mark.text)
+            self.marks.append(mark)
+            return
+
+    def _composer(self, line: str, who: int) -> bool:
+        if "[batch=" in line and (head := _COMPOSER_HEAD.search(line)):
+            self.batch = int(head[1])
+            return True
+        if self.batch is None:
+            return False
+        found = _COMPOSER_FIELD.match(line)
+        if found is None:
+            if not line.startswith(("\t", " ")):
+                self.batch = None
+            return False
+        value = number(found[2])
+        if value is not None:
+            self._row("composer", who, PrintedRow(self.batch, {found[1]: value}))
+        return True
+
+    def _hugging(self, line: str, who: int) -> bool:
+        """The Trainer prints a dict without a step, and right after it the bar, which shows the step."""
+        if "/" in line and "[" in line and (count := _BAR_COUNT.search(line)) and "=" not in line[count.end() :]:
+            done, total = int(count[1]), int(count[2])
+            if total >= self.total:
+                self.total, self.bars = total, True
+            if self.held is not None and total == self.total:
+                self._row("hf_trainer", who, PrintedRow(done, self.held))
+                self.held = None
+            return True
+        text = line.strip()
+        if not text.startswith("{") or not any(key in text for key in _HF_KEYS):
+            return False
+        if self.held is not None and not self.bars:  # no bar was printed: the lines are counted
+            self.lines += 1
+            self._row("hf_trainer", who, PrintedRow(self.lines, self.held))
+            self.logs["hf_trainer", who].unit = "lines"
+        self.held = pairs(_DICT.findall(text))
+        return True
+
+    def done(self) -> list[MetricLog]:
+        """Return the logs; a dict whose bar never came is counted, or left out where others have a step."""
+        if self.held is not None and not self.bars:
+            self.lines += 1
+            self._row("hf_trainer", 0, PrintedRow(self.lines, self.held))
+            self.logs["hf_trainer", 0].unit = "lines"
+        lowest: dict[str, MetricLog] = {}
+        for (program, _), log in sorted(self.logs.items()):
+            if program not in lowest or (not _has_loss(lowest[program]) and _has_loss(log)):
+                lowest[program] = log
+        return list(lowest.values())
+
+
+def read_printed(path: str, lines: Iterator[str], limit: int) -> list[MetricLog]:
+    """Return the logs of the programs whose lines occur in a text; none if it is another text.
+
+    Args:
+        path: for :attr:`MetricLog.path`.
+        limit: values that are kept.
+    """
+    logs = PrintedLogs(path, limit)
+    try:
+        for line in lines:
+            logs.feed(line)
+    except LogFull:
+        for log in logs.logs.values():
+            log.notes.append(f"{path!r} has more than {limit:,} values; the rest was not read")
+    return logs.done()
+
+
+def numbers_of(document: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a decoded JSON object, names of nested ones joined by ``/``; text such as ``"NaN"`` too."""
+    out: dict[str, float] = {}
+    for name, value in document.items():
+        if isinstance(value, bool) or value is None:
+            continue
+        if isinstance(value, (int, float)):
+            try:
+                out[prefix + name] = float(value)
+            except OverflowError:
+                continue
+        elif isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
+            out[prefix + name] = float(value)
+        elif isinstance(value, dict) and not prefix:
+            out |= numbers_of(value, f"{name}/")
+    return out
+
+
+def _step_in(path: str) -> int | None:
+    return step_of(path.rstrip("./…\"'").replace("\\", "/"))
+
+
+def _has_loss(log: MetricLog) -> bool:
+    from workbench.names.metrics import meaning
+
+    return any((known := meaning(name)) is not None and known[0] == "loss" for name in log.columns)

@@ -1,0 +1,134 @@
+"""The metrics of one log in the order in which they were written, as columns.
+
+::
+
+    steps   1 2 3 … 72 │ 61 62 …        row numbers run on; at │ the trainer was started again
+    loss    10.4 … 3.9 │ 4.4 …
+    val     -  -  2.1  │ -              a column holds only the rows that have a value
+
+A row takes 24 bytes per value and no Python object, so a log of gigabytes needs memory only for its numbers, and no
+more than :data:`VALUES` of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["VALUES", "LogFull", "LoggedColumn", "MetricLog", "StartMark"]
+
+VALUES = 20_000_000  #: values of one log that are kept: 480 MB
+COLUMNS = 4096  #: names of one log that are kept; a file of random text must not make a million columns
+NAME = 200  #: characters of a name
+STEP_LIMIT = 1 << 62
+
+
+class LogFull(Exception):
+    """More values than are kept; the reader stops."""
+
+
+@dataclass(slots=True)
+class LoggedColumn:
+    """Values of one metric: their row numbers, steps and values."""
+
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+
+@dataclass(frozen=True, slots=True)
+class StartMark:
+    """A place in the log at which the trainer was started.
+
+    Attributes:
+        row: number of the first row after it.
+        why: ``new file``, ``restart line`` or ``start event``.
+        loaded: step of the checkpoint that the log says was loaded; ``None`` if it does not say.
+        first: step of the first row after it, if the log says so.
+        fresh: whether the log says that nothing was loaded.
+        text: the line, for people.
+    """
+
+    row: int
+    why: str
+    loaded: int | None = None
+    first: int | None = None
+    fresh: bool = False
+    text: str = ""
+
+
+@dataclass(slots=True)
+class MetricLog:
+    """What one program logged of one run.
+
+    Attributes:
+        path: of its first file, relative to the folder that was searched.
+        kind: the format: ``tensorboard``, ``megatron`` ….
+        unit: what its steps count: ``step``, or ``samples``, ``tokens``, ``lines`` where no step is logged.
+        columns: metric → its values.
+        starts: where the trainer was started, in written order.
+        times: seconds since the epoch by row; empty where the log has no absolute time.
+        files: all its files.
+        notes: what was not read, and why.
+        zero_based: whether the program numbers the first update 0.
+        by_metric: whether each metric has a file of its own: rows of different metrics have no common order.
+    """
+
+    path: str
+    kind: str
+    unit: str = "step"
+    columns: dict[str, LoggedColumn] = field(default_factory=dict)
+    starts: list[StartMark] = field(default_factory=list)
+    times: array[float] = field(default_factory=lambda: array("d"))
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    zero_based: bool = False
+    by_metric: bool = False
+    rows: int = 0
+    kept: int = 0
+    limit: int = VALUES
+
+    def add(self, step: int, values: Mapping[str, float], time: float | None = None) -> None:
+        """Append a row; rows without a value are left out.
+
+        Raises:
+            LogFull: there are more values than :attr:`limit`.
+        """
+        if not values or not 0 <= step < STEP_LIMIT:
+            return
+        if self.kept + len(values) > self.limit:
+            raise LogFull
+        for name, value in values.items():
+            column = self.columns.get(name)
+            if column is None:
+                if len(self.columns) >= COLUMNS or len(name) > NAME:
+                    continue
+                column = self.columns[name] = LoggedColumn()
+            column.rows.append(self.rows)
+            column.steps.append(step)
+            column.values.append(value)
+            self.kept += 1
+        if time is not None and len(self.times) == self.rows:  # a log gives a time in every row or in none
+            self.times.append(time)
+        self.rows += 1
+
+    def start(self, mark: StartMark) -> None:
+        """Note that the trainer was started here; lines about one start are merged into one mark."""
+        if self.starts and self.starts[-1].row == mark.row:
+            old = self.starts[-1]
+            mark = StartMark(
+                mark.row,
+                old.why if old.why == "restart line" else mark.why,
+                mark.loaded if mark.loaded is not None else old.loaded,
+                mark.first if mark.first is not None else old.first,
+                old.fresh or mark.fresh,
+                old.text if old.loaded is not None and mark.loaded is None else mark.text or old.text,
+            )
+            self.starts[-1] = mark
+        else:
+            self.starts.append(mark)
+
+    def points(self, name: str) -> int:
+        """Number of values of a metric."""
+        return len(self.columns[name].steps)

@@ -1,0 +1,274 @@
+"""Logs of rows: Hugging Face's ``trainer_state.json``, JSON lines, CSV, MLflow's file store, and two SQLite databases.
+
+::
+
+    checkpoint-N/trainer_state.json   log_history: [{step, epoch, loss, learning_rate, …}, …]  transformers 5.23
+    *.jsonl                           {"step": 61, "loss": …} · {"step": 61, "data": {…}} · {"Step": …}
+    metrics.csv                       epoch,grad_norm,lr-Adam,step,train_loss; empty cells; header again  lightning 2.6
+    Train_Samples_train_loss.csv      step,train_loss; the header again at each start; steps are samples  deepspeed 0.18
+    mlruns/<exp>/<run>/metrics/<name> timestamp_ms value step                                             mlflow 3.17
+    mlflow.db                         metrics(key, value, timestamp, run_uuid, step, is_nan)              mlflow 3.17
+    <project>.db                      metrics(id, run_id, step, timestamp, metrics JSON)                  trackio 0.43
+
+Rows keep their written order; what the same step is logged twice for is decided later.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from workbench.core.place import Place
+from workbench.core.source import Source
+from workbench.errors import CorruptError, UsageError
+from workbench.names.metrics import STEP_NAMES, normalised
+from workbench.runs.logs.lines import stripped_lines
+from workbench.runs.logs.printed import number, numbers_of
+from workbench.runs.logs.record import LogFull, MetricLog, StartMark
+
+__all__ = ["read_csv", "read_databases", "read_jsonl", "read_mlflow", "read_trainer_state", "step_name"]
+
+STATE = 256 << 20  #: bytes of the largest trainer_state.json that is decoded
+CELLS = 4096  #: columns of a CSV
+#: Columns that count something else than updates.
+_UNITS = {"samples": "samples", "consumed_samples": "samples", "num_tokens": "tokens", "tokens": "tokens"}
+#: Numbers about the run, not measurements at a step.
+_ABOUT = {"total_steps", "percentage", "_runtime", "_timestamp", "timestamp", "time", "wall_time"}
+
+
+def step_name(names: Mapping[str, Any] | list[str]) -> str | None:
+    """Return the name under which a row has its step, best first; ``None`` if no name is known."""
+    plain = {normalised(name): name for name in reversed(list(names))}
+    return next((plain[name] for name in STEP_NAMES if name in plain), None)
+
+
+def whole(value: Any) -> int | None:
+    """Return a step: an integer, a float without a fraction, or a text of one."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(found) if math.isfinite(found) and found == int(found) else None
+
+
+def read_trainer_state(log: MetricLog, place: Place, path: str) -> None:
+    """Append the history of the Hugging Face Trainer. The row about the whole training is not a point of a curve.
+
+    Raises:
+        OpenError: it cannot be read, or is not JSON. LogFull: there are more values than are kept.
+    """
+    if place.stat(path).size > STATE:
+        log.notes.append(f"{path!r} has more than {STATE:,} bytes; it was not read")
+        return
+    document = place.read_json(path)
+    history = document.get("log_history") if isinstance(document, dict) else None
+    if not isinstance(history, list):
+        raise CorruptError(f"{path!r} has no list 'log_history'")
+    rows: list[tuple[int, dict[str, float]]] = []
+    for row in history:
+        step = whole(row.get("step")) if isinstance(row, dict) and "train_runtime" not in row else None
+        if step is not None:
+            rows.append((step, {name: value for name, value in numbers_of(row).items() if name != "step"}))
+    begin = _branch(log, rows)
+    if begin < len(rows) and log.rows and rows[begin][0] <= last_step(log):
+        log.start(StartMark(log.rows, "history differs", text=f"{path!r} differs from step {rows[begin][0]:,} on"))
+    for step, values in rows[begin:]:
+        log.add(step, values)
+
+
+def last_step(log: MetricLog) -> int:
+    """Return the largest last step of a log's columns."""
+    return max((column.steps[-1] for column in log.columns.values()), default=-1)
+
+
+def _branch(log: MetricLog, rows: list[tuple[int, dict[str, float]]]) -> int:
+    """Return the first of the rows that is not logged yet: histories of one branch are prefixes of one another."""
+    known: dict[str, dict[int, float]] = {
+        name: dict(zip(column.steps, column.values, strict=True)) for name, column in log.columns.items()
+    }
+    for at, (step, values) in enumerate(rows):
+        for name, value in values.items():
+            old = known.get(name, {}).get(step)
+            if old is None or (old != value and not (math.isnan(old) and math.isnan(value))):
+                return at
+    return len(rows)
+
+
+def read_jsonl(log: MetricLog, source: Source, path: str) -> None:
+    """Append rows of JSON lines; a line that is not an object with a step is skipped.
+
+    Raises:
+        LogFull: there are more values than are kept.
+    """
+    log.files.append(path)
+    unread = 0
+    chosen: str | None = None
+    for line in stripped_lines(source):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            unread += 1
+            continue
+        if not isinstance(row, dict):
+            continue
+        if chosen is None or chosen not in row:
+            chosen = step_name(row)
+        step = None if chosen is None else whole(row.get(chosen))
+        if step is None or chosen is None:
+            unread += 1
+            continue
+        log.unit = _UNITS.get(normalised(chosen), "step")
+        data = row.get("data")  # verl
+        values = numbers_of(data if isinstance(data, dict) else row)
+        log.add(step, {n: v for n, v in values.items() if n != chosen and normalised(n) not in _ABOUT}, _time(row))
+    if unread:
+        log.notes.append(f"{path!r}: {unread:,} lines are not rows with a step")
+
+
+def _time(row: Mapping[str, Any]) -> float | None:
+    for name in ("Time", "timestamp", "_timestamp", "time"):
+        value = row.get(name)
+        if isinstance(value, str):
+            try:
+                found = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+            return found.timestamp() if found.tzinfo is not None else None  # without a zone, it is another clock
+        if isinstance(value, (int, float)) and 1e9 < value < 1e10:
+            return float(value)
+    return None
+
+
+def read_csv(log: MetricLog, source: Source, path: str) -> None:
+    """Append the rows of a CSV. A line that equals the header, or another header, is a new start.
+
+    Raises:
+        LogFull: there are more values than are kept.
+    """
+    log.files.append(path)
+    header: list[str] = []
+    at: int | None = None
+    for cells in _cells(source):
+        if len(cells) > CELLS:
+            continue
+        if not header or (at is not None and len(cells) > at and number(cells[at]) is None and step_name(cells)):
+            name = step_name(cells)
+            if name is None:
+                return
+            if header:
+                log.start(StartMark(log.rows, "restart line", text="the header is repeated"))
+            header, at = cells, cells.index(name)
+            log.unit = _UNITS.get(normalised(name), "step")
+            continue
+        assert at is not None
+        step = whole(cells[at]) if len(cells) > at else None
+        if step is None:
+            continue
+        values = {}
+        for n, (name, text) in enumerate(zip(header, cells, strict=False)):
+            value = number(text) if n != at and text else None
+            # W&B's export adds the extremes of each point
+            if value is not None and normalised(name) not in _ABOUT and not name.endswith(("__MIN", "__MAX")):
+                values[name] = value
+        log.add(step, values)
+
+
+def _cells(source: Source) -> Iterator[list[str]]:
+    rows = csv.reader(line.replace("\0", "") for line in stripped_lines(source))
+    while True:
+        try:
+            yield next(rows)
+        except StopIteration:
+            return
+        except csv.Error:  # a field of more than 128 KiB
+            continue
+
+
+def read_mlflow(log: MetricLog, source: Source, path: str, name: str) -> None:
+    """Append one metric of MLflow's file store: a line ``timestamp_ms value step`` per point.
+
+    Raises:
+        LogFull: there are more values than are kept.
+    """
+    log.by_metric = True
+    log.files.append(path)
+    for line in stripped_lines(source):
+        parts = line.split()
+        if len(parts) not in (2, 3):
+            continue
+        value, step = number(parts[1]), whole(parts[2]) if len(parts) == 3 else 0
+        stamp = number(parts[0])
+        if value is not None and step is not None:
+            log.add(step, {name: value}, None if stamp is None else stamp / 1000)
+
+
+# ---- SQLite -------------------------------------------------------------------------------------------------------
+
+
+def read_databases(place: Place, path: str, limit: int) -> list[MetricLog]:
+    """Return the runs of an MLflow or trackio database, read-only.
+
+    Raises:
+        CorruptError: it is damaged. UsageError: it is in a store; copy it to a disk.
+    """
+    if not place.local:
+        raise UsageError(f"{path!r} is an SQLite database in a store; copy it to a disk and pass it with --logs")
+    # immutable: no lock is taken and no file made, and a writer is not disturbed; rows that are still in the
+    # write-ahead log are not seen
+    uri = f"file:{quote(place.resolve(path))}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as database:
+            database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            columns = {row[1] for row in database.execute("pragma table_info(metrics)")}
+            if {"key", "value", "run_uuid", "step", "is_nan", "timestamp"} <= columns:
+                return _mlflow_rows(database, path, limit)
+            if {"id", "run_id", "step", "metrics"} <= columns:
+                return _trackio_rows(database, path, limit)
+            return []
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise CorruptError(f"{path!r} is damaged: {error}") from None
+
+
+def _mlflow_rows(database: sqlite3.Connection, path: str, limit: int) -> list[MetricLog]:
+    logs: dict[str, MetricLog] = {}
+    # an exact repeat of a row is dropped by the primary key, so overlaps differ in their time
+    rows = database.execute("select run_uuid, key, value, step, is_nan, timestamp from metrics order by rowid")
+    for run, key, value, step, nan, stamp in rows:
+        if not isinstance(key, str) or not isinstance(value, (int, float)) or type(step) is not int:
+            continue
+        log = logs.get(run)
+        if log is None:
+            log = logs[run] = MetricLog(f"{path}:{run}", "mlflow_sqlite", files=[path], limit=limit, by_metric=True)
+        try:
+            log.add(step, {key: math.nan if nan else float(value)}, stamp / 1000 if isinstance(stamp, int) else None)
+        except LogFull:
+            log.notes.append(f"{path!r} has more than {limit:,} values; the rest was not read")
+            break
+    return list(logs.values())
+
+
+def _trackio_rows(database: sqlite3.Connection, path: str, limit: int) -> list[MetricLog]:
+    logs: dict[str, MetricLog] = {}
+    for run, step, data in database.execute("select run_id, step, metrics from metrics order by id"):
+        try:
+            row = json.loads(data)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if type(step) is not int or not isinstance(row, dict):
+            continue
+        log = logs.get(run)
+        if log is None:
+            log = logs[run] = MetricLog(f"{path}:{run}", "trackio", files=[path], limit=limit)
+        try:
+            log.add(step, numbers_of(row))
+        except LogFull:
+            log.notes.append(f"{path!r} has more than {limit:,} values; the rest was not read")
+            break
+    return list(logs.values())
