@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.analysis.diff import Diff, diff
     from workbench.analysis.layout import Layout, layout
     from workbench.analysis.report import Report
+    from workbench.analysis.run import Run, run
     from workbench.analysis.seal import seal
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
@@ -52,6 +53,7 @@ __all__ = [
     "Precision",
     "Report",
     "Rules",
+    "Run",
     "dcp",
     "diff",
     "discover",
@@ -64,6 +66,7 @@ __all__ = [
     "name_map",
     "open",
     "plan_memory",
+    "run",
     "seal",
     "stats",
     "timeline",
@@ -85,6 +88,7 @@ _LATER = {
     "Precision": "workbench.memory",
     "Report": "workbench.analysis.report",
     "Rules": "workbench.export.sharding.rules",
+    "Run": "workbench.analysis.run",
     "diff": "workbench.analysis.diff",
     "doctor": "workbench.doctor.examine",
     "echo": "workbench.echo.echo",
@@ -92,6 +96,7 @@ _LATER = {
     "layout": "workbench.analysis.layout",
     "load": "workbench.load.load",
     "plan_memory": "workbench.memory",
+    "run": "workbench.analysis.run",
     "seal": "workbench.analysis.seal",
     "stats": "workbench.analysis.stats",
     "timeline": "workbench.analysis.timeline",

@@ -2,7 +2,7 @@
 
 ::
 
-    workbench doctor RUN                            a run's folder; two of its steps are chosen
+    workbench doctor RUN                            a run's folder; the steps around a spike of its loss are chosen
     workbench doctor BEFORE AFTER --echo ECHO       with an echo: the strongest evidence
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +22,19 @@ from workbench.errors import (
     IncompleteError,
     MissingFileError,
     NotACheckpointError,
+    OpenError,
     UsageError,
     WriteError,
 )
 from workbench.views.progress import progress_bar
 
 if TYPE_CHECKING:
+    from workbench.analysis.run import Run
     from workbench.doctor.reasoning.diagnosis import Diagnosis
 
 __all__ = ["doctor"]
 
-HEADS = ("VERDICT", "RULED OUT", "NOT CHECKED", "ALSO SEEN")
+HEADS = ("RESUMED", "LEVEL SHIFT", "LOG", "VERDICT", "RULED OUT", "NOT CHECKED", "ALSO SEEN")
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -42,12 +45,12 @@ def doctor(options: argparse.Namespace) -> int:
     from workbench.doctor.examine import doctor as examine
 
     _given(options)
+    run = _run(options)
     page = None if options.html is None else _target(options.html)
     paths = [_opened(options, path) for path in (options.before, options.after, options.echo)]
     with workers(options) as executor, progress_bar("doctor") as progress:
-        found = examine(
-            *paths[:2],
-            echo=paths[2],
+        examined = partial(examine, *paths[:2], echo=paths[2]) if run is None else run.diagnose
+        found = examined(
             betas=None if options.betas is None else tuple(options.betas),
             lr=options.lr,
             weight_decay=options.weight_decay,
@@ -60,13 +63,46 @@ def doctor(options: argparse.Namespace) -> int:
     if page is not None:
         _write(found, page, options)
     if options.json:
-        print_json(found.to_dict())
+        print_json(found.to_dict() | ({} if run is None else {"run": _events(run)}))
     else:
         from workbench.views.doctor import diagnosis_lines, diagnosis_text
+        from workbench.views.run import event_lines
 
+        for line in [] if run is None else event_lines(run):
+            print(paint(line, "bad") if line.startswith("SPIKE") else _headed(line))
         for line in diagnosis_lines(found) if options.all else diagnosis_text(found).split("\n"):
             print(paint(line, "bad") if " ERROR  " in line[:14] else _headed(line))
     return found.exit_code
+
+
+def _run(options: argparse.Namespace) -> Run | None:
+    """Return the run that the command is about, if it logged a spike; its checkpoints are then chosen by the spike.
+
+    Raises:
+        UsageError: ``--logs`` beside two checkpoints, or not a log. OpenError: with ``--logs``, not a run.
+    """
+    from workbench.analysis.run import run
+
+    alone = options.after is None and options.echo is None
+    if options.logs and not alone:
+        raise UsageError("--logs is for a run's folder; two checkpoints, or an echo, say which steps are compared")
+    if not alone or (options.logs is None and (options.format is not None or not os.path.isdir(options.before))):
+        return None
+    try:
+        found = run(options.before, options.logs)
+    except OpenError:
+        if options.logs:
+            raise
+        return None  # a checkpoint, or a folder without steps: the doctor reports what it is
+    if options.logs:
+        return found
+    return found if len(found.steps) > 1 and len(found.spikes) else None
+
+
+def _events(run: Run) -> dict[str, Any]:
+    """The part of a run's JSON that is about its events, without the curves."""
+    whole = run.to_dict()
+    return {name: whole[name] for name in ("sources", "resumes", "spikes", "notes")}
 
 
 def _opened(options: argparse.Namespace, path: Any) -> Any:

@@ -131,6 +131,12 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "after", nargs="?", help="a checkpoint of the resumed run, as soon after the resume as possible"
     )
+    doctor.add_argument(
+        "--logs",
+        metavar="PATH",
+        action="append",
+        help="with a run's folder: a log of the run, or a folder of logs; repeatable (default: those beside and above)",
+    )
     doctor.add_argument("--echo", metavar="PATH", help="the state saved again right after the load, before any update")
     doctor.add_argument(
         "--betas", type=float, nargs=2, metavar=("B1", "B2"), help="AdamW's betas, if no file stores them"

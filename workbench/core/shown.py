@@ -44,6 +44,7 @@ ABOVE: dict[str, dict[str, str]] = {
         "html": "views.report:report_html",
         "view": "app.tabs.report_view:ReportView",
     },
+    "Run": {"text": "views.run:run_text", "diagnose": "doctor.of_run:diagnose_run"},
     "TensorDiff": {"text": "views.diff:tensor_text"},
 }
 

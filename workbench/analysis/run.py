@@ -1,0 +1,451 @@
+"""A run: its checkpoints, what it logged, where it was resumed, and where its loss jumped.
+
+::
+
+    checkpoints  ●      ●      ●      ●         runs.discover, by step
+    loss         ╲______╲_  ╱╲_____________     logs beside or above them, joined over restarts
+    events              ┊resume  ▲spike         the pair to compare is the last checkpoint before the spike and the
+                 before ●              ● after  first one after it
+
+Nothing is read but names, sizes and logs; :meth:`Run.diagnose` reads the two checkpoints that it compares.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.analysis.spikes import Spike, find_spikes
+from workbench.core.jsonable import finite
+from workbench.core.place import Place
+from workbench.core.shown import Shown, above
+from workbench.errors import NotACheckpointError
+from workbench.names.metrics import MEANINGS
+from workbench.runs import Found, discover
+from workbench.runs.logs import FoundLogs, find_logs, read_logs
+from workbench.runs.logs.joined import JoinedLog, Resume, join
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["CheckpointPair", "Run", "run"]
+
+RESUMES = ("step", "from_step", "why", "stopped_after", "repeated", "difference", "path")
+SPIKES = (
+    "step", "height", "sigma", "kind", "recovered", "peak_step", "end_step", "points", "suspected", "resume", "before",
+    "after", "advice",
+)  # fmt: skip
+SHARED = 0.5  #: of the steps of a second log that have to be logged in the first for its metrics to be joined
+FILES = (
+    "tensorboard",
+    "wandb",
+    "mlflow_files",
+    "mlflow_sqlite",
+    "trackio",
+    "lightning_csv",
+    "jsonl",
+    "csv",
+    "hf_trainer",
+)
+
+
+@dataclass(frozen=True)
+class CheckpointPair:
+    """The checkpoints around a step.
+
+    Attributes:
+        before: the newest complete one whose weights were made before the step; ``None`` if there is none.
+        echo: a second save of the same step, from right after a load.
+        after: the oldest complete one whose weights were made after it.
+        advice: what can be compared, or which checkpoint to keep next time.
+    """
+
+    before: Found | None
+    echo: Found | None
+    after: Found | None
+    advice: str
+
+
+def run(
+    root: str | os.PathLike[str],
+    logs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Run:
+    """Open a run: its checkpoints, metrics, resumes and spikes.
+
+    Args:
+        root: the folder of the run, or its URL; the folder of a log is enough.
+        logs: files or folders of logs; by default those in the folder, or else beside and above it. Formats are
+            listed in docs/run.md.
+        storage_options: for URLs, as in ``wb.open``.
+
+    Returns:
+        A :class:`Run`. Logs are read when they are first asked for.
+
+    Raises:
+        OpenError: the folder cannot be listed.
+        UsageError: ``logs`` are not logs in a known format.
+        NotACheckpointError: the folder holds neither checkpoints with steps nor logs.
+    """
+    path = os.fsdecode(root)
+    found = [one for one in discover(path, depth=4, storage_options=storage_options) if one.step is not None]
+    found.sort(key=lambda one: (one.step or 0, "echo" in one.path, one.mtime, one.path))
+    named = None if logs is None else [logs] if isinstance(logs, (str, os.PathLike)) else list(logs)
+    place = Place(path, storage_options)
+    if named is not None:
+        read = read_logs(named, storage_options)
+    elif place.file is not None and not found:
+        read = read_logs([path], storage_options)
+    else:
+        read = find_logs(place, skip=[one.path for one in found])
+    if not found and not read.logs:
+        raise NotACheckpointError(f"{path!r} holds neither checkpoints with steps in their names nor a log")
+    return Run(path, tuple(found), read)
+
+
+class Run(Shown):
+    """A run's checkpoints and logs.
+
+    Attributes:
+        path: as given.
+        notes: what was not read, and what is odd, one sentence each.
+    """
+
+    def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
+        self.path = path
+        self._found = tuple(found)
+        self._joined = sorted((join(log) for log in read.logs), key=self._rank)
+        self.notes: list[str] = list(read.notes)
+        if self._joined:
+            self.notes += self._joined[0].notes
+        self._check()
+
+    # ---- tables -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """Checkpoints by step: step path format nbytes mtime complete why loss; the loss is that of the last point at
+        or before the step."""
+        import pandas as pd
+
+        columns = ["step", "path", "format", "nbytes", "mtime", "complete", "why"]
+        frame = pd.DataFrame([asdict(one) for one in self._found], columns=columns)
+        frame["step"] = frame["step"].astype("Int64")
+        frame["mtime"] = pd.to_datetime(frame["mtime"], unit="s")
+        frame["loss"] = [self._loss_at(one.step or 0) for one in self._found]
+        return frame
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """Metrics by step: ``loss``, ``lr``, ``grad_norm`` and ``throughput``, where logged, then everything else under
+        its own name. Of steps that were logged twice, the attempt that survived."""
+        import pandas as pd
+
+        columns = {
+            name: pd.Series(values, index=steps, dtype="float64") for name, (steps, values) in self._curves().items()
+        }
+        frame = pd.DataFrame(columns)
+        frame.index = pd.Index(frame.index.to_numpy("int64") if len(frame) else [], dtype="int64", name="step")
+        return frame.sort_index()
+
+    @cached_property
+    def ghosts(self) -> pd.DataFrame:
+        """The abandoned branches: attempt step metric value; the attempts are numbered from 0 for each metric."""
+        import pandas as pd
+
+        rows: list[tuple[int, int, str, float]] = []
+        if self._joined:
+            first = self._joined[0]
+            for name, curve in first.curves.items():
+                for attempt, (steps, values) in enumerate(curve.ghosts):
+                    rows += [
+                        (attempt, int(s), first.main.get(name, name), float(v))
+                        for s, v in zip(steps, values, strict=True)
+                    ]
+        return pd.DataFrame(rows, columns=["attempt", "step", "metric", "value"])
+
+    @cached_property
+    def resumes(self) -> pd.DataFrame:
+        """Resumes: step from_step why stopped_after repeated difference path.
+
+        ``step`` is the first one logged after the resume, ``from_step`` that of the checkpoint, as a line of the log
+        says or because the checkpoint exists (``path``); unknown otherwise. ``repeated`` steps were logged by both
+        attempts, with losses that differ by ``difference`` nats (median): much more than the noise means that the data
+        order or the random state was not restored.
+        """
+        import pandas as pd
+
+        rows = []
+        for one in self._resumes:
+            from_step, found = self._loaded(one)
+            rows.append(
+                {
+                    "step": one.first_after,
+                    "from_step": from_step,
+                    "why": one.why,
+                    "stopped_after": one.stopped_after,
+                    "repeated": one.repeated,
+                    "difference": one.difference,
+                    "path": None if found is None else found.path,
+                }
+            )
+        frame = pd.DataFrame(rows, columns=list(RESUMES))
+        for name in ("step", "from_step", "stopped_after", "repeated"):
+            frame[name] = frame[name].astype("Int64")
+        return frame
+
+    @cached_property
+    def spikes(self) -> pd.DataFrame:
+        """Events of the loss: step height sigma kind recovered peak_step end_step points suspected resume before after
+        advice.
+
+        ``height`` is in units of the loss, nats for a cross-entropy; ``sigma`` is the rise of the log loss in units of
+        the noise before it.
+        ``kind`` is ``spike``, ``unresolved``, ``level shift`` or ``nan``. ``resume`` is the step of the last resume
+        before it; ``before`` and ``after`` are the checkpoints to compare, and ``advice`` says what they allow, or what
+        to keep next time. A step is that of a logged point: with a row every 10 steps, the event may have begun up to 9
+        steps earlier.
+        """
+        import pandas as pd
+
+        loss = self._loss()
+        rows = []
+        for one in self._events:
+            assert loss is not None
+            step = int(loss[0][one.onset])
+            pair = self.pair(step)
+            resume = self._resume_before(step)
+            rows.append(
+                {
+                    "step": step,
+                    "height": one.height,
+                    "sigma": one.sigma,
+                    "kind": one.kind,
+                    "recovered": one.recovered,
+                    "peak_step": int(loss[0][one.peak]),
+                    "end_step": None if one.end is None else int(loss[0][one.end]),
+                    "points": one.over,
+                    "suspected": one.suspected,
+                    "resume": None if resume is None else resume.first_after,
+                    "before": None if pair.before is None else pair.before.path,
+                    "after": None if pair.after is None else pair.after.path,
+                    "advice": pair.advice,
+                }
+            )
+        frame = pd.DataFrame(rows, columns=list(SPIKES))
+        for name in ("step", "peak_step", "end_step", "resume", "points"):
+            frame[name] = frame[name].astype("Int64")
+        return frame
+
+    @cached_property
+    def sources(self) -> pd.DataFrame:
+        """Logs that were read, the one whose curves are used first: path kind points first last resumes."""
+        import pandas as pd
+
+        rows = []
+        for one in self._joined:
+            steps = np.concatenate([curve.steps for curve in one.curves.values()])
+            rows.append((one.log.path, one.log.kind, one.points, int(steps.min()), int(steps.max()), len(one.resumes)))
+        return pd.DataFrame(rows, columns=["path", "kind", "points", "first", "last", "resumes"])
+
+    # ---- the checkpoints to compare -----------------------------------------------------------------------------
+
+    def pair(self, step: int) -> CheckpointPair:
+        """Return the checkpoints around a logged step.
+
+        The loss of a step is computed with the weights of the update before it: the step's own checkpoint comes after
+        it. Programs that number updates from 0 log it under the number of the checkpoint.
+        """
+        zero = 1 if self._zero_based else 0
+        interval = self._joined[0].interval if self._joined else 1
+        whole = [one for one in self._found if one.complete and one.step is not None]
+        last = step - interval + zero  # the mean of several steps may have risen in its first
+        earlier = [one for one in whole if (one.step or 0) <= last]
+        later = [one for one in whole if (one.step or 0) >= step + zero and "echo" not in one.path]
+        before = self._first_of([one for one in earlier if one.step == earlier[-1].step]) if earlier else None
+        twins = [one for one in earlier if before is not None and one.step == before.step and one is not before]
+        echo = next((one for one in twins if "echo" in one.path), None)
+        after = later[0] if later else None
+        return CheckpointPair(before, echo, after, self._advice(step, before, after))
+
+    def diagnose(self, step: int | None = None, **options: Any) -> Any:
+        """Diagnose a jump of the loss with the doctor, on the checkpoints before and after it.
+
+        Args:
+            step: a logged step; by default the highest spike, or else the last resume, or else all steps are compared.
+            options: as for ``wb.doctor``: ``betas``, ``lr``, ``weight_decay``, ``deep``, ``threads``, ``progress`` ….
+
+        Returns:
+            A ``Diagnosis`` whose notes say which checkpoints were compared, and why.
+
+        Raises:
+            UsageError: no complete checkpoint is near the step; the message says which to keep next time.
+            OpenError: a checkpoint cannot be opened.
+        """
+        return above(self, "diagnose")(self, step, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: path steps sources metrics resumes spikes ghosts notes; the metrics as
+        ``name → {"step": […], "value": […]}``."""
+        curves = {
+            name: {"step": steps.tolist(), "value": [finite(value) for value in values.tolist()]}
+            for name, (steps, values) in self._curves().items()
+        }
+        tables = {name: _records(getattr(self, name)) for name in ("steps", "sources", "resumes", "spikes", "ghosts")}
+        return {"path": self.path, **tables, "metrics": curves, "notes": list(self.notes)}
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def place_of(self, found: Found) -> str:
+        """Return the path or URL of a checkpoint of the run."""
+        return self.path if found.path == "." else f"{self.path.rstrip('/')}/{found.path}"
+
+    def _rank(self, one: JoinedLog) -> tuple[Any, ...]:
+        steps = [found.step for found in self._found if found.step is not None]
+        covered = sum(one.curves[next(iter(one.curves))].steps[-1] >= step for step in steps) if one.curves else 0
+        kind = FILES.index(one.log.kind) if one.log.kind in FILES else len(FILES)
+        return one.loss is None, -covered, -one.points, kind, one.log.path
+
+    def _check(self) -> None:
+        """Note a log that cannot be of these checkpoints."""
+        loss = self._loss()
+        steps = [one.step for one in self._found if one.step is not None]
+        if not steps:
+            return
+        if loss is None:
+            if not self._joined:
+                self.notes.append("no log was found beside or above the checkpoints; name it with logs= or --logs")
+            return
+        first, last = int(loss[0][0]), int(loss[0][-1])
+        if min(steps) > last + max(1, self._joined[0].interval):
+            self.notes.append(
+                f"the log ends at step {last:,}, before the first checkpoint (step {min(steps):,}): it may belong to "
+                "another run"
+            )
+        elif max(steps) < first - 1:
+            self.notes.append(
+                f"the log begins at step {first:,}, after the last checkpoint (step {max(steps):,}): it may belong to "
+                "another run"
+            )
+
+    @property
+    def _zero_based(self) -> bool:
+        return bool(self._joined) and (
+            self._joined[0].log.zero_based
+            or any(len(c.steps) and c.steps[0] == 0 for c in self._joined[0].curves.values())
+        )
+
+    def _curves(self) -> dict[str, tuple[Any, Any]]:
+        out: dict[str, tuple[Any, Any]] = {}
+        for number, one in enumerate(self._joined):
+            main = {what: name for name, what in one.main.items()}
+            known = [main[what] for what in MEANINGS if what in main]
+            for name in [*known, *(name for name in one.curves if name not in one.main)]:
+                curve = one.curves[name]
+                shown = one.main.get(name, name)
+                if shown in out or not len(curve.steps):
+                    continue
+                if number:
+                    loss = self._joined[0].loss
+                    shared = 0.0 if loss is None else float(np.isin(curve.steps, loss.steps).mean())
+                    if shared < SHARED or one.log.unit == "lines":
+                        continue
+                out[shown] = (curve.steps, curve.values)
+        return out
+
+    def _loss(self) -> tuple[Any, Any] | None:
+        curve = self._joined[0].loss if self._joined else None
+        return None if curve is None or not len(curve.steps) else (curve.steps, curve.values)
+
+    def _loss_at(self, step: int) -> float:
+        loss = self._loss()
+        if loss is None:
+            return math.nan
+        at = int(np.searchsorted(loss[0], step - (1 if self._zero_based else 0), "right")) - 1
+        return (
+            float(loss[1][at]) if at >= 0 and step - loss[0][at] <= max(10, 2 * self._joined[0].interval) else math.nan
+        )
+
+    @cached_property
+    def _resumes(self) -> list[Resume]:
+        """Of all logs, and of second saves of one step, each once."""
+        found: dict[int, Resume] = {}
+        for one in self._joined:
+            if one.log.unit != "lines":
+                for resume in one.resumes:
+                    found.setdefault(resume.first_after, resume)
+        for save in self._found:
+            if save.complete and "echo" in os.path.basename(save.path) and save.step is not None:
+                first = save.step + (0 if self._zero_based else 1)
+                why = f"{save.path!r} was saved right after a load"
+                if first not in found:
+                    found[first] = Resume(first, save.step, 0, save.step, False, why)
+        return [found[step] for step in sorted(found)]
+
+    @cached_property
+    def _events(self) -> list[Spike]:
+        loss = self._loss()
+        if loss is None:
+            return []
+        starts = [int(np.searchsorted(loss[0], one.first_after)) for one in self._resumes]
+        return find_spikes(loss[1].tolist(), starts)
+
+    def _resume_before(self, step: int) -> Resume | None:
+        return next((one for one in reversed(self._resumes) if one.first_after <= step), None)
+
+    def _loaded(self, one: Resume) -> tuple[int | None, Found | None]:
+        """The step that a resume continued from, and its checkpoint: the log says so, or the checkpoint exists."""
+        zero = 1 if self._zero_based else 0
+        interval = self._joined[0].interval if self._joined else 1
+        whole = [found for found in self._found if found.complete and "echo" not in os.path.basename(found.path)]
+        if one.loaded is not None:
+            near = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
+            return one.loaded, near[-1] if near else None
+        if one.fresh:
+            return None, None
+        low, high = one.first_after - interval + zero, one.first_after - 1 + zero
+        near = [found for found in whole if low <= (found.step or 0) <= high]
+        return (near[-1].step, near[-1]) if near else (None, None)
+
+    @staticmethod
+    def _first_of(found: Sequence[Found]) -> Found:
+        return next((one for one in found if "echo" not in one.path), found[0])
+
+    def _advice(self, step: int, before: Found | None, after: Found | None) -> str:
+        if before is not None and after is not None:
+            return f"compare {before.path!r} with {after.path!r}"
+        if before is None and after is None:
+            return f"no complete checkpoint exists: keep one from before step {step:,} and one from soon after it"
+        if before is None:
+            assert after is not None
+            return f"no complete checkpoint from before step {step:,} exists: keep the one that the run resumes from"
+        return f"no complete checkpoint from step {step:,} or later exists: save one soon after a resume"
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows in JSON's types; what is missing is ``None``."""
+    out = []
+    for row in frame.to_dict("records"):
+        plain: dict[str, Any] = {}
+        for name, value in row.items():
+            if hasattr(value, "isoformat"):
+                plain[name] = None if value != value else value.isoformat()
+            elif isinstance(value, (bool, str)) or value is None:
+                plain[name] = value
+            elif isinstance(value, np.generic):
+                plain[name] = finite(value.item()) if isinstance(value, np.floating) else value.item()
+            elif isinstance(value, float):
+                plain[name] = finite(value)
+            elif isinstance(value, int):
+                plain[name] = value
+            else:
+                plain[name] = None  # pandas' NA
+        out.append(plain)
+    return out

@@ -1,0 +1,225 @@
+"""Spikes of a loss curve: points far above what the points before them predict.
+
+::
+
+    log loss  ─────╮    ╭╮ peak      onset: the first point over 5 sigma and 0.10 nats
+                   ╰────╯╰──╮___     end: three points in a row under 2.5 sigma
+              baseline  onset
+
+    prediction  median of the last 24 quiet points along their slope, which never rises, corrected by the median of the
+                last residuals; from the onset on it is frozen
+    sigma       robust scale of the last 72 residuals, not below 0.85 of that of the last 192, and 0.0015
+    kinds       spike         most of the height is gone soon after the peak
+                unresolved    the log ends before that can be seen
+                level shift   the loss stays up: curriculum, data, learning rate, divergence; shown, not an alarm
+                nan           NaN or infinite
+
+One causal pass over the logged points: an event is reported from what was known when it happened, plus what its own
+course shows. Figures for synthetic curves: ``tests/lab/curves.py``, in docs/run.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Spike", "find_spikes"]
+
+BASE, SHORT, FEW = 24, 12, 100  #: quiet points of the baseline; of a log of fewer than 100 points
+RECENT, LONG = 72, 192  #: residuals that give the scale
+FLOOR = 0.0015  #: of sigma, in nats
+ONSET, NATS = 5.0, 0.10  #: sigma and nats of the first point
+PEAK, SINGLE = 8.0, 14.0  #: sigma of the peak with two points over ONSET; of one point alone
+SUPPORT = 2.5  #: sigma that the mean of the two points after a single one has to reach
+NEAR, NEAR_ONSET, NEAR_NATS = 6, 4.0, 0.05  #: points after a resume; sigma and nats of one of them
+QUIET, QUIET_POINTS = 2.5, 3  #: the end
+WATCHED = 24  #: points after the peak in which a spike has to lose half of its height
+SLOW = 0.5  #: of the height that remains on average over the WATCHED points from which it is a level shift
+SCORE = 0.3  #: smallest share of the median that a loss can reach if its logarithm is to be used
+
+
+@dataclass(frozen=True)
+class Spike:
+    """One event.
+
+    Attributes:
+        onset, peak, end: positions of points; ``end`` is the first quiet one, ``None`` if the log ends first.
+        height: of the peak over the prediction, in units of the loss: nats for a cross-entropy; infinite for NaN.
+        sigma: the height of the log loss in units of the noise before it.
+        over: points over the onset's threshold.
+        kind: ``spike``, ``unresolved``, ``level shift`` or ``nan``.
+        recovered: whether the loss came back to what the points before predict.
+        suspected: only one point is over, or the noise has heavy tails and the height is below 14 sigma.
+    """
+
+    onset: int
+    peak: int
+    end: int | None
+    height: float
+    sigma: float
+    over: int
+    kind: str
+    recovered: bool
+    suspected: bool = False
+
+    @property
+    def alarm(self) -> bool:
+        """Whether it is an alarm: anything but a level shift."""
+        return self.kind != "level shift"
+
+
+def find_spikes(values: Sequence[float], resumes: Iterable[int] = ()) -> list[Spike]:
+    """Return the events of a curve without overlaps, in order.
+
+    Args:
+        values: of the loss, one per logged point.
+        resumes: positions of the first points after a resume. In the :data:`NEAR` points from there on, lower
+            thresholds hold: few places are looked at, so chance has few occasions; such an event is suspected.
+    """
+    curve, logarithm = scale(values)
+    near = {at + k for at in resumes for k in range(NEAR)}
+    return SpikeWalk(curve, logarithm, SHORT if len(curve) < FEW else BASE, near).run()
+
+
+def scale(values: Sequence[float]) -> tuple[list[float], bool]:
+    """Return the logarithm of a loss and True; or the loss itself and False, if it comes near 0 or below, as in
+    reinforcement learning."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    plain = [float(value) for value in values]
+    if not finite or finite[0] <= SCORE * finite[len(finite) // 2]:
+        return plain, False
+    return [math.log(value) if math.isfinite(value) else value for value in plain], True
+
+
+class SpikeWalk:
+    """One causal pass over a curve: the quiet points so far, their scale, and the events found."""
+
+    def __init__(self, curve: list[float], logarithm: bool, base: int, near: set[int]) -> None:
+        self.curve, self.logarithm, self.base, self.near = curve, logarithm, base, near
+        self.quiet: deque[float] = deque(maxlen=base)
+        self.residuals: deque[float] = deque(maxlen=LONG)
+        self.sigma, self.tails, self.age = math.inf, False, 0
+        self.found: list[Spike] = []
+
+    def run(self) -> list[Spike]:
+        at = 0
+        while at < len(self.curve):
+            value = self.curve[at]
+            if not math.isfinite(value):
+                at = self._nan(at)
+                continue
+            if len(self.quiet) < self.base:
+                self._learn(value)
+                at += 1
+                continue
+            residual = value - self._predict()
+            sigma = self._sigma()
+            near = at in self.near and residual > NEAR_ONSET * sigma and residual > NEAR_NATS
+            if near or (residual > ONSET * sigma and residual > NATS):
+                stop = self._event(at, self._predict(), sigma)
+                if stop is not None:
+                    at = stop
+                    continue
+            self._learn(value)
+            at += 1
+        return self.found
+
+    def _learn(self, value: float) -> None:
+        if len(self.quiet) >= self.base // 2:
+            self.residuals.append(value - self._predict(corrected=False))
+            self.age = 0
+        self.quiet.append(value)
+
+    def _slope(self) -> float:
+        half = len(self.quiet) // 2
+        points = list(self.quiet)
+        return min(0.0, (_median(points[-half:]) - _median(points[:half])) / half)
+
+    def _predict(self, corrected: bool = True) -> float:
+        slope = self._slope()
+        found = _median(list(self.quiet)) + slope * (len(self.quiet) + 1) / 2
+        if corrected and len(self.residuals) >= SHORT:
+            found += min(0.0, _median(list(self.residuals)[-SHORT:]))  # in a steep fall the median is late
+        return found
+
+    def _sigma(self) -> float:
+        if not self.residuals:
+            return math.inf
+        recent = list(self.residuals)[-RECENT:]
+        middle = _median(recent)
+        apart = sorted(abs(one - middle) for one in recent)
+        spread = 1.4826 * _median(apart)
+        tail = apart[min(len(apart) - 1, int(0.95 * len(apart)))] / 1.96
+        self.tails = tail > 1.3 * spread
+        every = list(self.residuals)
+        centre = _median(every)
+        long = 0.85 * 1.4826 * _median([abs(one - centre) for one in every])
+        return max(spread, tail, long, FLOOR)
+
+    def _event(self, onset: int, level: float, sigma: float) -> int | None:
+        """Follow an excursion; record it if it counts; return where the walk continues, or ``None`` if it does not."""
+        curve = self.curve
+        peak, height, over, calm, end = onset, -math.inf, 0, 0, None
+        at = onset
+        while at < len(curve):
+            value = curve[at]
+            if not math.isfinite(value):
+                break
+            residual = value - level
+            if residual > height:
+                peak, height = at, residual
+            over += residual > ONSET * sigma
+            calm = calm + 1 if residual < QUIET * sigma else 0
+            if calm == QUIET_POINTS:
+                end = at - QUIET_POINTS + 1
+                break
+            if at - peak >= WATCHED and end is None:
+                break
+            at += 1
+        counts = self._counts(onset, level, sigma, height / sigma, over)
+        if not counts and onset not in self.near:
+            return None
+        kind = self._kind(peak, level, height, end)
+        suspected = over <= 1 or not counts or (self.tails and height < SINGLE * sigma)
+        rise = math.exp(level + height) - math.exp(level) if self.logarithm else height
+        self.found.append(Spike(onset, peak, end, rise, height / sigma, over, kind, end is not None, suspected))
+        if end is not None:
+            return end
+        if kind == "level shift":
+            self.quiet.clear()
+        return max(at, onset + 1)
+
+    def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:
+        if height > PEAK and over >= 2:
+            return True
+        if height <= SINGLE:
+            return False
+        after = [value - level for value in self.curve[onset + 1 : onset + 3] if math.isfinite(value)]
+        return not after or sum(after) / len(after) > SUPPORT * sigma
+
+    def _kind(self, peak: int, level: float, height: float, end: int | None) -> str:
+        after = [value - level for value in self.curve[peak + 1 : peak + 1 + WATCHED] if math.isfinite(value)]
+        if end is None and len(after) < WATCHED:
+            return "unresolved"
+        if not after:
+            return "spike"
+        left = sum(max(0.0, min(one, height)) for one in after) / (len(after) * height)
+        return "level shift" if left > SLOW else "spike"
+
+    def _nan(self, onset: int) -> int:
+        at = onset
+        while at < len(self.curve) and not math.isfinite(self.curve[at]):
+            at += 1
+        ends = at < len(self.curve)
+        last = self.found[-1] if self.found else None
+        if last is None or last.kind != "nan" or last.end is None or onset - last.end > QUIET_POINTS:
+            self.found.append(Spike(onset, onset, at if ends else None, math.inf, math.inf, at - onset, "nan", ends))
+        return at
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,0 +1,80 @@
+"""Which checkpoints of a run the doctor compares for a jump of its loss.
+
+::
+
+    a step        the last checkpoint before it, the first after it
+    nothing       those of the highest spike; without spikes, those around the last resume; else all neighbours
+    nothing found, and a resume before the spike has another pair: that pair, too
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from workbench.analysis.run import CheckpointPair, Run
+from workbench.doctor.examine import doctor
+from workbench.doctor.reasoning.diagnosis import Diagnosis
+from workbench.errors import UsageError
+
+__all__ = ["diagnose_run"]
+
+
+def diagnose_run(run: Run, step: int | None = None, **options: Any) -> Diagnosis:
+    """Diagnose a jump of a run's loss; arguments and errors are those of :meth:`workbench.Run.diagnose`."""
+    chosen = step
+    why = "" if step is None else f"step {step:,} was asked for"
+    if chosen is None:
+        chosen, why = _worst(run)
+    if chosen is None:
+        return doctor(run.path, **options)
+    pair = run.pair(chosen)
+    if pair.before is None and pair.after is None:
+        raise UsageError(f"{why}: {pair.advice}")
+    found = _compare(run, pair, why, options)
+    if found.exit_code == 0 and (other := _resumed(run, chosen)) is not None and _paths(other) != _paths(pair):
+        second = _compare(
+            run, other, f"the pair around {why} shows nothing; the resume before it was examined", options
+        )
+        if second.exit_code:
+            return second
+    return found
+
+
+def _worst(run: Run) -> tuple[int | None, str]:
+    """The step to explain, and why that one."""
+    spikes = run.spikes
+    alarms = spikes[spikes["kind"] != "level shift"]
+    for table in (alarms, spikes):
+        if len(table):
+            heights = [math.inf if math.isnan(one) else one for one in table["height"].tolist()]
+            row = table.iloc[heights.index(max(heights))]
+            step = int(row["step"])
+            high = "is NaN or infinite" if row["kind"] == "nan" else f"rises by {row['height']:.2f}"
+            return step, f"the loss {high} at step {step:,}"
+    if len(run.resumes):
+        step = int(run.resumes["step"].iloc[-1])
+        return step, f"the run was resumed before step {step:,}"
+    return None, ""
+
+
+def _resumed(run: Run, step: int) -> CheckpointPair | None:
+    resumes = run.resumes
+    earlier = resumes[resumes["step"] <= step]
+    return run.pair(int(earlier["step"].iloc[-1])) if len(earlier) else None
+
+
+def _paths(pair: CheckpointPair) -> tuple[str | None, str | None]:
+    return tuple(None if one is None else one.path for one in (pair.before, pair.after))  # type: ignore[return-value]
+
+
+def _compare(run: Run, pair: CheckpointPair, why: str, options: dict[str, Any]) -> Diagnosis:
+    if pair.before is None:
+        assert pair.after is not None
+        found = doctor(run.place_of(pair.after), **options)
+    else:
+        after = None if pair.after is None else run.place_of(pair.after)
+        echo = None if pair.echo is None else run.place_of(pair.echo)
+        found = doctor(run.place_of(pair.before), after, echo=echo, **options)
+    return replace(found, notes=(*found.notes, f"{why}: {pair.advice}"))

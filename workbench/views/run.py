@@ -1,0 +1,133 @@
+"""A run as text: its checkpoints, its log, resumes and spikes, one line each.
+
+::
+
+    RUN  runs/pretrain
+      checkpoints  12 of dcp, steps 2,000 to 24,000; 1 incomplete
+      log          train.log (torchtitan), 24,120 points, steps 1 to 24,000
+      resume       at step 20,001 from step 20,000: 120 steps are logged again
+      SPIKE        at step 20,004: +0.41, 18 sigma, recovered at 20,190; compare 'step-20000' with 'step-22000'
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from workbench.analysis.run import Run
+from workbench.views import units
+from workbench.views.names import safe, shorten
+
+__all__ = ["event_lines", "run_lines", "run_text", "spike_sentence"]
+
+WIDTH, HEAD = 100, 15
+SHOWN = 6  #: resumes and spikes that are listed; the tables have all
+
+
+def run_text(run: Run) -> str:
+    """Return what the run holds and where its loss jumped."""
+    return "\n".join([f"RUN  {shorten(safe(run.path), WIDTH - 5)}", *run_lines(run)])
+
+
+def run_lines(run: Run) -> list[str]:
+    """Return the same without the first line."""
+    return list(_lines(run))
+
+
+def event_lines(run: Run) -> list[str]:
+    """Return the highest spike, the resume before it and the log, for the head of a diagnosis."""
+    lines: list[str] = []
+    spikes = sorted(run.spikes.to_dict("records"), key=lambda row: (row["kind"] == "level shift", -_height(row)))
+    for row in spikes[:1]:
+        name = "LEVEL SHIFT" if row["kind"] == "level shift" else "SPIKE"
+        more = f"; {len(spikes) - 1:,} more in wb.run(…).spikes" if len(spikes) > 1 else ""
+        lines += _headed(name, f"of the loss {spike_sentence(row)}; {safe(row['advice'])}{more}")
+        before = [one for one in run.resumes.to_dict("records") if one["step"] <= row["step"]]
+        for one in before[-1:]:
+            lines += _headed("RESUMED", f"before step {int(one['step']):,}{_from(one)}: {safe(one['why'])}")
+    for row in run.sources.to_dict("records")[:1]:
+        points = f"{units.plural(row['points'], 'point')}, steps {row['first']:,} to {row['last']:,}"
+        lines += _headed(
+            "LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}" + ("" if spikes else "; no spike")
+        )
+    for note in run.notes[:2]:
+        lines += _headed("NOTE", safe(note))
+    return lines
+
+
+def _headed(name: str, words: str) -> list[str]:
+    lines = textwrap.wrap(words, WIDTH - HEAD, break_long_words=False)
+    return [f"{'' if number else name:<{HEAD}}{line}" for number, line in enumerate(lines)]
+
+
+def spike_sentence(row: dict[str, Any]) -> str:
+    """Return ``at step 93: +1.70, 120 sigma, recovered at 110``."""
+    step = f"at step {int(row['step']):,}"
+    if row["kind"] == "nan":
+        return f"{step}: the loss is NaN or infinite at {units.plural(int(row['points']), 'point')}"
+    end = "" if row["end_step"] != row["end_step"] or row["end_step"] is None else _ended(row)
+    kind = {"unresolved": ", not over when the log ends", "level shift": ", the loss stays up (level shift)"}
+    words = f"{step}: +{row['height']:.2f}, {row['sigma']:.0f} sigma{kind.get(row['kind'], '') or end}"
+    return words + (" (suspected)" if row["suspected"] else "")
+
+
+def _ended(row: dict[str, Any]) -> str:
+    try:
+        return f", recovered at {int(row['end_step']):,}"
+    except (TypeError, ValueError):  # pandas' NA
+        return ""
+
+
+def _lines(run: Run) -> Iterator[str]:
+    steps = run.steps
+    if len(steps):
+        formats = ", ".join(sorted(set(steps["format"])))
+        first, last = int(steps["step"].min()), int(steps["step"].max())
+        range_ = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+        broken = int((~steps["complete"]).sum())
+        yield from _row(
+            "checkpoints",
+            f"{len(steps):,} of {safe(formats)}, {range_}" + (f"; {broken:,} incomplete" if broken else ""),
+        )
+    sources = run.sources
+    for number, row in enumerate(sources.to_dict("records")[:2]):
+        words = f"{safe(row['path'])} ({safe(row['kind'])}), {units.plural(row['points'], 'point')}, steps "
+        yield from _row("" if number else "log", f"{words}{row['first']:,} to {row['last']:,}")
+    if len(sources) > 2:
+        yield from _row("", f"… {len(sources) - 2:,} more")
+    resumes = run.resumes.to_dict("records")
+    for row in resumes[-SHOWN:]:
+        source = "" if row["from_step"] is None or row["from_step"] != row["from_step"] else _from(row)
+        yield from _row("resume", f"at step {int(row['step']):,}{source}: {safe(row['why'])}")
+    if len(resumes) > SHOWN:
+        yield from _row("", f"… {len(resumes) - SHOWN:,} earlier ones")
+    spikes = run.spikes.to_dict("records")
+    high = sorted(spikes, key=lambda row: (row["kind"] == "level shift", -_height(row)))[:SHOWN]
+    for row in sorted(high, key=lambda row: row["step"]):
+        name = "level shift" if row["kind"] == "level shift" else "SPIKE"
+        yield from _row(name, f"{spike_sentence(row)}; {safe(row['advice'])}")
+    if len(spikes) > SHOWN:
+        yield from _row("", f"… {len(spikes) - SHOWN:,} lower ones")
+    if len(sources) and not spikes:
+        yield from _row("spikes", "none")
+    for note in run.notes[:3]:
+        yield from _row("note", safe(note))
+
+
+def _from(row: dict[str, Any]) -> str:
+    try:
+        return f" from step {int(row['from_step']):,}"
+    except (TypeError, ValueError):  # pandas' NA
+        return ""
+
+
+def _height(row: dict[str, Any]) -> float:
+    return math.inf if row["kind"] == "nan" else float(row["height"])
+
+
+def _row(name: str, words: str) -> Iterator[str]:
+    lines = textwrap.wrap(words, WIDTH - HEAD, break_long_words=False) or [""]
+    for number, line in enumerate(lines):
+        yield f"  {'' if number else name:<{HEAD - 2}}{line}"
