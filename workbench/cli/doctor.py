@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.cli.common import note, open_as, paint, print_json
 from workbench.cli.workers import workers
+from workbench.core.remote.url import is_url
 from workbench.errors import (
     CorruptError,
     IncompleteError,
@@ -86,7 +87,10 @@ def _run(options: argparse.Namespace) -> Run | None:
     alone = options.after is None and options.echo is None
     if options.logs and not alone:
         raise UsageError("--logs is for a run's folder; two checkpoints, or an echo, say which steps are compared")
-    if not alone or (options.logs is None and (options.format is not None or not os.path.isdir(options.before))):
+    if not alone or (
+        options.logs is None
+        and (options.format is not None or not (is_url(options.before) or os.path.isdir(options.before)))
+    ):
         return None
     try:
         found = run(options.before, options.logs)

@@ -31,7 +31,7 @@ def diagnose_run(run: Run, step: int | None = None, **options: Any) -> Diagnosis
         return doctor(run.path, **options)
     pair = run.pair(chosen)
     if pair.before is None and pair.after is None:
-        raise UsageError(f"{why}: {pair.advice}")
+        raise UsageError(f"{why}; {pair.advice}")
     found = _compare(run, pair, why, options)
     if found.exit_code == 0 and (other := _resumed(run, chosen)) is not None and _paths(other) != _paths(pair):
         second = _compare(
@@ -77,4 +77,4 @@ def _compare(run: Run, pair: CheckpointPair, why: str, options: dict[str, Any]) 
         after = None if pair.after is None else run.place_of(pair.after)
         echo = None if pair.echo is None else run.place_of(pair.echo)
         found = doctor(run.place_of(pair.before), after, echo=echo, **options)
-    return replace(found, notes=(*found.notes, f"{why}: {pair.advice}"))
+    return replace(found, notes=(*found.notes, f"chosen because {why}" if pair.before and pair.after else pair.advice))
