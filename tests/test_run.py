@@ -156,6 +156,28 @@ def test_a_log_of_other_steps_is_reported(tmp_path):
     assert "it may belong to another run" in wb.run(tmp_path).notes[-1]
 
 
+def test_a_second_log_of_another_run_is_not_joined(tmp_path):
+    log(tmp_path / "a.csv", spiky(61))
+    log(tmp_path / "b.csv", {s: round(loss, 2) for s, loss in spiky(61).items() if s > 10})
+    log(tmp_path / "c.csv", {s: 2 * loss for s, loss in list(spiky(90).items())[:100]})
+    run = wb.run(tmp_path)
+    assert list(run.spikes["step"]) == [61] and list(run.metrics) == ["loss"] and len(run.sources) == 3
+    (note,) = run.notes
+    assert note.startswith("'c.csv' logs other steps or another loss than 'a.csv'")
+
+
+def test_a_run_in_a_store_is_read_like_one_on_disk():
+    fsspec = pytest.importorskip("fsspec")
+    files, samples = fsspec.filesystem("memory"), LOGS.parent
+    for path in [*(samples / "loss_spike").iterdir(), samples / "loss_spike.csv"]:
+        files.pipe(f"/bucket-of-runs/{path.relative_to(samples)}", path.read_bytes())
+    run = wb.run("memory://bucket-of-runs/loss_spike")
+    here = wb.run(samples / "loss_spike")
+    assert run.spikes.equals(here.spikes) and run.metrics.equals(here.metrics) and len(run.spikes) == 1
+    found = run.diagnose(deep=False)
+    assert [one.step for one in found.subjects] == [240, 240, 245]
+
+
 def test_checkpoints_without_a_log_are_a_run(tmp_path):
     save(tmp_path / "a", 1)
     run = wb.run(tmp_path / "a")

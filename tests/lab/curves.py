@@ -1,4 +1,8 @@
-"""Hard synthetic loss curves with known spikes, and how well they are found: ``python -m tests.lab.curves [SEED]``.
+"""Hard synthetic loss curves with known spikes, and how well they are found.
+
+::
+
+    python -m tests.lab.curves [SEED …] [--even]
 
 Nine bases (exponential, power law, cyclic learning rate, drops at epochs, curriculum, warm-up plateau, a drop of the
 sequence length, fine-tuning, reinforcement learning) with six kinds of noise (Gaussian, Student's t with 3 degrees of
@@ -105,14 +109,14 @@ NOISES: dict[str, Callable[[int, Random], Array]] = {
 }  # fmt: skip
 
 
-def curves(seed: int, each: int = 6) -> Iterator[Curve]:
-    """Yield ``each`` curves of every base and noise."""
+def curves(seed: int, each: int = 6, even: bool = False) -> Iterator[Curve]:
+    """Yield ``each`` curves of every base and noise; ``even``: sigma is drawn evenly, which gives more noise."""
     for b, (base, shape) in enumerate(BASES.items()):
         for k, (noise, draw) in enumerate(NOISES.items()):
             for number in range(each):
                 r = np.random.default_rng((seed, b, k, number))
                 n = int(r.integers(150, 1501))
-                sigma = float(np.exp(r.uniform(np.log(0.01), np.log(0.25))))
+                sigma = float(r.uniform(0.01, 0.25) if even else np.exp(r.uniform(np.log(0.01), np.log(0.25))))
                 y = shape(np.arange(n) / n, r) + sigma * draw(n, r)
                 spikes = []
                 if r.random() < 0.31:
@@ -171,12 +175,12 @@ class Score:
         return self.hits / max(1, self.hits + self.missed)
 
 
-def measured(seed: int, each: int = 6) -> Score:
+def measured(seed: int, each: int = 6, even: bool = False) -> Score:
     """Return the score of the package's detector on the curves of a seed."""
     from workbench.analysis.spikes import find_spikes
 
     score = Score()
-    for curve in curves(seed, each):
+    for curve in curves(seed, each, even):
         score.add(curve, [one.onset for one in find_spikes(curve.values.tolist()) if one.alarm])
     return score
 
@@ -208,17 +212,17 @@ def plain_events(values: list[float]) -> list[tuple[int, str]]:
     return [(one.onset, one.kind) for one in found]
 
 
-def plainly(seed: int, each: int = 6) -> Score:
+def plainly(seed: int, each: int = 6, even: bool = False) -> Score:
     """Return the score of :func:`plain_events` on the same curves."""
     score = Score()
-    for curve in curves(seed, each):
+    for curve in curves(seed, each, even):
         score.add(curve, [at for at, kind in plain_events(curve.values.tolist()) if kind != "level shift"])
     return score
 
 
-def main(seeds: list[int]) -> None:
+def main(seeds: list[int], even: bool) -> None:
     for seed in seeds:
-        for name, s in (("detector", measured(seed)), ("plain", plainly(seed))):
+        for name, s in (("detector", measured(seed, even=even)), ("plain", plainly(seed, even=even))):
             found = s.hits + s.missed
             print(
                 f"seed {seed}, {name}: {s.curves} curves, {found} spikes; precision {s.precision:.3f}, recall", end=" "
@@ -229,4 +233,4 @@ def main(seeds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]] or [2])
+    main([int(word) for word in sys.argv[1:] if word.isdigit()] or [2], "--even" in sys.argv)

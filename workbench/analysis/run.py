@@ -41,7 +41,8 @@ SPIKES = (
     "step", "height", "sigma", "kind", "recovered", "peak_step", "end_step", "points", "suspected", "resume", "before",
     "after", "advice",
 )  # fmt: skip
-SHARED = 0.5  #: of the steps of a second log that have to be logged in the first for its metrics to be joined
+SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
+ALIKE = 0.05  #: median relative difference of the losses of two logs of one run: digits, and means of several steps
 FILES = (
     "tensorboard",
     "wandb",
@@ -125,6 +126,14 @@ class Run(Shown):
         self.notes: list[str] = list(read.notes)
         if self._joined:
             self.notes += self._joined[0].notes
+            self._used = [one for one in self._joined if one is self._joined[0] or self._same(one)]
+            first = self._joined[0].log.path
+            for one in self._joined:
+                if one not in self._used:
+                    words = f"{one.log.path!r} logs other steps or another loss than {first!r} and was not used"
+                    self.notes.append(f"{words}: it may belong to another run")
+        else:
+            self._used = []
         self._check()
 
     # ---- tables -------------------------------------------------------------------------------------------------
@@ -313,6 +322,25 @@ class Run(Shown):
         kind = FILES.index(one.log.kind) if one.log.kind in FILES else len(FILES)
         return one.loss is None, -covered, -one.points, kind, one.log.path
 
+    def _same(self, one: JoinedLog) -> bool:
+        """Whether a further log is of the same run: it has the steps and, where both log it, the loss of the first."""
+        first = self._joined[0]
+        curve = one.loss or max(one.curves.values(), key=lambda each: len(each.steps))
+        known = first.loss or max(first.curves.values(), key=lambda each: len(each.steps))
+        if one.log.unit == "lines" or not len(curve.steps):
+            return False
+        shared, here, there = np.intersect1d(curve.steps, known.steps, assume_unique=True, return_indices=True)
+        if len(shared) < SHARED * len(curve.steps):
+            return False
+        if one.loss is None or first.loss is None:
+            return True
+        mine, other = curve.values[here], known.values[there]
+        finite_ = np.isfinite(mine) & np.isfinite(other)
+        if not finite_.any():
+            return True
+        apart = np.abs(mine - other)[finite_] / np.maximum(np.abs(other[finite_]), 1e-12)
+        return bool(np.median(apart) <= ALIKE)
+
     def _check(self) -> None:
         """Note a log that cannot be of these checkpoints."""
         loss = self._loss()
@@ -344,7 +372,7 @@ class Run(Shown):
 
     def _curves(self) -> dict[str, tuple[Any, Any]]:
         out: dict[str, tuple[Any, Any]] = {}
-        for number, one in enumerate(self._joined):
+        for one in self._used:
             main = {what: name for name, what in one.main.items()}
             known = [main[what] for what in MEANINGS if what in main]
             for name in [*known, *(name for name in one.curves if name not in one.main)]:
@@ -352,11 +380,6 @@ class Run(Shown):
                 shown = one.main.get(name, name)
                 if shown in out or not len(curve.steps):
                     continue
-                if number:
-                    loss = self._joined[0].loss
-                    shared = 0.0 if loss is None else float(np.isin(curve.steps, loss.steps).mean())
-                    if shared < SHARED or one.log.unit == "lines":
-                        continue
                 out[shown] = (curve.steps, curve.values)
         return out
 
@@ -377,10 +400,9 @@ class Run(Shown):
     def _resumes(self) -> list[Resume]:
         """Of all logs, and of second saves of one step, each once."""
         found: dict[int, Resume] = {}
-        for one in self._joined:
-            if one.log.unit != "lines":
-                for resume in one.resumes:
-                    found.setdefault(resume.first_after, resume)
+        for one in self._used:
+            for resume in one.resumes:
+                found.setdefault(resume.first_after, resume)
         for save in self._found:
             if save.complete and "echo" in os.path.basename(save.path) and save.step is not None:
                 first = save.step + (0 if self._zero_based else 1)

@@ -252,9 +252,12 @@ def _above(place: Place, name: str) -> Iterator[LogFile]:
     files = [one for one in (_file(place.files, file, "") for file in place.files) if one is not None]
     same = [one for one in files if name.lower() in one.path.lower()]
     alone = [folder for folder in place.folders if not folder.startswith(".") and folder not in LOG_FOLDERS] == [name]
-    yield from same or (files if alone else [])
+    if same or not alone:
+        yield from same
+        return
+    yield from files
     for folder in LOG_FOLDERS:
-        if alone and folder in place.folders and folder != name and not place.is_link(folder):
+        if folder in place.folders and folder != name and not place.is_link(folder):
             yield from _folder(place, folder, DEPTH - 1, set(), False, [FOLDERS, FILES])
 
 
@@ -278,7 +281,7 @@ def _read(place: Place, files: Sequence[LogFile]) -> FoundLogs:
 def _group(place: Place, kind: str, group: str, members: list[LogFile], notes: list[str]) -> list[MetricLog]:
     if kind == "text":
         return _texts(place, members, notes)
-    log = MetricLog(members[0].path, kind)
+    log = MetricLog(members[-1 if kind == "hf_trainer" else 0].path, kind)  # the newest state has the whole history
     log.zero_based = kind == "lightning_csv"
     for one in members:
         try:
