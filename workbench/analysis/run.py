@@ -88,7 +88,7 @@ def run(
         storage_options: for URLs, as in ``wb.open``.
 
     Returns:
-        A :class:`Run`. Logs are read when they are first asked for.
+        A :class:`Run`. Its logs have been read; spikes are looked for when they are first asked for.
 
     Raises:
         OpenError: the folder cannot be listed.
@@ -97,7 +97,7 @@ def run(
     """
     path = os.fsdecode(root)
     found = [one for one in discover(path, depth=4, storage_options=storage_options) if one.step is not None]
-    found.sort(key=lambda one: (one.step or 0, "echo" in one.path, one.mtime, one.path))
+    found.sort(key=lambda one: (one.step or 0, _is_echo(one), one.mtime, one.path))
     named = None if logs is None else [logs] if isinstance(logs, (str, os.PathLike)) else list(logs)
     place = Place(path, storage_options)
     if named is not None:
@@ -277,10 +277,10 @@ class Run(Shown):
         whole = [one for one in self._found if one.complete and one.step is not None]
         last = step - interval + zero  # the mean of several steps may have risen in its first
         earlier = [one for one in whole if (one.step or 0) <= last]
-        later = [one for one in whole if (one.step or 0) >= step + zero and "echo" not in one.path]
+        later = [one for one in whole if (one.step or 0) >= step + zero and not _is_echo(one)]
         before = self._first_of([one for one in earlier if one.step == earlier[-1].step]) if earlier else None
         twins = [one for one in earlier if before is not None and one.step == before.step and one is not before]
-        echo = next((one for one in twins if "echo" in one.path), None)
+        echo = next((one for one in twins if _is_echo(one)), None)
         after = later[0] if later else None
         return CheckpointPair(before, echo, after, self._advice(step, before, after))
 
@@ -404,7 +404,7 @@ class Run(Shown):
             for resume in one.resumes:
                 found.setdefault(resume.first_after, resume)
         for save in self._found:
-            if save.complete and "echo" in os.path.basename(save.path) and save.step is not None:
+            if save.complete and _is_echo(save) and save.step is not None:
                 first = save.step + (0 if self._zero_based else 1)
                 why = f"{save.path!r} was saved right after a load"
                 if first not in found:
@@ -426,7 +426,7 @@ class Run(Shown):
         """The step that a resume continued from, and its checkpoint: the log says so, or the checkpoint exists."""
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
-        whole = [found for found in self._found if found.complete and "echo" not in os.path.basename(found.path)]
+        whole = [found for found in self._found if found.complete and not _is_echo(found)]
         if one.loaded is not None:
             near = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
             return one.loaded, near[-1] if near else None
@@ -438,7 +438,7 @@ class Run(Shown):
 
     @staticmethod
     def _first_of(found: Sequence[Found]) -> Found:
-        return next((one for one in found if "echo" not in one.path), found[0])
+        return next((one for one in found if not _is_echo(one)), found[0])
 
     def _advice(self, step: int, before: Found | None, after: Found | None) -> str:
         if before is not None and after is not None:
@@ -449,6 +449,11 @@ class Run(Shown):
             assert after is not None
             return f"no complete checkpoint from before step {step:,} exists: keep the one that the run resumes from"
         return f"no complete checkpoint from step {step:,} or later exists: save one soon after a resume"
+
+
+def _is_echo(found: Found) -> bool:
+    """Whether a checkpoint was saved right after a load, by the name that docs/echo.md gives it."""
+    return "echo" in os.path.basename(found.path)
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -83,6 +83,7 @@ def _run(options: argparse.Namespace) -> Run | None:
         UsageError: ``--logs`` beside two checkpoints, or not a log. OpenError: with ``--logs``, not a run.
     """
     from workbench.analysis.run import run
+    from workbench.runs import discover
 
     alone = options.after is None and options.echo is None
     if options.logs and not alone:
@@ -93,6 +94,8 @@ def _run(options: argparse.Namespace) -> Run | None:
     ):
         return None
     try:
+        if options.logs is None and len([one for one in discover(options.before) if one.step is not None]) < 2:
+            return None  # one checkpoint: a log beside it is of no use
         found = run(options.before, options.logs)
     except OpenError:
         if options.logs:
@@ -100,7 +103,7 @@ def _run(options: argparse.Namespace) -> Run | None:
         return None  # a checkpoint, or a folder without steps: the doctor reports what it is
     if options.logs:
         return found
-    return found if len(found.steps) > 1 and len(found.spikes) else None
+    return found if len(found.spikes) else None
 
 
 def _events(run: Run) -> dict[str, Any]:
