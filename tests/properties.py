@@ -6,10 +6,20 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 SLOW = os.environ.get("WORKBENCH_SLOW") == "1"
+
+
+def in_turn(ways: list[Any], cases: list[Any]) -> list[Any]:
+    """Pairs for ``parametrize``: each case in one of the ways, in turn; the other pairs are marked slow."""
+    return [
+        pytest.param(way, case, marks=[] if (number - at) % len(ways) == 0 else [pytest.mark.slow])
+        for number, case in enumerate(cases)
+        for at, way in enumerate(ways)
+    ]
 
 
 def examples(count: int = 300, slow: int = 10_000) -> Any:

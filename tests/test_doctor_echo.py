@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from tests import lab
+from tests.properties import in_turn
 from tests.test_lab import SMALL
 from workbench.doctor.causes.layout import TAGS
 from workbench.doctor.facts.evidence import Evidence, State
@@ -76,8 +77,7 @@ def led_to(case: lab.Case) -> tuple[list[str], list[str]]:
     return [one.cause for one in grave], rests
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("format", ["dcp", "megatron"])
+@pytest.mark.parametrize("format, fault", in_turn(["dcp", "megatron"], FAULTS))
 def test_an_echo_tells_the_cause(fault, format):
     case, found = echo(fault, SMALL, format)
     assert found.signs and all(well_made(sign) for sign in found.signs)
@@ -197,9 +197,9 @@ def test_experts_of_a_stack_are_blocks_of_rows(tmp_path):
 # ---- rows of a later checkpoint --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ROWS)
-@pytest.mark.parametrize("format, k", [("dcp", 20), ("megatron", 1)])
-def test_rows_of_a_later_checkpoint_tell_the_layout(fault, format, k):
+@pytest.mark.parametrize("how, fault", in_turn([("dcp", 20), ("megatron", 1)], list(ROWS)))
+def test_rows_of_a_later_checkpoint_tell_the_layout(fault, how):
+    format, k = how
     case = lab.case(fault, SMALL, format, k=k)
     assert case.after is not None
     pair = Evidence(state(case.before), after=state(case.after)).pair("before", "after")

@@ -8,6 +8,7 @@ import torch
 
 import workbench as wb
 from tests import lab
+from tests.properties import in_turn
 from tests.test_lab import SMALL
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
@@ -45,8 +46,7 @@ def rules(found: PassValues) -> set[str]:
     return {sign.rule for sign in found.signs}
 
 
-@pytest.mark.parametrize("fault", WAKES)
-@pytest.mark.parametrize("format", ["dcp", "megatron"])
+@pytest.mark.parametrize("format, fault", in_turn(["dcp", "megatron"], list(WAKES)))
 def test_a_fault_wakes_its_rules(fault, format):
     alone, soon, later = WAKES[fault]
     for k, wanted in ((1, soon), (20, later)):

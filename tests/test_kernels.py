@@ -105,7 +105,9 @@ def test_compiled_code_is_kept_until_anything_that_it_calls_changes(tmp_path):
     assert told == [["4.0", "0"], ["4.0", "1"], ["5.0", "0"], ["50.0", "0"], ["4.0", "1"]]
 
 
-@pytest.mark.parametrize("damage", ["index", "data", "folder"])
+@pytest.mark.parametrize(
+    "damage", ["index", *(pytest.param(one, marks=pytest.mark.slow) for one in ("data", "folder"))]
+)
 def test_a_damaged_cache_is_compiled_again(tmp_path, damage):
     cache = tmp_path / "cache"
     assert run(STATS, ROOT, NUMBA_CACHE_DIR=str(cache)).split() == ["1.0", "6.0", "3.0"]

@@ -39,7 +39,7 @@ RUNS = ("gguf", "loss_spike", "quantised", "titan_run", "torch_checkpointing", "
 ALL = sorted(
     str(path.relative_to(SAMPLES))
     for folder in SAMPLES.iterdir()
-    if folder.name not in ("make", "truth") and folder.is_dir()
+    if folder.name not in ("make", "truth", "logs") and folder.is_dir()
     for path in (sorted(folder.iterdir()) if folder.name in RUNS else [folder])
 )
 

@@ -587,13 +587,18 @@ def equal_or_not(url: str, ckpt: wb.Checkpoint, options: Any) -> bool:
         return False
 
 
-@pytest.mark.parametrize("how", [{}, {"verify": True}, {"overwrite": True}], ids=["new", "verify", "overwrite"])
+@pytest.mark.parametrize(
+    "how", [pytest.param({}, marks=pytest.mark.slow), {"verify": True}, {"overwrite": True}],
+    ids=["new", "verify", "overwrite"],
+)  # fmt: skip
 def test_an_export_may_be_cut_off_at_every_call(memory, small, how):
     """Nothing incomplete opens; the next run resumes; nothing is left behind."""
     sweep("memory://b/run", objects._Memory, small, None, step=1 if SLOW else 7, first=0, **how)
 
 
-@pytest.mark.parametrize("how", [{}, {"overwrite": True}], ids=["new", "overwrite"])
+@pytest.mark.parametrize(
+    "how", [pytest.param({}, marks=pytest.mark.slow), {"overwrite": True}], ids=["new", "overwrite"]
+)
 def test_an_export_to_s3_may_be_cut_off(s3, small, how):
     sweep(f"{s3.url}/run", objects._Cloud, small, s3.options, step=1 if SLOW else 29, first=5, **how)
 

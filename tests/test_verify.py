@@ -45,7 +45,7 @@ def healthy() -> list[tuple[Path, str]]:
     found = []
     for root in (ROOT / "sample_ckpts", *([Path(OUTSIDE)] if OUTSIDE else [])):
         for path in wb.discover(root, depth=6)["path"]:
-            if not path.startswith("truth"):
+            if not path.startswith(("truth", "logs")):
                 found.append((root, path))
     return found
 

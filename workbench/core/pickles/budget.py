@@ -28,7 +28,7 @@ SECONDS = 0.4  # of CPU that any pickle may take
 MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
 MAX_AGAIN = 500_000  #: visits to what was visited before; a pickle can share one list a million times
 NAMES, NAME = 16 << 20, 256  #: characters of all names together, and more for each; a key is part of many names
-PACE = 8.0  # times as long as the guard took; decoding a healthy pickle takes 0.2 to 1.5 times as long
+PACE = 6.0  # times as long as the guard took; decoding a healthy pickle takes 0.2 to 1.5 times as long
 
 
 def allowed(size: int) -> int:
