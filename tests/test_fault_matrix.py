@@ -203,9 +203,9 @@ def table(found: dict[tuple[str, str], Outcome]) -> str:
     lines += [
         "## In all",
         "",
-        f"Of {applies} faults, {counts['structure']} are found by the structure alone, {counts['content']} more by the",
-        f"content, and {counts['manifest']} cannot be seen without a manifest: plausible numbers of which the files",
-        "hold no checksum.",
+        f"Of {applies} faults, {counts['structure']} are found by checking the structure alone, and",
+        f"{counts['content']} more by reading the content. The other {counts['manifest']} can only be found with a",
+        "manifest: the damaged numbers are plausible, and the files store no checksum of them.",
         "",
     ]
     return "\n".join(lines)

@@ -424,7 +424,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
                 is not quantised is returned as it is stored.
 
         Raises:
-            TensorNotFoundError: there is no such tensor.
+            TensorNotFoundError: no tensor or parameter has this name.
             CorruptError: the tensors that belong together contradict each other.
         """
         values = self.decode()

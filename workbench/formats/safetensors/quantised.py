@@ -242,7 +242,7 @@ class _Finder:
     # ---- what is stored ----------------------------------------------------------------------------------------------
 
     def _type(self, key: str) -> str:
-        """Name of a tensor's element type, empty if there is no such tensor."""
+        """Return the name of a tensor's element type; empty if no tensor has this key."""
         tensor = self.index.get(key)
         return "" if tensor is None else self.catalog.dtype_of(tensor).name
 
