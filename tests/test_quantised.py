@@ -154,6 +154,31 @@ def test_parts_that_do_not_fit_are_refused(samples: Path, tmp_path: Path, name: 
         ckpt.decode()
 
 
+@pytest.mark.parametrize(
+    "bits, columns, words, decoded",
+    [(8, 8, 2, True), (4, 8, 1, True), (4, 20, 3, False), (None, 8, 2, True), (2, 16, 1, False)],
+)
+def test_packed_integers_of_any_width_are_read_or_left_as_they_are(
+    tmp_path: Path, bits, columns, words, decoded
+) -> None:
+    """Widths of 4 and 8 bits in whole words are read, with or without a configuration; no valid file is an error."""
+    width = bits or 8
+    codes = np.random.default_rng(0).integers(0, 1 << width, (4, 32 * words // width))
+    packed = [sum(int(code) << width * at for at, code in enumerate(row)) for row in codes]
+    data = np.array([list(row.to_bytes(4 * words, "little")) for row in packed], np.uint8).view(np.int32)
+    scale = torch.tensor([[0.5], [2.0], [-1.0], [0.25]])
+    tensors = {"w.weight_packed": torch.from_numpy(data), "w.weight_scale": scale,
+               "w.weight_shape": torch.tensor([4, columns])}  # fmt: skip
+    save_file(tensors, tmp_path / "model.safetensors")
+    if bits:
+        config = {"quantization_config": {"config_groups": {"group_0": {"weights": {"num_bits": bits}}}}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    values = wb.open(tmp_path).decode()
+    assert ("w.weight" in values) == decoded and ("w.weight_packed" in values) != decoded
+    if decoded:
+        same_bits(values["w.weight"].torch(), (torch.from_numpy(codes).float() - (1 << width - 1)) * scale, "w.weight")
+
+
 def test_a_weight_without_its_scales_stays_as_it_is_stored(samples: Path, tmp_path: Path) -> None:
     ckpt = wb.open(copied(samples, "ct_int8_channel", tmp_path, weight_scale=None))
     assert ckpt.decode() is ckpt and ckpt.decoded(f"{KEY}.weight").dtype == torch.int8

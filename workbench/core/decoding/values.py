@@ -183,9 +183,9 @@ class DecodedPayloads(Payloads):
         if c.codec[row] != codecs.DECODED:
             return super().region(row)
         dtype, sizes, inner, strides = self._layout(row)
-        recipe = self._recipes.get((int(c.file[row]), int(c.start[row])))
-        if 0 in sizes or recipe is None:
-            return Region.of(np.empty(sizes if 0 in sizes else (0,), dtype.raw))
+        if 0 in sizes:
+            return Region.of(np.empty(sizes, dtype.raw))
+        recipe = self._recipes[int(c.file[row]), int(c.start[row])]
         source = ValueSource(recipe, self._stored, self.describe(row))
         steps = row_major(sizes) if strides is None else strides
         in_bytes = tuple(step * dtype.itemsize for step in steps)

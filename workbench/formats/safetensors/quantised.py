@@ -93,8 +93,11 @@ class _Finder:
             return None
         rows, words = self._matrix(key)
         told = [int.from_bytes(self._bytes(sizes)[at : at + 8], "little") for at in (0, 8)]
-        bits = _bits(self.config)
-        if bits not in (4, 8) or told[0] != rows or told[1] * bits != words * 32:
+        bits = _bits(self.config) or next((n for n in (4, 8) if told[1] * n == words * 32), 0)
+        inside = told[0] == rows and told[1] * bits % 32 and -(-told[1] * bits // 32) == words
+        if bits not in (4, 8) or inside:  # valid, but not read here: another width, or rows that end inside a word
+            return None
+        if told[0] != rows or told[1] * bits != words * 32:
             raise CorruptError(
                 f"tensor {sizes!r} says {told}, but {key!r} has {rows} rows of {words} words, {32 * words // bits} "
                 f"numbers of {bits} bits"
@@ -281,11 +284,11 @@ def _config(place: Place) -> Mapping[str, Any]:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Bits of compressed-tensors' integers; 4 if the groups of the configuration do not say."""
+    """Bits of compressed-tensors' integers; 0 if the groups of the configuration do not say."""
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         bits = weights.get("num_bits") if isinstance(weights, dict) else None
         if type(bits) is int:
             return bits
-    return 4
+    return 0

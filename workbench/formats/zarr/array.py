@@ -73,7 +73,10 @@ def read_array(place: Place, folder: str) -> ZarrArray:
         raise UnsupportedFormatError(f"{name!r} is not of zarr version 2")
     shape, chunk = _sizes(told, "shape", name), _sizes(told, "chunks", name)
     if len(shape) != len(chunk) or 0 in chunk or prod(shape) > MAX_ELEMENTS:
-        raise CorruptError(f"{name!r} has the shape {shape} in chunks of {chunk}")
+        raise CorruptError(
+            f"{name!r} has the shape {shape} in chunks of {chunk}: a chunk needs as many axes as the shape, none of "
+            f"size 0, and an array has at most {MAX_ELEMENTS:,} elements; restore the file"
+        )
     dtype, big = _dtype(told.get("dtype"), name)
     if prod(chunk) * dtype.itemsize > LARGEST:
         raise CorruptError(f"{name!r} has chunks of {prod(chunk) * dtype.itemsize:,} bytes, over {LARGEST:,}")
