@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 import workbench as wb
 from tests.reader_suite import check_reader, refused, same_bits
-from workbench.errors import CorruptError, HoleError, TruncatedError, UnsupportedFormatError
+from workbench.core import payload
+from workbench.errors import CorruptError, HoleError, TruncatedError, UnsafeError, UnsupportedFormatError
 
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
 KERNEL = "params.decoder.layers_0.mlp.wi.kernel"
@@ -164,6 +165,24 @@ def test_a_save_that_orbax_did_not_finish_does_not_count(samples: Path, tmp_path
     found = {Path(row.path).name: row for row in wb.discover(tmp_path).itertuples()}
     assert found["step_3"].complete and "commit time" in found["step_5"].why
     assert "not renamed to '6'" in found[torn.name].why
+
+
+@pytest.mark.parametrize("compressor", ["zstd", "gzip"])
+def test_a_small_file_does_not_become_a_large_one(tmp_path: Path, monkeypatch, compressor: str) -> None:
+    """The declared size of a chunk is not trusted: what its bytes may become is bounded by their number."""
+    zeros = bytes(8 << 20)
+    data = zstandard.compress(zeros) if compressor == "zstd" else gzip.compress(zeros)
+    folder = tmp_path / "params.w"
+    folder.mkdir()
+    told = {"zarr_format": 2, "shape": [10], "chunks": [2 << 20], "dtype": "<f4", "compressor": {"id": compressor},
+            "order": "C", "fill_value": None, "filters": None}  # fmt: skip
+    (folder / ".zarray").write_text(json.dumps(told))
+    (folder / "0").write_bytes(data)
+    assert not wb.open(tmp_path)["params.w"].torch().any()
+    monkeypatch.setattr(payload, "EXPANDED_LEAST", 1 << 20)
+    monkeypatch.setattr(payload, "EXPANDED", 64)
+    with pytest.raises(UnsafeError, match=r"params\.w.* to more than 1,048,576 bytes from [\d,]+; refused"):
+        wb.open(tmp_path)["params.w"].torch()
 
 
 @pytest.mark.skipif(not OUTSIDE, reason="WORKBENCH_SAMPLES names no folder of further samples")

@@ -31,9 +31,12 @@ from workbench.core.region import Region, resolved, swapped
 from workbench.core.source import LazyBytes
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
-from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
 __all__ = ["Payloads", "decompress", "inflate"]
+
+EXPANDED = 1024  #: times its stored bytes that a compressed stream may become …
+EXPANDED_LEAST = 1 << 30  #: … if that is more bytes than this
 
 Undo = Callable[[Array], Array]
 PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
@@ -290,10 +293,26 @@ class Payloads:
         return item, data
 
 
+def _most(limit: int, stored: int) -> int:
+    """Return the bytes that a stream of ``stored`` bytes may become: the declared size alone is not trusted."""
+    return min(limit, max(EXPANDED_LEAST, EXPANDED * stored))
+
+
+def _too_long(what: str, limit: int, stored: int) -> WorkbenchError:
+    most = _most(limit, stored)
+    if most == limit:
+        return CorruptError(f"{what} decompresses to more than the expected {limit:,} bytes; refused")
+    return UnsafeError(
+        f"{what} decompresses to more than {most:,} bytes from {stored:,}; refused, since only constant values shrink "
+        "so much. Read it with the program that wrote it if you trust it"
+    )
+
+
 def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
     """Decompress one zstd stream to no more than ``limit`` bytes.
 
     Raises:
+        UnsafeError: it becomes more than 1 GiB and over 1,024 times as long as it is stored.
         MissingExtraError: neither ``zstandard`` nor Python 3.14's ``compression.zstd`` is installed.
         CorruptError: it is not a zstd stream, or it decompresses to more than the limit (a bomb).
     """
@@ -305,11 +324,11 @@ def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
         ) from None
     try:
         reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(memoryview(data))
-        out = reader.read(limit + 1)
+        out = reader.read(_most(limit, len(data)) + 1)
     except zstandard.ZstdError as error:
         raise CorruptError(f"{what} is not a zstd stream: {error}") from None
-    if len(out) > limit:
-        raise CorruptError(f"{what} decompresses to more than the expected {limit:,} bytes; refused")
+    if len(out) > _most(limit, len(data)):
+        raise _too_long(what, limit, len(data))
     return np.frombuffer(out, np.uint8)
 
 
@@ -317,15 +336,16 @@ def inflate(data: Array | memoryview, limit: int, *, what: str) -> Array:
     """Decompress one gzip or zlib stream to no more than ``limit`` bytes.
 
     Raises:
+        UnsafeError: as :func:`decompress`.
         CorruptError: it is not such a stream, is cut short, or decompresses to more than the limit (a bomb).
     """
     stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
     try:
-        out = stream.decompress(memoryview(data), limit + 1)
+        out = stream.decompress(memoryview(data), _most(limit, len(data)) + 1)
     except zlib.error as error:
         raise CorruptError(f"{what} is not a gzip or zlib stream: {error}") from None
-    if len(out) > limit:
-        raise CorruptError(f"{what} decompresses to more than the expected {limit:,} bytes; refused")
+    if len(out) > _most(limit, len(data)):
+        raise _too_long(what, limit, len(data))
     if not stream.eof:
         raise CorruptError(f"{what} ends before its gzip or zlib stream does")
     return np.frombuffer(out, np.uint8)
