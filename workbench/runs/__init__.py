@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
 from workbench.names.steps import is_step, step_of
 
-__all__ = ["Found", "discover", "locate", "pick"]
+__all__ = ["Found", "RunFolder", "discover", "grouped", "locate", "pick"]
 
 #: Megatron's; DeepSpeed's, and that of what its ds_to_universal.py made
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
@@ -37,6 +37,7 @@ PARTS = re.compile(
     r"|(scheduler|scaler)\.pdparams|.+-(?!00001-)\d{5}-of-\d{5}\.gguf"
 )
 MAX_NAMED = 3
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,19 @@ class Found:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder with several steps of one run.
+
+    Attributes:
+        path: relative to the root; ``.`` for the root itself.
+        steps: its checkpoints, by step; their paths are relative to the root, too.
+    """
+
+    path: str
+    steps: tuple[Found, ...]
+
+
 def discover(
     root: str | os.PathLike[str], *, depth: int = 3, storage_options: Mapping[str, Any] | None = None
 ) -> list[Found]:
@@ -78,6 +92,27 @@ def discover(
         return [] if name is None else [_found(place, ".", name, place.name)]
     found = list(_walk(place, "", depth))
     return sorted(found, key=lambda item: (os.path.dirname(item.path), item.step is None, item.step or 0, item.path))
+
+
+def grouped(found: Iterable[Found]) -> tuple[list[RunFolder], list[Found]]:
+    """Group checkpoints into runs; returns the runs and the remaining checkpoints.
+
+    A run is a folder in which at least two checkpoints have names that differ only by their numbers, and another step;
+    every checkpoint in it with a step in its name belongs to it.
+    """
+    folders: dict[str, list[Found]] = {}
+    for one in found:
+        if one.path != "." and one.step is not None and step_of(one.path) is not None:
+            folders.setdefault(os.path.dirname(one.path) or ".", []).append(one)
+    runs = []
+    for path, steps in folders.items():
+        names: dict[str, set[int | None]] = {}
+        for one in steps:
+            names.setdefault(_NUMBER.sub("#", os.path.basename(one.path)), set()).add(one.step)
+        if max(map(len, names.values())) > 1:
+            runs.append(RunFolder(path, tuple(sorted(steps, key=lambda one: (one.step or 0, one.path)))))
+    taken = {one.path for run in runs for one in run.steps}
+    return runs, [one for one in found if one.path not in taken]
 
 
 def locate(place: Place, format: str | None = None) -> tuple[Place, str | None, str | None]:
