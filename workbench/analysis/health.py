@@ -73,6 +73,7 @@ def check_step(
     if bad:
         more = f" ({len(bad) - 1:,} more)" if len(bad) > 1 else ""
         where = f"{bad[0].where}: " if bad[0].where else ""
-        return StepHealth("finding", bad[0].severity, f"{where}{bad[0].message}{more}{left_out}", values, spoilt, report)
+        words = f"{where}{bad[0].message}{more}{left_out}"
+        return StepHealth("finding", bad[0].severity, words, values, spoilt, report)
     words = f"nothing found by {len(report.checked):,} kinds of checks{left_out}"
     return StepHealth("sound", "", words, values, spoilt, report)
