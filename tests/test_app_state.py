@@ -166,7 +166,8 @@ def test_a_session_opens_nothing_outside_root_whoever_names_it(root, path):
 
 
 def test_the_picker_lists_checkpoints_inside_root_only(root):
-    paths, frame = checkpoints(Jail(root))
+    found = checkpoints(Jail(root))
+    paths, frame = found.paths, found.frame
     assert {"llama", "small", "run/step-2", "run/step-4"} <= set(paths)
     assert not any("secret" in path or "private" in path or path.startswith("out") for path in paths)
     assert not frame["about"].str.contains("secret").any()

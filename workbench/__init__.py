@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workbench.analysis.diff import Diff, diff
     from workbench.analysis.layout import Layout, layout
     from workbench.analysis.report import Report
-    from workbench.analysis.run import Run, run
+    from workbench.analysis.run import Run, RunComparison, compare, run
     from workbench.analysis.seal import seal
     from workbench.analysis.stats import stats
     from workbench.analysis.timeline import timeline
@@ -54,6 +54,8 @@ __all__ = [
     "Report",
     "Rules",
     "Run",
+    "RunComparison",
+    "compare",
     "dcp",
     "diff",
     "discover",
@@ -89,6 +91,8 @@ _LATER = {
     "Report": "workbench.analysis.report",
     "Rules": "workbench.export.sharding.rules",
     "Run": "workbench.analysis.run",
+    "RunComparison": "workbench.analysis.run",
+    "compare": "workbench.analysis.run",
     "diff": "workbench.analysis.diff",
     "doctor": "workbench.doctor.examine",
     "echo": "workbench.echo.echo",

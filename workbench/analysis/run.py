@@ -24,17 +24,18 @@ import numpy as np
 from workbench.analysis.spikes import Spike, find_spikes
 from workbench.core.jsonable import finite
 from workbench.core.place import Place
+from workbench.core.scan import Progress
 from workbench.core.shown import Shown, above
-from workbench.errors import NotACheckpointError
+from workbench.errors import NotACheckpointError, UsageError
 from workbench.names.metrics import MEANINGS
 from workbench.runs import Found, discover
-from workbench.runs.logs import FoundLogs, find_logs, read_logs
+from workbench.runs.logs import ABOVE, FoundLogs, find_logs, read_logs
 from workbench.runs.logs.joined import JoinedLog, Resume, join
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CheckpointPair", "Run", "run"]
+__all__ = ["CheckpointPair", "Run", "RunComparison", "compare", "open_run", "run"]
 
 RESUMES = ("step", "from_step", "why", "stopped_after", "repeated", "difference", "path")
 SPIKES = (
@@ -95,6 +96,17 @@ def run(
         UsageError: ``logs`` are not logs in a known format.
         NotACheckpointError: the folder holds neither checkpoints with steps nor logs.
     """
+    return open_run(root, logs, storage_options=storage_options)
+
+
+def open_run(
+    root: str | os.PathLike[str],
+    logs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    above: int = ABOVE,
+) -> Run:
+    """Open a run as :func:`run` does, and look for logs in at most ``above`` folders above it."""
     path = os.fsdecode(root)
     found = [one for one in discover(path, depth=4, storage_options=storage_options) if one.step is not None]
     found.sort(key=lambda one: (one.step or 0, _is_echo(one), one.mtime, one.path))
@@ -105,10 +117,88 @@ def run(
     elif place.file is not None and not found:
         read = read_logs([path], storage_options)
     else:
-        read = find_logs(place, skip=[one.path for one in found])
+        read = find_logs(place, skip=[one.path for one in found], above=above)
     if not found and not read.logs:
         raise NotACheckpointError(f"{path!r} holds neither checkpoints with steps in their names nor a log")
     return Run(path, tuple(found), read)
+
+
+def compare(
+    runs: Sequence[Run | str | os.PathLike[str]], *, storage_options: Mapping[str, Any] | None = None
+) -> RunComparison:
+    """Put several runs side by side.
+
+    Args:
+        runs: runs, their folders or their URLs.
+        storage_options: for URLs, as in ``wb.open``.
+
+    Raises:
+        UsageError: fewer than two. As :func:`run`.
+    """
+    if isinstance(runs, (str, bytes, os.PathLike, Run)) or len(runs) < 2:
+        raise UsageError("name at least two runs: wb.compare([run_a, run_b])")
+    opened = [one if isinstance(one, Run) else open_run(one, storage_options=storage_options) for one in runs]
+    return RunComparison(tuple(opened))
+
+
+@dataclass(frozen=True, repr=False)
+class RunComparison(Shown):
+    """Several runs side by side.
+
+    Attributes:
+        runs: in the order given.
+        names: of the runs: those of their folders, or their paths if several folders have one name.
+    """
+
+    runs: tuple[Run, ...]
+
+    @property
+    def names(self) -> list[str]:
+        short = [os.path.basename(one.path.rstrip("/")) or one.path for one in self.runs]
+        return [name if short.count(name) == 1 else one.path for name, one in zip(short, self.runs, strict=True)]
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """Metrics by step; columns are pairs of metric and run, metrics that several runs have first."""
+        import pandas as pd
+
+        known = {name: run.metrics for name, run in zip(self.names, self.runs, strict=True)}
+        columns = list(dict.fromkeys(column for frame in known.values() for column in frame.columns))
+        columns.sort(key=lambda column: -sum(column in frame for frame in known.values()))
+        series = {
+            (column, name): frame[column] for column in columns for name, frame in known.items() if column in frame
+        }
+        frame = pd.DataFrame(series)
+        frame.columns = pd.MultiIndex.from_tuples(list(series), names=["metric", "run"])
+        frame.index.name = "step"
+        return frame.sort_index()
+
+    @cached_property
+    def spikes(self) -> pd.DataFrame:
+        """Events of all runs: run, then the columns of :attr:`Run.spikes`."""
+        return self._together("spikes", SPIKES)
+
+    @cached_property
+    def resumes(self) -> pd.DataFrame:
+        """Resumes of all runs: run, then the columns of :attr:`Run.resumes`."""
+        return self._together("resumes", RESUMES)
+
+    def _together(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        import pandas as pd
+
+        parts = [getattr(run, table) for run in self.runs]
+        whole = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+        lengths = [len(part) for part in parts]
+        whole.insert(0, "run", np.repeat(np.asarray(self.names, object), lengths))
+        return whole[["run", *columns]]
+
+    def plot(self, metrics: Sequence[str] | None = None) -> Any:
+        """Return one figure with the curves of all runs; as :meth:`Run.plot`."""
+        return above(self, "plot")(self.runs, metrics)
+
+    def view(self) -> Any:
+        """Return the first run's page, with the others drawn over it, as a Panel object."""
+        return above(self, "view")(self)
 
 
 class Run(Shown):
@@ -116,13 +206,16 @@ class Run(Shown):
 
     Attributes:
         path: as given.
+        found: its checkpoints, by step.
+        log_files: paths of the logs that were read.
         notes: what was not read, and what is odd, one sentence each.
     """
 
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
         self.path = path
-        self._found = tuple(found)
+        self.found = tuple(found)
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
+        self.log_files = tuple(os.path.join(read.root, log.path) for log in read.logs)
         self.notes: list[str] = list(read.notes)
         if self._joined:
             self.notes += self._joined[0].notes
@@ -145,10 +238,10 @@ class Run(Shown):
         import pandas as pd
 
         columns = ["step", "path", "format", "nbytes", "mtime", "complete", "why"]
-        frame = pd.DataFrame([asdict(one) for one in self._found], columns=columns)
+        frame = pd.DataFrame([asdict(one) for one in self.found], columns=columns)
         frame["step"] = frame["step"].astype("Int64")
         frame["mtime"] = pd.to_datetime(frame["mtime"], unit="s")
-        frame["loss"] = [self._loss_at(one.step or 0) for one in self._found]
+        frame["loss"] = [self._loss_at(one.step or 0) for one in self.found]
         return frame
 
     @cached_property
@@ -274,7 +367,7 @@ class Run(Shown):
         """
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
-        whole = [one for one in self._found if one.complete and one.step is not None]
+        whole = [one for one in self.found if one.complete and one.step is not None]
         last = step - interval + zero  # the mean of several steps may have risen in its first
         earlier = [one for one in whole if (one.step or 0) <= last]
         later = [one for one in whole if (one.step or 0) >= step + zero and not _is_echo(one)]
@@ -300,6 +393,49 @@ class Run(Shown):
         """
         return above(self, "diagnose")(self, step, **options)
 
+    def plot(self, metrics: Sequence[str] | None = None) -> Any:
+        """Return Matplotlib's figure of the curves with resumes, jumps and checkpoints on one axis.
+
+        Args:
+            metrics: names in ``metrics``; by default the loss, the learning rate and the norm of the gradient.
+
+        Returns:
+            A ``matplotlib.figure.Figure`` with a method ``save(path)``: PNG, SVG or PDF by the path's ending.
+
+        Raises:
+            MissingExtraError: Matplotlib is not installed (extra ``figures``).
+            UsageError: a metric was not logged.
+        """
+        return above(self, "plot")([self], metrics)
+
+    def view(self) -> Any:
+        """Return the run's page of the dashboard as a Panel object, which a notebook displays."""
+        return above(self, "view")(self)
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        diagnose: bool = True,
+        layers: bool | None = None,
+        progress: Progress | None = None,
+    ) -> str:
+        """Write the run as one HTML file that needs no network: curves, diagnosis, layers and checkpoints.
+
+        Args:
+            path: the file; an existing one is replaced.
+            diagnose: compare the checkpoints around its highest jump, or else its last resume.
+            layers: measure the weights and moments of every step; by default if they have up to 256 MiB.
+            progress: called with the fraction done; raise to cancel.
+
+        Returns:
+            The path.
+
+        Raises:
+            WriteError: the file cannot be written. OpenError: a checkpoint cannot be opened.
+        """
+        return str(above(self, "to_html")(self, path, diagnose=diagnose, layers=layers, progress=progress))
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: path steps sources metrics resumes spikes ghosts notes; the metrics as
         ``name → {"step": […], "value": […]}``."""
@@ -317,7 +453,7 @@ class Run(Shown):
         return self.path if found.path == "." else f"{self.path.rstrip('/')}/{found.path}"
 
     def _rank(self, one: JoinedLog) -> tuple[Any, ...]:
-        steps = [found.step for found in self._found if found.step is not None]
+        steps = [found.step for found in self.found if found.step is not None]
         covered = sum(one.curves[next(iter(one.curves))].steps[-1] >= step for step in steps) if one.curves else 0
         kind = FILES.index(one.log.kind) if one.log.kind in FILES else len(FILES)
         return one.loss is None, -covered, -one.points, kind, one.log.path
@@ -344,7 +480,7 @@ class Run(Shown):
     def _check(self) -> None:
         """Note a log that cannot be of these checkpoints."""
         loss = self._loss()
-        steps = [one.step for one in self._found if one.step is not None]
+        steps = [one.step for one in self.found if one.step is not None]
         if not steps:
             return
         if loss is None:
@@ -403,7 +539,7 @@ class Run(Shown):
         for one in self._used:
             for resume in one.resumes:
                 found.setdefault(resume.first_after, resume)
-        for save in self._found:
+        for save in self.found:
             if save.complete and _is_echo(save) and save.step is not None:
                 first = save.step + (0 if self._zero_based else 1)
                 why = f"{save.path!r} was saved right after a load"
@@ -426,7 +562,7 @@ class Run(Shown):
         """The step that a resume continued from, and its checkpoint: the log says so, or the checkpoint exists."""
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
-        whole = [found for found in self._found if found.complete and not _is_echo(found)]
+        whole = [found for found in self.found if found.complete and not _is_echo(found)]
         if one.loaded is not None:
             near = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
             return one.loaded, near[-1] if near else None

@@ -18,16 +18,21 @@ from typing import Any
 import panel as pn
 import panel_material_ui as pmui
 
+from workbench.analysis.run import Run, RunComparison
+from workbench.app import style
 from workbench.app.jail import Jail
 from workbench.app.jobs import Schedule
 from workbench.app.page import MAKERS
 from workbench.app.registry import Lease, OpenCheckpoint, Registry
-from workbench.app.state import TABS, WorkbenchState
+from workbench.app.run_cache import RunCache
+from workbench.app.run_page import RunPage
+from workbench.app.state import TABS, WorkbenchState, joined
 from workbench.checkpoint import Checkpoint
+from workbench.core.remote.url import is_url
 from workbench.errors import UsageError
 from workbench.notebook import enabled
 
-__all__ = ["Cell", "view"]
+__all__ = ["Cell", "RunCell", "view", "view_run", "view_runs"]
 
 #: Tabs that need nothing but one checkpoint.
 ALONE = tuple(name for name in TABS if name in ("overview", "tensors", "layout", "integrity") and name in MAKERS)
@@ -43,6 +48,69 @@ def view(ckpt: Checkpoint, tab: str = "overview") -> Cell:
         raise UsageError(f"there is no tab {tab!r} for one checkpoint; choose one of {', '.join(ALONE)}")
     enabled()
     return Cell(ckpt, tab)
+
+
+def view_run(run: Run) -> RunCell:
+    """Return a run's page as a Panel object, which a notebook displays."""
+    return view_runs(RunComparison((run,)))
+
+
+def view_runs(comparison: RunComparison) -> RunCell:
+    """Return the first run's page, with the others drawn over it."""
+    enabled()
+    return RunCell(comparison)
+
+
+class RunCell(pn.viewable.Viewer):
+    """A run's page in a cell. A click on a checkpoint shows its tabs beneath the page.
+
+    Attributes:
+        page: the page.
+    """
+
+    def __init__(self, comparison: RunComparison, schedule: Schedule | None = None, **params: Any) -> None:
+        super().__init__(**params)
+        schedule = schedule or _on_this_loop()
+        held = RunCache()
+        paths = []
+        for run in comparison.runs:
+            place = run.path if is_url(run.path) else os.path.realpath(run.path)
+            held.keep_run(place, run)
+            paths.append(place)
+        self.state = WorkbenchState(_AnyPlace(), None, schedule)
+        self.state.param.update(run=paths[0], versus=joined(paths[1:]))
+        self.page = RunPage(self.state, None, schedule, held)
+        self._below = pn.Column(sizing_mode="stretch_width")
+        self.state.param.watch(self._opened, "status")
+        self._body = pn.Column(self.page, self._below, sizing_mode="stretch_width")
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def close(self) -> None:
+        """Stop the jobs and close what was opened."""
+        self.page.close()
+        self.state.close()
+
+    def _opened(self, event: Any) -> None:
+        if event.new == "open":
+            tab = self.state.tab if self.state.tab in ALONE else ALONE[0]
+            self._below[:] = [Cell(self.state.ckpt, tab)]
+        elif event.new == "failed":
+            self._below[:] = [style.pane(style.message(self.state.error, "error"))]
+
+
+class _AnyPlace(Jail):
+    """No ROOT: the run's own paths, as the caller of a notebook's cell named them."""
+
+    def __init__(self) -> None:
+        self.root, self.name = Path("."), ""
+
+    def resolve(self, relative: str) -> Path | str:
+        return relative if is_url(relative) else Path(relative)
+
+    def show(self, path: str | os.PathLike[str]) -> str:
+        return os.fspath(path)
 
 
 class Cell(pn.viewable.Viewer):

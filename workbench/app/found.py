@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.app.jail import Jail
 from workbench.app.words import safe, size
-from workbench.runs import discover
+from workbench.runs import Found, discover
 from workbench.views import units
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["checkpoints"]
+__all__ = ["FoundCheckpoints", "checkpoints"]
 
 
-def checkpoints(jail: Jail) -> tuple[list[str], pd.DataFrame]:
-    """Return paths relative to ROOT, and a row of texts for each: ``path``, ``about``, ``state``.
+class FoundCheckpoints(NamedTuple):
+    """The checkpoints under ROOT, and a row of texts for each: ``path``, ``about``, ``state``."""
+
+    found: list[Found]
+    frame: pd.DataFrame
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths relative to ROOT."""
+        return [one.path for one in self.found]
+
+
+def checkpoints(jail: Jail) -> FoundCheckpoints:
+    """Search ROOT.
 
     Raises:
         OpenError: ROOT cannot be listed.
@@ -39,4 +51,4 @@ def checkpoints(jail: Jail) -> tuple[list[str], pd.DataFrame]:
     ]
     state = ["" if item.complete else safe(item.why or "incomplete") for item in found]
     frame = pd.DataFrame({"path": [safe(item.path) for item in found], "about": about, "state": state}, dtype="str")
-    return [item.path for item in found], frame
+    return FoundCheckpoints(found, frame)

@@ -61,8 +61,8 @@ class Others:
 
     def _listed(self, *_: Any) -> None:
         if self.job.status == "done":
-            paths, frame = self.job.result
-            words = zip(paths, frame["about"], frame["state"], strict=True)
+            frame = self.job.result.frame
+            words = zip(self.job.result.paths, frame["about"], frame["state"], strict=True)
             self._about = {path: f"{about}{', incomplete' if lacks else ''}" for path, about, lacks in words}
         if self.job.status in ("done", "failed"):
             self._told(self.job.error)

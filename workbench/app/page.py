@@ -21,12 +21,15 @@ from bokeh.events import ConnectionLost
 from workbench.app import style
 from workbench.app.access import Access
 from workbench.app.aria import Aria
+from workbench.app.home import Home
 from workbench.app.jail import BucketJail, jail_of
 from workbench.app.jobs import Schedule
+from workbench.app.linked import Linked
 from workbench.app.outlet import Outlet
 from workbench.app.picker import Picker
 from workbench.app.registry import Registry
-from workbench.app.state import TABS, URL, WorkbenchState, parse_query, query_of
+from workbench.app.run_page import RunPage
+from workbench.app.state import RUN, TABS, URL, WorkbenchState, link, parse_query, query_of
 from workbench.app.words import html
 
 __all__ = ["Workbench", "create_app"]
@@ -60,6 +63,9 @@ class Workbench(pn.viewable.Viewer):
         self.made: dict[str, Any] = {}
         self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in SHOWN}
         self._words = style.pane("")
+        self.home = Home(state, self.picker, schedule)
+        self.run_page: RunPage | None = None
+        self._trail = Linked("", state.restore, TRAIL)
         self.tabs = pmui.Tabs(
             *((MAKERS[name][0], frame) for name, frame in self._frames.items()),
             active=SHOWN.index(state.tab),
@@ -71,7 +77,7 @@ class Workbench(pn.viewable.Viewer):
         # What shows a tab runs after all that fills it (``precedence``): a React component (Panel 1.9.4,
         # ``models/react_component.ts``) loses what changes between its first rendering and its effects.
         state.param.watch(self._switch, "tab", precedence=1)
-        state.param.watch(self._draw, ["status", "notice"], precedence=1)
+        state.param.watch(self._draw, ["status", "notice", "run"], precedence=1)
         self._make()
         self._draw()
 
@@ -85,6 +91,9 @@ class Workbench(pn.viewable.Viewer):
             for tab in self.made.values():
                 all_of_them.callback(tab.close)
             self.picker.job.reset()
+            self.home.close()
+            if self.run_page is not None:
+                self.run_page.close()
 
     def _make(self, *_: Any) -> None:
         """Create a tab; it costs nothing before it is first shown."""
@@ -97,22 +106,31 @@ class Workbench(pn.viewable.Viewer):
     def _switch(self, *_: Any) -> None:
         self.tabs.active = SHOWN.index(self.state.tab)
 
+    def look(self) -> None:
+        """Look whether what is on display has changed; called every few seconds."""
+        self.state.look()
+        if self.run_page is not None and self.state.run and not self.state.path:
+            self.run_page.look()
+
     def _draw(self, *_: Any) -> None:
         state = self.state
+        self._trail.text = trail(state)
         if state.status == "open":
             self._words.object = style.message(state.notice, "warning") if state.notice else ""
-            self._body[:] = [*([self._words] if state.notice else []), self.tabs]
-            return
-        if state.status == "empty":
-            self._words.object = EMPTY
+            self._body[:] = [self._trail, *([self._words] if state.notice else []), self.tabs]
+        elif state.status == "empty" and state.run:
+            if self.run_page is None:
+                self.run_page = RunPage(state, self.picker, self._schedule)
+            self._body[:] = [self._trail, self.run_page]
+        elif state.status == "empty":
+            self._body[:] = [self.home]
         elif state.status == "opening":
             self._words.object = f'<p>Opening <span class="name">{html(state.path)}</span> …</p>'
+            self._body[:] = [self._trail, self._words]
         else:
             title = f'<h2>Cannot open <span class="name">{html(state.path)}</span></h2>'
             self._words.object = f"{title}{style.message(state.error, 'error')}<p>Pick another from the list.</p>"
-            self._body[:] = [self._words, self._left()]
-            return
-        self._body[:] = [self._words]
+            self._body[:] = [self._trail, self._words, self._left()]
 
     def _left(self) -> pn.Column:
         """Offer a check of what is left of a checkpoint that cannot be opened."""
@@ -200,12 +218,12 @@ class BrowserWindow(pn.custom.JSComponent):
 class History(pn.custom.JSComponent):
     """The browser's Back and Forward buttons, which Panel (1.9.4, ``models/location.ts``) does not observe.
 
-    A change of checkpoint, tab or tensor is a step that Back undoes; any other change of the address, such as a filter
-    or a slice, replaces the current one. ``follow`` is called with the query of the address that a step led to.
+    A change of run, checkpoint, tab or tensor is a step that Back undoes; any other change of the address, such as a
+    filter or a slice, replaces the current one. ``follow`` is called with the query of the address that a step led to.
     """
 
     _esm = """
-    const STEPS = ["ckpt", "tab", "tensor"];
+    const STEPS = ["run", "ckpt", "tab", "tensor"];
 
     export function render({model}) {
       const moved = () => model.send_msg(window.location.search);
@@ -228,12 +246,21 @@ class History(pn.custom.JSComponent):
         self.on_msg(lambda event: follow(str(event.data)))
 
 
-EMPTY = """
-<h2>No checkpoint is open</h2>
-<p>Pick a checkpoint from the list on the left; in a narrow window, the button at the top left shows the list.</p>
-<p class="muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
-nothing is written.</p>
-"""
+TRAIL = "nav { font-size: 13px; padding: 2px 0; } nav a { font-weight: 400; }"
+
+
+def trail(state: WorkbenchState) -> str:
+    """Return the way to what is on display as links: all runs, the run, the checkpoint."""
+    parts = [f'<a href="?">{html(state.jail.name)}</a>']
+    if state.run and state.path:
+        kept = {name: getattr(state, name) for name in RUN}
+        parts.append(f'<a href="{html(link(**kept))}">{html(state.run)}</a>')
+    elif state.run:
+        parts.append(html(state.run))
+    if state.path:
+        below = state.path.removeprefix(f"{state.run}/") if state.run else state.path
+        parts.append(html(below))
+    return f'<nav aria-label="Where this is">{" › ".join(parts)}</nav>'
 
 
 def create_app(
@@ -285,17 +312,17 @@ def create_app(
     if document is not None and document.session_context:
         document.on_session_destroyed(lambda _: _end(workbench, page))
         document.on_event(ConnectionLost, lambda _: _leave(document))
-        document.add_periodic_callback(state.look, LOOK_FAR if isinstance(jail, BucketJail) else LOOK)
+        document.add_periodic_callback(workbench.look, LOOK_FAR if isinstance(jail, BucketJail) else LOOK)
 
     def fold(*_: Any) -> None:
-        page.sidebar_open = not (window.narrow and state.path)
+        page.sidebar_open = not (window.narrow and (state.path or state.run))
 
     def paint(*_: Any) -> None:
         page.dark_theme = window.dark  # the button at the top right can override this
 
     window.param.watch(lambda _: schedule(fold) if schedule else fold(), "narrow")
     window.param.watch(lambda _: schedule(paint) if schedule else paint(), "dark")
-    state.param.watch(fold, "path")
+    state.param.watch(fold, ["path", "run"])
     return page
 
 

@@ -71,7 +71,7 @@ class Picker(pn.viewable.Viewer):
         elif self.job.status == "running":
             self._words.object = '<p class="muted">Searching for checkpoints …</p>'
         elif self.job.result is not None:
-            self._paths, frame = self.job.result
+            self._paths, frame = self.job.result.paths, self.job.result.frame
             wanted = self._narrow.value_input.casefold()
             if wanted:
                 frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import param
 
@@ -26,17 +26,20 @@ from workbench.app.registry import Lease, Registry, shared
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
 
-__all__ = ["TABS", "URL", "WorkbenchState", "parse_query", "query_of"]
+__all__ = ["RUN", "TABS", "URL", "WorkbenchState", "joined", "link", "parse_query", "query_of", "separated"]
 
 TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor", "export")
 #: What a link restores: name in the state → name in the URL.
 URL = {
+    "run": "run", "at": "at", "metrics": "metrics", "versus": "with", "measure": "heat",
     "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",
     "view": "view", "rank": "rank", "depth": "depth", "target": "to", "mesh": "mesh", "place": "slice",
     "given": "given", "axes": "axes", "by": "by", "fit": "fit", "cast": "dtype", "rename": "rename", "into": "into",
 }  # fmt: skip
+#: The part of the selection that belongs to a run.
+RUN = ("run", "at", "metrics", "versus", "measure")
 #: The part of the selection that belongs to a checkpoint.
-SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo", "given"))
+SELECTION = tuple(name for name in URL if name not in ("path", "tab", "other", "echo", "given", *RUN))
 LONGEST = 4096  #: maximum number of characters of one value in a URL
 FIELDS = 64  #: maximum number of fields read from a URL
 
@@ -51,6 +54,11 @@ class WorkbenchState(param.Parameterized):
         outlet: where exports may go; by default, nowhere.
     """
 
+    run = param.String(default="", doc="Folder of a run, relative to ROOT; shown while no checkpoint is.")
+    at = param.String(default="", doc="The step whose loss the run's page explains; empty for the highest spike.")
+    metrics = param.String(default="", doc="Metrics drawn on the run's page, as :func:`joined` writes names.")
+    versus = param.String(default="", doc="Runs drawn over the first one, as :func:`joined` writes names.")
+    measure = param.String(default="", doc="What the picture of layers shows; empty for the first.")
     path = param.String(default="", doc="Relative to ROOT; empty if nothing is selected.")
     tensor = param.String(default="", doc="Key of the selected tensor; empty for none.")
     tab = param.Selector(default="overview", objects=list(TABS))
@@ -107,6 +115,8 @@ class WorkbenchState(param.Parameterized):
             return
         self._let_go()
         fresh = {**dict.fromkeys(SELECTION, ""), "pattern": self.pattern, "notice": "", "error": "", "ckpt": None}
+        if path and not _below(path, self.run):
+            fresh |= dict.fromkeys(RUN, "")
         self.param.update(path=path, status="opening" if path else "empty", **{**fresh, **selection})
         if path:
             turn = self._turn
@@ -123,10 +133,11 @@ class WorkbenchState(param.Parameterized):
 
     def restore(self, query: Mapping[str, str]) -> None:
         """Restore a link: a mapping of the state's own names, as :func:`parse_query` returns it."""
-        if not any(query.values()) and not self.path:
+        if not any(query.values()) and not self.path and not self.run:
             return
+        self.param.update(**{name: query.get(name, "") for name in RUN})
         tab = query.get("tab") or self.tab
-        words = {name: query.get(name, "") for name in URL if name not in ("path", "tab")}
+        words = {name: query.get(name, "") for name in URL if name not in ("path", "tab", *RUN)}
         self.show(query.get("path", ""), tab=tab if tab in TABS else TABS[0], **words)
 
     def borrow(self, which: str) -> Checkpoint:
@@ -219,13 +230,31 @@ class WorkbenchState(param.Parameterized):
                 self.notice = f"{self.notice}. {words}" if self.notice else words
 
 
+def _below(path: str, run: str) -> bool:
+    return run == "." or path.startswith(f"{run}/")
+
+
 def query_of(state: WorkbenchState) -> str:
     """Return the query that reproduces the current view: ``?ckpt=run/step-4&tensor=wq&tab=tensors``."""
-    values = {url: getattr(state, name) for name, url in URL.items()}
-    if not values["ckpt"]:
-        return ""
-    kept = {url: value for url, value in values.items() if value}
+    if not state.path:
+        return link(**{name: getattr(state, name) for name in RUN}) if state.run else ""
+    return link(**{name: getattr(state, name) for name in URL})
+
+
+def link(**selection: str) -> str:
+    """Return the query that shows a selection, by the state's own names; empty values are left out."""
+    kept = {url: selection[name] for name, url in URL.items() if selection.get(name)}
     return "?" + urlencode(kept, errors="surrogatepass", safe="/")
+
+
+def joined(names: Iterable[str]) -> str:
+    """Return names as one value of a link: percent-encoded, separated by commas."""
+    return ",".join(quote(name, safe="/ ", errors="surrogatepass") for name in names)
+
+
+def separated(value: str) -> list[str]:
+    """Return the names that :func:`joined` has written."""
+    return [unquote(name, errors="surrogatepass") for name in value.split(",") if name]
 
 
 def parse_query(search: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from bokeh.models.widgets.tables import HTMLTemplateFormatter
 
 from workbench.app.words import THIN, html
 
-__all__ = ["message", "pane", "progress", "table", "two_columns"]
+__all__ = ["HTML", "LINKS", "message", "pane", "progress", "table", "two_columns"]
 
 HTML = """
 :host { color: inherit; }
@@ -35,6 +35,15 @@ td.n, th.n { text-align: right; }
 .bar { display: flex; align-items: center; gap: 12px; min-height: 36px; }
 .bar span { flex: none; width: 150px; font-size: 13px; opacity: .8; font-variant-numeric: tabular-nums; }
 .bar progress { flex: auto; min-width: 40px; height: 6px; accent-color: #0072B2; }
+"""
+
+#: Links inside the page; underlined on hover, distinct without colour by their weight.
+LINKS = """
+a { color: inherit; font-weight: 600; text-decoration: underline; text-decoration-color: #0072B2;
+  text-underline-offset: 3px; }
+a:hover, a:focus-visible { text-decoration-thickness: 2px; }
+.said.error { background: none; color: inherit; border-style: none none none solid; } /* Panel's own of this name */
+nav a { text-decoration: none; } nav a:hover { text-decoration: underline; }
 """
 
 WIDEST_NAME = 240  #: minimum width in pixels of a column without a fixed width

@@ -25,8 +25,8 @@ from workbench.errors import (
     NotACheckpointError,
     OpenError,
     UsageError,
-    WriteError,
 )
+from workbench.views.pages import page_path, write_page
 from workbench.views.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def doctor(options: argparse.Namespace) -> int:
 
     _given(options)
     run = _run(options)
-    page = None if options.html is None else _target(options.html)
+    page = None if options.html is None else page_path(options.html, "--html")
     paths = [_opened(options, path) for path in (options.before, options.after, options.echo)]
     with workers(options) as executor, progress_bar("doctor") as progress:
         examined = partial(examine, *paths[:2], echo=paths[2]) if run is None else run.diagnose
@@ -137,18 +137,6 @@ def _given(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: must be finite and not negative")
 
 
-def _target(path: str) -> Path:
-    """Return the page's path; refuse a bad one before anything is read, not an hour later."""
-    from workbench.analysis.manifest_file import holds_other
-
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise WriteError(f"--html {path!r}: " + ("is a folder" if target.is_dir() else "its folder does not exist"))
-    if holds_other(target, b"<!DOCTYPE html>"):
-        raise WriteError(f"--html {path!r}: exists and is not a page, so it is not replaced; name another file")
-    return target
-
-
 def _write(found: Diagnosis, target: Path, options: argparse.Namespace) -> None:
     """Write the page atomically; for a run's folder, with the run's history."""
     from workbench.doctor.pictured.history import history
@@ -162,13 +150,7 @@ def _write(found: Diagnosis, target: Path, options: argparse.Namespace) -> None:
             if len(frame) > 1:
                 pictures["timeline"] = timeline_picture(frame, found.subjects[0].step)
     page = diagnosis_page(found, pictures)
-    half = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        half.write_text(page, "utf-8")
-        half.replace(target)
-    except OSError as error:
-        half.unlink(missing_ok=True)
-        raise WriteError(f"{os.fspath(target)!r} cannot be written: {error.strerror}") from None
+    write_page(page, target)
     note(f"wrote {os.fspath(target)!r}")
 
 

@@ -151,6 +151,14 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
     _workers(doctor)
 
+    report = _command(commands, "report", "report", "a run, a checkpoint, or the difference of two as one HTML file")
+    report.add_argument("paths", nargs="+", metavar="PATH", help="a run's folder, a checkpoint, or two checkpoints")
+    report.add_argument("--output", "-o", metavar="FILE", help="the HTML file, which needs no network")
+    report.add_argument("--figure", metavar="FILE", help="a run's curves as PNG, SVG or PDF, by the ending")
+    report.add_argument("--logs", metavar="PATH", help="a log, or a folder of logs, of the run")
+    report.add_argument("--deep", action="store_true", help="read every byte of every checkpoint, whatever its size")
+    report.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+
     layout = _command(
         commands,
         "layout",

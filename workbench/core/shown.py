@@ -44,7 +44,19 @@ ABOVE: dict[str, dict[str, str]] = {
         "html": "views.report:report_html",
         "view": "app.tabs.report_view:ReportView",
     },
-    "Run": {"text": "views.run:run_text", "diagnose": "doctor.of_run:diagnose_run"},
+    "Run": {
+        "text": "views.run:run_text",
+        "html": "views.run_html:run_html",
+        "plot": "views.run_plot:run_plot",
+        "to_html": "views.run_html:write_run",
+        "view": "app.cell:view_run",
+        "diagnose": "doctor.of_run:diagnose_run",
+    },
+    "RunComparison": {
+        "text": "views.run:comparison_text",
+        "plot": "views.run_plot:run_plot",
+        "view": "app.cell:view_runs",
+    },
     "TensorDiff": {"text": "views.diff:tensor_text"},
 }
 

@@ -24,6 +24,7 @@ from workbench.views.doctor import (
     suspect_title,
 )
 from workbench.views.names import safe, shorten
+from workbench.views.pages import page_of
 
 __all__ = ["diagnosis_html", "diagnosis_page"]
 
@@ -31,13 +32,6 @@ CELL = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:
 BAR = {"error": "4px solid", "warn": "4px dotted", "info": "1px dotted"}  #: beside a cause, in the colour of the text
 LABEL = CELL.replace("pre-wrap", "nowrap;overflow-wrap:normal")
 TENSORS = 20  #: names that are listed
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em;
-       background: Canvas; color: CanvasText; overflow-wrap: anywhere; }
-h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin: 1.6em 0 .3em; }
-summary { cursor: pointer; } figure { margin: 0 0 2em; } figcaption { opacity: .8; }
-"""
 
 
 def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
@@ -74,15 +68,16 @@ def diagnosis_page(d: Diagnosis, pictures: Mapping[str, Any] | None = None) -> s
         pictures: name → HoloViews element, from :func:`workbench.views.doctor_pictures.doctor_pictures`; their
             script (Bokeh's, a megabyte) is then in the page.
     """
-    head, body = "", ""
+    figures = {}
     if pictures:
-        head, body = _drawn(pictures)
+        import holoviews as hv
+
+        renderer = hv.renderer("bokeh")
+        figures = {name: renderer.get_plot(picture).state for name, picture in pictures.items()}
+    drawn = "".join(f"<figure><!--{name}--></figure>" for name in figures)
     title = escape(safe(d.verdict) or "Resume doctor")
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Resume doctor</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>{head}</head>'
-        f'<body><h1 title="{title}">Resume doctor</h1>{diagnosis_html(d)}{body}</body></html>\n'
-    )
+    more = f"<h2>Pictures</h2>{drawn}" if figures else ""
+    return page_of("Resume doctor", diagnosis_html(d) + more, figures, hint=title)
 
 
 def _suspect(number: int, one: Suspect) -> str:
@@ -122,17 +117,3 @@ def _facts(facts: Mapping[str, Mapping[str, tuple[Any, str]]]) -> str:
 
 def _value(value: Any) -> str:
     return units.number(value) if isinstance(value, float) else str(value)
-
-
-def _drawn(pictures: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the scripts for the page's head, and the figures."""
-    import holoviews as hv
-    from bokeh.embed import components
-    from bokeh.resources import Resources
-
-    renderer = hv.renderer("bokeh")
-    figures = {name: renderer.get_plot(picture).state for name, picture in pictures.items()}
-    script, divs = components(figures)
-    body = "".join(f"<figure>{div}</figure>" for div in divs.values())
-    scripts = Resources(mode="inline", components=["bokeh"]).js_raw  # INLINE would bring every widget and Panel's, too
-    return f"<script>{''.join(scripts)}</script>", f"<h2>Pictures</h2>{body}{script}"

@@ -16,19 +16,33 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from workbench.analysis.run import Run
+from workbench.analysis.run import Run, RunComparison
 from workbench.views import units
-from workbench.views.names import safe, shorten
+from workbench.views.names import pad, safe, shorten
 
-__all__ = ["event_lines", "run_lines", "run_text", "spike_sentence"]
+__all__ = ["comparison_text", "event_lines", "run_lines", "run_sentence", "run_text", "spike_sentence", "worst_spike"]
 
 WIDTH, HEAD = 100, 15
+NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
 SHOWN = 6  #: resumes and spikes that are listed; the tables have all
 
 
 def run_text(run: Run) -> str:
     """Return what the run holds and where its loss jumped."""
     return "\n".join([f"RUN  {shorten(safe(run.path), WIDTH - 5)}", *run_lines(run)])
+
+
+def comparison_text(comparison: RunComparison) -> str:
+    """Return one line per run: its last step and loss, and what happened to it."""
+    width = max(len(safe(name)) for name in comparison.names)
+    lines = [units.plural(len(comparison.runs), "run")]
+    for name, run in zip(comparison.names, comparison.runs, strict=True):
+        loss = run.metrics["loss"].dropna() if "loss" in run.metrics else None
+        last = (
+            "no loss logged" if loss is None or not len(loss) else f"step {loss.index[-1]:,}, loss {loss.iloc[-1]:.4g}"
+        )
+        lines.append(f"  {pad(safe(name), width)}  {last}. {run_sentence(run)}")
+    return "\n".join(lines)
 
 
 def run_lines(run: Run) -> list[str]:
@@ -39,8 +53,8 @@ def run_lines(run: Run) -> list[str]:
 def event_lines(run: Run) -> list[str]:
     """Return the highest spike, the resume before it and the log, for the head of a diagnosis."""
     lines: list[str] = []
-    spikes = sorted(run.spikes.to_dict("records"), key=lambda row: (row["kind"] == "level shift", -_height(row)))
-    for row in spikes[:1]:
+    row, spikes = worst_spike(run), run.spikes
+    if row is not None:
         name = "LEVEL SHIFT" if row["kind"] == "level shift" else "SPIKE"
         more = f"; {len(spikes) - 1:,} more in wb.run(…).spikes" if len(spikes) > 1 else ""
         lines += _headed(name, f"of the loss {spike_sentence(row)}; {safe(row['advice'])}{more}")
@@ -50,11 +64,43 @@ def event_lines(run: Run) -> list[str]:
     for row in run.sources.to_dict("records")[:1]:
         points = f"{units.plural(row['points'], 'point')}, steps {row['first']:,} to {row['last']:,}"
         lines += _headed(
-            "LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}" + ("" if spikes else "; no spike")
+            "LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}" + ("" if len(spikes) else "; no spike")
         )
     for note in run.notes[:2]:
         lines += _headed("NOTE", safe(note))
     return lines
+
+
+def worst_spike(run: Run) -> dict[str, Any] | None:
+    """Return the row of ``run.spikes`` that a diagnosis explains by default; ``None`` if there is none."""
+    spikes = run.spikes.to_dict("records")
+    return min(spikes, key=lambda row: (row["kind"] == "level shift", -_height(row)), default=None)
+
+
+def run_sentence(run: Run) -> str:
+    """Return in one sentence whether the loss jumped, and after which resume."""
+    row = worst_spike(run)
+    resumes = run.resumes.to_dict("records")
+    if row is None:
+        if not len(run.sources):
+            return "No log was found beside or above the checkpoints."
+        points = units.plural(int(run.sources["points"].iloc[0]), "point")
+        after = f", {units.plural(len(resumes), 'resume')}" if resumes else ""
+        return f"No jump of the loss was found in {points} of the log{after}."
+    verb = {"nan": "is NaN or infinite at", "level shift": "rises and stays up at"}.get(row["kind"], "jumps at")
+    by = "" if row["kind"] == "nan" else f" by {row['height']:.2f}"
+    before = [one for one in resumes if 0 <= row["step"] - one["step"] <= NEAR]
+    since = f", {_since(row, before[-1])}" if before else ""
+    others = len(run.spikes) - 1
+    more = f" {units.plural(others, 'more event')} below." if others else ""
+    doubt = " (suspected)" if row["suspected"] else ""
+    return f"The loss {verb} step {int(row['step']):,}{by}{since}{doubt}.{more}"
+
+
+def _since(spike: dict[str, Any], resume: dict[str, Any]) -> str:
+    steps = int(spike["step"] - resume["step"])
+    source = _from(resume)
+    return f"{units.plural(steps, 'step')} after a resume{source}" if steps else f"right after a resume{source}"
 
 
 def _headed(name: str, words: str) -> list[str]:

@@ -82,6 +82,10 @@ class Doctor(Tab):
         more = pmui.Accordion(
             ("Facts and depth", facts), active=[], title_variant="body2", sizing_mode="stretch_width", margin=(5, 10)
         )
+        self._run = pmui.Button(
+            label="Diagnose the run of this checkpoint", variant="outlined", color="primary", size="small",
+            margin=(5, 10), on_click=self._whole,
+        )  # fmt: skip
         self._controls = [style.two_columns(*self._choices.values(), least=440), more, self._words]
         self.state.param.watch(self._drop, list(self.follows))
 
@@ -106,7 +110,12 @@ class Doctor(Tab):
 
     def _arrange(self) -> None:
         self.work.button.label = "Examine" if self.state.other or self.state.echo else "Examine this checkpoint alone"
-        self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), self._result]
+        run = [] if self.view is not None or is_url(self.state.path) else [self._run]
+        self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), *run, self._result]
+
+    def _whole(self, _: Any) -> None:
+        """Show the run's page, which chooses the checkpoints by the jump of the loss."""
+        self.state.restore({"run": os.path.dirname(self.state.path) or "."})
 
     def _drop(self, *_: Any) -> None:
         """Drop the result of other evidence, whose checkpoints may be closed."""

@@ -56,6 +56,13 @@ class RunTab(pn.viewable.Viewer):
             pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=self._turner(by))
             for label, by in (("Earlier step", -1), ("Later step", 1))
         ]
+        self._page = pmui.Button(
+            label="Curves and layers of the run",
+            variant="outlined",
+            color="primary",
+            size="small",
+            on_click=self._whole,
+        )
         self._body = pn.Column(sizing_mode="stretch_width")
 
     def __panel__(self) -> pn.viewable.Viewable:
@@ -89,8 +96,13 @@ class RunTab(pn.viewable.Viewer):
             style.pane(f"<h3>The run: {len(steps)} steps</h3>"),
             pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width"),
             self.table,
-            pn.Row(*self._turn, csv_button("run-steps", lambda: frame, "steps CSV")),
+            pn.FlexBox(*self._turn, self._page, csv_button("run-steps", lambda: frame, "steps CSV")),
         ]
+
+    def _whole(self, _: Any) -> None:
+        """Show the page of the run."""
+        folder = posixpath.dirname(_here(self._state)) or "."
+        self._state.restore({"run": folder})
 
     def _clicked(self, event: Any) -> None:
         if event.row is not None:

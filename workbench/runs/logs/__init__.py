@@ -32,7 +32,7 @@ from workbench.runs.logs.printed import read_printed
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
 from workbench.runs.logs.tables import read_csv, read_databases, read_jsonl, read_mlflow, read_trainer_state
 
-__all__ = ["FoundLogs", "MetricLog", "StartMark", "find_logs", "read_logs"]
+__all__ = ["ABOVE", "FoundLogs", "MetricLog", "StartMark", "find_logs", "read_logs"]
 
 DEPTH = 6  #: folders below the root that are searched: mlruns/<experiment>/<run>/metrics/train/loss
 ABOVE = 2  #: folders above the root that are searched if there is no log below it
@@ -93,32 +93,33 @@ class LogFile:
     name: str = ""  #: of the metric, where each has a file
 
 
-def find_logs(place: Place, *, skip: Sequence[str] = ()) -> FoundLogs:
+def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE) -> FoundLogs:
     """Return the logs in a run's folder, or else beside it and above.
 
     Args:
         place: the run's folder.
         skip: checkpoints in it, relative paths; only ``trainer_state.json`` of the last few is looked for in them.
+        above: folders above it that are searched.
 
     Logs above count if their name contains the folder's, or if nothing else there could mean another run: the folder
     has to be the only one with a name like its own.
     """
     found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip))
     at, inner = place, place.name
-    for _ in range(ABOVE):
+    for _ in range(above):
         if found.logs:
             return found
-        above = at.above
-        if above is None:
+        outer = at.above
+        if outer is None:
             break
         try:
-            files = list(_above(above, inner))
+            files = list(_above(outer, inner))
         except WorkbenchError:
             break
         notes = found.notes
-        found = _read(above, files)
+        found = _read(outer, files)
         found.notes = notes + found.notes
-        at, inner = above, os.path.basename(above.root)
+        at, inner = outer, os.path.basename(outer.root)
     return found
 
 

@@ -1,0 +1,191 @@
+"""The first page: the runs under ROOT as cards, each with its curve, its steps and what happened.
+
+::
+
+    llama-8b-a      dcp · 12 steps · 96 GiB each        loss ╲__╱╲____       ● nothing found   ○ incomplete
+    last step 52,000 · saved 12 min ago                 ●●●●●▲●●●●●●         ▲ finding         ◌ not checked yet
+    The loss jumps at step 48,012 by 0.41, right after a resume
+
+Cards appear at once; a job then reads each run's logs and checks the structure of its steps, the last saved run first.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import panel as pn
+
+from workbench.analysis.health import StepHealth
+from workbench.analysis.run import Run
+from workbench.app.jobs import Job, Progress, Schedule
+from workbench.app.linked import Linked
+from workbench.app.picker import Picker
+from workbench.app.run_cache import RunCache, shared_runs
+from workbench.app.state import WorkbenchState, link
+from workbench.app.words import count, html, size
+from workbench.errors import WorkbenchError
+from workbench.runs import RunFolder, grouped
+from workbench.views import spark, units
+from workbench.views.run import run_sentence, worst_spike
+from workbench.views.run_pictures import thinned
+
+__all__ = ["Home", "health_strip"]
+
+OPENED = 100  #: runs whose logs and steps are read for the cards; the others say so when they are opened
+STEPS = 24  #: newest steps of a run in a card, and the number of them that is checked
+SMALL = 256 << 20  #: bytes of runs, last saved first, up to which a check reads the values, too
+#: State of a step → mark; the colours are those of the pictures.
+DOTS = {"sound": "●", "finding": "▲", "incomplete": "○", "unseen": "◌"}
+SHEET = """
+.runs { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 16px;
+  margin: 12px 0 24px; }
+.runs a { display: block; text-decoration: none; font-weight: 400; padding: 14px 16px 12px; border-radius: 8px;
+  border: 1px solid rgba(128, 128, 128, .35); min-width: 0; }
+.runs a:hover, .runs a:focus-visible { border-color: #0072B2; outline: 1px solid #0072B2; }
+.runs b { font-size: 15px; overflow-wrap: anywhere; }
+.runs small { display: block; font-size: 12.5px; opacity: .8; line-height: 1.5; }
+.runs svg { color: #0072B2; display: block; margin: 8px 0 4px; } .runs svg .mark { stroke: #D55E00; stroke-width: 1.5; }
+.runs .none { height: 56px; display: flex; align-items: center; opacity: .75; font-size: 13px; }
+.runs p { margin: 6px 0 0; font-size: 13.5px; line-height: 1.4; }
+.strip { letter-spacing: 2px; font-size: 13px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.strip .finding { color: #D55E00; } .strip .sound { color: #0072B2; }
+"""
+WELCOME = """
+<p>This page shows what is stored under <span class="name">{root}</span>: runs with their curves and steps as cards,
+and every checkpoint in the list on the left.</p>
+<p class="muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
+nothing is written.</p>
+"""
+LEGEND = '<p class="muted">● checked, nothing found · ▲ finding · ○ incomplete · ◌ not checked yet</p>'
+
+
+class Home(pn.viewable.Viewer):
+    """The cards of the runs that the picker's search has found."""
+
+    def __init__(
+        self,
+        state: WorkbenchState,
+        picker: Picker,
+        schedule: Schedule | None = None,
+        runs: RunCache = shared_runs,
+        **params: Any,
+    ) -> None:
+        super().__init__(**params)
+        self._state, self._picker, self._runs = state, picker, runs
+        self._later = schedule or (lambda callback: callback())
+        self.job = Job(schedule, long=True)
+        self._folders: list[RunFolder] = []
+        self._known: dict[str, tuple[str, Run | None]] = {}
+        self._page = Linked("", state.restore, SHEET)
+        self._body = pn.Column(self._page, sizing_mode="stretch_width")
+        picker.job.param.watch(self._listed, "status")
+        self._listed()
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def close(self) -> None:
+        """Stop reading."""
+        self.job.reset()
+
+    def _listed(self, *_: Any) -> None:
+        listing = self._picker.job.result
+        if self._picker.job.status != "done" or listing is None:
+            if not self._folders:
+                self._page.text = WELCOME.format(root=html(self._state.jail.name))
+            return
+        folders = grouped(listing.found)[0]
+        self._folders = sorted(folders, key=_order)
+        self._draw()
+        if self._folders:
+            self.job.start(self._read)
+
+    def _read(self, progress: Progress) -> None:
+        """Read runs one after the other; cards change as soon as something is known."""
+        jail, left = self._state.jail, SMALL
+        for at, folder in enumerate(self._folders[:OPENED]):
+            progress(at / len(self._folders))
+            try:
+                run = self._runs.open(jail, folder.path)
+                self._tell(folder.path, run_sentence(run), run)
+            except WorkbenchError as error:
+                self._tell(folder.path, str(error), None)
+                continue
+            nbytes = sum(step.nbytes for step in folder.steps)
+            values = nbytes <= left
+            left -= nbytes if values else 0
+            for step in folder.steps[-STEPS:]:
+                progress(at / len(self._folders))
+                self._runs.check(step, str(jail.resolve(step.path)), values=values)
+            self._later(self._draw)
+
+    def _tell(self, path: str, words: str, run: Run | None) -> None:
+        def told() -> None:
+            self._known[path] = words, run
+            self._draw()
+
+        self._later(told)
+
+    def _draw(self) -> None:
+        root = html(self._state.jail.name)
+        if not self._folders:
+            none = "<h2>No runs here</h2><p>A run is a folder with two steps or more.</p>"
+            self._page.text = none + WELCOME.format(root=root)
+            return
+        cards = "".join(self._card(folder) for folder in self._folders)
+        number = units.plural(len(self._folders), "run")
+        head = f'<h2>{number} under <span class="name">{root}</span></h2>'
+        self._page.text = f'{head}<div class="runs">{cards}</div>{LEGEND}{WELCOME.format(root=root)}'
+
+    def _card(self, folder: RunFolder) -> str:
+        words, run = self._known.get(folder.path, ("", None))
+        newest = max(step.mtime for step in folder.steps)
+        formats = ", ".join(sorted({step.format for step in folder.steps}))
+        about = [
+            html(formats),
+            units.plural(len(folder.steps), "checkpoint"),
+            f"{size(max(step.nbytes for step in folder.steps))} each" if folder.steps else "",
+        ]
+        saved = f"last step {count(folder.steps[-1].step or 0)} · saved {units.age(time.time() - newest)} ago"
+        jail = self._state.jail
+        states = [self._runs.health(step, str(jail.resolve(step.path))) for step in folder.steps[-STEPS:]]
+        names = [os.path.basename(step.path) for step in folder.steps[-STEPS:]]
+        return (
+            f'<a href="{html(link(run=folder.path))}"><b class="name">{html(folder.path)}</b>'
+            f"<small>{' · '.join(about)}</small><small>{saved}</small>{_curve(run, words)}"
+            f"{health_strip(names, states)}<p>{html(words)}</p></a>"
+        )
+
+
+def _order(folder: RunFolder) -> tuple[int, int, str]:
+    """Last saved first; what was saved within an hour, as by an unpacked archive, by depth and name."""
+    return -int(max(step.mtime for step in folder.steps) // 3600), folder.path.count("/"), folder.path
+
+
+def health_strip(names: Sequence[str], states: Sequence[StepHealth]) -> str:
+    """Return one mark per step, with what was checked and found as its tooltip."""
+    marks = "".join(
+        f'<span class="{one.state}" title="{html(name)}: {html(one.words)}">{DOTS[one.state]}</span>'
+        for name, one in zip(names, states, strict=True)
+    )
+    worst = [f"{name}: {one.words}" for name, one in zip(names, states, strict=True) if one.state == "finding"]
+    said = f"{len(worst)} of {len(states)} steps with findings" if worst else f"{len(states)} steps, no findings so far"
+    return f'<div class="strip" role="img" aria-label="{html(said)}">{marks}</div>'
+
+
+def _curve(run: Run | None, words: str) -> str:
+    if run is None:
+        return f'<div class="none">{"" if words else "reading its log …"}</div>'
+    frame = run.metrics
+    if "loss" not in frame:
+        return '<div class="none">no loss was logged</div>'
+    series = frame["loss"].dropna()
+    steps, values = thinned(series.index.to_numpy("int64"), series.to_numpy("float64"), 240)
+    row = worst_spike(run)
+    return spark.line(np.asarray(steps, float), values, None if row is None else float(row["step"])) or (
+        '<div class="none">a single point was logged</div>'
+    )

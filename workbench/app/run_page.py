@@ -1,0 +1,577 @@
+"""A run: its curves with checkpoints, resumes and jumps on one axis, why the loss jumped, its layers and its steps.
+
+::
+
+    llama-8b-a                         The loss jumps at step 48,012 by 0.41, right after a resume.
+    curves · checkpoints               a click on a jump explains it, a click on a checkpoint opens it
+    Why did the loss jump?             the doctor on the checkpoints around it: cause, proof, remedy
+    Layers × steps                     weight norm │ update │ second moment │ NaN; a click shows one over the steps
+    Steps                              a table; a click opens one
+
+The run is read in a job, again when it changes (:meth:`RunPage.look`); what is small is read and diagnosed at once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from workbench.analysis.health import StepHealth
+from workbench.analysis.run import CheckpointPair, Run
+from workbench.app import style
+from workbench.app.home import DOTS, SMALL
+from workbench.app.jail import relative_words
+from workbench.app.jobs import Job, Progress, Schedule
+from workbench.app.linked import Linked
+from workbench.app.picker import Picker
+from workbench.app.run_cache import RunCache, shared_runs
+from workbench.app.save import csv_button, text_button
+from workbench.app.state import WorkbenchState, joined, link, separated
+from workbench.app.words import count, html, safe, size
+from workbench.app.work import JobButton
+from workbench.errors import WorkbenchError
+from workbench.runs import grouped
+from workbench.views import units
+from workbench.views.run import run_sentence, spike_sentence, worst_spike
+from workbench.views.run_pictures import (
+    LAYER_MEASURES,
+    Curves,
+    LayerGrid,
+    MetricLine,
+    curves_of,
+    layer_grid,
+    layers_figure,
+    run_figure,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.doctor.reasoning.diagnosis import Diagnosis
+
+__all__ = ["RunPage", "cause_html", "step_rows"]
+
+CHECKED = 200  #: newest steps whose structure is checked without being asked to
+OTHERS = 12  #: runs that are offered for comparison
+PAGE = 12  #: rows of the table of steps
+FIRST, LAST = 3.0, 60.0  #: seconds between two looks at a run: at first, and when nothing has changed for long
+COLUMNS: dict[str, tuple[str, str, int | None]] = {
+    "step": ("Step", "count", 90),
+    "path": ("Checkpoint", "text", None),
+    "health": ("Health", "text", 300),
+    "saved": ("Saved", "text", 100),
+    "nbytes": ("Size", "bytes", 95),
+    "loss": ("Loss", "text", 80),
+    "lr": ("LR", "text", 80),
+    "change": ("Δ weights", "text", 100),
+}
+SHEET = """
+h1 { font-size: 21px; font-weight: 600; margin: 4px 0 2px; overflow-wrap: anywhere; }
+.verdict { font-size: 16px; margin: 6px 0 8px; max-width: 100ch; }
+.cause { font-size: 16px; font-weight: 600; margin: 2px 0; max-width: 80ch; }
+.cause small { font-weight: 400; opacity: .8; font-size: 13px; margin-left: 10px; }
+.cause + p, .cause ~ p { max-width: 90ch; }
+.chips a { display: inline-block; border: 1px solid rgba(128, 128, 128, .5); border-radius: 14px; padding: 2px 11px;
+  margin: 2px 6px 2px 0; text-decoration: none; font-size: 13px; font-weight: 400; }
+.chips a.on { background: #0072B2; border-color: #0072B2; color: #fff; }
+.chips span { font-size: 13px; opacity: .8; margin-right: 8px; }
+"""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A run as read: the run, those drawn over it, and what is known of its steps."""
+
+    run: Run
+    others: Mapping[str, Run]
+    health: Mapping[str, StepHealth]
+    notes: tuple[str, ...] = ()
+
+
+class RunPage(pn.viewable.Viewer):
+    """The page of ``state.run``.
+
+    Attributes:
+        reading: what is on display; ``None`` before it was read.
+        diagnosis: that of the step on display; ``None`` before it was made.
+    """
+
+    def __init__(
+        self,
+        state: WorkbenchState,
+        picker: Picker | None = None,
+        schedule: Schedule | None = None,
+        runs: RunCache = shared_runs,
+        **params: Any,
+    ) -> None:
+        super().__init__(**params)
+        self._state, self._picker, self._runs = state, picker, runs
+        self.reading: Reading | None = None
+        self.diagnosis: Diagnosis | None = None
+        self._layers: pd.DataFrame | None = None
+        self._drawn: Any = None
+        self._next, self._wait = 0.0, FIRST
+        self.opening = Job(schedule)
+        self.checking = Job(schedule, long=True)
+        self._looking = Job(schedule)
+        self.examining = JobButton(
+            "Diagnose", self._examine, self._examined, verb="comparing", schedule=schedule, long=True
+        )
+        self.measuring = JobButton(
+            "Measure the layers", self._measure, self._measured, verb="measuring", schedule=schedule, long=True
+        )
+        self._head = Linked("", state.restore, SHEET)
+        self._chips = Linked("", state.restore, SHEET)
+        self._why = Linked("", state.restore, SHEET)
+        self._cell = Linked("", state.restore, SHEET)
+        self._curves = pn.Column(sizing_mode="stretch_width")
+        self._picture = pn.Column(sizing_mode="stretch_width")
+        self._ask = pn.Column(sizing_mode="stretch_width")
+        self._measure_it = pn.Column(sizing_mode="stretch_width")
+        self._over = pn.Column(sizing_mode="stretch_width")
+        self._steps = pn.Column(sizing_mode="stretch_width")
+        self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], width=420, margin=(5, 10))
+        self._metrics.param.watch(self._chosen, "value")
+        self._measures = pmui.RadioButtonGroup(
+            options=list(LAYER_MEASURES),
+            value=self._measure_name(),
+            label="Measure",
+            size="small",
+            color="primary",
+            margin=(5, 10),
+            sx={"& .MuiToggleButton-root": {"whiteSpace": "nowrap"}},
+        )
+        self._measures.param.watch(lambda event: state.param.update(measure=event.new), "value")
+        self._body = pn.Column(sizing_mode="stretch_width")
+        self.opening.param.watch(self._opened, "status")
+        self.checking.param.watch(self._checked, "status")
+        self._looking.param.watch(self._looked, "status")
+        state.param.watch(self._moved, ["run", "versus"])
+        state.param.watch(self._explain, "at")
+        state.param.watch(self._redraw, "metrics")
+        state.param.watch(self._draw_layers, "measure")
+        self._moved()
+
+    def __panel__(self) -> pn.viewable.Viewable:
+        return self._body
+
+    def close(self) -> None:
+        """Stop the jobs."""
+        for job in (self.opening, self.checking, self._looking):
+            job.reset()
+        self.examining.reset()
+        self.measuring.reset()
+
+    def look(self) -> None:
+        """Read the run again if it has changed; less and less often while it does not. Call it every few seconds."""
+        now = time.monotonic()
+        if self.reading is None or now < self._next or self._looking.status == "running":
+            return
+        self._next = now + self._wait
+        path = self._state.run
+        self._looking.start(lambda progress: (path, self._runs.open(self._state.jail, path)))
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _moved(self, *events: Any) -> None:
+        """Show another run, or the same one with others drawn over it."""
+        if not self._state.run:
+            return
+        if self.reading is None or any(event.name == "run" for event in events):
+            self.close()
+            self.reading = self.diagnosis = self._layers = self._drawn = None
+            self._body[:] = [style.pane(f'<p>Reading <span class="name">{html(self._state.run)}</span> …</p>')]
+        self.opening.start(self._open)
+
+    def _open(self, progress: Progress) -> Reading:
+        state = self._state
+        run = self._runs.open(state.jail, state.run)
+        others, notes = {}, []
+        for path in separated(state.versus):
+            try:
+                others[safe(path)] = self._runs.open(state.jail, path)
+            except WorkbenchError as error:
+                notes.append(str(error))
+        health = {one.path: self._runs.health(one, run.place_of(one)) for one in run.found}
+        return Reading(run, others, health, tuple(notes))
+
+    def _opened(self, event: Any) -> None:
+        if event.new == "failed":
+            title = f'<h2>Cannot open the run <span class="name">{html(self._state.run)}</span></h2>'
+            self._body[:] = [style.pane(title + style.message(self.opening.error, "error"))]
+        elif event.new == "done":
+            self._show(self.opening.result)
+
+    def _looked(self, event: Any) -> None:
+        if event.new != "done" or self.reading is None:
+            return
+        path, run = self._looking.result
+        if path != self._state.run or run is self.reading.run:
+            self._wait = min(self._wait * 1.5, LAST)
+            return
+        self._wait = FIRST
+        self._next = time.monotonic() + FIRST
+        self.opening.start(self._open)
+
+    def _show(self, reading: Reading) -> None:
+        fresh = self.reading is None
+        grown = fresh or self.reading is None or len(self.reading.run.found) != len(reading.run.found)
+        self.reading = reading
+        options = [name for name in reading.run.metrics.columns if name != "loss"]
+        self._metrics.param.update(options=options, value=[one for one in self._metric_names() if one in options])
+        self._redraw()
+        if fresh:
+            choice = pn.FlexBox(self._metrics, self._chips) if options else self._chips
+            shown = [self._head, self._curves, self._why, self._ask, choice]
+            if reading.run.found:
+                title = style.pane("<h3>Layers over the steps</h3>")
+                shown += [title, self._measures, self._measure_it, self._picture, self._cell, self._over, self._steps]
+            self._body[:] = shown
+            self._explain()
+        if grown and reading.run.found:
+            self.checking.start(self._check)
+            self._measure_it[:] = [self.measuring]
+            if self._size() <= SMALL:
+                self.measuring.start()
+
+    def _size(self) -> int:
+        return 0 if self.reading is None else sum(one.nbytes for one in self.reading.run.found)
+
+    def _check(self, progress: Progress) -> dict[str, StepHealth]:
+        assert self.reading is not None
+        run, out = self.reading.run, dict(self.reading.health)
+        newest = run.found[-CHECKED:]
+        values = self._size() <= SMALL
+        for at, one in enumerate(newest):
+            progress(at / len(newest))
+            out[one.path] = self._runs.check(one, run.place_of(one), values=values)
+        return out
+
+    def _checked(self, event: Any) -> None:
+        if event.new == "done" and self.reading is not None:
+            old = self.reading
+            known = {one.path: self.checking.result.get(one.path, old.health[one.path]) for one in old.run.found}
+            self.reading = Reading(old.run, old.others, known, old.notes)
+            self._redraw()
+
+    # ---- head and curves ---------------------------------------------------------------------------------------------
+
+    def _redraw(self, *_: Any) -> None:
+        reading, state = self.reading, self._state
+        if reading is None:
+            return
+        run = reading.run
+        title = state.jail.name if state.run == "." else os.path.basename(state.run)
+        words = "".join(style.message(relative_words(note), "info") for note in (*reading.notes, *run.notes))
+        self._head.text = (
+            f'<h1 class="name">{html(title)}</h1><p class="muted">{_about(run)}</p>'
+            f'<p class="verdict">{html(run_sentence(run))}</p>{_bad_steps(reading)}{words}'
+        )
+        self._chips.text = self._other_runs()
+        health = {path: (one.state, relative_words(one.words)) for path, one in reading.health.items()}
+        names = None if not state.metrics else ["loss", *self._metric_names()]
+        curves = curves_of(run, names, health=health, others=reading.others, name=safe(title))
+        window = None if self._drawn is None else (self._drawn.x_range.start, self._drawn.x_range.end)
+        figure = run_figure(curves, tapped=self._tapped, window=window)
+        self._drawn = figure.children[0] if figure.children else None
+        self._curves[:] = [_pane(figure)] if figure.children else []
+        self._steps[:] = self._table()
+
+    def _metric_names(self) -> list[str]:
+        if self._state.metrics:
+            return [name for name in separated(self._state.metrics) if name != "loss"]
+        columns = () if self.reading is None else self.reading.run.metrics.columns
+        return [name for name in ("lr", "grad_norm") if name in columns]
+
+    def _chosen(self, event: Any) -> None:
+        if list(event.new) != self._metric_names():
+            self._state.metrics = joined(["loss", *event.new])
+
+    def _other_runs(self) -> str:
+        """Return the other runs under ROOT as links that draw them over this one, or remove them."""
+        listing = None if self._picker is None else self._picker.job.result
+        state = self._state
+        folders = [] if listing is None else grouped(listing.found)[0]
+        on = separated(state.versus)
+        paths = list(dict.fromkeys([*on, *(one.path for one in folders if one.path != state.run)]))[:OTHERS]
+        if not paths:
+            return ""
+        chips = []
+        for path in paths:
+            left = [one for one in on if one != path] if path in on else [*on, path]
+            target = link(run=state.run, at=state.at, metrics=state.metrics, versus=joined(left))
+            pressed = ' class="on" aria-current="true"' if path in on else ""
+            chips.append(f'<a href="{html(target)}"{pressed}>{html(path)}</a>')
+        return f'<div class="chips"><span>Compare with</span>{"".join(chips)}</div>'
+
+    def _tapped(self, what: str, which: Any) -> None:
+        if what == "spike":
+            self._state.at = str(which)
+        elif what == "save":
+            self._open_step(which)
+
+    def _open_step(self, path: str) -> None:
+        """Open a checkpoint of the run, named relative to it."""
+        self._state.show(self._under(path))
+
+    def _under(self, path: str) -> str:
+        """Return the path under ROOT of a checkpoint of the run."""
+        return path if self._state.run == "." else f"{self._state.run}/{path}" if path != "." else self._state.run
+
+    # ---- why did it jump ---------------------------------------------------------------------------------------------
+
+    def _step(self) -> int | None:
+        """Return the step to explain: the chosen one, that of the highest spike, or the last resume."""
+        if self.reading is None:
+            return None
+        if self._state.at.isdigit():
+            return int(self._state.at[:18])
+        run = self.reading.run
+        row = worst_spike(run)
+        if row is not None:
+            return int(row["step"])
+        return int(run.resumes["step"].iloc[-1]) if len(run.resumes) else None
+
+    def _explain(self, *_: Any) -> None:
+        """Begin to explain a step; at once if its checkpoints are small."""
+        self.examining.reset()
+        self.diagnosis = None
+        step = self._step()
+        if self.reading is None or step is None:
+            self._why.text = ""
+            self._ask[:] = []
+            return
+        pair = self.reading.run.pair(step)
+        found = [one for one in (pair.before, pair.echo, pair.after) if one is not None]
+        title = self._question(step)
+        if not found:
+            self._why.text = f"{title}<p>{html(_sentence(pair.advice))}</p>{self._other_jumps(step)}"
+            self._ask[:] = []
+            return
+        self._ask[:] = [self.examining]
+        self._why.text = f"{title}<p>{html(_compared(pair))}</p>{self._other_jumps(step)}"
+        if sum(one.nbytes for one in found) <= SMALL:
+            self.examining.start()
+
+    def _question(self, step: int) -> str:
+        assert self.reading is not None
+        spikes = self.reading.run.spikes
+        jumped = len(spikes) and step in spikes["step"].tolist()
+        words = f"Why did the loss jump at step {step:,}?" if jumped else f"What changed at step {step:,}?"
+        return f"<h3>{words}</h3>"
+
+    def _other_jumps(self, step: int) -> str:
+        assert self.reading is not None
+        rows = [row for row in self.reading.run.spikes.to_dict("records") if int(row["step"]) != step]
+        state = self._state
+        kept = {"run": state.run, "metrics": state.metrics, "versus": state.versus}
+        links = [
+            f'<a href="{html(link(at=str(int(row["step"])), **kept))}">{html(spike_sentence(row))}</a>'
+            for row in rows[:8]
+        ]
+        more = f" and {units.plural(len(rows) - 8, 'more event')}" if len(rows) > 8 else ""
+        return f'<p class="muted">Also: {"; ".join(links)}{more}.</p>' if links else ""
+
+    def _examine(self, progress: Progress) -> tuple[int, Diagnosis]:
+        assert self.reading is not None
+        step = self._step()
+        assert step is not None
+        return step, self.reading.run.diagnose(step, progress=progress)
+
+    def _examined(self, result: tuple[int, Diagnosis]) -> None:
+        step, found = result
+        if self.reading is None or step != self._step():
+            return
+        self.diagnosis = found
+        pair = self.reading.run.pair(step)
+        first = pair.before or pair.after
+        assert first is not None
+        details = link(
+            run=self._state.run,
+            at=self._state.at,
+            path=self._under(first.path),
+            other=self._under(pair.after.path) if pair.before is not None and pair.after is not None else "",
+            echo=self._under(pair.echo.path) if pair.echo is not None else "",
+            tab="doctor",
+        )
+        more = f'<p><a href="{html(details)}">All signs, pictures and what was not checked</a></p>'
+        self._why.text = self._question(step) + cause_html(found) + more + self._other_jumps(step)
+        self._ask[:] = []
+
+    # ---- layers over the steps ---------------------------------------------------------------------------------------
+
+    def _measure_name(self) -> str:
+        return self._state.measure if self._state.measure in LAYER_MEASURES else next(iter(LAYER_MEASURES))
+
+    def _measure(self, progress: Progress) -> pd.DataFrame:
+        from workbench.analysis.timeline import timeline
+
+        assert self.reading is not None
+        run = self.reading.run
+        steps = [run.place_of(one) for one in run.found if one.complete and "echo" not in os.path.basename(one.path)]
+        return timeline(steps, by="tensor", progress=progress)
+
+    def _measured(self, frame: pd.DataFrame) -> None:
+        self._layers = frame
+        self._measure_it[:] = []
+        self._draw_layers()
+        self._steps[:] = self._table()
+
+    def _draw_layers(self, *_: Any) -> None:
+        self._measures.value = self._measure_name()
+        self._cell.text, self._over[:] = "", []
+        if self._layers is None:
+            return
+        grid = layer_grid(self._layers, self._measure_name())
+        if not grid.rows:
+            words = f'<p class="muted">No step stores what "{self._measure_name()}" measures.</p>'
+            self._picture[:] = [style.pane(words)]
+            return
+        figure = layers_figure(grid, self._measure_name(), lambda row, at: self._show_cell(grid, row, at))
+        self._picture[:] = [_pane(figure)]
+
+    def _show_cell(self, grid: LayerGrid, row: int, at: int) -> None:
+        """Show one row of the picture as curves, with a link to the tensor at the step of the cell."""
+        measure = self._measure_name()
+        target = link(
+            run=self._state.run, path=self._relative(grid.paths[at]), tensor=grid.keys[row][at], tab="tensors"
+        )
+        name, key = html(grid.rows[row]), grid.keys[row][at]
+        opened = f'<a href="{html(target)}">Open {html(key)} at step {grid.steps[at]:,}</a>' if key else "not stored"
+        self._cell.text = f'<h3><span class="name">{name}</span>: {measure} over the steps</h3><p>{opened}</p>'
+        import numpy as np
+
+        line = MetricLine(np.asarray(grid.steps, np.int64), grid.values[row])
+        figure = run_figure(Curves({measure: {"": line}}))
+        self._over[:] = [_pane(figure)]
+
+    def _relative(self, place: str) -> str:
+        return self._state.jail.show(place)
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def _table(self) -> list[Any]:
+        reading = self.reading
+        if reading is None or not reading.run.found:
+            return []
+        frame = step_rows(reading, self._layers)
+        table = style.table(frame, COLUMNS, page_size=PAGE)
+        table.on_click(lambda event: self._open_step(reading.run.found[len(frame) - 1 - int(event.row)].path))
+        name = os.path.basename(self._state.run) or "run"
+        return [
+            style.pane(f"<h3>{units.plural(len(frame), 'checkpoint')}</h3>"),
+            table,
+            pn.FlexBox(
+                text_button(f"{name}-report.html", self._report, "report"),
+                csv_button(f"{name}-steps", lambda: frame, "steps CSV"),
+                csv_button(f"{name}-metrics", lambda: reading.run.metrics.reset_index(), "metrics CSV"),
+                margin=(0, 5),
+            ),
+        ]
+
+    def _report(self) -> str:
+        from workbench.views.run_html import run_page
+
+        assert self.reading is not None
+        health = {path: (one.state, one.words) for path, one in self.reading.health.items()}
+        return run_page(self.reading.run, self.diagnosis, health=health, layers=self._layers)
+
+
+def step_rows(reading: Reading, layers: pd.DataFrame | None) -> pd.DataFrame:
+    """Return one row per checkpoint, the newest first: step path health saved nbytes loss lr change."""
+    import pandas as pd
+
+    run, now = reading.run, time.time()
+    metrics = run.metrics
+    lr = metrics["lr"].dropna() if "lr" in metrics else None
+    changes: Mapping[str, float] = {} if layers is None else _changes(layers)
+    rows = []
+    for one, loss in zip(run.found, run.steps["loss"].tolist(), strict=True):
+        health = reading.health[one.path]
+        rates = None if lr is None else lr[lr.index <= (one.step or 0)]
+        change = changes.get(run.place_of(one))
+        rows.append(
+            (
+                one.step,
+                safe(one.path),
+                f"{DOTS[health.state]} {safe(health.words)}",
+                f"{units.age(now - one.mtime)} ago" if one.mtime else "–",
+                one.nbytes,
+                "–" if loss != loss else f"{loss:.4g}",
+                "–" if rates is None or not len(rates) else f"{rates.iloc[-1]:.3g}",
+                "–" if change is None or change != change else f"{change:.3g}",
+            )
+        )
+    return pd.DataFrame(rows[::-1], columns=list(COLUMNS))
+
+
+def _changes(layers: pd.DataFrame) -> dict[str, float]:
+    """Return the largest relative change of a weight by step's path."""
+    weights = layers[layers["role"] == "param"]
+    return {str(path): float(value) for path, value in weights.groupby("path")["change"].max().items()}
+
+
+def _pane(figure: Any) -> pn.pane.Bokeh:
+    return pn.pane.Bokeh(figure, sizing_mode="stretch_width", margin=(0, 10))
+
+
+def _about(run: Run) -> str:
+    found = run.found
+    parts = []
+    if found:
+        steps = f"steps {count(found[0].step or 0)} to {count(found[-1].step or 0)}"
+        parts = [html(", ".join(sorted({one.format for one in found}))), units.plural(len(found), "checkpoint"), steps]
+        parts.append(f"{size(max(one.nbytes for one in found))} each")
+        parts.append(f"saved {units.age(time.time() - max(one.mtime for one in found))} ago")
+    if len(run.sources):
+        row = run.sources.iloc[0]
+        parts.append(f"log {html(row['path'])} ({html(row['kind'])}), {units.plural(int(row['points']), 'point')}")
+    return " · ".join(parts)
+
+
+def _bad_steps(reading: Reading) -> str:
+    """Return the first step with a finding, and how many there are."""
+    saves = [one for one in reading.run.found if "echo" not in os.path.basename(one.path)]
+    bad = [one for one in saves if reading.health[one.path].state in ("finding", "incomplete")]
+    if not bad:
+        return ""
+    first = reading.health[bad[0].path]
+    more = f" Findings in {units.plural(len(bad), 'checkpoint')}." if len(bad) > 1 else ""
+    kind = "error" if any(reading.health[one.path].severity == "error" for one in bad) else "warning"
+    return style.message(f"Since step {bad[0].step:,}: {bad[0].path}: {relative_words(first.words)}.{more}", kind)
+
+
+def _compared(pair: CheckpointPair) -> str:
+    names = [one.path for one in (pair.before, pair.echo, pair.after) if one is not None]
+    if len(names) < 2:
+        return f"Only {names[0]!r} is near it: {pair.advice}."
+    return f"To compare: {', '.join(map(repr, names))}."
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:].rstrip(".") + "."
+
+
+def cause_html(d: Diagnosis) -> str:
+    """Return the first cause of a diagnosis in four lines: what, how certain, proof, remedy; or the verdict."""
+    compared = f'<p class="muted">Compared: {html(d.coverage)}</p>' if d.coverage else ""
+    real = [one for one in d.causes if one.severity != "info"]
+    if not real:
+        return f'<p class="cause">{html(d.verdict)}</p>{compared}'
+    one = real[0]
+    proof = f"<p>{html(_sentence(one.signs[0].message))}</p>" if one.signs else ""
+    expect = f"<p>{html(_sentence(one.damage[0]))}</p>" if one.damage else ""
+    remedy = f"<p><b>Do:</b> {html(_sentence(one.remedy))}</p>" if one.remedy else ""
+    second = f"<p class=muted>Next best explanation: {html(one.runner_up)}</p>" if one.runner_up else ""
+    more = (
+        f"<p class=muted>{units.plural(len(real) - 1, 'further cause')}: {html(real[1].title)}</p>" if real[1:] else ""
+    )
+    since = "" if one.since is None else f", since step {one.since:,}"
+    certain = f"<small>{html(one.certainty)} · {html(one.severity)}{since}</small>"
+    return f'<p class="cause">{html(one.title)}{certain}</p>{proof}{expect}{remedy}{second}{more}{compared}'
