@@ -1,4 +1,4 @@
-"""A link to each tab of the dashboard with something to see, for screenshots and the accessibility check."""
+"""A link to each page and tab of the dashboard with something to see, for screenshots and the accessibility check."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class View:
 
 
 VIEWS = {
+    "home": View({}, "1 step after a resume from step 240"),
+    "run": View({"run": "loss_spike", "heat": "update"}, "All signs, pictures and what was not checked"),
     "overview": View({"ckpt": "titan_run/step-4"}, "Bytes by role"),
     "tensors": View({"ckpt": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"}, "Most extreme elements"),
     "layout": View({"ckpt": "dcp_tp2_fsdp2_vocab515", "tensor": "model.tok_embeddings.weight", "view": "tensor"},
@@ -42,8 +44,10 @@ VIEWS = {
 def visit(page: Page, url: str, tab: str) -> None:
     """Open a tab and wait until what it shows is there."""
     view = VIEWS[tab]
-    page.goto(f"{url}?{urlencode(view.query | {'tab': tab})}")
-    page.get_by_role("tab", selected=True).wait_for()
+    of_checkpoint = "ckpt" in view.query
+    page.goto(f"{url}?{urlencode(view.query | ({'tab': tab} if of_checkpoint else {}))}")
+    if of_checkpoint:
+        page.get_by_role("tab", selected=True).wait_for()
     if view.press:
         page.get_by_role("button", name=view.press, exact=True).first.click()
     page.get_by_text(view.done).first.wait_for()

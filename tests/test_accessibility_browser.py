@@ -121,11 +121,3 @@ def told(page) -> list[str]:
     components rejected with no value (``undefined``: no message, no stack), which nobody can act on. The tests that use
     the tabs (``quiet``) let not even that pass."""
     return [one for one in page.console_errors if one != "undefined"]
-
-
-def test_the_empty_page_has_no_grave_findings(page, url, script):
-    page.set_default_timeout(60_000)
-    page.goto(url)
-    page.get_by_text("No checkpoint is open").wait_for()
-    page.wait_for_timeout(SETTLE)
-    assert grave(page, script) == []

@@ -68,7 +68,7 @@ def served(root):
 def test_pick_a_checkpoint_and_read_true_numbers(quiet, served, root):
     page = quiet
     page.goto(served)
-    page.get_by_text("No checkpoint is open").wait_for()
+    page.get_by_text("nothing is written").wait_for()
     page.locator(".ckpt b", has_text=re.compile("^llama$")).click()
     facts = page.locator(".facts").first
     facts.wait_for()
@@ -162,7 +162,7 @@ def test_back_and_forward_show_what_the_address_says(quiet, served):
         page.go_back()
         shown("llama", tab)
     page.go_back()
-    page.get_by_text("No checkpoint is open").wait_for()
+    page.get_by_text("nothing is written").wait_for()
     page.wait_for_url(lambda url: "ckpt=" not in url)
     for tab in ("Overview", "Tensors"):
         page.go_forward()

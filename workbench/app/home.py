@@ -56,7 +56,7 @@ SHEET = """
 """
 WELCOME = """
 <p>This page shows what is stored under <span class="name">{root}</span>: runs with their curves and steps as cards,
-and every checkpoint in the list on the left.</p>
+and every checkpoint in the list on the left; in a narrow window, the button at the top left shows the list.</p>
 <p class="muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
 nothing is written.</p>
 """

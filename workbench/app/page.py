@@ -315,7 +315,7 @@ def create_app(
         document.add_periodic_callback(workbench.look, LOOK_FAR if isinstance(jail, BucketJail) else LOOK)
 
     def fold(*_: Any) -> None:
-        page.sidebar_open = not (window.narrow and (state.path or state.run))
+        page.sidebar_open = not window.narrow
 
     def paint(*_: Any) -> None:
         page.dark_theme = window.dark  # the button at the top right can override this

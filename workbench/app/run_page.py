@@ -59,6 +59,7 @@ __all__ = ["RunPage", "cause_html", "step_rows"]
 
 CHECKED = 200  #: newest steps whose structure is checked without being asked to
 OTHERS = 12  #: runs that are offered for comparison
+WIDE: dict[str, Any] = {"sizing_mode": "stretch_width", "margin": (5, 10)}
 PAGE = 12  #: rows of the table of steps
 FIRST, LAST = 3.0, 60.0  #: seconds between two looks at a run: at first, and when nothing has changed for long
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
@@ -136,7 +137,7 @@ class RunPage(pn.viewable.Viewer):
         self._measure_it = pn.Column(sizing_mode="stretch_width")
         self._over = pn.Column(sizing_mode="stretch_width")
         self._steps = pn.Column(sizing_mode="stretch_width")
-        self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], width=420, margin=(5, 10))
+        self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], max_width=420, **WIDE)
         self._metrics.param.watch(self._chosen, "value")
         self._measures = pmui.RadioButtonGroup(
             options=list(LAYER_MEASURES),
@@ -227,7 +228,7 @@ class RunPage(pn.viewable.Viewer):
         self._metrics.param.update(options=options, value=[one for one in self._metric_names() if one in options])
         self._redraw()
         if fresh:
-            choice = pn.FlexBox(self._metrics, self._chips) if options else self._chips
+            choice = style.two_columns(self._metrics, self._chips, least=400) if options else self._chips
             shown = [self._head, self._curves, self._why, self._ask, choice]
             if reading.run.found:
                 title = style.pane("<h3>Layers over the steps</h3>")

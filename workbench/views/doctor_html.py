@@ -26,7 +26,7 @@ from workbench.views.doctor import (
 from workbench.views.names import safe, shorten
 from workbench.views.pages import page_of
 
-__all__ = ["diagnosis_html", "diagnosis_page"]
+__all__ = ["diagnosis_html", "diagnosis_page", "fact_words"]
 
 CELL = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
 BAR = {"error": "4px solid", "warn": "4px dotted", "info": "1px dotted"}  #: beside a cause, in the colour of the text
@@ -108,12 +108,13 @@ def _facts(facts: Mapping[str, Mapping[str, tuple[Any, str]]]) -> str:
     """Return the trainer's facts and where each is stored."""
     rows = [
         f"<tr><td {LABEL}>{escape(safe(which))}</td><td {LABEL}>{escape(safe(fact))}</td>"
-        f"<td {CELL}>{escape(shorten(safe(_value(value)), 100))}</td><td {CELL}>{escape(safe(source))}</td></tr>"
+        f"<td {CELL}>{escape(shorten(safe(fact_words(value)), 100))}</td><td {CELL}>{escape(safe(source))}</td></tr>"
         for which, values in facts.items()
         for fact, (value, source) in values.items()
     ]
     return f"<details><summary>facts</summary><table>{''.join(rows)}</table></details>" if rows else ""
 
 
-def _value(value: Any) -> str:
+def fact_words(value: Any) -> str:
+    """Return a fact's value as text."""
     return units.number(value) if isinstance(value, float) else str(value)

@@ -40,6 +40,7 @@ __all__ = [
 MOST = 20_000  #: points of a line that are sent to a browser
 RATIO = 30.0  #: of the largest to the smallest value from which the loss is drawn on a log scale
 WRONG, DOUBT = OKABE_ITO[5], OKABE_ITO[1]  #: findings and jumps; suspected ones
+RUNS = tuple(OKABE_ITO[at] for at in (0, 2, 3, 4, 6))  #: one colour per run, none of which means a jump
 MARKERS = {"sound": "circle", "unseen": "circle_dot", "incomplete": "circle", "finding": "triangle"}
 HEIGHTS = {"first": 260, "more": 110, "saved": 52}
 #: What the picture of layers can show: name → column of ``wb.timeline(by="tensor")``, role, title.
@@ -175,7 +176,7 @@ def run_figure(
     shown = window or (low - margin, high + margin)
     axis = Range1d(*shown, bounds=(low - 5 * margin, high + 5 * margin))
     names = list(dict.fromkeys(name for per_run in curves.lines.values() for name in per_run))
-    colours = {name: OKABE_ITO[at % 7] for at, name in enumerate(names)}
+    colours = {name: RUNS[at % len(RUNS)] for at, name in enumerate(names)}
     figures = []
     for at, (metric, lines) in enumerate(curves.lines.items()):
         figures.append(_metric(metric, lines, colours, axis, "first" if at == 0 else "more"))
@@ -265,12 +266,13 @@ def _metric(metric: str, lines: Mapping[str, MetricLine], colours: Mapping[str, 
             )
         )
         if len(drawn) > 1 and len(steps) and size == "first":
+            middle = (axis.start + axis.end) / 2
             made.add_layout(
                 Label(
                     x=float(steps[-1]),
                     y=float(points[np.isfinite(points)][-1]),
                     text=safe(name),
-                    text_align="right",
+                    text_align="right" if steps[-1] > middle else "left",
                     text_baseline="bottom",
                     text_color=colours[name],
                     text_font_size="10pt",

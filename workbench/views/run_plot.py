@@ -15,7 +15,7 @@ from workbench.analysis.run import Run, RunComparison
 from workbench.errors import MissingExtraError, UsageError, WriteError
 from workbench.views.names import safe
 from workbench.views.picture import OKABE_ITO
-from workbench.views.run_pictures import DOUBT, RATIO, WRONG, MetricLine, curves_of
+from workbench.views.run_pictures import DOUBT, RATIO, RUNS, WRONG, MetricLine, curves_of
 
 __all__ = ["run_plot"]
 
@@ -86,7 +86,7 @@ def run_plot(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> Any:
 def _metric(axis: Any, metric: str, lines: Any, names: Sequence[str], *, first: bool) -> None:
     values: list[Any] = []
     for name, line in lines.items():
-        colour = OKABE_ITO[list(names).index(name) % 7]
+        colour = RUNS[list(names).index(name) % len(RUNS)]
         _line(axis, line, colour, name if len(names) > 1 else None)
         values.append(line.values[np.isfinite(line.values)])
     known = np.concatenate(values) if values else np.empty(0)

@@ -19,11 +19,14 @@ from workbench.app.tabs.tab import Tab
 from workbench.app.words import count, html, safe
 from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
+from workbench.views.doctor_html import fact_words
+from workbench.views.names import shorten
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.analysis.report import Report
+    from workbench.doctor.facts.state import TrainingState
 
 __all__ = ["Overview", "bytes_by_module", "facts", "health", "module_of"]
 
@@ -45,6 +48,7 @@ class Overview(Tab):
             on_click=lambda _: self.state.param.update(tab="integrity"),
         )  # fmt: skip
         self._health = pn.Column(sizing_mode="stretch_width")
+        self._training = style.pane("")
         self.run = RunTab(self.state, self.schedule)
 
     def draw(self) -> None:
@@ -53,7 +57,7 @@ class Overview(Tab):
         if ckpt is None or lease is None:
             self.body[:] = []
             return
-        self._health[:] = [self.work]
+        self._health[:], self._training.object = [self.work], ""
         self.body[:] = self._parts(ckpt, lease.glance)
         self.run.look()
         if ckpt.catalog.chunks <= AT_ONCE:
@@ -63,15 +67,18 @@ class Overview(Tab):
         self.work.reset()
         self.run.work.reset()
 
-    def _verify(self, progress: Progress) -> Report:
+    def _verify(self, progress: Progress) -> tuple[Report, TrainingState]:
         from workbench.analysis.verify import verify
+        from workbench.doctor.facts.gather import gather
 
         assert self.state.ckpt is not None
-        return verify(self.state.ckpt, progress=progress)
+        return verify(self.state.ckpt, progress=progress), gather(self.state.ckpt)
 
-    def _done(self, report: Report) -> None:
+    def _done(self, found: tuple[Report, TrainingState]) -> None:
+        report, state = found
         self.badge.object = health(report)
         self._health[:] = [self.badge, self._more]
+        self._training.object = training(state)
 
     def _parts(self, ckpt: Checkpoint, seen: Glance) -> list[Any]:
         tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in seen.facts)
@@ -84,6 +91,7 @@ class Overview(Tab):
             style.pane(head),
             style.pane("".join(style.message(text, "warning") for text in seen.oddities)),
             self._health,
+            self._training,
             self.run,
             style.two_columns(*charts),
             _chart("Bytes by module", seen.modules, "module"),
@@ -103,6 +111,19 @@ def health(report: Report) -> str:
     return style.message(
         f"Structure: {' and '.join(found)}; values not checked. {first}", "error" if errors else "warning"
     )
+
+
+def training(state: TrainingState) -> str:
+    """Return the HTML of what the objects state about the training, each with the place that states it."""
+    from workbench.doctor.facts.gather import FACTS
+
+    rows = "".join(
+        f'<tr title="{html(FACTS[fact])}"><th>{html(fact)}</th><td>{html(shorten(fact_words(said[0].value), 60))}</td>'
+        f'<td class="muted">{html(said[0].source)}</td></tr>'
+        for fact, said in state.told.items()
+        if said
+    )
+    return f'<h3>Training</h3><div style="overflow-x:auto"><table>{rows}</table></div>' if rows else ""
 
 
 def bytes_frame(seen: Glance) -> pd.DataFrame:

@@ -1,0 +1,209 @@
+"""The way from the first page to the cause of a jump, and the page of a run, in a real Chromium.
+
+::
+
+    served ──► ROOT: spike/ (the sample of a resume with wrong masters), growing/ (two steps and a log that grows),
+               logs/ (no checkpoints), a folder with a hostile name
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+import workbench as wb
+from tests.conftest import WAIT
+from tests.pages import frame, link, tap
+from tests.serving import SHORT_LIVED, serving
+from tests.test_run import log, save
+
+pytestmark = pytest.mark.browser
+EVIL = '<img src=x onerror="window.pwned=1">'
+CAUSE = "The fp32 master weights do not match the weights."
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, samples):
+    root = tmp_path_factory.mktemp("served") / "ckpts"
+    shutil.copytree(samples / "loss_spike", root / "spike")
+    shutil.copy(samples / "loss_spike.csv", root / "spike" / "loss.csv")
+    (root / "empty").mkdir()
+    shutil.copytree(samples / "logs" / "torchtitan", root / "logs" / "titan")
+    for name in ("growing", EVIL.replace("/", "")):
+        for step in (10, 20):
+            save(root / name, step)
+    rows = "".join(f"{step},2.{step:02},{step}\n" for step in range(1, 26))
+    (root / EVIL.replace("/", "") / "log.csv").write_text(f"step,loss,{EVIL}\n{rows}")
+    log(root / "growing" / "log.csv", {step: 2 + step / 100 for step in range(1, 26)})
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(root):
+    with serving(root, **SHORT_LIVED) as url:
+        yield url
+
+
+def open_run(page, served: str, **query: str):
+    page.goto(served + wb_link(**query))
+    page.locator("h1.name").wait_for()
+    return page
+
+
+def wb_link(**query: str) -> str:
+    from workbench.app.state import link as made
+
+    return made(**query)
+
+
+def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
+    page = quiet
+    page.goto(served)
+    card = page.locator("a[href='?run=spike']")
+    expect(card).to_contain_text("The loss jumps at step 242 by 0.26, 1 step after a resume from step 240")
+    began = time.monotonic()
+    card.click()
+    expect(page.locator(".cause")).to_contain_text(CAUSE)
+    assert time.monotonic() - began < 10  # seconds, the budget of the whole way; 2 to 3 on a quiet machine
+    assert page.locator(".bk-Figure canvas").first.is_visible()
+    link(page, run="spike")
+    page.get_by_text("All signs, pictures and what was not checked").click()
+    link(
+        page, run="spike", ckpt="spike/step-240.pt", b="spike/step-245.pt", echo="spike/step-240-echo.pt", tab="doctor"
+    )
+    page.get_by_text(CAUSE).first.wait_for()
+    page.go_back()
+    expect(page.locator(".cause")).to_contain_text(CAUSE)
+    page.go_back()
+    expect(card).to_be_visible()
+
+
+def test_a_click_on_a_checkpoint_opens_it_and_the_trail_leads_back(quiet, served):
+    page = open_run(quiet, served, run="spike")
+    expect(page.locator(".cause")).to_contain_text(CAUSE)
+    page.locator('.tabulator-cell[tabulator-field="path"]', has_text=re.compile("^step-245.pt$")).click()
+    link(page, run="spike", ckpt="spike/step-245.pt")
+    page.locator(".facts").first.wait_for()
+    page.locator("nav a", has_text="spike").click()
+    page.locator("h1.name").wait_for()
+    assert link(page, run="spike").get("ckpt") is None
+    page.locator("nav a").first.click()
+    expect(page.locator("a[href='?run=spike']")).to_be_visible()
+
+
+def test_another_run_is_drawn_over_it_with_one_click(quiet, served):
+    page = open_run(quiet, served, run="spike", versus="logs/titan")
+    expect(page.locator(".chips a.on")).to_have_text("logs/titan")
+    loss = wb.run(Path("sample_ckpts/logs/torchtitan")).metrics["loss"].dropna()
+    drawn = """() => {
+      const found = []
+      const column = (data, name) => data?.get ? data.get(name) : data?.[name]
+      const walk = (view) => {
+        for (const {data_source} of view.model.renderers ?? []) {
+          const run = column(data_source?.data, "run")
+          if (run) found.push([run[0], Array.from(column(data_source.data, "value"))])
+        }
+        for (const child of view.child_views ?? []) walk(child)
+      }
+      for (const root of Bokeh.index.roots) walk(root)
+      return found
+    }"""
+    page.wait_for_function(f"({drawn})().some(([name]) => name === 'logs/titan')")
+    values = {name: line for name, line in page.evaluate(drawn) if len(line) == len(loss)}
+    assert values["logs/titan"] == loss.tolist()
+    page.locator(".chips a", has_text="growing").click()
+    assert link(page, run="spike")["with"] == "logs/titan,growing"
+
+
+def test_layers_turn_to_the_update_and_a_cell_leads_to_its_tensor(quiet, served):
+    page = open_run(quiet, served, run="spike")
+    expect(page.locator(".cause")).to_contain_text(CAUSE)
+    page.get_by_role("button", name="update").click()
+    link(page, heat="update")
+    page.wait_for_timeout(1000)
+    figure = page.locator(".bk-Figure").last
+    figure.scroll_into_view_if_needed()
+    box = figure.bounding_box()
+    tensor = page.get_by_text(re.compile("^Open .* at step 245$"))
+    for _ in range(8):  # the picture may still move while tables above it are drawn
+        box = figure.bounding_box()
+        page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.4)
+        page.wait_for_timeout(700)
+        if tensor.is_visible():
+            break
+    name = re.search("Open (.*) at step", tensor.inner_text())[1]
+    tensor.click()
+    assert link(page, tab="tensors", ckpt="spike/step-245.pt")["tensor"] == name
+    page.get_by_text("Most extreme elements", exact=True).wait_for()
+
+
+def test_a_new_step_and_new_lines_appear_without_a_reload(quiet, served, root):
+    page = open_run(quiet, served, run="growing")
+    expect(page.get_by_text("2 checkpoints").first).to_be_visible()
+    with (root / "growing" / "log.csv").open("a") as file:
+        file.writelines(f"{step},{2 + step / 100}\n" for step in range(26, 31))
+    save(root / "growing", 30)
+    expect(page.get_by_text("3 checkpoints").first).to_be_visible()
+    expect(page.get_by_text("30 points").first).to_be_visible()
+
+
+def test_names_and_metrics_stay_text(quiet, served):
+    page = quiet
+    page.goto(served)
+    card = page.locator(".runs a", has_text="onerror")
+    card.click()
+    page.locator("h1.name", has_text="onerror").wait_for()
+    page.get_by_text("2 checkpoints").first.wait_for()
+    assert page.evaluate("window.pwned") is None
+
+
+def test_what_is_no_run_says_so(quiet, served):
+    page = quiet
+    for path in ("absent", "../", "empty"):
+        page.goto(served + wb_link(run=path))
+        page.get_by_text("Cannot open the run").wait_for()
+
+
+def test_ten_thousand_steps_of_fifty_metrics_pan_in_the_browser(quiet, root, served):
+    folder = root / "long"
+    folder.mkdir(exist_ok=True)
+    names = [f"m{n}" for n in range(49)]
+    lines = [",".join(["step", "loss", *names])]
+    lines += [
+        ",".join([str(step), f"{3 + step % 7}", *(f"{step % (n + 2)}" for n in range(49))]) for step in range(10_000)
+    ]
+    (folder / "log.csv").write_text("\n".join(lines))
+    page = open_run(quiet, served, run="long", metrics="loss,m1,m2")
+    left, top, width, height, x0, x1, *_ = frame(page)
+    page.mouse.move(left + width * 0.5, top + height * 0.5)
+    page.mouse.down()
+    page.mouse.move(left + width * 0.2, top + height * 0.5, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(500)
+    moved = frame(page)
+    assert moved[4] > x0 and moved[5] > x1  # the axis has moved, without the server: nothing is computed for it
+
+
+def test_a_report_opens_without_a_network(quiet, tmp_path):
+    page = quiet
+    target = tmp_path / "report.html"
+    wb.run("sample_ckpts/loss_spike").to_html(target)
+    page.set_default_timeout(WAIT)
+    page.set_content(target.read_text("utf-8"))
+    page.locator(".bk-Figure canvas").first.wait_for()
+    expect(page.locator("body")).to_contain_text(CAUSE.rstrip("."))
+
+
+def test_a_tap_on_a_jump_asks_for_it(quiet, served):
+    page = open_run(quiet, served, run="spike", at="241")
+    expect(page.get_by_text("What changed at step 241?")).to_be_visible()
+    value = float(wb.run("sample_ckpts/loss_spike").metrics["loss"][242])
+    page.wait_for_timeout(1500)
+    tap(page, 242, value)
+    link(page, at="242")
+    expect(page.get_by_text("Why did the loss jump at step 242?")).to_be_visible()
