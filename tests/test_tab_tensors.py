@@ -313,9 +313,9 @@ def test_the_run_is_found_and_a_click_turns_to_its_step(root):
     page.until(lambda: state.status != "opening")
     overview = Overview(state, page.schedule)
     page.until(lambda: overview.run.steps and "intact" in overview.badge.object)
-    frame = overview.run.table.value
-    assert list(frame["step"]) == [2, 4] and list(frame["complete"]) == ["complete", "shown here; complete"]
-    overview.run._clicked(SimpleNamespace(row=0))
+    earlier, later = overview.run._turn
+    assert (earlier.disabled, later.disabled) == (False, True)
+    earlier.param.trigger("clicks")
     page.until(lambda: state.status == "open")
     assert (state.path, state.ckpt.step, state.tensor) == ("run/step-2", 2, "norm.weight")
     overview.close()

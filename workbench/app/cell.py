@@ -80,6 +80,7 @@ class RunCell(pn.viewable.Viewer):
         self.state = WorkbenchState(_AnyPlace(), None, schedule)
         self.state.param.update(run=paths[0], versus=joined(paths[1:]))
         self.page = RunPage(self.state, None, schedule, held)
+        self.page.show_now()
         self._below = pn.Column(sizing_mode="stretch_width")
         self.state.param.watch(self._opened, "status")
         self._body = pn.Column(self.page, self._below, sizing_mode="stretch_width")
@@ -104,7 +105,8 @@ class _AnyPlace(Jail):
     """No ROOT: the run's own paths, as the caller of a notebook's cell named them."""
 
     def __init__(self) -> None:
-        self.root, self.name = Path("."), ""
+        super().__init__(".")
+        self.name = "run"
 
     def resolve(self, relative: str) -> Path | str:
         return relative if is_url(relative) else Path(relative)

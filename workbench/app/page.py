@@ -58,6 +58,7 @@ class Workbench(pn.viewable.Viewer):
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
         self.state = state
+        state.served = True
         self.picker = Picker(state, schedule)
         self._schedule = schedule
         self.made: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from workbench.analysis.summary import Histogram, Summary
 from workbench.app.words import size
 from workbench.views.picture import OKABE_ITO
 
-__all__ = ["ODD", "ZERO", "bytes_bars", "heat_map", "histogram", "steps_line", "worst_points"]
+__all__ = ["ODD", "ZERO", "bytes_bars", "heat_map", "histogram", "worst_points"]
 
 ZERO = "#F0E442"  #: exactly zero
 ODD = "#CC79A7"  #: NaN and infinities
@@ -140,46 +140,6 @@ def heat_map(heat: Heat, shape: tuple[int, ...]) -> hv.Overlay:
         default_tools=["pan", "wheel_zoom", "box_zoom", "save", "reset"],
         hooks=[_saved_as("heat-map")],
         active_tools=[],
-        **_FRAME,
-    )
-
-
-def steps_line(steps: Sequence[tuple[int, int, bool]], here: int) -> hv.Overlay:
-    """Draw a run along its steps: one dot per step, hollow if incomplete, with a ring around the current one.
-
-    Args:
-        steps: step, bytes, whether it is complete; in order.
-        here: index of the current step, -1 for none.
-    """
-    dims: list[Any] = ["step", "bytes"]
-    unit, divisor = _unit(max((nbytes for _, nbytes, _ in steps), default=0))
-    rows = [(step, n / divisor, size(n), "complete" if whole else "incomplete") for step, n, whole in steps]
-    tips = [("step", "@step{0,0}"), ("size", "@size"), ("state", "@state")]
-    layers: list[Any] = [hv.Curve(rows, dims[0], [dims[1]]).opts(color="#888888", line_width=1, default_tools=["save"])]
-    for state, fill in (("complete", 1.0), ("incomplete", 0.0)):
-        part = [row for row in rows if row[3] == state]
-        if part:
-            dots = hv.Points(part, dims, ["size", "state"], label=state)
-            layers.append(
-                dots.opts(size=10, color=OKABE_ITO[0], fill_alpha=fill, line_width=2, tools=["hover"],
-                          hover_tooltips=tips, default_tools=["save"])
-            )  # fmt: skip
-    if here >= 0:
-        ring = hv.Points([rows[here][:2]], dims, label="this one")
-        layers.append(ring.opts(size=20, fill_alpha=0, line_color=OKABE_ITO[5], line_width=2.5, default_tools=["save"]))
-    top = max((row[1] for row in rows), default=1) * 1.35 or 1
-    return hv.Overlay(layers).opts(
-        height=150,
-        ylim=(0, top),
-        padding=0.08,
-        xlabel="step",
-        ylabel=f"size, {unit}",
-        yticks=3,
-        show_legend=True,
-        legend_position="right",
-        default_tools=["save"],
-        hooks=[_saved_as("steps")],
-        xticks=[(step, f"{step:,}") for step, *_ in (steps if len(steps) <= 12 else steps[:: -(-len(steps) // 8)])],
         **_FRAME,
     )
 

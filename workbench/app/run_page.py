@@ -169,6 +169,11 @@ class RunPage(pn.viewable.Viewer):
         self.examining.reset()
         self.measuring.reset()
 
+    def show_now(self) -> None:
+        """Read the run in this thread and show it, for a notebook that keeps what a cell showed when it ended."""
+        self.opening.reset()
+        self._show(self._open(lambda share: None))
+
     def look(self) -> None:
         """Read the run again if it has changed; less and less often while it does not. Call it every few seconds."""
         now = time.monotonic()

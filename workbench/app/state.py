@@ -52,7 +52,12 @@ class WorkbenchState(param.Parameterized):
         registry: opens and shares checkpoints.
         schedule: runs a callback on the page's thread; immediately if there is no page.
         outlet: where exports may go; by default, nowhere.
+
+    Attributes:
+        served: whether there are pages of runs to go to, as in the served dashboard.
     """
+
+    served = False
 
     run = param.String(default="", doc="Folder of a run, relative to ROOT; shown while no checkpoint is.")
     at = param.String(default="", doc="The step whose loss the run's page explains; empty for the highest spike.")

@@ -110,7 +110,7 @@ class Doctor(Tab):
 
     def _arrange(self) -> None:
         self.work.button.label = "Examine" if self.state.other or self.state.echo else "Examine this checkpoint alone"
-        run = [] if self.view is not None or is_url(self.state.path) else [self._run]
+        run = [self._run] if self.view is None and self.state.served else []
         self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), *run, self._result]
 
     def _whole(self, _: Any) -> None:

@@ -1,57 +1,36 @@
-"""The steps of a checkpoint's run: neighbours in the folder whose names differ only by a number.
-
-::
-
-    run/step-2   6.1 MiB   complete
-    run/step-4   6.1 MiB   complete      ◄ this one
-    run/step-6   2.0 MiB   .metadata is missing
-"""
+"""From a checkpoint to the other steps of its run: neighbours in the folder whose names differ only by a number."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
 
-from workbench.app import plots, style
+from workbench.app import style
 from workbench.app.jail import BucketJail, Jail
 from workbench.app.jobs import Progress, Schedule
-from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
-from workbench.app.words import safe
 from workbench.app.work import JobButton
 from workbench.core.remote.url import is_url
 from workbench.errors import WorkbenchError
 from workbench.runs import Found, discover
 
-if TYPE_CHECKING:
-    import pandas as pd
+__all__ = ["RunTab", "siblings"]
 
-__all__ = ["RunTab", "siblings", "step_rows"]
-
-COLUMNS: dict[str, tuple[str, str, int | None]] = {
-    "step": ("Step", "count", 110),
-    "path": ("Checkpoint", "text", None),
-    "nbytes": ("Size", "bytes", 110),
-    "complete": ("State", "text", 220),
-}
-PAGE = 8
 _NUMBER = re.compile(r"\d+")
 
 
 class RunTab(pn.viewable.Viewer):
-    """The steps of the run as a picture and a table, found in a job; clicking a step opens it."""
+    """Where in its run a checkpoint is, found in a job; buttons open its neighbours and the run's page."""
 
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
         self._state = state
         self.steps: list[Found] = []
         self.work = JobButton("Find other steps", self._find, self._done, verb="searching", schedule=schedule)
-        self.table: pn.widgets.Tabulator | None = None
         self._turn = [
             pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=self._turner(by))
             for label, by in (("Earlier step", -1), ("Later step", 1))
@@ -84,29 +63,19 @@ class RunTab(pn.viewable.Viewer):
             return  # no run: nothing to show
         self.steps, here = steps, _here(self._state)
         at = next((i for i, one in enumerate(steps) if one.path == here), -1)
-        frame = step_rows(steps, at)
         for button, by in zip(self._turn, (-1, 1), strict=True):
             button.disabled = not 0 <= at + by < len(steps)
-        picture = plots.steps_line([(one.step or 0, one.nbytes, one.complete) for one in steps], at)
-        self.table = style.table(frame, COLUMNS, page_size=PAGE)
-        if len(frame) > PAGE:
-            self.table.page = max(at, 0) // PAGE + 1
-        self.table.on_click(self._clicked)
-        self._body[:] = [
-            style.pane(f"<h3>The run: {len(steps)} steps</h3>"),
-            pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width"),
-            self.table,
-            pn.FlexBox(*self._turn, self._page, csv_button("run-steps", lambda: frame, "steps CSV")),
-        ]
+        words = (
+            f"Checkpoint {at + 1:,} of {len(steps):,} of its run"
+            if at >= 0
+            else f"The run has {len(steps):,} checkpoints"
+        )
+        self._body[:] = [style.pane(f"<h3>{words}</h3>"), pn.FlexBox(*self._turn, self._page)]
 
     def _whole(self, _: Any) -> None:
         """Show the page of the run."""
         folder = posixpath.dirname(_here(self._state)) or "."
         self._state.restore({"run": folder})
-
-    def _clicked(self, event: Any) -> None:
-        if event.row is not None:
-            self._go(int(event.row))
 
     def _turner(self, by: int) -> Any:
         def turn(_: Any) -> None:
@@ -135,17 +104,6 @@ def siblings(jail: Jail, path: str) -> list[Found]:
             fields = {field: getattr(one, field) for field in ("format", "step", "nbytes", "mtime", "complete", "why")}
             found.append(Found(path=posixpath.join(folder, one.path), **fields))
     return sorted(found, key=lambda one: (one.step or 0, one.path))
-
-
-def step_rows(steps: Sequence[Found], here: int = -1) -> pd.DataFrame:
-    """Return one row per step: step path nbytes complete, the last as text; row ``here`` is marked as the one shown."""
-    import pandas as pd
-
-    rows = []
-    for at, one in enumerate(steps):
-        words = "complete" if one.complete else safe(one.why or "incomplete")
-        rows.append((one.step, safe(one.path), one.nbytes, f"shown here; {words}" if at == here else words))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _here(state: WorkbenchState) -> str:
