@@ -29,9 +29,11 @@ from tests.test_stores import S3, s3, server, upload
 from workbench.analysis.health import StepHealth
 from workbench.analysis.run import open_run
 from workbench.analysis.watch import Watcher, WatchEvent
+from workbench.app.run_cache import shared_runs
 from workbench.app.watching import Watched, Watching, watched
 from workbench.cli import main
 from workbench.errors import NotACheckpointError, UsageError
+from workbench.runs import discover
 
 __all__ = ["s3", "server"]  # fixtures
 
@@ -41,7 +43,7 @@ IDLE = 8  #: looks after the last write
 Script = Iterable[Callable[[], object]]
 
 
-def follow(root: Any, script: Script = (), *, idle: int = IDLE, **options: Any) -> list[WatchEvent]:
+def follow(root: Any, script: Script = (), *, idle: int = IDLE, opens: bool = True, **options: Any) -> list[WatchEvent]:
     """The events of a watch while a script runs, one part between two looks; each step opens when it is reported."""
     parts, elapsed, left = iter(script), 0.0, idle
 
@@ -59,7 +61,7 @@ def follow(root: Any, script: Script = (), *, idle: int = IDLE, **options: Any) 
     events = []
     for event in Watcher(root, clock=lambda: began + elapsed, sleep=sleep, **options).events():
         events.append(event)
-        if event.kind in ("step", "rewritten") and "storage_options" not in options:
+        if event.kind in ("step", "rewritten") and opens:
             wb.open(event.path, cache=False).state_dict()
     return events
 
@@ -257,7 +259,7 @@ def test_a_corrupt_file_is_a_step_for_the_checks_when_it_does_not_change(tmp_pat
     at = data.index(b"PK\x01\x02")  # the directory, which is written last
     (tmp_path / "step-10.pt").write_bytes(data[:at] + b"XX" + data[at + 2 :])
     assert follow(tmp_path) == []  # it may be a file whose end was written first
-    events = follow(tmp_path, patience=60, idle=50)
+    events = follow(tmp_path, patience=60, idle=50, opens=False)
     assert [event.kind for event in events] == ["step", "finding"] and events[1].severity == "error"
 
 
@@ -438,7 +440,7 @@ def test_the_same_in_a_store(s3: S3, tmp_path):
             script += [partial(put, file.read_bytes(), f"run/step-{step}/{file.name}"), nothing]
         script += [partial(put, log[: 1400 + 20 * step], "run/log.csv")]
     script += [partial(put, log, "run/log.csv")]
-    events = follow("s3://bucket/run", script, idle=4, storage_options=s3.options)
+    events = follow("s3://bucket/run", script, idle=4, opens=False, storage_options=s3.options)
     assert names(events) == ["step-10", "step-20"] == names(events, "checked")
     assert [event.step for event in events if event.kind == "spike"] == [61]
     assert {event.kind for event in events} == {"step", "checked", "spike"}
@@ -547,6 +549,8 @@ def test_a_server_keeps_what_its_watch_finds(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert health.state == "sound" and not health.values and health.report is not None
+        (found,) = [one for one in discover(ROOT / "titan_run") if one.step == 4]
+        assert shared_runs.health(found, str(step)).state == "sound"  # what pages ask
         assert watched.health(ROOT / "titan_run") is None and {one.kind for one in watched.events()} >= {"step"}
     finally:
         server.watching.stop()

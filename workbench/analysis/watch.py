@@ -81,6 +81,7 @@ class WatchEvent:
         check: for ``checked`` and ``finding``: which one of :data:`CHECKS`.
         details: of JSON's types, by kind; docs/run.md lists them.
         health: for ``step``, ``rewritten``, ``incomplete``, ``checked`` and ``finding``: what is known of the step.
+        found: the step, as ``discover`` has it.
     """
 
     kind: str
@@ -92,6 +93,7 @@ class WatchEvent:
     check: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     health: StepHealth | None = None
+    found: Found | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: event time path step severity words check details; the time in ISO 8601, UTC."""
@@ -477,8 +479,8 @@ class Watcher:
                     continue
                 try:
                     depth = 0 if folder == "." else folder.count("/") + 1
-                    above = min(ABOVE, self._above + depth)
-                    there = open_run(self._at(folder), self._logs, above=above, growing=True)
+                    near = min(ABOVE, self._above + depth)
+                    there = open_run(self._at(folder), self._logs, above=near, growing=True)
                 except NotACheckpointError:
                     continue  # nothing is saved or logged yet
                 except WorkbenchError as error:
@@ -550,7 +552,8 @@ class Watcher:
     ) -> WatchEvent:
         about = {"format": found.format, "nbytes": found.nbytes, "mtime": found.mtime} if details is None else details
         at = self._at(found.path)
-        return self._counted(WatchEvent(kind, self._clock(), at, found.step, severity, words, check, about, health))
+        event = WatchEvent(kind, self._clock(), at, found.step, severity, words, check, about, health, found)
+        return self._counted(event)
 
     def _counted(self, event: WatchEvent) -> WatchEvent:
         self.exit_code = max(self.exit_code, _SEVERITIES.index(event.severity))

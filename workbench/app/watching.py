@@ -2,7 +2,8 @@
 
 ::
 
-    thread "workbench-watch"   Watcher(ROOT).events() ──► watched ──► pages: watched.health(path), watched.events()
+    thread "workbench-watch"   Watcher(ROOT).events() ─┬► watched ──────► watched.health(path), watched.events()
+                                                       └► shared_runs ──► the health of steps on pages
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from workbench.analysis.health import StepHealth
 from workbench.analysis.watch import Watcher, WatchEvent
 from workbench.app.jobs import NICE, Cancelled
+from workbench.app.run_cache import shared_runs
 from workbench.core.remote.url import is_url
 from workbench.errors import WorkbenchError
 
@@ -108,6 +110,8 @@ class Watching:
         try:
             for event in self._watcher.events():
                 watched.add(event)
+                if event.found is not None and event.health is not None and event.check in ("verify", "deep"):
+                    shared_runs.keep(event.found, event.path, event.health)
         except Cancelled:
             pass
         except WorkbenchError as error:

@@ -95,9 +95,7 @@ class LogFile:
     name: str = ""  #: of the metric, where each has a file
 
 
-def find_logs(
-    place: Place, *, skip: Sequence[str] = (), above: int = ABOVE, growing: bool = False
-) -> FoundLogs:
+def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE, growing: bool = False) -> FoundLogs:
     """Return the logs in a run's folder, or else beside it and above.
 
     Args:
