@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +404,32 @@ def test_a_spike_that_a_resume_has_undone_may_come_again(tmp_path):
     events = follow(tmp_path, in_pieces(data, tmp_path / "log.csv", 40, 0))
     assert [(event.kind, event.step) for event in events] == [("spike", 81), ("resume", 61), ("spike", 81)]
     assert events[1].details["repeated"] == 35 and events[1].severity == ""
+
+
+def test_a_log_that_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
+    from workbench.analysis import watch
+
+    now, reads = [1000.0], []
+    real = watch.open_run
+
+    def slow(*args: Any, **options: Any) -> Any:
+        now[0] += 10
+        reads.append(now[0])
+        return real(*args, **options)
+
+    monkeypatch.setattr(watch, "open_run", slow)
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n1,3.0\n")
+
+    def sleep(seconds: float) -> bool:
+        now[0] += seconds
+        with path.open("a") as file:
+            file.write(f"{int(now[0])},3.0\n")
+        return now[0] > 1400
+
+    looks = Watcher(tmp_path, clock=lambda: now[0], sleep=sleep)
+    assert list(looks.events()) == []
+    assert [after - before for before, after in pairwise(reads)] == [100, 100, 100, 100]
 
 
 def test_nan_is_an_error(tmp_path):

@@ -52,7 +52,7 @@ CHECKS = ("verify", "deep", "doctor")
 KINDS = ("step", "rewritten", "removed", "incomplete", "checked", "finding", "resume", "spike", "note")
 NEAR, FAR = (2.0, 30.0), (30.0, 300.0)  #: seconds between two looks: while something changes, and at most; URLs
 SLOWER = 1.5  #: by which the seconds grow with each look that shows nothing new
-SHARE = 9  #: times as long as a look takes, the next one waits
+SHARE = 9  #: times as long as a look, or reading a run's logs, takes, the next one waits
 PATIENCE = 600.0  #: seconds without a change after which a step is called incomplete
 DEPTH = 8  #: of folders that are listed
 LISTED = 20  #: findings in the details of an event
@@ -128,9 +128,19 @@ class WatchedStep:
 
 @dataclass
 class WatchedRun:
-    """What was reported of a run's log: steps of resumes, and first and last steps of spikes."""
+    """What was reported of a run's log.
+
+    Attributes:
+        logs: its files when they were read.
+        stale: something has changed since.
+        again: the time before which they are not read again.
+        resumes: their steps.
+        spikes: their first and last steps.
+    """
 
     logs: Mapping[str, FileStat | None] | None = None
+    stale: bool = True
+    again: float = 0.0
     resumes: set[int] = field(default_factory=set)
     spikes: list[tuple[int, int]] = field(default_factory=list)
 
@@ -169,7 +179,8 @@ class Watcher:
             logs: files or folders of logs of the one run in ``root``; by default those in, beside and above each run.
             above: folders above the root in which logs are looked for.
             interval: seconds between two looks; by default 2 on disk and 30 for URLs while something changes, growing
-                to 30 and 300 while nothing does. A look never follows sooner than 9 times its own duration.
+                to 30 and 300 while nothing does. What takes long, a look or reading a run's logs, is repeated after 9
+                times as long.
             patience: seconds without a change after which a step that is not complete, or does not open, is reported.
             from_now: report nothing that is complete, or logged, at the first look.
             storage_options: for URLs, as in ``wb.open``.
@@ -197,7 +208,7 @@ class Watcher:
         self._patience, self._from_now = patience, from_now
         self._options, self._threads, self._progress = storage_options, threads, progress
         self._clock, self._sleep = clock, sleep
-        self._wait, self._busy, self._looks = self._least, True, 0
+        self._wait, self._pause, self._busy, self._looks = self._least, 0.0, True, 0
         self._files: Listing = {}
         self._log_files: Listing = {}
         self._found: list[Found] = []
@@ -216,13 +227,10 @@ class Watcher:
             OpenError: the folder cannot be listed at the first look; later that is a ``note``, and tried again.
         """
         while True:
-            began = self._clock()
             yield from self.look()
-            ended = self._clock()
-            yield from self._check(until=ended + self._least)
+            yield from self._check(until=self._clock() + self._least)
             self._wait = self._least if self._busy else min(self._wait * SLOWER, self._most)
-            wait = max(self._wait, min(SHARE * (ended - began), self._most))
-            if self._sleep(0 if self._unchecked else wait):
+            if self._sleep(0 if self._unchecked else max(self._wait, self._pause)):
                 return
 
     def once(self) -> Iterator[WatchEvent]:
@@ -242,6 +250,7 @@ class Watcher:
         Args:
             last: there will be no further look: report what is waiting, too.
         """
+        began = self._clock()
         try:
             with self._opening():
                 for path in () if self._looks else self._logs or ():
@@ -261,7 +270,8 @@ class Watcher:
         changed |= log_files != self._log_files
         self._busy |= changed
         self._files, self._log_files = files, log_files
-        yield from self._read_logs(changed)
+        self._pause = SHARE * (self._clock() - began)
+        yield from self._read_logs(changed, last)
         self._looks += 1
 
     @property
@@ -465,7 +475,7 @@ class Watcher:
 
     # ---- logs ---------------------------------------------------------------------------------------------------
 
-    def _read_logs(self, changed: bool) -> Iterator[WatchEvent]:
+    def _read_logs(self, changed: bool, last: bool) -> Iterator[WatchEvent]:
         if self._found and "." in self._files:
             return  # the root is one file, a checkpoint
         runs, _ = grouped(self._found)
@@ -474,23 +484,25 @@ class Watcher:
             if folder not in self._runs:  # the second step makes a run of what was the root alone
                 self._runs[folder] = self._runs.get(".") or WatchedRun()
             state = self._runs[folder]
+            began = self._clock()
             with self._opening():
-                if not changed and state.logs and self._stats(state.logs) == state.logs:
+                state.stale |= changed or not state.logs or self._stats(state.logs) != state.logs
+                if not state.stale or (began < state.again and not last):
                     continue
                 try:
                     depth = 0 if folder == "." else folder.count("/") + 1
                     near = min(ABOVE, self._above + depth)
                     there = open_run(self._at(folder), self._logs, above=near, growing=True)
-                except NotACheckpointError:
-                    continue  # nothing is saved or logged yet
-                except WorkbenchError as error:
-                    note = str(error)
-                else:
-                    note = ""
                     state.logs = self._stats(there.log_files)
                     resumes, spikes = records(there.resumes), records(there.spikes)
-            if note:
-                yield from self._note(note)
+                    why = None
+                except WorkbenchError as error:
+                    why = error
+            state.stale, ended = False, self._clock()
+            state.again = ended + SHARE * (ended - began)
+            if why is not None:
+                if not isinstance(why, NotACheckpointError):  # that nothing is saved or logged yet
+                    yield from self._note(str(why))
                 continue
             silent = self._from_now and not self._looks
             for event in self._logged(there, state, resumes, spikes):
