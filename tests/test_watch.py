@@ -118,7 +118,7 @@ def test_what_is_renamed_into_place_is_a_step_once(tmp_path):
     assert names(events, "checked") == names(events) and {event.kind for event in events} == {"step", "checked"}
 
 
-@pytest.mark.parametrize("stalls", [0, 1, 3])
+@pytest.mark.parametrize("stalls", [0, 3])
 def test_what_is_written_in_place_is_a_step_once_it_is_whole(tmp_path, stalls):
     script = [part for step in (10, 20) for part in dcp_in_place(tmp_path / f"step-{step}", stalls)]
     events = follow(tmp_path, script, checks=("deep",))
@@ -126,7 +126,7 @@ def test_what_is_written_in_place_is_a_step_once_it_is_whole(tmp_path, stalls):
     assert [event.health.values for event in events if event.kind == "checked"] == [True, True]
 
 
-@pytest.mark.parametrize("stalls", [0, 1, 3])
+@pytest.mark.parametrize("stalls", [0, 3])
 def test_a_torch_save_that_grows_is_no_step_before_its_last_byte(tmp_path, stalls):
     script = [
         part for step in (10, 20) for part in in_pieces(torch_bytes(step), tmp_path / f"step-{step}.pt", 7, stalls)
@@ -377,7 +377,7 @@ def rows(curve: dict[int, float], steps: Iterable[int]) -> bytes:
     return "".join(f"{step},{curve[step]}\n" for step in steps).encode()
 
 
-@pytest.mark.parametrize("pieces", [23, 60])
+@pytest.mark.parametrize("pieces", [31])
 def test_a_spike_is_reported_once_while_the_log_grows_by_half_lines(tmp_path, pieces):
     curve = spiky(61)
     data = b"step,loss\n" + rows(curve, range(1, 121))
