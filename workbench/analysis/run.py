@@ -35,7 +35,7 @@ from workbench.runs.logs.joined import JoinedLog, Resume, join
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CheckpointPair", "Run", "RunComparison", "compare", "open_run", "run"]
+__all__ = ["CheckpointPair", "Run", "RunComparison", "compare", "is_echo", "open_run", "records", "run"]
 
 RESUMES = ("step", "from_step", "why", "stopped_after", "repeated", "difference", "path")
 SPIKES = (
@@ -105,19 +105,25 @@ def open_run(
     *,
     storage_options: Mapping[str, Any] | None = None,
     above: int = ABOVE,
+    growing: bool = False,
 ) -> Run:
-    """Open a run as :func:`run` does, and look for logs in at most ``above`` folders above it."""
+    """Open a run as :func:`run` does.
+
+    Args:
+        above: folders above it in which logs are looked for.
+        growing: the run is still being logged: a last line that nothing ends may be half of a number and is left out.
+    """
     path = os.fsdecode(root)
     found = [one for one in discover(path, depth=4, storage_options=storage_options) if one.step is not None]
-    found.sort(key=lambda one: (one.step or 0, _is_echo(one), one.mtime, one.path))
+    found.sort(key=lambda one: (one.step or 0, is_echo(one), one.mtime, one.path))
     named = None if logs is None else [logs] if isinstance(logs, (str, os.PathLike)) else list(logs)
     place = Place(path, storage_options)
     if named is not None:
-        read = read_logs(named, storage_options)
+        read = read_logs(named, storage_options, growing=growing)
     elif place.file is not None and not found:
-        read = read_logs([path], storage_options)
+        read = read_logs([path], storage_options, growing=growing)
     else:
-        read = find_logs(place, skip=[one.path for one in found], above=above)
+        read = find_logs(place, skip=[one.path for one in found], above=above, growing=growing)
     if not found and not read.logs:
         raise NotACheckpointError(f"{path!r} holds neither checkpoints with steps in their names nor a log")
     return Run(path, tuple(found), read)
@@ -207,16 +213,16 @@ class Run(Shown):
     Attributes:
         path: as given.
         found: its checkpoints, by step.
-        log_files: paths of the logs that were read.
         notes: what was not read, and what is odd, one sentence each.
+        log_files: paths or URLs of the files that were looked into for logs.
     """
 
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
         self.path = path
         self.found = tuple(found)
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
-        self.log_files = tuple(os.path.join(read.root, log.path) for log in read.logs)
         self.notes: list[str] = list(read.notes)
+        self.log_files = tuple(read.files)
         if self._joined:
             self.notes += self._joined[0].notes
             self._used = [one for one in self._joined if one is self._joined[0] or self._same(one)]
@@ -370,10 +376,10 @@ class Run(Shown):
         whole = [one for one in self.found if one.complete and one.step is not None]
         last = step - interval + zero  # the mean of several steps may have risen in its first
         earlier = [one for one in whole if (one.step or 0) <= last]
-        later = [one for one in whole if (one.step or 0) >= step + zero and not _is_echo(one)]
+        later = [one for one in whole if (one.step or 0) >= step + zero and not is_echo(one)]
         before = self._first_of([one for one in earlier if one.step == earlier[-1].step]) if earlier else None
         twins = [one for one in earlier if before is not None and one.step == before.step and one is not before]
-        echo = next((one for one in twins if _is_echo(one)), None)
+        echo = next((one for one in twins if is_echo(one)), None)
         after = later[0] if later else None
         return CheckpointPair(before, echo, after, self._advice(step, before, after))
 
@@ -443,7 +449,7 @@ class Run(Shown):
             name: {"step": steps.tolist(), "value": [finite(value) for value in values.tolist()]}
             for name, (steps, values) in self._curves().items()
         }
-        tables = {name: _records(getattr(self, name)) for name in ("steps", "sources", "resumes", "spikes", "ghosts")}
+        tables = {name: records(getattr(self, name)) for name in ("steps", "sources", "resumes", "spikes", "ghosts")}
         return {"path": self.path, **tables, "metrics": curves, "notes": list(self.notes)}
 
     # ---- inside -------------------------------------------------------------------------------------------------
@@ -540,7 +546,7 @@ class Run(Shown):
             for resume in one.resumes:
                 found.setdefault(resume.first_after, resume)
         for save in self.found:
-            if save.complete and _is_echo(save) and save.step is not None:
+            if save.complete and is_echo(save) and save.step is not None:
                 first = save.step + (0 if self._zero_based else 1)
                 why = f"{save.path!r} was saved right after a load"
                 if first not in found:
@@ -562,7 +568,7 @@ class Run(Shown):
         """The step that a resume continued from, and its checkpoint: the log says so, or the checkpoint exists."""
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
-        whole = [found for found in self.found if found.complete and not _is_echo(found)]
+        whole = [found for found in self.found if found.complete and not is_echo(found)]
         if one.loaded is not None:
             near = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
             return one.loaded, near[-1] if near else None
@@ -574,7 +580,7 @@ class Run(Shown):
 
     @staticmethod
     def _first_of(found: Sequence[Found]) -> Found:
-        return next((one for one in found if not _is_echo(one)), found[0])
+        return next((one for one in found if not is_echo(one)), found[0])
 
     def _advice(self, step: int, before: Found | None, after: Found | None) -> str:
         if before is not None and after is not None:
@@ -587,13 +593,13 @@ class Run(Shown):
         return f"no complete checkpoint from step {step:,} or later exists: save one soon after a resume"
 
 
-def _is_echo(found: Found) -> bool:
-    """Whether a checkpoint was saved right after a load, by the name that docs/echo.md gives it."""
+def is_echo(found: Found) -> bool:
+    """Return whether a checkpoint was saved right after a load, by the name that docs/echo.md gives it."""
     return "echo" in os.path.basename(found.path)
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows in JSON's types; what is missing is ``None``."""
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table in JSON's types; what is missing is ``None``."""
     out = []
     for row in frame.to_dict("records"):
         plain: dict[str, Any] = {}

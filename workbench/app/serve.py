@@ -47,6 +47,7 @@ class Serving:
             loopback; pages from there may connect to it.
         certificate, key: PEM files; with them, the server uses TLS.
         executor: whose workers read what is verified, compared, examined or exported; ``None`` for this process.
+        watch: checks to run on each step under ROOT, in the background: ``verify``, ``deep``, ``doctor``.
     """
 
     port: int = 5006
@@ -62,6 +63,7 @@ class Serving:
     certificate: str | None = None
     key: str | None = None
     executor: Executor | None = None
+    watch: Sequence[str] = ()
 
 
 def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -> None:
@@ -85,11 +87,14 @@ def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -
     except KeyboardInterrupt:
         print()
     finally:
+        if server.watching is not None:
+            server.watching.stop()
         server.stop()
 
 
 def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **options: Any) -> Any:
-    """Return the listening server; the caller runs its event loop. Raises as :func:`serve`."""
+    """Return the listening server; the caller runs its event loop, and stops its ``watching``, if that is not ``None``.
+    Raises as :func:`serve`."""
     ours = {name: options.pop(name) for name in Serving.__dataclass_fields__ if name in options}
     how = Serving(port=port, **ours)
     jail = jail_of(root)
@@ -145,6 +150,12 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
         print("note: the password is sent unencrypted; use --certificate and --key, or put a TLS proxy in front")
     if outlet.open:
         print(f"Exports may be written to {outlet}", flush=True)
+    server.watching = None
+    if how.watch:
+        from workbench.app.watching import Watching
+
+        server.watching = Watching(jail.root, how.watch)
+        server.watching.start()
     if show:
         server.io_loop.add_callback(server.show, "/")
     return server

@@ -19,6 +19,7 @@ from workbench.views.names import safe
 __all__ = ["USAGE", "parser"]
 
 USAGE = 64
+CHECKS = ("verify", "deep", "doctor")  #: of ``workbench.analysis.watch``, which takes long to import
 
 
 def parser() -> argparse.ArgumentParser:
@@ -263,11 +264,51 @@ def parser() -> argparse.ArgumentParser:
     merge.add_argument("parts", nargs="+", metavar="PART", help="the files of all parts")
     merge.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
 
+    watch = _command(commands, "watch", "watch", "new steps, spikes, resumes and findings of a run, as they appear")
+    watch.add_argument("root", help="the folder, or URL, of a run or of several")
+    watch.add_argument(
+        "--check",
+        action="append",
+        choices=CHECKS,
+        help="check each step: its structure (verify, the default), every byte (deep), or what has changed since the "
+        "step before it (doctor); repeatable",
+    )
+    watch.add_argument(
+        "--logs",
+        metavar="PATH",
+        action="append",
+        help="a log of the run, or a folder of logs; repeatable (default: those in the run's folder, beside and above)",
+    )
+    watch.add_argument(
+        "--interval",
+        type=_seconds,
+        metavar="S",
+        help="seconds between two looks (default: 2, up to 30 while nothing changes; for URLs 30, up to 300)",
+    )
+    watch.add_argument("--once", action="store_true", help="report what is there, and end")
+    watch.add_argument("--from-now", action="store_true", help="report only what is saved and logged from now on")
+    watch.add_argument(
+        "--on-finding",
+        metavar="CMD",
+        help="run this command for each warning and error; the event is on its stdin, as JSON, and in WORKBENCH_*",
+    )
+    watch.add_argument("--webhook", metavar="URL", help="POST each warning and error to this URL, as JSON")
+    watch.add_argument("--until-steps", type=_positive, metavar="N", help="end when N steps are reported and checked")
+    watch.add_argument("--for", type=_seconds, metavar="SECONDS", dest="duration", help="end after this time")
+    watch.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+
     serve = _command(commands, "serve", "serve", "the dashboard, in a browser")
     serve.add_argument("root", help="folder, or URL, with checkpoints; nothing outside it can be opened")
     serve.add_argument("--port", type=_port, default=5006, help="TCP port (default: 5006)")
     serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     _workers(serve)
+    serve.add_argument(
+        "--watch",
+        type=_checks,
+        default=(),
+        metavar="CHECKS",
+        help="check each new step in the background: verify, deep, doctor, or several with commas",
+    )
     serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")
     serve.add_argument(
         "--allow-export",
@@ -402,6 +443,23 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 62):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def _checks(text: str) -> tuple[str, ...]:
+    for name in (names := tuple(text.split(","))):
+        if name not in CHECKS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(CHECKS)}{did_you_mean(name, CHECKS)}")
+    return names
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -30,4 +30,5 @@ def serve(options: argparse.Namespace) -> None:
             certificate=options.certificate,
             key=options.key,
             executor=executor,
+            watch=options.watch,
         )

@@ -58,6 +58,7 @@ ABOVE: dict[str, dict[str, str]] = {
         "view": "app.cell:view_runs",
     },
     "TensorDiff": {"text": "views.diff:tensor_text"},
+    "Watcher": {"doctor": "doctor.examine:doctor"},
 }
 
 

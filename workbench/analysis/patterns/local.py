@@ -27,7 +27,7 @@ from workbench.core.arrays import Array
 from workbench.core.runs import ElementRun
 from workbench.tensor import LazyTensor
 
-__all__ = ["Difference", "Watcher", "flipped", "replaced"]
+__all__ = ["Difference", "PatternWatcher", "flipped", "replaced"]
 
 
 SMALL = 1 << 16  #: elements of a tensor that is compared without a first look at a few boxes
@@ -39,7 +39,7 @@ KEPT = 1 << 16  #: maximum changed elements kept for estimates
 LISTED = 64  #: maximum indices of replaced rows listed
 
 
-class Watcher(Protocol):
+class PatternWatcher(Protocol):
     """A hypothesis about all elements, which receives the blocks of the pass."""
 
     alive: bool
@@ -77,7 +77,7 @@ class Difference:
         self.touched = [np.zeros(n, bool) if n <= MASK else None for n in self.shape]
         self._seen = [np.zeros(n, bool) if n <= MASK else None for n in self.shape]
 
-    def refutes(self, watchers: Sequence[Watcher]) -> bool:
+    def refutes(self, watchers: Sequence[PatternWatcher]) -> bool:
         """Return whether a few boxes show that no local change and no hypothesis of the watchers is possible.
 
         The pass is then not worth its reads: the attributes describe the boxes, and ``complete`` is false. A local
@@ -115,7 +115,7 @@ class Difference:
         self.count, self.before, self.after = int(np.count_nonzero(changed)), before[changed], after[changed]
         return True
 
-    def run(self, watchers: Sequence[Watcher]) -> None:
+    def run(self, watchers: Sequence[PatternWatcher]) -> None:
         """Run the pass."""
         equal: list[ElementRun] = []  # passed at the end to watchers that are still alive
         for run in runs_of(self.shape, self.a.element.itemsize).ends_first():

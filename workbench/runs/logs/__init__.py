@@ -27,12 +27,12 @@ from workbench.core.place import Place
 from workbench.errors import UsageError, WorkbenchError
 from workbench.names.steps import step_of
 from workbench.runs.logs.binary import WANDB_MAGIC, read_events, read_wandb
-from workbench.runs.logs.lines import is_text, stripped_lines
+from workbench.runs.logs.lines import EndedLines, is_text, stripped_lines
 from workbench.runs.logs.printed import read_printed
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
 from workbench.runs.logs.tables import read_csv, read_databases, read_jsonl, read_mlflow, read_trainer_state
 
-__all__ = ["ABOVE", "FoundLogs", "MetricLog", "StartMark", "find_logs", "read_logs"]
+__all__ = ["ABOVE", "FoundLogs", "MetricLog", "StartMark", "find_logs", "is_log", "read_logs"]
 
 DEPTH = 6  #: folders below the root that are searched: mlruns/<experiment>/<run>/metrics/train/loss
 ABOVE = 2  #: folders above the root that are searched if there is no log below it
@@ -75,11 +75,13 @@ class FoundLogs:
         logs: what was read, one per run of a program, those with points only.
         root: the folder that the paths are relative to.
         notes: what was not read, and why, one sentence each.
+        files: paths or URLs of all that was looked into, with what turned out not to be a log.
     """
 
     logs: list[MetricLog] = field(default_factory=list)
     root: str = ""
     notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +95,19 @@ class LogFile:
     name: str = ""  #: of the metric, where each has a file
 
 
-def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE) -> FoundLogs:
+def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE, growing: bool = False) -> FoundLogs:
     """Return the logs in a run's folder, or else beside it and above.
 
     Args:
         place: the run's folder.
         skip: checkpoints in it, relative paths; only ``trainer_state.json`` of the last few is looked for in them.
         above: folders above it that are searched.
+        growing: leave out a last line that nothing ends.
 
     Logs above count if their name contains the folder's, or if nothing else there could mean another run: the folder
     has to be the only one with a name like its own.
     """
-    found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip))
+    found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip), growing)
     at, inner = place, place.name
     for _ in range(above):
         if found.logs:
@@ -117,14 +120,19 @@ def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE) -> 
         except WorkbenchError:
             break
         notes = found.notes
-        found = _read(outer, files)
+        found = _read(outer, files, growing)
         found.notes = notes + found.notes
         at, inner = outer, os.path.basename(outer.root)
     return found
 
 
-def read_logs(paths: Sequence[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None = None) -> FoundLogs:
-    """Return the logs in files or folders that the user named.
+def read_logs(
+    paths: Sequence[str | os.PathLike[str]],
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    growing: bool = False,
+) -> FoundLogs:
+    """Return the logs in files or folders that the user named; ``growing`` as for :func:`find_logs`.
 
     Raises:
         OpenError: a path does not exist. UsageError: none of the files is a log in a known format.
@@ -134,10 +142,11 @@ def read_logs(paths: Sequence[str | os.PathLike[str]], storage_options: Mapping[
         place = Place(path, storage_options)
         if place.file is not None:
             one = _file(place.files, place.file, "", given=True)
-            found = _read(place, [one] if one else [LogFile("text", place.file, (), place.file)])
+            found = _read(place, [one] if one else [LogFile("text", place.file, (), place.file)], growing)
         else:
-            found = _read(place, [*_walk(place, "", DEPTH, set(), given=True)])
+            found = _read(place, [*_walk(place, "", DEPTH, set(), given=True)], growing)
         out.logs += found.logs
+        out.files += found.files
         out.notes += found.notes
         out.root = out.root or place.root
     if not out.logs:
@@ -227,6 +236,11 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
     return None
 
 
+def is_log(name: str) -> bool:
+    """Return whether a file of this name is read as a log; ``trainer_state.json`` is also part of a checkpoint."""
+    return name != "trainer_state.json" and _file({}, name, "") is not None
+
+
 def _states(place: Place, skip: Sequence[str]) -> list[LogFile]:
     """``trainer_state.json`` of the checkpoints written last; each holds the history of those before it."""
     found = []
@@ -265,23 +279,25 @@ def _above(place: Place, name: str) -> Iterator[LogFile]:
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
-def _read(place: Place, files: Sequence[LogFile]) -> FoundLogs:
-    out = FoundLogs(root=place.root)
+def _read(place: Place, files: Sequence[LogFile], growing: bool) -> FoundLogs:
+    out = FoundLogs(root=place.root, files=[f"{place.root.rstrip('/')}/{one.path}" for one in files])
     groups: dict[tuple[str, str], list[LogFile]] = {}
     for one in files:
         groups.setdefault((one.kind, one.group), []).append(one)
     for (kind, group), members in sorted(groups.items()):
         members.sort(key=lambda one: one.order)
-        logs = _group(place, kind, group, members, out.notes)
+        logs = _group(place, kind, group, members, out.notes, growing)
         for log in logs:
             out.notes += log.notes
         out.logs += [log for log in logs if log.columns]
     return out
 
 
-def _group(place: Place, kind: str, group: str, members: list[LogFile], notes: list[str]) -> list[MetricLog]:
+def _group(
+    place: Place, kind: str, group: str, members: list[LogFile], notes: list[str], growing: bool
+) -> list[MetricLog]:
     if kind == "text":
-        return _texts(place, members, notes)
+        return _texts(place, members, notes, growing)
     log = MetricLog(members[-1 if kind == "hf_trainer" else 0].path, kind)  # the newest state has the whole history
     log.zero_based = kind == "lightning_csv"
     for one in members:
@@ -303,16 +319,16 @@ def _group(place: Place, kind: str, group: str, members: list[LogFile], notes: l
                 else:
                     notes.append(f"{one.path!r} does not begin as a .wandb file")
             elif kind == "mlflow_files":
-                read_mlflow(log, source, one.path, one.name)
+                read_mlflow(log, EndedLines(source) if growing else source, one.path, one.name)
             elif not is_text(source):
                 notes.append(f"{one.path!r} is binary and was not read")
             elif kind == "jsonl":
-                read_jsonl(log, source, one.path)
+                read_jsonl(log, EndedLines(source) if growing else source, one.path)
             else:
                 log.by_metric = kind == "deepspeed_csv"
                 if len(members) > 1 and not log.by_metric:
                     log.start(StartMark(log.rows, "new file"))
-                read_csv(log, source, one.path)
+                read_csv(log, EndedLines(source) if growing else source, one.path)
                 if kind == "deepspeed_csv":
                     log.unit = "samples"
         except LogFull:
@@ -323,7 +339,7 @@ def _group(place: Place, kind: str, group: str, members: list[LogFile], notes: l
     return [log]
 
 
-def _texts(place: Place, members: list[LogFile], notes: list[str]) -> list[MetricLog]:
+def _texts(place: Place, members: list[LogFile], notes: list[str], growing: bool) -> list[MetricLog]:
     """Printed logs; files whose names differ in a number are the starts of one run, unless they log the same steps."""
     joined: dict[str, MetricLog] = {}
     for one in members:
@@ -332,7 +348,8 @@ def _texts(place: Place, members: list[LogFile], notes: list[str]) -> list[Metri
             if not is_text(source):
                 notes.append(f"{one.path!r} is binary and was not read")
                 continue
-            logs = read_printed(one.path, stripped_lines(source), VALUES)
+            lines = stripped_lines(EndedLines(source) if growing else source)
+            logs = read_printed(one.path, lines, VALUES)
         except WorkbenchError as error:
             notes.append(str(error))
             continue

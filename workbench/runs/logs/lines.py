@@ -9,15 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from workbench.core.source import Source
+from workbench.core.arrays import Array
+from workbench.core.source import FileStat, Source
 
-__all__ = ["BLOCK", "LINE", "is_text", "stripped_lines"]
+__all__ = ["BLOCK", "LINE", "EndedLines", "is_text", "stripped_lines"]
 
 BLOCK = 1 << 20  #: bytes that are read at once
 LINE = 1 << 20  #: bytes of the longest line that is read
 _HEAD = 4096
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _END = re.compile(rb"[\r\n]+")
+
+
+class EndedLines(Source):
+    """A text file up to its last end of a line: what a program is still writing may be half of a number."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        stop = source.size
+        while stop > 0:
+            start = max(0, stop - BLOCK)
+            data = source.read_bytes(start, stop)
+            stop = start
+            if (last := max(data.rfind(b"\n"), data.rfind(b"\r"))) >= 0:
+                stop = start + last + 1
+                break
+        self.stat = FileStat(stop, source.stat.mtime_ns, source.stat.tag)
+
+    def read_into(self, buffer: Array, start: int) -> None:
+        self._source.read_into(buffer, start)
+
+    def read_bytes(self, start: int, stop: int) -> bytes:
+        return self._source.read_bytes(start, min(stop, self.size))
 
 
 def is_text(source: Source) -> bool:
