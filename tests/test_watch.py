@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
@@ -30,11 +31,11 @@ from tests.test_stores import S3, s3, server, upload
 from workbench.analysis.health import StepHealth
 from workbench.analysis.run import open_run
 from workbench.analysis.watch import Watcher, WatchEvent
-from workbench.app.run_cache import shared_runs
-from workbench.app.watching import Watched, Watching, watched
+from workbench.app.run_cache import RunCache, shared_runs
+from workbench.app.watching import Watching, recent
 from workbench.cli import main
 from workbench.errors import NotACheckpointError, UsageError
-from workbench.runs import discover
+from workbench.runs import Found, discover
 
 __all__ = ["s3", "server"]  # fixtures
 
@@ -567,45 +568,41 @@ def test_a_signal_ends_it_with_its_exit_code_and_a_summary(tmp_path, number):
 def test_a_server_keeps_what_its_watch_finds(tmp_path):
     from workbench.app.serve import start
 
-    watched.clear()
-    server = start(ROOT / "titan_run", watch=("verify",))
+    root = tmp_path / "titan_run"
+    shutil.copytree(ROOT / "titan_run", root)
+    recent.clear()
+    (found,) = [one for one in discover(root) if one.step == 4]
+    server = start(root, watch=("verify",))
     try:
-        step = ROOT / "titan_run" / "step-4"
         deadline = time.monotonic() + 60
-        while (health := watched.health(step)) is None or health.state == "unseen":
+        while (health := shared_runs.health(found, str(root / "step-4"))).state == "unseen":  # what pages ask
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert health.state == "sound" and not health.values and health.report is not None
-        (found,) = [one for one in discover(ROOT / "titan_run") if one.step == 4]
-        assert shared_runs.health(found, str(step)).state == "sound"  # what pages ask
-        assert watched.health(ROOT / "titan_run") is None and {one.kind for one in watched.events()} >= {"step"}
+        assert {one.kind for one in recent} >= {"step"}
     finally:
         server.watching.stop()
         server.stop()
-        watched.clear()
+        recent.clear()
     assert not [thread for thread in threading.enumerate() if thread.name == "workbench-watch"]
-    quiet = start(ROOT / "titan_run")
-    assert quiet.watching is None and watched.events() == []
+    quiet = start(root)
+    assert quiet.watching is None and not recent
     quiet.stop()
 
 
 def test_the_worst_of_several_checks_is_the_health_of_a_step():
-    store = Watched()
-
-    def add(kind: str, check: str, state: str, severity: str, values: bool = False) -> None:
-        health = StepHealth(state, severity, check, values)
-        store.add(WatchEvent(kind, 0.0, "s3://bucket/run/step-1", 1, severity, "", check, health=health))
-
-    add("step", "", "unseen", "")
-    assert store.health("s3://bucket/run/step-1").state == "unseen"
-    add("checked", "deep", "sound", "", True)
-    assert store.health("s3://bucket/run/step-1/").values
-    add("finding", "doctor", "finding", "warn")
-    assert store.health("s3://bucket/run/step-1").words == "doctor"
-    add("rewritten", "", "unseen", "")
-    assert store.health("s3://bucket/run/step-1").state == "unseen"
-    store.add(WatchEvent("removed", 0.0, "s3://bucket/run/step-1", 1, "", ""))
-    assert store.health("s3://bucket/run/step-1") is None and len(store.events()) == 5
+    runs, found = RunCache(), Found("step-1", "dcp", 1, 10, 5.0, True, "")
+    place = "s3://bucket/run/step-1"
+    assert runs.health(found, place).state == "unseen"
+    for state, severity, words, values, expected in (
+        ("sound", "", "deep", True, "deep"),
+        ("sound", "", "verify", False, "deep"),
+        ("finding", "warn", "doctor", False, "doctor"),
+        ("sound", "", "deep again", True, "doctor"),
+    ):
+        runs.keep(found, place, StepHealth(state, severity, words, values))
+        assert runs.health(found, place).words == expected
+    assert runs.health(replace(found, mtime=6.0), place).state == "unseen"  # rewritten
 
 
 def test_a_watch_that_is_stopped_ends_within_a_check(tmp_path, monkeypatch):
@@ -626,4 +623,4 @@ def test_a_watch_that_is_stopped_ends_within_a_check(tmp_path, monkeypatch):
     assert there.wait(30)
     watching.stop(30)
     assert not watching._thread.is_alive()
-    watched.clear()
+    recent.clear()

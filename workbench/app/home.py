@@ -21,11 +21,13 @@ import panel as pn
 
 from workbench.analysis.health import StepHealth
 from workbench.analysis.run import Run
+from workbench.app import style
 from workbench.app.jobs import Job, Progress, Schedule
 from workbench.app.linked import Linked
 from workbench.app.picker import Picker
 from workbench.app.run_cache import RunCache, shared_runs
 from workbench.app.state import WorkbenchState, link
+from workbench.app.watching import recent
 from workbench.app.words import count, html, size
 from workbench.errors import WorkbenchError
 from workbench.runs import RunFolder, grouped
@@ -37,6 +39,8 @@ __all__ = ["Home", "health_strip"]
 
 OPENED = 100  #: runs whose logs and steps are read for the cards; the others say so when they are opened
 STEPS = 24  #: newest steps of a run in a card, and the number of them that is checked
+ALARMS = 3  #: findings of the watch that are shown
+SAID = {"error": "error", "warn": "warning"}
 SMALL = 256 << 20  #: bytes of runs, last saved first, up to which a check reads the values, too
 #: State of a step → mark; the colours are those of the pictures.
 DOTS = {"sound": "●", "finding": "▲", "incomplete": "○", "unseen": "◌"}
@@ -139,7 +143,7 @@ class Home(pn.viewable.Viewer):
         cards = "".join(self._card(folder) for folder in self._folders)
         number = units.plural(len(self._folders), "run")
         head = f'<h2>{number} under <span class="name">{root}</span></h2>'
-        self._page.text = f'{head}<div class="runs">{cards}</div>{LEGEND}{WELCOME.format(root=root)}'
+        self._page.text = f'{head}{_alarms()}<div class="runs">{cards}</div>{LEGEND}{WELCOME.format(root=root)}'
 
     def _card(self, folder: RunFolder) -> str:
         words, run = self._known.get(folder.path, ("", None))
@@ -175,6 +179,12 @@ def health_strip(names: Sequence[str], states: Sequence[StepHealth]) -> str:
     worst = [f"{name}: {one.words}" for name, one in zip(names, states, strict=True) if one.state == "finding"]
     said = f"{len(worst)} of {len(states)} steps with findings" if worst else f"{len(states)} steps, no findings so far"
     return f'<div class="strip" role="img" aria-label="{html(said)}">{marks}</div>'
+
+
+def _alarms() -> str:
+    """Return what the server's watch has found last, newest first."""
+    alarms = [one for one in recent if one.severity][-ALARMS:]
+    return "".join(style.message(f"{one.path}: {one.words}", SAID[one.severity]) for one in reversed(alarms))
 
 
 def _curve(run: Run | None, words: str) -> str:

@@ -82,11 +82,16 @@ class RunCache:
         return made
 
     def keep(self, found: Found, place: str, made: StepHealth) -> None:
-        """Keep a step's health, for example of a check when it was saved."""
+        """Keep a step's health; of several checks the worst, and of those that found nothing the deepest."""
+        key = (place, found.nbytes, found.mtime)
         with self._lock:
-            self._health[place, found.nbytes, found.mtime] = made
+            self._health[key] = max((self._health.get(key, made), made), key=_weight)
             while len(self._health) > CHECKED:
                 self._health.popitem(last=False)
+
+
+def _weight(health: StepHealth) -> tuple[int, bool]:
+    return ("", "warn", "error").index(health.severity), health.values
 
 
 def _stamp(place: str, run: Run) -> Any:

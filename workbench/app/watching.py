@@ -1,9 +1,9 @@
-"""What a server's watch has found of the steps under its ROOT: kept in memory, where pages look it up.
+"""The watch of a server: a thread that checks every step under ROOT when it is saved.
 
 ::
 
-    thread "workbench-watch"   Watcher(ROOT).events() ─┬► watched ──────► watched.health(path), watched.events()
-                                                       └► shared_runs ──► the health of steps on pages
+    thread "workbench-watch"   Watcher(ROOT).events() ─┬► recent ───────► the last findings, on the first page
+                                                       └► shared_runs ──► the health of steps, on all pages
 """
 
 from __future__ import annotations
@@ -16,62 +16,19 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.analysis.health import StepHealth
 from workbench.analysis.watch import Watcher, WatchEvent
 from workbench.app.jobs import NICE, Cancelled
 from workbench.app.run_cache import shared_runs
-from workbench.core.remote.url import is_url
 from workbench.errors import WorkbenchError
 
-__all__ = ["Watched", "Watching", "watched"]
+__all__ = ["Watching", "recent"]
 
 KEPT = 200  #: events
 _log = logging.getLogger(__name__)
 
 
-class Watched:
-    """The health of steps by path or URL, and the last events; safe for use by several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[str, dict[str, StepHealth]] = {}
-        self._events: deque[WatchEvent] = deque(maxlen=KEPT)
-
-    def add(self, event: WatchEvent) -> None:
-        """Keep an event, and what it says of a step's health."""
-        path = _real(event.path)
-        with self._lock:
-            self._events.append(event)
-            if event.kind in ("step", "rewritten", "removed", "incomplete"):
-                self._found.pop(path, None)  # what was known is of other files
-            if event.health is not None:
-                self._found.setdefault(path, {})[event.check] = event.health
-
-    def health(self, path: str | os.PathLike[str]) -> StepHealth | None:
-        """Return what is known of a step: the worst that its checks found; of sound ones, that which read most.
-        ``None`` if it was not seen.
-
-        Args:
-            path: absolute path or URL of the step.
-        """
-        with self._lock:
-            found = list(self._found.get(_real(os.fsdecode(path)), {}).values())
-        return max(found, key=_weight, default=None)
-
-    def events(self) -> list[WatchEvent]:
-        """Return the last events, newest last."""
-        with self._lock:
-            return list(self._events)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._found.clear()
-            self._events.clear()
-
-
-#: Of this process; empty if no server watches.
-watched = Watched()
+#: The last events of this process's watch, newest last.
+recent: deque[WatchEvent] = deque(maxlen=KEPT)
 
 
 class Watching:
@@ -109,8 +66,8 @@ class Watching:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             for event in self._watcher.events():
-                watched.add(event)
-                if event.found is not None and event.health is not None and event.check in ("verify", "deep"):
+                recent.append(event)
+                if event.found is not None and event.health is not None and event.check:
                     shared_runs.keep(event.found, event.path, event.health)
         except Cancelled:
             pass
@@ -118,12 +75,3 @@ class Watching:
             _log.warning("the watch has ended: %s", error)
         except Exception:
             _log.exception("the watch has failed")
-
-
-def _real(path: str) -> str:
-    return path.rstrip("/") if is_url(path) else os.path.realpath(path)
-
-
-def _weight(found: StepHealth) -> tuple[int, int, bool]:
-    severity = ("", "warn", "error").index(found.severity)
-    return severity, ("unseen", "sound", "finding", "incomplete").index(found.state), found.values
