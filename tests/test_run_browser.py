@@ -33,6 +33,7 @@ def root(tmp_path_factory, samples):
     shutil.copytree(samples / "loss_spike", root / "spike")
     shutil.copy(samples / "loss_spike.csv", root / "spike" / "loss.csv")
     (root / "empty").mkdir()
+    shutil.copytree(samples / "dcp_tp2_fsdp2_vocab515", root / "mesh")
     shutil.copytree(samples / "logs" / "torchtitan", root / "logs" / "titan")
     for name in ("growing", EVIL.replace("/", "")):
         for step in (10, 20):
@@ -81,6 +82,27 @@ def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
     expect(page.locator(".cause")).to_contain_text(CAUSE)
     page.go_back()
     expect(card).to_be_visible()
+
+
+#: A question, the clicks from the first page that answer it, and where the answer is. The cause of a jump, a layer over
+#: the run and two runs side by side have tests of their own.
+TASKS = {
+    "is a step damaged": ([], ".strip .finding[title*='differ from their rounded masters']"),
+    "which layers changed most": (["a[href='?run=spike']", "text='update'"], "canvas >> nth=-1"),
+    "how many bytes has each rank": ([".ckpt b >> text='mesh'"], "h3 >> text='Bytes by rank'"),
+    "which rank holds a tensor": ([".ckpt b >> text='mesh'", "role=tab[name='Layout']"], "text='All tensors'"),
+    "the learning rate of a step": ([".ckpt b >> text='spike/step-245.pt'"], "tr >> text=optimizer.param_groups"),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_question_is_answered_within_two_clicks(quiet, served, task):
+    clicks, answer = TASKS[task]
+    assert len(clicks) <= 2
+    quiet.goto(served)
+    for one in clicks:
+        quiet.locator(one).first.click()
+    expect(quiet.locator(answer).first).to_be_attached()
 
 
 def test_a_click_on_a_checkpoint_opens_it_and_the_trail_leads_back(quiet, served):

@@ -25,6 +25,7 @@ class Glance:
     roles: Bytes
     dtypes: Bytes
     modules: Bytes
+    ranks: Bytes
 
 
 def glance(ckpt: Checkpoint) -> Glance:
@@ -35,6 +36,7 @@ def glance(ckpt: Checkpoint) -> Glance:
         [(share.label, share.nbytes) for share in shared.by_role(ckpt)],
         [(share.label, share.nbytes) for share in shared.by_dtype(ckpt)],
         bytes_by_module(ckpt),
+        [(share.label, share.nbytes) for share in shared.by_rank(ckpt)],
     )
 
 

@@ -17,7 +17,7 @@ from workbench.views import units
 from workbench.views.names import safe, shorten
 from workbench.views.tree import Node, build
 
-__all__ = ["Share", "by_dtype", "by_role", "describe", "heading", "nodes", "oddities"]
+__all__ = ["Share", "by_dtype", "by_rank", "by_role", "describe", "heading", "nodes", "oddities"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,19 @@ def by_role(ckpt: Checkpoint) -> list[Share]:
 def by_dtype(ckpt: Checkpoint) -> list[Share]:
     """Return the bytes by dtype, largest first."""
     return _shares([units.dtype(ALL[code].name) for code in ckpt.catalog.dtype.tolist()], ckpt.catalog.tensor_nbytes)
+
+
+def by_rank(ckpt: Checkpoint) -> list[Share]:
+    """Return the bytes by the rank that wrote them, largest first; empty if one rank wrote them or none is known."""
+    catalog = ckpt.catalog
+    known = catalog.rank >= 0
+    if not known.any() or (catalog.rank == catalog.rank[0]).all():
+        return []
+    ranks, where = np.unique(catalog.rank[known], return_inverse=True)
+    nbytes = np.bincount(where, catalog.chunk_nbytes[known])
+    chunks = np.bincount(where)
+    order = np.argsort(-nbytes, kind="stable")
+    return [Share(f"rank {ranks[at]}", int(chunks[at]), int(nbytes[at])) for at in order.tolist()]
 
 
 def nodes(catalog: Catalog) -> tuple[Node, ...]:

@@ -94,7 +94,7 @@ class Overview(Tab):
             self._training,
             self.run,
             style.two_columns(*charts),
-            _chart("Bytes by module", seen.modules, "module"),
+            _modules(seen),
             csv_button(f"{self.state.path}-bytes", lambda: bytes_frame(seen), "bytes CSV"),
             _files(ckpt),
             _objects(ckpt),
@@ -130,7 +130,7 @@ def bytes_frame(seen: Glance) -> pd.DataFrame:
     """Return all bars of the charts as rows: by name nbytes."""
     import pandas as pd
 
-    parts = {"role": seen.roles, "type": seen.dtypes, "module": seen.modules}
+    parts = {"role": seen.roles, "type": seen.dtypes, "module": seen.modules, "rank": seen.ranks}
     rows = [(by, safe(name), n) for by, shares in parts.items() for name, n in shares]
     return pd.DataFrame(rows, columns=["by", "name", "nbytes"])
 
@@ -142,6 +142,11 @@ def _chart(title: str, rows: Sequence[tuple[str, int]], what: str) -> pn.Column:
     shown = [(safe(name), n) for name, n in rows]
     pane = pn.pane.HoloViews(plots.bytes_bars(shown, what), linked_axes=False, sizing_mode="stretch_width")
     return pn.Column(style.pane(f"<h3>{escape(title)}</h3>"), pane, sizing_mode="stretch_width")
+
+
+def _modules(seen: Glance) -> pn.Column:
+    modules = _chart("Bytes by module", seen.modules, "module")
+    return style.two_columns(modules, _chart("Bytes by rank", seen.ranks, "rank")) if seen.ranks else modules
 
 
 def _files(ckpt: Checkpoint) -> pn.Column:
