@@ -12,7 +12,7 @@
                    "codecs": [{"name": "bytes", …}, {"name": "zstd", …}], "chunk_key_encoding": {"name": "default", …}}
       c/0/0 …      with the codec sharding_indexed, each of these is a shard of inner chunks and the index of them:
 
-      inner chunk │ inner chunk │ … │ first byte, bytes (2 × u64) of each, row by row; all bits set: absent │ CRC-32C u32
+      inner chunk │ inner chunk │ … │ first byte, bytes (2 × u64) of each, row by row; 2^64-1: absent │ CRC-32C u32
 
 Sources: zarr specifications 2 and 3 with the codecs bytes, transpose, gzip, zstd, crc32c and sharding-indexed;
 orbax-checkpoint 0.12.8 with tensorstore 0.1.86; zarr 2.18 and 3.1.
@@ -67,7 +67,8 @@ class ZarrArray:
         shape, chunk: elements; the chunk is that of the grid, a whole shard where there are any.
         strides: of the payload of a chunk, or of an inner one where there are shards, in elements.
         codec: of :mod:`workbench.core.codecs`, of a chunk or an inner one; big elements that are compressed are opaque.
-        tail: bytes of a checksum that follow a stored chunk, or an inner one.
+        tail: bytes of a checksum that follow a stored chunk, or an inner one; they are passed over.
+        more: bytes of one that end what a stream becomes.
         prefix, separator: how the keys of chunks are made: ``c/0/1`` or ``0.1``.
     """
 
@@ -79,6 +80,7 @@ class ZarrArray:
     separator: str
     prefix: bool = False
     tail: int = 0
+    more: int = 0
     shards: Shards | None = None
 
     @property
@@ -97,7 +99,7 @@ class ZarrArray:
         return tuple(-(-n // size) for n, size in zip(self.shape, self.chunk, strict=True))
 
     def place(self, key: str) -> tuple[int, ...] | None:
-        """Return the place in the grid that the key of a chunk stands for; ``None`` if it is no chunk's.
+        """Return the place in the grid that the key of a chunk stands for; ``None`` for another key.
 
         Raises:
             CorruptError: outside of the grid; the message begins with "is".
@@ -191,10 +193,14 @@ def _coded(found: ZarrArray, chain: list[tuple[str, Mapping[str, Any]]]) -> Zarr
     big = _big(chain[0][1]) and found.dtype.itemsize > 1
     if tail := 4 * (names[-1] == "crc32c"):
         names.pop()
-    known = {(): codecs.RAW_BE if big else codecs.RAW}
-    if not big:
-        known |= {("zstd",): codecs.ZSTD, ("gzip",): codecs.GZIP}
-    return replace(found, codec=known.get(tuple(names[1:]), codecs.OPAQUE), tail=tail)
+    if more := 4 * (names[1:2] == ["crc32c"]):
+        del names[1]
+    known: dict[tuple[str, ...], int]
+    if big:
+        known = {(): codecs.RAW_BE}
+    else:
+        known = {(): codecs.RAW, ("zstd",): codecs.ZSTD, ("gzip",): codecs.GZIP}
+    return replace(found, codec=known.get(tuple(names[1:]), codecs.OPAQUE), tail=tail, more=more)
 
 
 def _consistent(array: ZarrArray, name: str) -> ZarrArray:

@@ -5,7 +5,7 @@
     key                                        value                                       becomes
     params.embedder.embedding/.zarray          a description                               tensor
     params.embedder.embedding/0.1              bytes 5,787–8,688 of a file                 chunk
-    params.norm.scale/0                        bytes 1,314–1,488 of a node's content       chunk with the codec zstd+zstd
+    params.norm.scale/0                        bytes 1,314–1,488 of a node's content       chunk, codec zstd+zstd
     params.wi.kernel/c/0/1                     a shard; its index is read                  a chunk for each inner one
 
 Nothing is read but descriptions and the indices of shards. A chunk without a value is a hole, whatever the fill value.
@@ -13,6 +13,7 @@ Nothing is read but descriptions and the indices of shards. A chunk without a va
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from workbench.core.build import CatalogBuilder, row_major
 from workbench.core.crc32 import crc32c_rows
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.source import Source
-from workbench.errors import CorruptError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 from workbench.formats.zarr.array import DESCRIPTIONS, ZarrArray, read_array
 from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 
@@ -98,6 +99,19 @@ def _files(place: Place, depth: int) -> Iterator[tuple[str, int]]:
             yield from ((f"{folder}/{name}", size) for name, size in _files(place.sub(folder), depth - 1))
 
 
+_UNKNOWN = (-1,)  #: the place of a key that was not decoded yet
+
+
+@dataclass
+class _Described:
+    """A description, the places in the grid that its arrays' keys stand for, and those of the chunks to be added."""
+
+    array: ZarrArray
+    places: dict[str, tuple[int, ...] | None] = field(default_factory=lambda: dict.fromkeys(DESCRIPTIONS))
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    at: list[tuple[int, ...]] = field(default_factory=list)
+
+
 @dataclass
 class Adder:
     """Adds the arrays of stores to a catalog, and remembers what there is to say about them."""
@@ -109,12 +123,18 @@ class Adder:
     largest: int = 0
     arrays: int = 0
     _sources: dict[str, Source] = field(default_factory=dict)
-    _known: dict[tuple[bytes, bool], ZarrArray] = field(default_factory=dict)
+    _kinds: dict[tuple[str, bytes], _Described] = field(default_factory=dict)
 
     def database(self, folder: str, name: Callable[[str], str]) -> None:
         """Add the arrays of an OCDBT database; ``name`` makes the tensor's key of the array's."""
-        leaves = read_leaves(self.place, folder, lambda file: self.builder.file(file, metadata=True))
-        self.add([_of_leaf(leaf) for leaf in leaves], name)
+        collecting = gc.isenabled()
+        gc.disable()  # as in `jsonsafe`: 100,000 arrays are half a million objects, and none is garbage
+        try:
+            leaves = read_leaves(self.place, folder, lambda file: self.builder.file(file, metadata=True))
+            self.add([_of_leaf(leaf) for leaf in leaves], name)
+        finally:
+            if collecting:
+                gc.enable()
 
     def folder(self, folder: str, name: Callable[[str], str]) -> None:
         """Add the arrays that are folders."""
@@ -136,91 +156,112 @@ class Adder:
         Raises:
             CorruptError: a description, a shard's index or a chunk contradicts the others.
         """
-        tensors: dict[str, tuple[int, ZarrArray]] = {}
+        tensors: dict[str, tuple[int, _Described]] = {}
         left_out: set[str] = set()
         for values in stores:
-            for row, key in enumerate(values.keys):
-                if key.endswith(DESCRIPTIONS):
-                    array, _, kind = key.rpartition("/")
-                    if kind in DESCRIPTIONS and array:
-                        self._describe(values, row, array, name(array), tensors, left_out)
-        strays: list[str] = []
-        for values in stores:
-            self._chunks(values, tensors, left_out, strays)
+            rows = [row for row, key in enumerate(values.keys) if key.endswith(DESCRIPTIONS)]
+            for row, data in zip(rows, self._texts(values, rows), strict=True):
+                array, _, kind = values.keys[row].rpartition("/")
+                if not array or kind not in DESCRIPTIONS:
+                    continue
+                if array in tensors:
+                    raise CorruptError(
+                        f"array {array!r} is described twice, by .zarray and zarr.json; restore the folder"
+                    )
+                file = values.files[values.file[row]] if values.whole else values.keys[row]
+                try:
+                    found = self._kind(data, kind, file)
+                except UnsupportedFormatError as error:
+                    self.notes.append(f"array {array!r} is left out: {error}")
+                    left_out.add(array)
+                    continue
+                key = name(array)
+                tensors[array] = self.builder.tensor(key, found.array.dtype, found.array.shape), found
+                if found.array.codec == codecs.OPAQUE:
+                    self.opaque.append(key)
+        self.arrays += len(tensors)
+        strays = [key for values in stores for key in self._chunks(values, tensors, left_out)]
         if strays:
             self.notes.append(f"{len(strays):,} keys belong to no array and are left out: {strays[0]!r} …")
 
-    def _describe(
-        self, values: Values, row: int, array: str, key: str, tensors: dict[str, tuple[int, ZarrArray]], out: set[str]
-    ) -> None:
-        file = values.files[values.file[row]]
-        if values.whole:
-            self.builder.file(file, metadata=True)
-        if array in tensors:
-            raise CorruptError(f"array {array!r} is described twice: by .zarray and by zarr.json; restore the folder")
-        data = self._bytes(values, row)
-        try:
-            found = self._known.get((data, values.keys[row].endswith(".zarray")))
-            if found is None:
-                found = read_array(data, file if values.whole else values.keys[row])
-                self._known[data, values.keys[row].endswith(".zarray")] = found
-        except UnsupportedFormatError as error:
-            self.notes.append(f"array {array!r} is left out: {error}")
-            out.add(array)
-            return
-        tensors[array] = self.builder.tensor(key, found.dtype, found.shape), found
-        self.arrays += 1
-        self.largest = max(self.largest, found.chunk_nbytes + found.tail)
-        if found.codec == codecs.OPAQUE:
-            self.opaque.append(key)
+    def _kind(self, data: bytes, kind: str, file: str) -> _Described:
+        """The arrays of one description, which many usually share."""
+        found = self._kinds.get((kind, data))
+        if found is None:
+            found = self._kinds[kind, data] = _Described(read_array(data, file))
+            self.largest = max(self.largest, found.array.chunk_nbytes + found.array.more)
+        return found
 
-    def _bytes(self, values: Values, row: int) -> bytes:
-        """A description."""
-        start, length = int(values.start[row]), int(values.length[row])
-        if length > DESCRIPTION_LIMIT:
-            raise UnsafeError(f"{values.keys[row]!r} has {length:,} bytes, over the limit of {DESCRIPTION_LIMIT:,}")
-        if values.within[row]:
-            return values.content[start : start + length].tobytes()
-        return self.place.read(values.files[values.file[row]], start=start, length=length)
+    def _texts(self, values: Values, rows: list[int]) -> Iterator[bytes]:
+        """The values that are descriptions."""
+        chosen = np.array(rows, np.int64)
+        starts, lengths = values.start[chosen], values.length[chosen]
+        if lengths.max(initial=0) > DESCRIPTION_LIMIT:
+            key = values.keys[rows[int(lengths.argmax())]]
+            raise UnsafeError(f"{key!r} has {int(lengths.max()):,} bytes, over the limit of {DESCRIPTION_LIMIT:,}")
+        within = values.within[chosen]
+        for file in np.unique(values.file[chosen][~within]).tolist():
+            if values.whole:
+                self.builder.file(values.files[file], metadata=True)
+            else:
+                mine = ~within & (values.file[chosen] == file)
+                spans = np.stack([starts[mine], starts[mine] + lengths[mine]], axis=1)
+                self._source(values.files[file]).fetch([(low, high) for low, high in spans.tolist()])
+        content = values.content.tobytes() if within.any() else b""
+        for file, start, length, inline in zip(
+            values.file[chosen].tolist(), starts.tolist(), lengths.tolist(), within.tolist(), strict=True
+        ):
+            if inline:
+                yield content[start : start + length]
+            elif values.whole:
+                yield self.place.read(values.files[file])
+            else:
+                data = self._source(values.files[file]).read_bytes(start, start + length)
+                if len(data) < length:
+                    raise TruncatedError(
+                        f"file {values.files[file]!r} ends at byte {start + len(data):,}, {length - len(data):,} bytes "
+                        "too early: the description of an array is in them; restore it"
+                    )
+                yield data
 
-    def _chunks(
-        self, values: Values, tensors: dict[str, tuple[int, ZarrArray]], left_out: set[str], strays: list[str]
-    ) -> None:
-        """Add the chunks of arrays that are described."""
-        kinds: dict[int, int] = {}  # descriptions are shared by arrays, and so are places in the grid
-        told: list[ZarrArray] = []
-        places: list[dict[str, tuple[int, ...] | None]] = []
-        found: list[tuple[int, int, int, tuple[int, ...]]] = []
+    def _source(self, file: str) -> Source:
+        """An open file; one at a time, as a save may have thousands."""
+        if file not in self._sources:
+            self._sources = {file: self.place.source(file)}
+        return self._sources[file]
+
+    def _chunks(self, values: Values, tensors: dict[str, tuple[int, _Described]], left_out: set[str]) -> Iterator[str]:
+        """Add the chunks of arrays that are described; yield the keys that belong to none."""
+        touched: dict[int, _Described] = {}
         for row, key in enumerate(values.keys):
             cut = key.rfind("/")
-            while cut > 0 and key[:cut] not in tensors:
+            owner = tensors.get(key[:cut]) if cut > 0 else None
+            while owner is None and cut > 0:
                 cut = key.rfind("/", 0, cut)
-            if cut <= 0:
-                if not (values.whole or any(key.startswith(f"{array}/") for array in left_out)):
-                    strays.append(key)
+                owner = tensors.get(key[:cut]) if cut > 0 else None
+            if owner is None:
+                if not values.whole and not any(key.startswith(f"{array}/") for array in left_out):
+                    yield key
                 continue
-            tensor, array = tensors[key[:cut]]
-            kind = kinds.setdefault(id(array), len(told))
-            if kind == len(told):
-                told.append(array)
-                places.append(dict.fromkeys(DESCRIPTIONS))
+            tensor, kind = owner
             rest = key[cut + 1 :]
-            if rest not in places[kind]:
+            at = kind.places.get(rest, _UNKNOWN)
+            if at is _UNKNOWN:
                 try:
-                    places[kind][rest] = array.place(rest)
+                    at = kind.places[rest] = kind.array.place(rest)
                 except CorruptError as error:
                     file = values.files[values.file[row]] if values.whole else key
                     raise CorruptError(f"{file!r} {error}") from None
-            at = places[kind][rest]
             if at is not None:
-                found.append((row, tensor, kind, at))
-        if found:
-            rows, owners, of = (np.array([one[i] for one in found], np.int64) for i in range(3))
-            for kind, array in enumerate(told):
-                mine = np.flatnonzero(of == kind)
-                if len(mine):
-                    at = np.array([found[i][3] for i in mine.tolist()], np.int64).reshape(len(mine), len(array.shape))
-                    self._rows(values, rows[mine], owners[mine], array, at)
+                if not kind.rows:
+                    touched[id(kind)] = kind
+                kind.rows.append((row, tensor))
+                kind.at.append(at)
+        for kind in touched.values():
+            rows, tensor = np.array(kind.rows, np.int64).T
+            places = np.array(kind.at, np.int64).reshape(len(rows), len(kind.array.shape))
+            kind.rows, kind.at = [], []
+            self._rows(values, rows, tensor, kind.array, places)
 
     def _rows(self, values: Values, rows: Array, tensor: Array, array: ZarrArray, at: Array) -> None:
         """Add chunks of arrays with one description, at places ``(N, axes)`` of the grid."""
@@ -259,9 +300,8 @@ class Adder:
                 "the store is damaged or from another save"
             )
         sizes = np.minimum(np.array(array.shape, np.int64) - offsets, np.array(chunk, np.int64))
-        strides = np.broadcast_to(np.array(array.strides, np.int64), sizes.shape)
-        if lost or not sizes.shape[1] or (strides == row_major(sizes)).all():
-            strides = None
+        steps = np.broadcast_to(np.array(array.strides, np.int64), sizes.shape)
+        plain = lost or not sizes.shape[1] or np.array_equal(steps, row_major(sizes))
         names = [values.files[i] for i in np.unique(file).tolist()]
         ids, ranks = np.full(len(values.files), -1), np.full(len(values.files), -1)
         for i, name in zip(np.unique(file).tolist(), names, strict=True):
@@ -273,7 +313,7 @@ class Adder:
             tensor, offsets, sizes, ids[file],
             np.where(within, values.stored[0], start), np.where(within, values.stored[1], start + length),
             codec=np.where(within, _WITHIN.get(codec, codecs.OPAQUE), codec),
-            rank=np.where(within, -1, ranks[file]), inner=np.where(within, start, 0), strides=strides,
+            rank=np.where(within, -1, ranks[file]), inner=np.where(within, start, 0), strides=None if plain else steps,
         )  # fmt: skip
 
     def _indices(
@@ -307,18 +347,18 @@ class Adder:
             wrong = crc32c_rows(data[:, :-4]) != np.ascontiguousarray(data[:, -4:]).view("<u4")[:, 0]
             if wrong.any():
                 raise CorruptError(
-                    f"the index of shard {values.keys[rows[good[np.flatnonzero(wrong)[0]]]]!r} does not match its CRC-32C: "
-                    "a byte of it changed; restore the file"
+                    f"the index of shard {values.keys[rows[good[np.flatnonzero(wrong)[0]]]]!r} does not match its "
+                    "CRC-32C: a byte of it changed; restore the file"
                 )
         table = np.ascontiguousarray(data[:, : 16 * count]).view("<u8").reshape(len(good), count, 2)
         there = ~(table == np.uint64((1 << 64) - 1)).all(axis=2)
         end = length[good, None].astype(np.uint64)
         bad = there & ((table[..., 0] > end) | (table[..., 1] > end - np.minimum(table[..., 0], end)))
         if bad.any():
-            row, chunk = (int(i[0]) for i in np.nonzero(bad))
+            row, number = (int(i[0]) for i in np.nonzero(bad))
             raise CorruptError(
-                f"shard {values.keys[rows[good[row]]]!r} has {length[good[row]]:,} bytes, but its index says that inner "
-                f"chunk {chunk:,} is at byte {table[row, chunk, 0]:,}, {table[row, chunk, 1]:,} bytes long"
+                f"shard {values.keys[rows[good[row]]]!r} has {length[good[row]]:,} bytes, but its index says that "
+                f"inner chunk {number:,} is at byte {table[row, number, 0]:,}, {table[row, number, 1]:,} bytes long"
             )
         which, chunk = np.nonzero(there)
         at = np.stack(np.unravel_index(chunk, grid), axis=1) if grid else np.empty((len(chunk), 0), np.int64)
@@ -334,13 +374,12 @@ class Adder:
         file = np.where(within, -1, values.file[rows])
         for number in np.unique(file[~within]).tolist():
             name = values.files[number]
-            if name not in self._sources:
-                self._sources = {name: self.place.source(name)}  # one descriptor at a time
+            source = self._source(name)
             mine = np.flatnonzero(file == number)
             starts = first[mine].tolist()
-            self._sources[name].fetch([(start, start + data.shape[1]) for start in starts])
+            source.fetch([(start, start + data.shape[1]) for start in starts])
             part = np.empty((len(mine), data.shape[1]), np.uint8)
-            self._sources[name].read_runs(part, starts)
+            source.read_runs(part, starts)
             data[mine] = part
 
 

@@ -3,14 +3,14 @@
 ::
 
     params.decoder.wi.kernel                    decoder.wi.kernel   param
-    opt_state.1.0.mu.decoder.wi.kernel          decoder.wi.kernel   exp_avg       optax: a chain's position, then the field
+    opt_state.1.0.mu.decoder.wi.kernel          decoder.wi.kernel   exp_avg       optax: positions in chains, a field
     opt_state.1.0.count                         —                   step
     optimizer.state.exp_avg.decoder.weight      decoder.weight      exp_avg       Megatron
 
 optax names no parameters: its moments have the tree of the parameters, which a train state has below ``params``.
 
-Sources: optax 0.2.8 (``ScaleByAdamState``, ``TraceState``, ``MultiStepsState``, ``PartitionState``); flax ``TrainState``;
-megatron-core 0.12.
+Sources: optax 0.2.8 (``ScaleByAdamState``, ``TraceState``, ``MultiStepsState``, ``PartitionState``); flax's
+``TrainState``; megatron-core 0.12.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ ROLES = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum", "count": "ste
 
 def meaning(keys: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Return the parameter and the role of each key."""
-    states = {
-        key: match for key in keys if "opt" in key and (match := _MEGATRON.fullmatch(key) or _OPTAX.fullmatch(key))
-    }
+    states = {key: match for key in keys if "opt" in key and (match := _state(key))}
     plain = [key for key in keys if key not in states]
     found = dict(zip(plain, zip(*resolve(plain), strict=True), strict=True)) if plain else {}
     fqns: list[str | None] = []
@@ -53,3 +51,8 @@ def meaning(keys: Sequence[str]) -> tuple[list[str | None], list[str]]:
         fqns.append(fqn)
         roles.append(role)
     return fqns, roles
+
+
+def _state(key: str) -> re.Match[str] | None:
+    """The match of an optimizer's tensor."""
+    return (_MEGATRON.fullmatch(key) if key.startswith("optimizer.state.") else None) or _OPTAX.fullmatch(key)

@@ -41,7 +41,7 @@ from workbench.core.place import METADATA_LIMIT, Place
 from workbench.core.source import Source
 from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsafeError, UnsupportedFormatError
 
-__all__ = ["MANIFEST", "Leaf", "Reference", "read_leaves"]
+__all__ = ["MANIFEST", "Leaf", "NodeRef", "read_leaves"]
 
 MANIFEST = "manifest.ocdbt"
 MANIFEST_MAGIC, NODE_MAGIC = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
@@ -55,7 +55,7 @@ _MISSING = (1 << 64) - 1  #: offset and length of the root of an empty database
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class NodeRef:
     """A range of bytes in a data file, and the path that the files named there are relative to."""
 
     file: str
@@ -101,11 +101,11 @@ def read_leaves(place: Place, folder: str, used: Callable[[str], Any]) -> list[L
         UnsafeError: a data file outside of the folder, or more keys than :data:`MOST_KEYS`.
         MissingFileError, TruncatedError, IncompleteError: a file that is needed is absent or ends too early.
     """
-    return list(_Reader(place, f"{folder}/" if folder else "", used).leaves())
+    return list(_Walk(place, f"{folder}/" if folder else "", used).leaves())
 
 
 @dataclass
-class _Reader:
+class _Walk:
     place: Place
     folder: str
     used: Callable[[str], Any]
@@ -146,14 +146,14 @@ class _Reader:
             if total != count:
                 raise CorruptError(f"{what} has {total:,} keys where its parent says {count:,}; restore the file")
 
-    def _root(self) -> tuple[Reference | None, int, int, int]:
+    def _root(self) -> tuple[NodeRef | None, int, int, int]:
         """The root of the newest version, its height, the number of keys, and the largest node's bytes."""
         name, uuid = f"{self.folder}{MANIFEST}", b""
         for _ in range(2):
             self.used(name)
             size = self.place.stat(name).size
             what = f"manifest {name!r}"
-            cursor, _ = self._open(Reference(name, "", 0, size), what, 0, MANIFEST_MAGIC)
+            cursor, _ = self._open(NodeRef(name, "", 0, size), what, 0, MANIFEST_MAGIC)
             own = cursor.take(16)
             kind, _, largest, arity = cursor.byte(), cursor.number(), cursor.number(), cursor.byte()
             if uuid and own != uuid:
@@ -187,7 +187,7 @@ class _Reader:
         return cursor.reference(files, ids[-1], starts[-1], lengths[-1]), height, int(keys[-1]), largest
 
     def _open(
-        self, at: Reference, what: str, largest: int, magic: bytes = NODE_MAGIC
+        self, at: NodeRef, what: str, largest: int, magic: bytes = NODE_MAGIC
     ) -> tuple[_Cursor, tuple[str, int, int, bool]]:
         """The content of a manifest or node, and where it is stored."""
         self.used(at.file)
@@ -274,7 +274,7 @@ class _Cursor:
         return values
 
     def texts(self, shared: list[int], suffixes: list[int], first: bytes = b"") -> list[bytes]:
-        """Texts of which each shares a prefix with the one before it."""
+        """Texts; each shares a prefix with the one before it."""
         data = self.take(sum(suffixes))
         found, at, last = [], 0, first
         for prefix, length in zip(shared, suffixes, strict=True):
@@ -298,9 +298,9 @@ class _Cursor:
         for path, cut in zip(self.texts(shared, suffixes), bases, strict=True):
             text, upto = self.text(path), self.text(path[:cut])
             whole = base + text
-            if whole.startswith("/") or "\0" in whole or {"", ".", ".."} & set(whole.split("/")):
+            if whole and ("\0" in whole or {"", ".", ".."} & set(whole.split("/"))):  # empty: that of an empty version
                 raise UnsafeError(f"{self.what} names the data file {whole[:200]!r}, which is not inside of the folder")
-            found.append((folder + whole, base + upto))
+            found.append((folder + whole if whole else "", base + upto))
         return found
 
     def text(self, value: bytes) -> str:
@@ -309,16 +309,16 @@ class _Cursor:
         except UnicodeDecodeError:
             raise CorruptError(f"{self.what} has a key or path that is not UTF-8: {value[:40]!r}") from None
 
-    def reference(self, files: list[tuple[str, str]], file: Any, start: Any, length: Any) -> Reference:
-        if int(file) >= len(files) or int(start) + int(length) >= 1 << 63:
+    def reference(self, files: list[tuple[str, str]], file: Any, start: Any, length: Any) -> NodeRef:
+        if int(file) >= len(files) or not files[int(file)][0] or int(start) + int(length) >= 1 << 63:
             raise CorruptError(
                 f"{self.what} refers to data file {int(file):,} of {len(files):,}, bytes {int(start):,} + "
                 f"{int(length):,}; restore the file"
             )
-        return Reference(*files[int(file)], int(start), int(length))
+        return NodeRef(*files[int(file)], int(start), int(length))
 
     def older(self) -> None:
-        """Pass over the references to nodes of older versions: generation, file, offset, length, number, height, time."""
+        """Pass over references to nodes of older versions: generation, file, offset, length, number, height, time."""
         count = self.number()
         if count > 64:
             raise CorruptError(f"{self.what} refers to {count:,} nodes of older versions; at most 64 are possible")
@@ -347,7 +347,7 @@ def _keys(cursor: _Cursor, entries: int, prefix: bytes, *, inner: bool) -> tuple
 
 def _children(
     cursor: _Cursor, files: list[tuple[str, str]], entries: int, prefix: bytes, height: int, what: str
-) -> Iterator[tuple[Reference, int, bytes, int]]:
+) -> Iterator[tuple[NodeRef, int, bytes, int]]:
     keys, subtrees = _keys(cursor, entries, prefix, inner=True)
     ids, starts, lengths, counts = (cursor.numbers(entries) for _ in range(4))
     for _ in range(2):
@@ -370,7 +370,10 @@ def _leaf(cursor: _Cursor, files: list[str], entries: int, prefix: bytes, where:
     apart = np.flatnonzero(kinds)
     ids, starts = cursor.numbers(len(apart)), cursor.numbers(len(apart))
     limit = np.uint64(1 << 62)
-    if (lengths > limit).any() or (starts > limit).any() or (ids >= len(files)).any():
+    named = (
+        ids < len(files) if all(files) else np.array([i < len(files) and files[i] != "" for i in ids.tolist()], bool)
+    )
+    if (lengths > limit).any() or (starts > limit).any() or not named.all():
         raise CorruptError(f"{cursor.what} refers to bytes or to a data file that cannot exist; restore the file")
     length = lengths.astype(np.int64)
     inline = np.where(kinds == 0, np.minimum(length, len(cursor.data) + 1), 0)

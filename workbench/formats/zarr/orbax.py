@@ -108,8 +108,9 @@ def read_catalog(place: Place) -> Catalog:
         adder.builder.file(name, metadata=True)
     catalog = adder.builder.build({**adder.meta(), **meta})
     if "incomplete" not in meta:
-        lost = (_lost(place, tree, catalog) or _partly_merged(place, tree, catalog) for tree in trees)
-        meta |= {"incomplete": why for why in lost if why}
+        reasons = (_lost(place, tree, catalog) or _partly_merged(place, tree, catalog) for tree in trees)
+        if why := next(filter(None, reasons), ""):
+            meta["incomplete"] = why
     fqns, roles = meaning(catalog.keys)
     return replace(catalog, fqns=fqns, roles=roles, meta={**catalog.meta, **meta})
 
@@ -123,7 +124,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class _Item:
     """An item that is a tree of arrays, or one generator's key: its name in keys, if any, and its folder."""
 
     item: str
@@ -143,21 +144,21 @@ class _Tree:
         return place.sub(self.folder) if self.folder else place
 
 
-def _trees(place: Place) -> Iterator[_Tree]:
+def _trees(place: Place) -> Iterator[_Item]:
     if _is_tree(place):
-        yield _Tree("", "")
+        yield _Item("", "")
         return
-    found: list[_Tree] = []
+    found: list[_Item] = []
     for folder in place.folders:
         if place.is_link(folder):
             continue
         item, inner = folder.partition(TEMPORARY)[0], place.sub(folder)
         if _is_tree(inner):
-            found.append(_Tree(item, folder))
+            found.append(_Item(item, folder))
             continue
         for key in inner.folders:
             if _KEY.fullmatch(key.partition(TEMPORARY)[0]) and _is_tree(inner.sub(key)):
-                found.append(_Tree(item, f"{folder}/{key}", key=True))
+                found.append(_Item(item, f"{folder}/{key}", key=True))
     names = [tree.item for tree in found if not tree.key]
     main = next((item for item in MAIN if item in names), names[0] if len(names) == 1 else None)
     yield from (replace(tree, item="") if tree.item == main and not tree.key else tree for tree in found)
@@ -170,7 +171,7 @@ def _is_tree(place: Place) -> bool:
     return any(name in files for files in looked for name in DESCRIPTIONS)
 
 
-def _add(adder: Adder, place: Place, tree: _Tree, meta: dict[str, Any]) -> None:
+def _add(adder: Adder, place: Place, tree: _Item, meta: dict[str, Any]) -> None:
     """Add the arrays of a tree: of its database, of those of the processes if they were not merged, or its folders."""
     here = tree.at(place)
     if MANIFEST in here.files:
@@ -193,7 +194,7 @@ def _add(adder: Adder, place: Place, tree: _Tree, meta: dict[str, Any]) -> None:
                 meta["mesh"] = {"axes": found, "ranks": {}, "unknown": [], "source": tree.file(SHARDING)}
 
 
-def _unmerged(place: Place, tree: _Tree) -> str:
+def _unmerged(place: Place, tree: _Item) -> str:
     """Return why a tree has no merged database although it should have one; empty otherwise."""
     here = tree.at(place)
     if MANIFEST in here.files:
@@ -201,8 +202,8 @@ def _unmerged(place: Place, tree: _Tree) -> str:
     processes = sum(_PROCESS.fullmatch(one) is not None for one in here.folders)
     if processes:
         return (
-            f"{tree.file(MANIFEST)!r} is missing: the databases of {processes:,} processes (ocdbt.process_0 …) were not "
-            "merged, which ends a save"
+            f"{tree.file(MANIFEST)!r} is missing: the databases of {processes:,} processes (ocdbt.process_0 …) were "
+            "not merged, which ends a save"
         )
     if TREE in here.files:
         size = here.files[TREE].size
@@ -211,7 +212,7 @@ def _unmerged(place: Place, tree: _Tree) -> str:
     return ""
 
 
-def _lost(place: Place, tree: _Tree, catalog: Catalog) -> str:
+def _lost(place: Place, tree: _Item, catalog: Catalog) -> str:
     """Return which arrays of the tree are not stored; empty if there is none."""
     if tree.key or TREE not in tree.at(place).files:
         return ""
@@ -237,7 +238,7 @@ def _lost(place: Place, tree: _Tree, catalog: Catalog) -> str:
     )
 
 
-def _partly_merged(place: Place, tree: _Tree, catalog: Catalog) -> str:
+def _partly_merged(place: Place, tree: _Item, catalog: Catalog) -> str:
     """Return which process's chunks are absent because its database was not merged; empty if there is none."""
     first = catalog.replica == 0
     stored = np.bincount(catalog.tensor[first], box.volume(catalog.sizes[first]), minlength=len(catalog))
@@ -247,9 +248,9 @@ def _partly_merged(place: Place, tree: _Tree, catalog: Catalog) -> str:
     for process in filter(_PROCESS.fullmatch, tree.at(place).folders):
         if not any(file.startswith(tree.file(process) + "/") for file in catalog.files):
             return (
-                f"{len(holes):,} tensors lack chunks, such as {catalog.keys[holes[0]]!r}, and the merged database refers "
-                f"to no data file of {tree.file(process)!r}: it was not merged; restore {tree.file(MANIFEST)!r}, or open "
-                "with partial=True to read the rest"
+                f"{len(holes):,} tensors lack chunks, such as {catalog.keys[holes[0]]!r}, and the merged database "
+                f"refers to no data file of {tree.file(process)!r}: it was not merged; restore {tree.file(MANIFEST)!r} "
+                "or open with partial=True to read the rest"
             )
     return ""
 
