@@ -171,6 +171,7 @@ SAMPLES = (
     Sample("torch_checkpointing", "torch_checkpointing/step-3", weight=3),
     Sample("torch_checkpointing, one rank", "torch_checkpointing/single", weight=3, spared=("gone",)),
     Sample("zarr", "zarr/orbax", weight=4),
+    Sample("Orbax", "orbax/2", weight=6),
     Sample("GGUF", "gguf/types.gguf", weight=4),
     Sample("GGUF, split", "gguf/split", weight=4, spared=("cut",)),
     Sample("Megatron mp_rank", _megatron, "iter_0000010", weight=2),

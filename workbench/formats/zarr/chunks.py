@@ -32,7 +32,7 @@ from workbench.errors import CorruptError, TruncatedError, UnsafeError, Unsuppor
 from workbench.formats.zarr.array import DESCRIPTIONS, ZarrArray, read_array
 from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 
-__all__ = ["Adder", "Values", "arrays_below", "folder_values"]
+__all__ = ["Adder", "StoredValues", "arrays_below", "folder_values"]
 
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
@@ -43,7 +43,7 @@ _WITHIN = {codecs.RAW: codecs.ZSTD, codecs.ZSTD: codecs.ZSTD_ZSTD, codecs.GZIP: 
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class StoredValues:
     """Keys, and where their values are stored.
 
     Attributes:
@@ -80,14 +80,14 @@ def arrays_below(place: Place, prefix: str = "", depth: int = DEPTH) -> Iterator
             yield from arrays_below(place, inner, depth - 1)
 
 
-def folder_values(place: Place, folder: str) -> Iterator[Values]:
+def folder_values(place: Place, folder: str) -> Iterator[StoredValues]:
     """Yield the files of each array below a folder of the place."""
     for array in arrays_below(place, folder, DEPTH):
         sizes = dict(_files(place.sub(array), 33))
         keys = [f"{array}/{name}" for name in sizes]
         counts, none = np.arange(len(keys)), np.zeros(len(keys), np.int64)
         lengths = np.fromiter(sizes.values(), np.int64, len(keys))
-        yield Values(
+        yield StoredValues(
             [key[len(folder) + bool(folder) :] for key in keys], keys, counts, none, lengths, none > 0, whole=True
         )
 
@@ -150,7 +150,7 @@ class Adder:
             )
         return {"step": None, "notes": self.notes, "largest_chunk": self.largest}
 
-    def add(self, stores: Sequence[Values], name: Callable[[str], str]) -> None:
+    def add(self, stores: Sequence[StoredValues], name: Callable[[str], str]) -> None:
         """Add the arrays of one store, whose keys may be in several parts.
 
         Raises:
@@ -192,7 +192,7 @@ class Adder:
             self.largest = max(self.largest, found.array.chunk_nbytes + found.array.more)
         return found
 
-    def _texts(self, values: Values, rows: list[int]) -> Iterator[bytes]:
+    def _texts(self, values: StoredValues, rows: list[int]) -> Iterator[bytes]:
         """The values that are descriptions."""
         chosen = np.array(rows, np.int64)
         starts, lengths = values.start[chosen], values.length[chosen]
@@ -230,7 +230,9 @@ class Adder:
             self._sources = {file: self.place.source(file)}
         return self._sources[file]
 
-    def _chunks(self, values: Values, tensors: dict[str, tuple[int, _Described]], left_out: set[str]) -> Iterator[str]:
+    def _chunks(
+        self, values: StoredValues, tensors: dict[str, tuple[int, _Described]], left_out: set[str]
+    ) -> Iterator[str]:
         """Add the chunks of arrays that are described; yield the keys that belong to none."""
         touched: dict[int, _Described] = {}
         for row, key in enumerate(values.keys):
@@ -263,7 +265,7 @@ class Adder:
             kind.rows, kind.at = [], []
             self._rows(values, rows, tensor, kind.array, places)
 
-    def _rows(self, values: Values, rows: Array, tensor: Array, array: ZarrArray, at: Array) -> None:
+    def _rows(self, values: StoredValues, rows: Array, tensor: Array, array: ZarrArray, at: Array) -> None:
         """Add chunks of arrays with one description, at places ``(N, axes)`` of the grid."""
         offsets = at * np.array(array.chunk, np.int64)
         start, length = values.start[rows], values.length[rows]
@@ -282,7 +284,7 @@ class Adder:
         self._block(values, rows, tensor, array, offsets, array.payload, start, length - array.tail, False)
 
     def _block(
-        self, values: Values, rows: Array, tensor: Array, array: ZarrArray, offsets: Array, chunk: tuple[int, ...],
+        self, values: StoredValues, rows: Array, tensor: Array, array: ZarrArray, offsets: Array, chunk: tuple[int, ...],
         start: Array, length: Array, lost: bool,
     ) -> None:  # fmt: skip
         if not len(rows):
@@ -317,7 +319,7 @@ class Adder:
         )  # fmt: skip
 
     def _indices(
-        self, values: Values, rows: Array, array: ZarrArray
+        self, values: StoredValues, rows: Array, array: ZarrArray
     ) -> tuple[tuple[Array, Array, Array, Array], Array]:
         """The inner chunks of shards that are there: position in ``rows``, offsets in the shard, first byte in it,
         bytes; and ``(N,) bool``, the shards whose bytes are beyond the end of their file.
@@ -366,7 +368,7 @@ class Adder:
         entries = table[which, chunk].astype(np.int64)
         return (good[which], inner, entries[:, 0], entries[:, 1]), lost
 
-    def _fill(self, values: Values, rows: Array, first: Array, data: Array) -> None:
+    def _fill(self, values: StoredValues, rows: Array, first: Array, data: Array) -> None:
         """Read the same number of bytes of each value, from byte ``first`` of its file or content."""
         within = values.within[rows]
         for i in np.flatnonzero(within).tolist():
@@ -383,11 +385,11 @@ class Adder:
             data[mine] = part
 
 
-def _of_leaf(leaf: Leaf) -> Values:
+def _of_leaf(leaf: Leaf) -> StoredValues:
     """A leaf node's values; those that are inline are in the node's file, in the end."""
     name, first, last = leaf.where
     inline = leaf.file < 0
     start = np.where(inline & (not leaf.compressed), leaf.start + first, leaf.start)
     file = np.where(inline, len(leaf.files), leaf.file)
     within = inline if leaf.compressed else np.zeros(len(inline), bool)
-    return Values(leaf.keys, [*leaf.files, name], file, start, leaf.length, within, leaf.content, (first, last))
+    return StoredValues(leaf.keys, [*leaf.files, name], file, start, leaf.length, within, leaf.content, (first, last))

@@ -101,11 +101,11 @@ def read_leaves(place: Place, folder: str, used: Callable[[str], Any]) -> list[L
         UnsafeError: a data file outside of the folder, or more keys than :data:`MOST_KEYS`.
         MissingFileError, TruncatedError, IncompleteError: a file that is needed is absent or ends too early.
     """
-    return list(_Walk(place, f"{folder}/" if folder else "", used).leaves())
+    return list(_Database(place, f"{folder}/" if folder else "", used).leaves())
 
 
 @dataclass
-class _Walk:
+class _Database:
     place: Place
     folder: str
     used: Callable[[str], Any]
