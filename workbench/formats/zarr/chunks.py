@@ -284,8 +284,8 @@ class Adder:
         self._block(values, rows, tensor, array, offsets, array.payload, start, length - array.tail, False)
 
     def _block(
-        self, values: StoredValues, rows: Array, tensor: Array, array: ZarrArray, offsets: Array, chunk: tuple[int, ...],
-        start: Array, length: Array, lost: bool,
+        self, values: StoredValues, rows: Array, tensor: Array, array: ZarrArray, offsets: Array,
+        chunk: tuple[int, ...], start: Array, length: Array, lost: bool,
     ) -> None:  # fmt: skip
         if not len(rows):
             return

@@ -87,6 +87,13 @@ def missing(place: Place) -> str:
         document = place.read_json(STEP)
         if isinstance(document, dict) and document.get("commit_timestamp_nsecs", 0) is None:
             return f"{STEP} has no commit time: the save was interrupted"
+        items = document.get("item_handlers") if isinstance(document, dict) else None
+        for item in items if isinstance(items, dict) else ():
+            if item not in place.folders or not any((*place.sub(item).files, *place.sub(item).folders)):
+                return f"the item {item[:80]!r}, which {STEP} lists, is not there or empty; restore it"
+        for tree in _trees(place):
+            if TREE not in tree.at(place).files:
+                return f"{tree.file(TREE)!r}, which lists the arrays, is missing; restore it"
     return next((why for tree in _trees(place) if (why := _unmerged(place, tree))), "")
 
 
