@@ -472,6 +472,24 @@ def test_a_node_that_becomes_too_long_is_refused(tmp_path: Path, monkeypatch) ->
     refused(CorruptError, path, "more than the expected 65,536 bytes")
 
 
+def test_keys_that_share_long_prefixes_do_not_fill_memory(tmp_path: Path) -> None:
+    """Six bytes an entry would become keys of 60,000."""
+    n, size = 5000, 60_000
+    content = (
+        b"\0" + made.table([]) + made.varint(n, *range(size, size + n - 1), size, *[1] * (n - 1)) + b"w" * (size + n)
+    )
+    path = written(tmp_path, [wrapped(NODE, content + bytes(2 * n))], 0, 0, n)
+    refused(UnsafeError, path, "keys or paths of 312,", "over the limit of 268,435,456")
+
+
+def test_nodes_that_become_too_long_together_are_refused(tmp_path: Path, monkeypatch) -> None:
+    from workbench.formats.zarr import ocdbt
+
+    path = database(tmp_path, {f"w{i}/x": bytes(1000) for i in range(2000)}, leaf_keys=1000)
+    monkeypatch.setattr(ocdbt, "EXPANDED_LEAST", 1 << 20)
+    refused(UnsafeError, path, "256 times as many")
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

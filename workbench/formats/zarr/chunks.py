@@ -26,6 +26,7 @@ from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.build import CatalogBuilder, row_major
 from workbench.core.crc32 import crc32c_rows
+from workbench.core.dtypes import by_name
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.source import Source
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
@@ -37,6 +38,7 @@ __all__ = ["Adder", "StoredValues", "arrays_below", "folder_values"]
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
 MOST_CHUNKS = 1 << 26
+NOTED = 3  #: arrays that are left out and have a note each
 _PROCESS = re.compile(r"(?:^|/)ocdbt\.process_(\d{1,8})/")
 #: Codec of a chunk in a file → that of one in a node that is a zstd stream.
 _WITHIN = {codecs.RAW: codecs.ZSTD, codecs.ZSTD: codecs.ZSTD_ZSTD, codecs.GZIP: codecs.ZSTD_GZIP}
@@ -112,6 +114,9 @@ class _Described:
     at: list[tuple[int, ...]] = field(default_factory=list)
 
 
+_LEFT_OUT = _Described(ZarrArray((), (), (), by_name("uint8"), codecs.OPAQUE, "."))  #: of arrays that are not read
+
+
 @dataclass
 class Adder:
     """Adds the arrays of stores to a catalog, and remembers what there is to say about them."""
@@ -157,7 +162,7 @@ class Adder:
             CorruptError: a description, a shard's index or a chunk contradicts the others.
         """
         tensors: dict[str, tuple[int, _Described]] = {}
-        left_out: set[str] = set()
+        left_out: dict[str, str] = {}
         for values in stores:
             rows = [row for row, key in enumerate(values.keys) if key.endswith(DESCRIPTIONS)]
             for row, data in zip(rows, self._texts(values, rows), strict=True):
@@ -172,15 +177,18 @@ class Adder:
                 try:
                     found = self._kind(data, kind, file)
                 except UnsupportedFormatError as error:
-                    self.notes.append(f"array {array!r} is left out: {error}")
-                    left_out.add(array)
+                    left_out[array] = str(error)
+                    tensors[array] = -1, _LEFT_OUT
                     continue
                 key = name(array)
                 tensors[array] = self.builder.tensor(key, found.array.dtype, found.array.shape), found
                 if found.array.codec == codecs.OPAQUE:
                     self.opaque.append(key)
-        self.arrays += len(tensors)
-        strays = [key for values in stores for key in self._chunks(values, tensors, left_out)]
+        self.arrays += len(tensors) - len(left_out)
+        strays = [key for values in stores for key in self._chunks(values, tensors)]
+        self.notes += [f"array {array!r} is left out: {error}" for array, error in list(left_out.items())[:NOTED]]
+        if len(left_out) > NOTED:
+            self.notes.append(f"{len(left_out) - NOTED:,} more arrays are left out for such reasons")
         if strays:
             self.notes.append(f"{len(strays):,} keys belong to no array and are left out: {strays[0]!r} …")
 
@@ -230,9 +238,7 @@ class Adder:
             self._sources = {file: self.place.source(file)}
         return self._sources[file]
 
-    def _chunks(
-        self, values: StoredValues, tensors: dict[str, tuple[int, _Described]], left_out: set[str]
-    ) -> Iterator[str]:
+    def _chunks(self, values: StoredValues, tensors: dict[str, tuple[int, _Described]]) -> Iterator[str]:
         """Add the chunks of arrays that are described; yield the keys that belong to none."""
         touched: dict[int, _Described] = {}
         for row, key in enumerate(values.keys):
@@ -242,10 +248,12 @@ class Adder:
                 cut = key.rfind("/", 0, cut)
                 owner = tensors.get(key[:cut]) if cut > 0 else None
             if owner is None:
-                if not values.whole and not any(key.startswith(f"{array}/") for array in left_out):
+                if not values.whole:
                     yield key
                 continue
             tensor, kind = owner
+            if tensor < 0:
+                continue
             rest = key[cut + 1 :]
             at = kind.places.get(rest, _UNKNOWN)
             if at is _UNKNOWN:

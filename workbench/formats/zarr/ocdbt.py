@@ -46,7 +46,9 @@ __all__ = ["MANIFEST", "Leaf", "NodeRef", "read_leaves"]
 MANIFEST = "manifest.ocdbt"
 MANIFEST_MAGIC, NODE_MAGIC = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
 MOST_ENTRIES = 1 << 20  #: of a node (tensorstore's ``kMaxNodeArity``)
-MOST_KEYS = 1 << 25  #: of a database
+MOST_TEXT = 1 << 28  #: bytes of a node's keys, or paths, in full
+MOST_KEYS = 1 << 31  #: bytes of all keys of a database, in full
+EXPANDED, EXPANDED_LEAST = 256, 1 << 28  #: times the stored bytes that all nodes may become, if it is more than …
 MOST_FILES = 1 << 20  #: that one node refers to
 LARGEST = 1 << 30  #: bytes of a node's content
 KEY_LIMIT = 1 << 16  #: bytes of a key, and of a path
@@ -98,7 +100,7 @@ def read_leaves(place: Place, folder: str, used: Callable[[str], Any]) -> list[L
     Raises:
         CorruptError: a manifest or node does not match its CRC-32C or contradicts itself or the tree.
         UnsupportedFormatError: a newer version or another compression.
-        UnsafeError: a data file outside of the folder, or more keys than :data:`MOST_KEYS`.
+        UnsafeError: a data file outside of the folder, or nodes or keys that become too long.
         MissingFileError, TruncatedError, IncompleteError: a file that is needed is absent or ends too early.
     """
     return list(_Database(place, f"{folder}/" if folder else "", used).leaves())
@@ -111,6 +113,8 @@ class _Database:
     used: Callable[[str], Any]
     sources: dict[str, Source] = field(default_factory=dict)
     total: int = 0
+    content: int = 0
+    text: int = 0
 
     def leaves(self) -> Iterator[Leaf]:
         root, height, keys, largest = self._root()
@@ -141,6 +145,9 @@ class _Database:
                 if leaf.keys[0] <= last and found:
                     raise CorruptError(f"{what} has keys that belong before those of the node before it")
                 total, last = entries, leaf.keys[-1]
+                self.text += sum(map(len, leaf.keys))
+                if self.text > MOST_KEYS:
+                    raise UnsafeError(f"{what} and those before it have keys of more than {MOST_KEYS:,} bytes; refused")
                 found += entries
                 yield leaf
             if total != count:
@@ -220,6 +227,12 @@ class _Database:
         if compression:
             limit = min(2 * largest + (4 << 20), LARGEST)
             content = decompress(content, limit, what=what)
+        self.content += len(content)
+        if self.content > max(EXPANDED_LEAST, EXPANDED * self.total):
+            raise UnsafeError(
+                f"{what} and those before it become {self.content:,} bytes from {self.total:,}, more than the limit of "
+                f"{EXPANDED} times as many; refused"
+            )
         return _Cursor(content, what), (at.file, at.start + head.at, at.start + len(data) - 4, bool(compression))
 
 
@@ -275,6 +288,9 @@ class _Cursor:
 
     def texts(self, shared: list[int], suffixes: list[int], first: bytes = b"") -> list[bytes]:
         """Texts; each shares a prefix with the one before it."""
+        total = sum(shared) + sum(suffixes)
+        if total > MOST_TEXT:
+            raise UnsafeError(f"{self.what} has keys or paths of {total:,} bytes, over the limit of {MOST_TEXT:,}")
         data = self.take(sum(suffixes))
         found, at, last = [], 0, first
         for prefix, length in zip(shared, suffixes, strict=True):
@@ -382,8 +398,10 @@ def _leaf(cursor: _Cursor, files: list[str], entries: int, prefix: bytes, where:
     file[apart], start[apart] = ids.astype(np.int64), starts.astype(np.int64)
     cursor.take(int(inline.sum()))
     cursor.end()
+    if len(prefix) * entries > MOST_TEXT:
+        raise UnsafeError(f"{cursor.what} has keys of {len(prefix) * entries:,} bytes, over the limit of {MOST_TEXT:,}")
     try:
-        texts = b"\0".join(keys).decode().split("\0") if prefix == b"" else [(prefix + key).decode() for key in keys]
+        texts = (prefix + (b"\0" + prefix).join(keys)).decode().split("\0")
     except UnicodeDecodeError:
         texts = []
     if len(texts) != entries:

@@ -107,15 +107,21 @@ def read_catalog(place: Place) -> Catalog:
     adder = Adder(place, CatalogBuilder("orbax", place))
     trees = list(_trees(place))
     meta: dict[str, Any] = {}
+    counts = []
     for tree in trees:
+        before = len(adder.builder)
         _add(adder, place, tree, meta)
+        counts.append(len(adder.builder) - before)
     if not adder.arrays and not adder.notes:
         raise NotACheckpointError(f"{place.path!r} holds no array of an Orbax checkpoint")
     for _, name in _documents(place):
         adder.builder.file(name, metadata=True)
     catalog = adder.builder.build({**adder.meta(), **meta})
     if "incomplete" not in meta:
-        reasons = (_lost(place, tree, catalog) or _partly_merged(place, tree, catalog) for tree in trees)
+        reasons = (
+            _lost(place, tree, catalog, count) or _partly_merged(place, tree, catalog)
+            for tree, count in zip(trees, counts, strict=True)
+        )
         if why := next(filter(None, reasons), ""):
             meta["incomplete"] = why
     fqns, roles = meaning(catalog.keys)
@@ -219,12 +225,12 @@ def _unmerged(place: Place, tree: _Item) -> str:
     return ""
 
 
-def _lost(place: Place, tree: _Item, catalog: Catalog) -> str:
-    """Return which arrays of the tree are not stored; empty if there is none."""
+def _lost(place: Place, tree: _Item, catalog: Catalog, count: int) -> str:
+    """Return which arrays of the tree are not stored; empty if there is none. ``count`` are stored."""
     if tree.key or TREE not in tree.at(place).files:
         return ""
     data = place.read(tree.file(TREE))
-    if len(catalog) == sum(map(data.count, _STORED)):
+    if count == sum(map(data.count, _STORED)):
         return ""  # decoding the document would take longer than all else
     document = jsonsafe.loads(data, what=repr(tree.file(TREE)))
     leaves = document.get("tree_metadata") if isinstance(document, dict) else None
