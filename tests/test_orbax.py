@@ -100,6 +100,21 @@ def test_further_saves_equal_their_truth(name: str) -> None:
     assert wb.verify(folder / name, deep=True).exit_code == 0
 
 
+@pytest.mark.skipif(not OUTSIDE, reason="WORKBENCH_SAMPLES names no folder of further samples")
+def test_a_real_save_of_two_processes_can_be_read_without_its_merge(tmp_path: Path) -> None:
+    source = Path(str(OUTSIDE)) / "round2" / "orbax" / "multihost_2proc"
+    kept = shutil.ignore_patterns("manifest.ocdbt", "d")
+    shutil.copytree(source / "ckpt" / "1" / "default", tmp_path / "default", ignore=kept, copy_function=shutil.copyfile)
+    for process in ("ocdbt.process_0", "ocdbt.process_1"):
+        shutil.copytree(
+            source / "ckpt" / "1" / "default" / process, tmp_path / "default" / process, dirs_exist_ok=True,
+            copy_function=shutil.copyfile,
+        )  # fmt: skip
+    ckpt = wb.open(tmp_path, partial=True)
+    for key, want in load_file(source / "truth.safetensors").items():
+        same_bits(ckpt[key].torch(), want, key)
+
+
 # ---- databases -------------------------------------------------------------------------------------------------------
 
 
@@ -271,15 +286,21 @@ def test_torn_saves_are_named(samples: Path, tmp_path: Path) -> None:
 
 
 def test_databases_that_were_not_merged_are_named_and_can_be_read(tmp_path: Path) -> None:
+    """As two processes of Orbax write them: the first one alone describes the array."""
     array = numbers(8, 300)
-    for process, gone in ((0, "w/1.0"), (1, "w/0.0")):
-        values = {key: value for key, value in zarr2("w", array, (4, 300)).items() if key != gone}
+    for process, held in ((0, ("w/.zarray", "w/0.0")), (1, ("w/1.0",))):
+        values = {key: value for key, value in zarr2("w", array, (4, 300)).items() if key in held}
         database(tmp_path / f"ocdbt.process_{process}", values)
     refused(IncompleteError, tmp_path, "'manifest.ocdbt' is missing", "2 processes", "not merged")
     ckpt = wb.open(tmp_path, partial=True)
     same_bits(ckpt["w"].torch(), torch.from_numpy(array), "salvaged")
     assert sorted(ckpt.chunks["rank"]) == [0, 1]
     assert any("not merged" in one.message for one in wb.verify(tmp_path) if one.rule == "commit.incomplete")
+
+
+def test_an_array_that_is_described_twice_is_refused(tmp_path: Path) -> None:
+    values = zarr2("w", numbers(4), (4,)) | zarr3("w", numbers(4), (4,), [BYTES, ZSTD], encode=squeezed)
+    refused(CorruptError, database(tmp_path, values), "'w' is described twice")
 
 
 def test_a_process_that_was_left_out_of_the_merge_is_named(tmp_path: Path) -> None:

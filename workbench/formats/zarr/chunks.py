@@ -17,6 +17,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -130,12 +131,13 @@ class Adder:
     _sources: dict[str, Source] = field(default_factory=dict)
     _kinds: dict[tuple[str, bytes], _Described] = field(default_factory=dict)
 
-    def database(self, folder: str, name: Callable[[str], str]) -> None:
-        """Add the arrays of an OCDBT database; ``name`` makes the tensor's key of the array's."""
+    def databases(self, folders: Sequence[str], name: Callable[[str], str]) -> None:
+        """Add the arrays of OCDBT databases, one store together; ``name`` makes a tensor's key of an array's."""
         collecting = gc.isenabled()
         gc.disable()  # as in `jsonsafe`: 100,000 arrays are half a million objects, and none is garbage
         try:
-            leaves = read_leaves(self.place, folder, lambda file: self.builder.file(file, metadata=True))
+            used = partial(self.builder.file, metadata=True)
+            leaves = (leaf for folder in folders for leaf in read_leaves(self.place, folder, used))
             self.add([_of_leaf(leaf) for leaf in leaves], name)
         finally:
             if collecting:
@@ -169,10 +171,6 @@ class Adder:
                 array, _, kind = values.keys[row].rpartition("/")
                 if not array or kind not in DESCRIPTIONS:
                     continue
-                if array in tensors:
-                    raise CorruptError(
-                        f"array {array!r} is described twice, by .zarray and zarr.json; restore the folder"
-                    )
                 file = values.files[values.file[row]] if values.whole else values.keys[row]
                 try:
                     found = self._kind(data, kind, file)
@@ -180,6 +178,10 @@ class Adder:
                     left_out[array] = str(error)
                     tensors[array] = -1, _LEFT_OUT
                     continue
+                if tensors.get(array, (0, found))[1] is not found:
+                    raise CorruptError(
+                        f"array {array!r} is described twice, and differently; it is unknown which is valid"
+                    )
                 key = name(array)
                 tensors[array] = self.builder.tensor(key, found.array.dtype, found.array.shape), found
                 if found.array.codec == codecs.OPAQUE:

@@ -188,12 +188,11 @@ def _add(adder: Adder, place: Place, tree: _Item, meta: dict[str, Any]) -> None:
     """Add the arrays of a tree: of its database, of those of the processes if they were not merged, or its folders."""
     here = tree.at(place)
     if MANIFEST in here.files:
-        adder.database(tree.folder, tree.name)
+        adder.databases([tree.folder], tree.name)
     elif why := _unmerged(place, tree):
         meta["incomplete"] = why
-        for process in filter(_PROCESS.fullmatch, here.folders):
-            if MANIFEST in here.sub(process).files:
-                adder.database(tree.file(process), tree.name)
+        written = [one for one in here.folders if _PROCESS.fullmatch(one) and MANIFEST in here.sub(one).files]
+        adder.databases([tree.file(process) for process in written], tree.name)  # process 0 alone describes arrays
     else:
         adder.folder(tree.folder, tree.name)
     if SHARDING in here.files and "mesh" not in meta:
