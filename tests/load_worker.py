@@ -154,7 +154,7 @@ def _every_sample(*, broadcast: bool) -> dict[str, Any]:
                     assert raw(local) == raw(want[name]), (path.name, name, getattr(one, "placements", None))
                 needed = sum(one.nbytes for one in want.values())
                 once = sum(one.nbytes for one in truth.values())
-                if "zstd" in path.name or path.parent.name == "zarr":
+                if "zstd" in path.name or path.parent.name in ("zarr", "orbax"):
                     needed, once = _chunks(ckpt, {keys[name]: one for name, one in state.items()})
                 told[f"{path.parent.name}/{path.name}/{mesh.ndim}"] = [
                     report.read_nbytes, report.received_nbytes, needed, once,

@@ -53,7 +53,7 @@ def test_no_byte_is_read_in_vain_and_with_broadcast_none_twice(told, ranks):
         assert sum(one[0] for one in alone) <= 1.05 * needed, name
         assert sum(one[1] for one in alone) == 0
         assert sum(one[0] for one in shared) <= 1.05 * once, name
-        if "zstd" in name or name.startswith("zarr/"):
+        if "zstd" in name or name.startswith(("zarr/", "orbax/")):
             continue  # what is received is not as it is stored
         assert [read + received for read, received, *_ in shared] == [one[2] for one in alone], name
         if ranks > 1 and once > 100_000:  # and all ranks take part in reading

@@ -34,7 +34,9 @@ from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.place import Place
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
-RUNS = ("gguf", "loss_spike", "quantised", "titan_run", "torch_checkpointing", "trainer_run", "torch_save", "zarr")
+RUNS = (
+    "gguf", "loss_spike", "orbax", "quantised", "titan_run", "torch_checkpointing", "trainer_run", "torch_save", "zarr",
+)  # fmt: skip
 #: every committed sample; folders of several hold each of them
 ALL = sorted(
     str(path.relative_to(SAMPLES))

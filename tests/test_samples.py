@@ -20,6 +20,7 @@ RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_stat
 RUNS = {
     "gguf",
     "loss_spike",
+    "orbax",
     "quantised",
     "zarr",
     "titan_run",

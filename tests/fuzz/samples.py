@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tests.faults import SAMPLES_ROOT
 
 Maker = Callable[[Path], object]
@@ -135,6 +137,17 @@ def _unified(folder: Path) -> None:
     unified(folder)
 
 
+def _zarr(folder: Path) -> None:
+    from tests.orbax_files import BYTES, zarr3
+
+    for array in (one for one in (SAMPLES_ROOT / "zarr" / "orbax").iterdir() if one.is_dir()):
+        shutil.copytree(array, folder / array.name, copy_function=shutil.copyfile)
+    values = np.arange(48, dtype=np.float32).reshape(8, 6)
+    for key, value in zarr3("third", values, (4, 6), [BYTES], encode=np.ndarray.tobytes, inside=(4, 3)).items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(value)
+
+
 SAMPLES = (
     Sample("DCP, one file", "dcp_single_odd", weight=6),
     Sample("DCP, FSDP2", "dcp_fsdp2", weight=1),
@@ -170,7 +183,8 @@ SAMPLES = (
     Sample("veScale", _vescale, weight=3),
     Sample("torch_checkpointing", "torch_checkpointing/step-3", weight=3),
     Sample("torch_checkpointing, one rank", "torch_checkpointing/single", weight=3, spared=("gone",)),
-    Sample("zarr", "zarr/orbax", weight=4),
+    Sample("zarr", _zarr, weight=2, spared=("gone",)),
+    Sample("Orbax", "orbax/2", weight=2),
     Sample("GGUF", "gguf/types.gguf", weight=4),
     Sample("GGUF, split", "gguf/split", weight=4, spared=("cut",)),
     Sample("Megatron mp_rank", _megatron, "iter_0000010", weight=2),

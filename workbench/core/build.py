@@ -66,6 +66,9 @@ class CatalogBuilder:
     def __contains__(self, key: str) -> bool:
         return key in self._tensors
 
+    def __len__(self) -> int:
+        return len(self._tensors)
+
     def tensor(
         self, key: str, dtype: DType, shape: Sequence[int], *, fqn: str | None = None, role: str | None = None
     ) -> int:

@@ -24,6 +24,8 @@ class Codec:
         raw: the item's bytes are the payload's.
         zip: the item is a ``torch.save`` archive of one tensor.
         compressed: the item is one compressed stream: gzip or zlib if it is called so, otherwise zstd.
+        within: codec of the stream that begins at ``inner`` in the decoded item and ends by itself; its payload is the
+            chunk's.
         text: the item is text, one character a byte.
         big: elements are big endian.
         conj, neg: the payload is of a conjugate or a negative view: signs are turned when it is read.
@@ -34,6 +36,7 @@ class Codec:
     raw: bool = False
     zip: bool = False
     compressed: bool = False
+    within: str = ""
     text: bool = False
     big: bool = False
     conj: bool = False
@@ -76,10 +79,12 @@ TABLE = (
     Codec(name="zstd", compressed=True),  # the payload in one zstd stream (zarr)
     Codec(name="gzip", compressed=True),  # … in one gzip or zlib stream
     Codec(name="decoded"),  # computed from quantised tensors (core/decoding); only in catalogs of decoded tensors
+    Codec(name="zstd+zstd", compressed=True, within="zstd"),  # a stream within a node of an OCDBT database (Orbax)
+    Codec(name="zstd+gzip", compressed=True, within="gzip"),
 )
 CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
 RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE))
-RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED = _TURNED
+RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED, ZSTD_ZSTD, ZSTD_GZIP = _TURNED
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -6,6 +6,7 @@
                 raw        │ payload                    │
                 torch_zip  │ zip headers │ payload │ … │     found by reading ~1 KB, then remembered
                 zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
+                zstd+zstd  │ compressed node of values  │     … and so is the stream that begins at inner in it
                 latin1     │ UTF-8 of one character a byte │  decoded whole, at most as long as it is stored
                 raw_conj   │ payload │                        the signs of the imaginary parts are turned
     chunk  =    payload[inner :: strides]  as elements of the raw type (unsigned integers of the element's size)
@@ -92,6 +93,8 @@ class Payloads:
             return Region.of(self._from_archive(row))
         if codec.compressed:
             plain = self._from_stream(row)
+            if codec.within:
+                plain, inner = self._from_within(row, plain, codec.within), 0
             reach = inner + _reach(sizes, cat.row_major(sizes) if strides is None else strides, dtype)
             if reach > len(plain):
                 raise CorruptError(
@@ -248,6 +251,17 @@ class Payloads:
             plain = undone(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
             last = self._unpacked = place, plain
         return last[1]
+
+    def _from_within(self, row: int, outer: Array, codec: str) -> Array:
+        """The payload of a stream that begins in the decoded item."""
+        c = self.catalog
+        at = 0 if c.inner is None else int(c.inner[row])
+        if at >= len(outer):
+            raise CorruptError(
+                f"{self.describe(row)} decompresses to {len(outer):,} bytes and needs those from {at:,} on"
+            )
+        undone = inflate if codec == "gzip" else decompress
+        return undone(outer[at:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
 
     def _from_archive(self, row: int) -> Array:
         dtype, sizes, inner, strides = self._layout(row)

@@ -53,7 +53,8 @@ MODULES = {
     name: f"workbench.formats.{module}"
     for name, module in (
         ("paddlenlp", "paddle.nlp"), ("hf_trainer", "layered.hf_trainer"), ("accelerate", "layered.accelerate"),
-        ("zarr", "zarr.reader"), ("megatron_dist", "megatron.dist"), ("megatron_legacy", "megatron.legacy"),
+        ("orbax", "zarr.orbax"), ("zarr", "zarr.reader"), ("megatron_dist", "megatron.dist"),
+        ("megatron_legacy", "megatron.legacy"),
         ("deepspeed_universal", "deepspeed.universal"), ("deepspeed", "deepspeed.reader"),
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
@@ -262,12 +263,6 @@ _RECORDS = (
 def _other(place: Place) -> str | None:
     """Describe a checkpoint of a known but unsupported format; ``None`` if it is not recognized."""
     if place.file is None:
-        if (
-            "_CHECKPOINT_METADATA" in place.files
-            or "manifest.ocdbt" in place.files
-            or "ocdbt.process_0" in place.folders
-        ):
-            return "an Orbax checkpoint (JAX)"
         return None
     try:
         head = place.read(place.file, length=min(16, place.stat(place.file).size))

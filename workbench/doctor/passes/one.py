@@ -48,7 +48,8 @@ class Numbers:
     lowest: int = 0
 
     def take(self, values: Array) -> None:
-        values = values.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # a float64 beyond float32 counts as infinite
+            values = values.astype(np.float32, copy=False)
         magnitude = np.abs(values)
         self.count += len(values)
         nan, inf = int(np.count_nonzero(np.isnan(values))), int(np.count_nonzero(np.isinf(values)))

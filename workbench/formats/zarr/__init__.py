@@ -1,1 +1,1 @@
-"""Folders of zarr 2 arrays: Orbax without OCDBT, and Megatron's former backend."""
+"""zarr arrays, of versions 2 and 3: Orbax's checkpoints (in OCDBT or in folders), and Megatron's former backend."""
