@@ -252,6 +252,7 @@ def test_the_list_names_nothing_outside_root(quiet, served):
     assert page.locator(".ckpt b").all_inner_texts() == ["run/step-4"]
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_and_obeyed_nowhere(quiet, served):
     page = quiet
     page.goto(f"{served}?ckpt=names&tab=tensors&tensor={quote(NAMES[0])}")
@@ -302,6 +303,7 @@ def test_long_reads_show_progress_can_be_cancelled_and_leave_the_server_awake(qu
     assert page.locator(".stats").count() == 0
 
 
+@pytest.mark.slow
 def test_two_sessions_share_a_checkpoint_and_closing_both_releases_it(browser, quiet, served, root):
     page, path = quiet, root / "run" / "step-2"
     other = browser.new_page()
@@ -367,6 +369,7 @@ def test_what_is_ready_before_the_page_has_loaded_is_not_lost(quiet, served):
         assert quiet.locator(".MuiDrawer-root .MuiBackdrop-root:visible").count() == 0
 
 
+@pytest.mark.slow
 def test_panel_serve_works_even_when_the_session_expires_before_the_websocket_opens(quiet, root, free_port):
     """With 1 ms of life every page's session is made twice; the second must not ask a CDN for its style sheets."""
     port = free_port()

@@ -165,8 +165,9 @@ def test_what_is_said_of_a_load_is_so_in_the_files(fault, layout):
     assert f" of {moments:,} moments" in found.coverage  # what is there is counted, compared or not
 
 
-@pytest.mark.parametrize("layout", ["folder", "torch_save"])
-@pytest.mark.parametrize("fault", ["f01_drop_opt", "f03_drop_v", "f04_drop_mv_keep_step"])
+@pytest.mark.parametrize(
+    "layout, fault", in_turn(["folder", "torch_save"], ["f01_drop_opt", "f03_drop_v", "f04_drop_mv_keep_step"])
+)
 def test_elements_below_the_floor_are_counted_as_torch_counts_them(fault, layout):
     paths = draw(every_fault()[fault], 5, [layout])
     assert paths.next is not None

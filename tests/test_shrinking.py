@@ -183,7 +183,9 @@ except WorkbenchError:
     assert not ends(folder / "x.pt", folder, {f"read {n}": code.format(count=n) for n in (1, 2, 3)}, "")
 
 
-@pytest.mark.parametrize("how", ["cut", "emptied", "rewritten"])
+@pytest.mark.parametrize(
+    "how", ["cut", *(pytest.param(how, marks=pytest.mark.slow) for how in ("emptied", "rewritten"))]
+)
 def test_what_was_handed_out_outlives_the_file(folder, how):
     changes = {
         "cut": "cut()",
