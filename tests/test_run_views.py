@@ -235,6 +235,14 @@ def test_the_page_of_a_run_explains_the_jump_and_lists_the_steps(run):
         rows = page._steps[1].value
         assert rows["step"].tolist() == [50, 40, 30, 20, 10]
         assert rows["health"].str[0].tolist() == ["●", "▲", "●", "●", "●"]
+        grid = layer_grid(page._layers, "weight norm")
+        page._show_cell(grid, 0, 1)
+        assert page.counting.job.wait(60)
+        key, steps, counts, edges = page.counting.job.result
+        assert (key, steps) == ("model.w", [10, 20, 30, 40, 50]) and (edges[0], edges[-1]) == (1.0, 50.0)
+        for row, step in zip(counts, steps, strict=True):
+            values = torch.load(run / f"step-{step}.pt")["model"]["w"].double().numpy()
+            assert row.tolist() == np.histogram(values[np.isfinite(values)], edges)[0].tolist()
         state.at = "50"
         assert page.examining.job.wait(60) and "step 50" in page._why.text
     finally:

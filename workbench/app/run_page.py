@@ -16,14 +16,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import panel as pn
 import panel_material_ui as pmui
 
 from workbench.analysis.health import StepHealth
 from workbench.analysis.run import CheckpointPair, Run
+from workbench.analysis.summary import Summary, histogram, summarise
 from workbench.app import style
 from workbench.app.home import DOTS, SMALL
 from workbench.app.jail import relative_words
@@ -35,8 +38,9 @@ from workbench.app.save import csv_button, text_button
 from workbench.app.state import WorkbenchState, joined, link, separated
 from workbench.app.words import count, html, safe, size
 from workbench.app.work import JobButton
-from workbench.errors import WorkbenchError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.runs import grouped
+from workbench.tensor import LazyTensor
 from workbench.views import units
 from workbench.views.run import run_sentence, spike_sentence, worst_spike
 from workbench.views.run_pictures import (
@@ -45,6 +49,7 @@ from workbench.views.run_pictures import (
     LayerGrid,
     MetricLine,
     curves_of,
+    histograms_figure,
     layer_grid,
     layers_figure,
     run_figure,
@@ -60,6 +65,7 @@ __all__ = ["RunPage", "cause_html", "step_rows"]
 CHECKED = 200  #: newest steps whose structure is checked without being asked to
 OTHERS = 12  #: runs that are offered for comparison
 WIDE: dict[str, Any] = {"sizing_mode": "stretch_width", "margin": (5, 10)}
+BINS = 64  #: of the values of a tensor
 PAGE = 12  #: rows of the table of steps
 FIRST, LAST = 3.0, 60.0  #: seconds between two looks at a run: at first, and when nothing has changed for long
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
@@ -127,6 +133,10 @@ class RunPage(pn.viewable.Viewer):
         self.measuring = JobButton(
             "Measure the layers", self._measure, self._measured, verb="measuring", schedule=schedule, long=True
         )
+        self.counting = JobButton(
+            "Values over the steps", self._count, self._counted, verb="reading", schedule=schedule, long=True
+        )
+        self._key, self._places = "", list[tuple[int, str]]()
         self._head = Linked("", state.restore, SHEET)
         self._chips = Linked("", state.restore, SHEET)
         self._why = Linked("", state.restore, SHEET)
@@ -166,8 +176,8 @@ class RunPage(pn.viewable.Viewer):
         """Stop the jobs."""
         for job in (self.opening, self.checking, self._looking):
             job.reset()
-        self.examining.reset()
-        self.measuring.reset()
+        for work in (self.examining, self.measuring, self.counting):
+            work.reset()
 
     def show_now(self) -> None:
         """Read the run in this thread and show it, for a notebook that keeps what a cell showed when it ended."""
@@ -451,11 +461,41 @@ class RunPage(pn.viewable.Viewer):
         name, key = html(grid.rows[row]), grid.keys[row][at]
         opened = f'<a href="{html(target)}">Open {html(key)} at step {grid.steps[at]:,}</a>' if key else "not stored"
         self._cell.text = f'<h3><span class="name">{name}</span>: {measure} over the steps</h3><p>{opened}</p>'
-        import numpy as np
-
         line = MetricLine(np.asarray(grid.steps, np.int64), grid.values[row])
-        figure = run_figure(Curves({measure: {"": line}}))
-        self._over[:] = [_pane(figure)]
+        self._key, self._places = key, [(step, place) for step, place in zip(grid.steps, grid.paths, strict=True)]
+        self.counting.reset()
+        self._over[:] = [_pane(run_figure(Curves({measure: {"": line}}))), *([self.counting] if key else [])]
+        if key and self._size() <= SMALL:
+            self.counting.start()
+
+    def _count(self, progress: Progress) -> tuple[str, list[int], Any, Any]:
+        """Return the histograms of a tensor at all steps, in the same bins."""
+        key, places = self._key, self._places
+        found: list[tuple[LazyTensor | None, Summary | None]] = []
+        with ExitStack() as opened:
+            for at, (_, place) in enumerate(places):
+                progress(0.5 * at / len(places))
+                lease = self._state.hold(self._relative(place))
+                opened.callback(lease.release)
+                tensor = lease.checkpoint.get(key)
+                found.append((tensor, None if tensor is None else summarise(tensor)))
+            ends = [one for _, summary in found if summary is not None for one in (summary.min, summary.max)]
+            known = [float(one) for one in ends if one is not None]
+            if not known:
+                raise UsageError(f"{key!r} has no finite numbers at any step")
+            span, counts, edges = (min(known), max(known)), np.zeros((len(places), BINS), np.int64), np.zeros(BINS + 1)
+            for at, (tensor, summary) in enumerate(found):
+                progress(0.5 + 0.5 * at / len(places))
+                made = None if tensor is None else histogram(tensor, BINS, summary=summary, span=span)
+                if made is not None:
+                    counts[at], edges = made.counts, made.edges
+        return key, [step for step, _ in places], counts, edges
+
+    def _counted(self, result: tuple[str, list[int], Any, Any]) -> None:
+        key, steps, counts, edges = result
+        if key == self._key:
+            title = style.pane(f'<h3>Values of <span class="name">{html(key)}</span> over the steps</h3>')
+            self._over[:] = [self._over[0], title, _pane(histograms_figure(steps, counts, edges))]
 
     def _relative(self, place: str) -> str:
         return self._state.jail.show(place)

@@ -551,6 +551,53 @@ def layers_figure(grid: LayerGrid, measure: str, tapped: Callable[[int, int], No
     return made
 
 
+def histograms_figure(steps: Sequence[int], counts: np.ndarray[Any, Any], edges: np.ndarray[Any, Any]) -> Any:
+    """Return Bokeh's figure of a tensor's histogram at each step.
+
+    Args:
+        counts: ``(steps, bins)``: elements of the tensor in each bin; rows of zeros where it is not stored.
+        edges: ``(bins + 1,)``: of the values, the same at all steps.
+    """
+    from bokeh.models import ColorBar, ColumnDataSource, FixedTicker, HoverTool, LogColorMapper
+
+    made = _figure(HEIGHTS["first"], (-0.5, len(steps) - 0.5), "value")
+    shown = range(0, len(steps), -(-len(steps) // 16) or 1)
+    made.xaxis.ticker = FixedTicker(ticks=list(shown))
+    made.xaxis.major_label_overrides = {at: f"{steps[at]:,}" for at in shown}
+    made.xaxis.axis_label = "step"
+    at, bins = np.nonzero(counts)
+    share = counts[at, bins] / np.maximum(counts.sum(axis=1), 1)[at]
+    mapper = LogColorMapper(
+        palette="Cividis256", low=float(share.min(initial=1.0)), high=float(share.max(initial=1e-9))
+    )
+    source = ColumnDataSource(
+        {
+            "left": at - 0.48,
+            "right": at + 0.48,
+            "bottom": edges[bins],
+            "top": edges[bins + 1],
+            "share": share,
+            "count": counts[at, bins],
+            "step": [f"{steps[one]:,}" for one in at.tolist()],
+        }
+    )
+    boxes = made.quad(
+        left="left",
+        right="right",
+        bottom="bottom",
+        top="top",
+        source=source,
+        line_color=None,
+        fill_color={"field": "share", "transform": mapper},
+    )
+    tips = [("step", "@step"), ("values", "@bottom{0.000e+0} to @top{0.000e+0}"), ("elements", "@count{0,0}")]
+    made.add_tools(HoverTool(renderers=[boxes], tooltips=tips))
+    bar = ColorBar(color_mapper=mapper, width=10, title="share", background_fill_color=None, title_text_color=GREY)
+    bar.major_label_text_color, bar.title_text_font_style = GREY, "normal"
+    made.add_layout(bar, "right")
+    return made
+
+
 def _labels(names: Sequence[str], most: int = 40) -> list[str]:
     """Return names without the components that all share at their beginning; if need be, cut in what is before the
     layer number, never in the number or after it."""
