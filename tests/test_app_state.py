@@ -346,7 +346,7 @@ def test_no_message_says_where_root_lies(root, path):
     workbench = Workbench(state)
     shown = workbench._words.object
     assert str(root) not in shown and path in shown
-    left = workbench.made["left"].work
+    left = workbench._left_over.work
     left.start()
     assert left.job.wait(WAIT)
     if left.job.status == "done":  # a report; its findings say what could not be read

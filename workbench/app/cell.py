@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import panel as pn
-import panel_material_ui as pmui
 
 from workbench.analysis.run import Run, RunComparison
 from workbench.app import style
@@ -27,6 +25,7 @@ from workbench.app.registry import Lease, OpenCheckpoint, Registry
 from workbench.app.run_cache import RunCache
 from workbench.app.run_page import RunPage
 from workbench.app.state import TABS, WorkbenchState, joined
+from workbench.app.tabs.tab import LazyTabs
 from workbench.checkpoint import Checkpoint
 from workbench.core.remote.url import is_url
 from workbench.errors import UsageError
@@ -133,35 +132,16 @@ class Cell(pn.viewable.Viewer):
         self.state = WorkbenchState(Jail(folder if os.path.isdir(folder) else "."), held, self._schedule)
         self.state.lease = held.acquire(Path(ckpt.path))
         self.state.param.update(path=name, ckpt=ckpt, status="open", tab=tab)
-        self.made: dict[str, Any] = {}
-        self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in ALONE}
-        self.tabs = pmui.Tabs(
-            *((MAKERS[name][0], frame) for name, frame in self._frames.items()),
-            active=ALONE.index(tab),
-            sizing_mode="stretch_width",
-        )
-        self.tabs.param.watch(lambda event: self.state.param.update(tab=ALONE[event.new]), "active")
-        self.state.param.watch(self._turn, "tab")
-        self._turn()
+        self._lazy = LazyTabs(self.state, MAKERS, ALONE, self._schedule)
+        self.tabs, self.made = self._lazy.tabs, self._lazy.made
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self.tabs
 
     def close(self) -> None:
         """Stop the jobs; the checkpoint stays open."""
-        for tab in self.made.values():
-            tab.close()
+        self._lazy.close(lambda close: close())
         self.state.close()
-
-    def _turn(self, *_: Any) -> None:
-        name = self.state.tab
-        if name not in ALONE:
-            return
-        self.tabs.active = ALONE.index(name)
-        if name not in self.made:
-            module, kind = MAKERS[name][1:]
-            self.made[name] = getattr(import_module(module), kind)(self.state, self._schedule)
-            self._frames[name][:] = [self.made[name]]
 
 
 class _FixedCheckpoint(Registry):

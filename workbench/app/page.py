@@ -10,8 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import panel as pn
 import panel_material_ui as pmui
@@ -30,7 +29,11 @@ from workbench.app.picker import Picker
 from workbench.app.registry import Registry
 from workbench.app.run_page import RunPage
 from workbench.app.state import RUN, TABS, URL, WorkbenchState, link, parse_query, query_of
+from workbench.app.tabs.tab import LazyTabs
 from workbench.app.words import html
+
+if TYPE_CHECKING:
+    from workbench.app.tabs.integrity import Integrity
 
 __all__ = ["Workbench", "create_app"]
 
@@ -61,25 +64,15 @@ class Workbench(pn.viewable.Viewer):
         state.served = True
         self.picker = Picker(state, schedule)
         self._schedule = schedule
-        self.made: dict[str, Any] = {}
-        self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in SHOWN}
         self._words = style.pane("")
         self.home = Home(state, self.picker, schedule)
         self.run_page: RunPage | None = None
         self._trail = Linked("", state.restore, TRAIL)
-        self.tabs = pmui.Tabs(
-            *((MAKERS[name][0], frame) for name, frame in self._frames.items()),
-            active=SHOWN.index(state.tab),
-            sizing_mode="stretch_width",
-        )
+        self._lazy = LazyTabs(state, MAKERS, SHOWN, schedule)
+        self.tabs, self.made = self._lazy.tabs, self._lazy.made
+        self._left_over: Integrity | None = None
         self._body = pn.Column(sizing_mode="stretch_width")
-        self.tabs.param.watch(lambda event: state.param.update(tab=SHOWN[event.new]), "active")
-        state.param.watch(self._make, ["tab", "status"])
-        # What shows a tab runs after all that fills it (``precedence``): a React component (Panel 1.9.4,
-        # ``models/react_component.ts``) loses what changes between its first rendering and its effects.
-        state.param.watch(self._switch, "tab", precedence=1)
         state.param.watch(self._draw, ["status", "notice", "run"], precedence=1)
-        self._make()
         self._draw()
 
     def __panel__(self) -> pn.viewable.Viewable:
@@ -89,23 +82,13 @@ class Workbench(pn.viewable.Viewer):
         """Stop the jobs and release the checkpoint."""
         with ExitStack() as all_of_them:  # the others are closed even if one fails
             all_of_them.callback(self.state.close)
-            for tab in self.made.values():
-                all_of_them.callback(tab.close)
+            self._lazy.close(all_of_them.callback)
+            if self._left_over is not None:
+                all_of_them.callback(self._left_over.close)
             self.picker.job.reset()
             self.home.close()
             if self.run_page is not None:
                 self.run_page.close()
-
-    def _make(self, *_: Any) -> None:
-        """Create a tab; it costs nothing before it is first shown."""
-        name = self.state.tab
-        if name not in self.made and self.state.status == "open":
-            module, kind = MAKERS[name][1:]
-            self.made[name] = getattr(import_module(module), kind)(self.state, self._schedule)
-            self._frames[name][:] = [self.made[name]]
-
-    def _switch(self, *_: Any) -> None:
-        self.tabs.active = SHOWN.index(self.state.tab)
 
     def look(self) -> None:
         """Look whether what is on display has changed; called every few seconds."""
@@ -137,11 +120,11 @@ class Workbench(pn.viewable.Viewer):
         """Offer a check of what is left of a checkpoint that cannot be opened."""
         from workbench.app.tabs.integrity import Integrity
 
-        if "left" in self.made:
-            self.made["left"].close()
-        self.made["left"] = Integrity(self.state, self._schedule, always=True)
+        if self._left_over is not None:
+            self._left_over.close()
+        self._left_over = Integrity(self.state, self._schedule, always=True)
         words = style.pane("<h3>What is left of it?</h3><p>A verification lists each file that is lost or damaged.</p>")
-        return pn.Column(words, self.made["left"], sizing_mode="stretch_width")
+        return pn.Column(words, self._left_over, sizing_mode="stretch_width")
 
 
 class AfterLoad:

@@ -17,10 +17,8 @@ from workbench.app import style
 from workbench.app.jobs import Progress
 from workbench.app.others import Others
 from workbench.app.tabs.diff_view import DiffView, table_rows
-from workbench.app.tabs.tab import Tab
+from workbench.app.tabs.tab import JobTab
 from workbench.app.words import html
-from workbench.app.work import JobButton
-from workbench.errors import UsageError
 from workbench.views.diff_grid import Board
 
 __all__ = ["DiffTab"]
@@ -40,14 +38,15 @@ class Compared:
     turned: bool  #: the open checkpoint is B because its step is the later one
 
 
-class DiffTab(Tab):
+class DiffTab(JobTab):
     """Choose B, compare, inspect; the result is kept until A or B changes."""
 
     key = "diff"
     follows = ("ckpt", "other")
+    mirrored = SELECTED
+    view: DiffView | None
 
     def build(self) -> None:
-        self.view: DiffView | None = None
         self._turned = False
         self._others = Others(self.schedule, self._listed)
         self._choice = pmui.Select(
@@ -64,19 +63,8 @@ class DiffTab(Tab):
             label="Swap A and B", variant="outlined", color="primary", on_click=lambda _: self.swap(), margin=(14, 10)
         )
         self._words = style.pane("")
-        self.work = JobButton(
-            "Compare",
-            self._compare,
-            self._done,
-            verb="comparing",
-            ready=self._why_not,
-            schedule=self.schedule,
-            long=True,
-        )
-        self._result = pn.Column(sizing_mode="stretch_width")
+        self.prepare("Compare", self._compare, self._done, verb="comparing", ready=self._why_not, long=True)
         self._body_parts = [pn.Row(self._choice, self._swap, sizing_mode="stretch_width"), self._words]
-        self.state.param.watch(self._drop, ["ckpt", "other"])
-        self.state.param.watch(self._forward, [*SELECTED, "tab"])
 
     def draw(self) -> None:
         state = self.state
@@ -94,13 +82,11 @@ class DiffTab(Tab):
     def _arrange(self) -> None:
         """Show the button while there is something left to compare."""
         work = [self.work] if not self._why_not() and self.view is None else []
-        self.body[:] = [*self._body_parts, *work, self._result]
+        self.body[:] = [*self._body_parts, *work, self.result]
 
     def close(self) -> None:
-        self.work.reset()
+        super().close()
         self._others.job.reset()
-        if self.view is not None:
-            self.view.close()
 
     def swap(self) -> None:
         """Swap A and B."""
@@ -144,10 +130,7 @@ class DiffTab(Tab):
     # ---- comparison --------------------------------------------------------------------------------------------------
 
     def _compare(self, progress: Progress) -> Compared:
-        first = self.state.ckpt
-        if first is None:
-            raise UsageError("the checkpoint is no longer open")
-        second = self.state.borrow("other")
+        first, second = self.opened(), self.state.borrow("other")
         turned = first.step is not None and second.step is not None and first.step > second.step
         a, b = (second, first) if turned else (first, second)
         found = diff(a, b, progress=lambda share: progress(0.97 * share))
@@ -169,31 +152,20 @@ class DiffTab(Tab):
             role=state.role,
         )
         view.tensor = view.find(state.tensor)
-        view.param.watch(self._chosen, list(SELECTED))
-        self.view, self._result[:] = view, [view]
+        self.put(view)
         self._arrange()
 
-    def _drop(self, *_: Any) -> None:
-        """Drop the result of another A or B, whose checkpoint may be closed."""
-        self.work.reset()
-        if self.view is not None:
-            self.view.close()
-        self.view, self._result[:] = None, []
-
-    def _chosen(self, *events: Any) -> None:
-        """Copy the view's selection to the page; its tensor by the name in the open checkpoint, as in all tabs."""
-        words = {event.name: event.new for event in events}
+    def of_view(self, words: dict[str, Any]) -> dict[str, Any]:
+        """Name a tensor as the open checkpoint does, as in all tabs."""
         if self.view is not None and words.get("tensor"):
             row = self.view.diff.tensor(words["tensor"])
             words["tensor"] = row.key_b if self._turned else row.keys_a[0]
-        self.state.param.update(**words)
+        return words
 
-    def _forward(self, *_: Any) -> None:
-        """Copy the page's selection to the view."""
-        view, state = self.view, self.state
-        if view is None or state.tab != self.key:
-            return
-        tensor = view.find(state.tensor)
-        if view.tensor and state.tensor in view.diff.tensor(view.tensor).keys_a:
-            tensor = view.tensor  # one of several pairs with the same tensor of A
-        view.param.update(tensor=tensor, pattern=state.pattern, role=state.role)
+    def of_state(self) -> dict[str, Any]:
+        view, words = self.view, super().of_state()
+        assert view is not None
+        words["tensor"] = view.find(self.state.tensor)
+        if view.tensor and self.state.tensor in view.diff.tensor(view.tensor).keys_a:
+            words["tensor"] = view.tensor  # one of several pairs with the same tensor of A
+        return words

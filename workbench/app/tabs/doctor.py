@@ -22,9 +22,8 @@ from workbench.app.jail import Jail
 from workbench.app.jobs import Progress
 from workbench.app.others import Others
 from workbench.app.tabs.doctor_view import DiagnosisView
-from workbench.app.tabs.tab import Tab
+from workbench.app.tabs.tab import JobTab
 from workbench.app.words import html
-from workbench.app.work import JobButton
 from workbench.core.remote.url import is_url
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
 
@@ -49,30 +48,22 @@ not a faulty load. An echo reveals every error in loading; docs/echo.md explains
 """
 
 
-class Doctor(Tab):
+class Doctor(JobTab):
     """Choose the evidence, examine, read the result, which is kept until the evidence changes."""
 
     key = "doctor"
     follows = ("ckpt", "other", "echo", "given")
 
+    view: DiagnosisView | None
+
     def build(self) -> None:
-        self.view: DiagnosisView | None = None
         self._others = Others(self.schedule, self._listed)
         self._choices = {which: self._choice(which) for which in OTHERS}
         self._facts = {name: self._fact(name) for name in FACTS}
         self._quick = pmui.Checkbox(label="Facts and names only: do not read weights and moments", size="small")
         self._quick.param.watch(self._told, "value")
         self._words = style.pane("")
-        self.work = JobButton(
-            "Examine",
-            self._examine,
-            self._done,
-            verb="examining",
-            ready=self._why_not,
-            schedule=self.schedule,
-            long=True,
-        )
-        self._result = pn.Column(sizing_mode="stretch_width")
+        self.prepare("Examine", self._examine, self._done, verb="examining", ready=self._why_not, long=True)
         facts = pn.Column(
             style.pane('<p class="muted">Facts that the files lack; they take precedence over stored ones.</p>'),
             pn.FlexBox(*self._facts.values()),
@@ -87,7 +78,6 @@ class Doctor(Tab):
             margin=(5, 10), on_click=self._whole,
         )  # fmt: skip
         self._controls = [style.two_columns(*self._choices.values(), least=440), more, self._words]
-        self.state.param.watch(self._drop, list(self.follows))
 
     def draw(self) -> None:
         state = self.state
@@ -103,26 +93,17 @@ class Doctor(Tab):
             self.work.start()
 
     def close(self) -> None:
-        self.work.reset()
+        super().close()
         self._others.job.reset()
-        if self.view is not None:
-            self.view.close()
 
     def _arrange(self) -> None:
         self.work.button.label = "Examine" if self.state.other or self.state.echo else "Examine this checkpoint alone"
         run = [self._run] if self.view is None and self.state.served else []
-        self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), *run, self._result]
+        self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), *run, self.result]
 
     def _whole(self, _: Any) -> None:
         """Show the run's page, which chooses the checkpoints by the jump of the loss."""
         self.state.restore({"run": os.path.dirname(self.state.path) or "."})
-
-    def _drop(self, *_: Any) -> None:
-        """Drop the result of other evidence, whose checkpoints may be closed."""
-        self.work.reset()
-        if self.view is not None:
-            self.view.close()
-        self.view, self._result[:] = None, []
 
     # ---- which evidence ----------------------------------------------------------------------------------------------
 
@@ -191,11 +172,8 @@ class Doctor(Tab):
     def _examine(self, progress: Progress) -> Diagnosis:
         from workbench.doctor.examine import doctor
 
-        state = self.state
-        if state.ckpt is None:
-            raise UsageError("the checkpoint is no longer open")
-        given = parse_given(state.given)
-        return doctor(state.ckpt, self._borrow("other"), echo=self._borrow("echo"), progress=progress, **given)
+        given = parse_given(self.state.given)
+        return doctor(self.opened(), self._borrow("other"), echo=self._borrow("echo"), progress=progress, **given)
 
     def _borrow(self, which: str) -> Any:
         """Return the open checkpoint, or its path if it is damaged: the doctor then reports the damage."""
@@ -212,8 +190,7 @@ class Doctor(Tab):
         names = {str(state.jail.resolve(path)): path for path in (state.other, state.echo) if path}
         names |= {one.path: _under(one.path, state.jail) for one in found.subjects}
         file = f"{state.path}-{state.other or state.echo}-doctor".replace("--", "-")
-        self.view = DiagnosisView(found, names=names, file=file, schedule=self.schedule)
-        self._result[:] = [self.view]
+        self.put(DiagnosisView(found, names=names, file=file, schedule=self.schedule))
         self._arrange()
 
 

@@ -1,15 +1,28 @@
-"""The base of all tabs: drawn when first shown, and redrawn when their data changes while they are visible."""
+"""The bases of all tabs, and the row of tabs, which are made when they are first shown.
+
+::
+
+    Tab       drawn when first shown, and redrawn when its data changes while it is visible
+    JobTab    … and what it shows is a view that a job makes: work ──► put(view) ──► drop() when its data changes
+                   the view's selection  ◄──►  the state's, which is in the link
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
 import panel as pn
+import panel_material_ui as pmui
 
-from workbench.app.jobs import Schedule
+from workbench.app.jobs import Progress, Schedule
 from workbench.app.state import WorkbenchState
+from workbench.app.work import JobButton
+from workbench.checkpoint import Checkpoint
+from workbench.errors import UsageError
 
-__all__ = ["Tab"]
+__all__ = ["JobTab", "LazyTabs", "Tab"]
 
 
 class Tab(pn.viewable.Viewer):
@@ -55,3 +68,119 @@ class Tab(pn.viewable.Viewer):
         if self._stale and (self._always or self.state.tab == self.key):
             self._stale = False
             self.draw()
+
+
+class JobTab(Tab):
+    """Base of the tabs that show one view, made by a job and kept until what it was made of changes.
+
+    Attributes:
+        mirrored: parameters of the view that are the state's, too: a change of either changes the other.
+        work: the job and its controls.
+        view: on display; ``None`` before the job is done.
+        result: where the view is.
+    """
+
+    mirrored: ClassVar[tuple[str, ...]] = ()
+    work: JobButton
+    view: Any
+
+    def prepare(self, label: str, work: Callable[[Progress], Any], done: Callable[[Any], None], **options: Any) -> None:
+        """Create the job's button; call it in :meth:`build`. Arguments are those of :class:`JobButton`."""
+        self.view = None
+        self.work = JobButton(label, work, done, schedule=self.schedule, **options)
+        self.result = pn.Column(sizing_mode="stretch_width")
+        self.state.param.watch(self.drop, list(self.follows))
+        if self.mirrored:
+            self.state.param.watch(self._forward, [*self.mirrored, "tab"])
+
+    def put(self, view: Any) -> None:
+        """Show a view."""
+        if self.mirrored:
+            view.param.watch(self._chosen, list(self.mirrored))
+        self.view, self.result[:] = view, [view]
+
+    def drop(self, *_: Any) -> None:
+        """Stop the job and drop the view, whose checkpoints may be closed."""
+        self.work.reset()
+        if hasattr(self.view, "close"):
+            self.view.close()
+        self.view, self.result[:] = None, []
+
+    def close(self) -> None:
+        self.drop()
+
+    def opened(self) -> Checkpoint:
+        """Return the open checkpoint, for a job.
+
+        Raises:
+            UsageError: it was closed.
+        """
+        if self.state.ckpt is None:
+            raise UsageError("the checkpoint is no longer open")
+        return self.state.ckpt
+
+    def of_view(self, words: dict[str, Any]) -> dict[str, Any]:
+        """Return what a change of the view's parameters means for the state."""
+        return words
+
+    def of_state(self) -> dict[str, Any]:
+        """Return the state's selection as the view's parameters."""
+        return {name: str(getattr(self.state, name)) for name in self.mirrored}
+
+    def _chosen(self, *events: Any) -> None:
+        if self.view is not None:
+            self.state.param.update(**self.of_view({event.name: event.new for event in events}))
+
+    def _forward(self, *_: Any) -> None:
+        if self.view is not None and self.state.tab == self.key:
+            self.view.param.update(**self.of_state())
+
+
+class LazyTabs:
+    """The tabs of a page or of a notebook's cell; one costs nothing before it is first shown.
+
+    Attributes:
+        tabs: the row of tabs.
+        made: those shown so far, by name.
+
+    Args:
+        makers: name → title, and the module and name of its class; those named in ``names``, in this order.
+    """
+
+    def __init__(
+        self,
+        state: WorkbenchState,
+        makers: dict[str, tuple[str, str, str]],
+        names: Sequence[str],
+        schedule: Schedule | None = None,
+    ) -> None:
+        self._state, self._makers, self._names, self._schedule = state, makers, tuple(names), schedule
+        self.made: dict[str, Any] = {}
+        self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in names}
+        self.tabs = pmui.Tabs(
+            *((makers[name][0], frame) for name, frame in self._frames.items()),
+            active=self._names.index(state.tab),
+            sizing_mode="stretch_width",
+        )
+        self.tabs.param.watch(lambda event: state.param.update(tab=self._names[event.new]), "active")
+        state.param.watch(self._make, ["tab", "status"])
+        # What shows a tab runs after all that fills it (``precedence``): a React component (Panel 1.9.4,
+        # ``models/react_component.ts``) loses what changes between its first rendering and its effects.
+        state.param.watch(self._switch, "tab", precedence=1)
+        self._make()
+
+    def close(self, close: Callable[[Callable[[], None]], Any]) -> None:
+        """Hand what ends each tab to ``close``."""
+        for tab in self.made.values():
+            close(tab.close)
+
+    def _make(self, *_: Any) -> None:
+        name = self._state.tab
+        if name in self._frames and name not in self.made and self._state.status == "open":
+            module, kind = self._makers[name][1:]
+            self.made[name] = getattr(import_module(module), kind)(self._state, self._schedule)
+            self._frames[name][:] = [self.made[name]]
+
+    def _switch(self, *_: Any) -> None:
+        if self._state.tab in self._frames:
+            self.tabs.active = self._names.index(self._state.tab)
