@@ -63,13 +63,13 @@ class Diff(Shown):
         return 0 if self.same and not (self.count("unread") or self.count("unknown") or self.skipped) else 1
 
     def count(self, status: str) -> int:
-        """Return the number of pairs with a status: ``equal changed type shape unknown unread``."""
+        """Return the number of pairs with a status: ``equal rounded changed type shape unknown unread``."""
         return self._counts[status]
 
     @cached_property
     def summary(self) -> dict[str, int]:
         """Counts: pairs by status, then added removed renamed moved objects."""
-        names = ("equal", "changed", "type", "shape", "unknown", "unread")
+        names = ("equal", "rounded", "changed", "type", "shape", "unknown", "unread")
         return {
             **{name: self.count(name) for name in names},
             "added": len(self.added),

@@ -141,15 +141,16 @@ def mapped(a: Checkpoint, b: Checkpoint, *, plain: bool = False) -> NameMap:
     if tied and made[1] is not None:
         for t, key in enumerate(a.catalog.keys):
             if only_a.get(key) == "" and (a.fqns[t] or "").endswith(HEAD):
-                only_a[key] = "the embedding is used instead: the configuration ties them"
+                only_a[key] = TIED
     return NameMap(a, b, targets, only_a, only_b, added)
 
 
+TIED = "the embedding is used instead: the configuration ties them"
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 def _tied(ckpt: Checkpoint) -> bool:
-    """Whether a configuration says that the output is the embedding; transformers' GGUFs of Gemma have no other."""
+    """Whether a configuration says that the output is the embedding."""
     config = ckpt.objects.get("config")
     return isinstance(config, Mapping) and config.get("tie_word_embeddings") is True
 

@@ -144,19 +144,16 @@ class Conversion:
     def _experts(
         self, key: str, shape: tuple[int, ...], prefix: str, name: str, expert: str | None
     ) -> list[Link] | str:
-        """A stack of experts, of gate above up for each, or (older converters) one expert."""
+        """A stack of experts, or (older converters) one."""
         name = name.removesuffix("_exps")
-        if expert is not None and name in _EXPERTS:
-            return [_whole(f"{prefix}.mlp.experts.{expert}.{_EXPERTS[name]}.weight", shape)]
-        halves = ["ffn_gate", "ffn_up"] if name == "ffn_gate_up" else [name]
-        if not set(halves) <= set(_EXPERTS) or len(shape) != 3 or shape[1] % len(halves):
+        if name not in _EXPERTS or (expert is None and len(shape) != 3):
             return f"{key}: shape {shape} is not a stack of experts"
-        size = shape[1] // len(halves)
+        if expert is not None:
+            return [_whole(f"{prefix}.mlp.experts.{expert}.{_EXPERTS[name]}.weight", shape)]
         return [
-            Link(f"{prefix}.mlp.experts.{e}.{_EXPERTS[one]}.weight", (e, size * side, 0), (1, size, shape[2]), (0, 0),
-                 (1, 2))
-            for e in range(shape[0]) for side, one in enumerate(halves)
-        ]  # fmt: skip
+            Link(f"{prefix}.mlp.experts.{e}.{_EXPERTS[name]}.weight", (e, 0, 0), (1, *shape[1:]), (0, 0), (1, 2))
+            for e in range(shape[0])
+        ]
 
 
 def conversion(objects: Mapping[str, Any], *, plain: bool = False) -> Conversion:
