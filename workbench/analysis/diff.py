@@ -7,10 +7,11 @@
     or       stored CRC-32, manifests: no payload read            workbench.analysis.evidence
     pattern  of changed tensors, where it can be proved           workbench.analysis.patterns
     objects  step, arguments, schedulers, generators              workbench.analysis.diff_objects
-    rounding of a GGUF made from the other side                  workbench.analysis.rounding
+    rounding of a GGUF that was made from the other side          workbench.analysis.rounding
     result   rows, counts, tables, JSON                           workbench.analysis.diff_result
 
-Equal means bitwise equal; for what a converter wrote in another type, the same numbers. A different sharding, file or format is reported, but is not a difference.
+Equal means bitwise equal; for what a converter wrote in another type, the same numbers. A different sharding,
+file or format is reported, but is not a difference.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.name_map import TIED, NameMap, mapped
 from workbench.analysis.patterns import Sibling, recognise
-from workbench.analysis.rounding import Rounding, has_bound, roundings
+from workbench.analysis.rounding import CellCheck, has_bound, roundings
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.engine import engine
 from workbench.core.executors import using
@@ -304,15 +305,17 @@ class _Differ:
                 rows[at] = replace(row, status="changed")
             else:
                 how = " with an importance matrix" if weighted else ""
-                rows[at] = replace(row, why=f"{name}{how} does not store the nearest code: its rounding has no bound")
+                why = f"{name}{how} does not store the nearest code; its rounding has no bound"
+                rows[at] = replace(row, status="type", why=why)
         for at, found in self._within(pairs, todo):
             rows[at] = rows[at].rounded(found)
-        kinds = {found.scheme for row in rows if (found := row.rounding) is not None}
+        kinds = {row.rounding.scheme for row in rows if row.rounding is not None}
         if kinds:
-            self.checked["rounding"] = f"{len(todo):,} tensors against what their codes stand for ({', '.join(sorted(kinds))})"
+            said = ", ".join(sorted(kinds))
+            self.checked["rounding"] = f"{len(todo):,} tensors against what their codes stand for ({said})"
         self._without(pairs, rows)
 
-    def _within(self, pairs: Sequence[TensorPair], todo: list[int]) -> Iterator[tuple[int, Rounding]]:
+    def _within(self, pairs: Sequence[TensorPair], todo: list[int]) -> Iterator[tuple[int, CellCheck]]:
         sides: dict[int, list[int]] = {}
         for at in todo:
             sides.setdefault(id(pairs[at].a.catalog), []).append(at)

@@ -13,7 +13,7 @@ import numpy as np
 from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_pairs import RENAMED, TensorPair
 from workbench.analysis.patterns import Pattern
-from workbench.analysis.rounding import Rounding
+from workbench.analysis.rounding import CellCheck
 from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
@@ -49,7 +49,7 @@ class TensorDiff(Shown):
         moved: ``cut`` or ``file``: stored in other boxes or files, which is not a difference.
         comparison: counts, norms and bands, if values were compared; :attr:`detail` adds histograms.
         pattern: the proved form of the change, if it has one.
-        rounding: of a converted tensor, where the source lies in what the stored codes stand for.
+        rounding: of a converted tensor, whether the source is what the stored codes stand for.
         chunk_rows: changed chunk rows of ``b``.
         why: the reason if it could not be read.
         fqn: its parameter in ``b``; ``None`` if unknown.
@@ -71,7 +71,7 @@ class TensorDiff(Shown):
     moved: str = ""
     comparison: Comparison | None = None
     pattern: Pattern | None = None
-    rounding: Rounding | None = None
+    rounding: CellCheck | None = None
     chunk_rows: tuple[int, ...] = ()
     why: str = ""
     catalog: Catalog | None = field(default=None, repr=False)
@@ -156,7 +156,7 @@ class TensorDiff(Shown):
         rows = () if found is None else tuple(sorted({row for _, row in found.chunks}))
         return replace(self, status=status, comparison=found, chunk_rows=rows, why=why)
 
-    def rounded(self, found: Rounding) -> TensorDiff:
+    def rounded(self, found: CellCheck) -> TensorDiff:
         """Return the row of a converted tensor with what its stored codes stand for."""
         if found.seen < self.numel:
             return self

@@ -2,8 +2,9 @@
 
 ::
 
-    source x   0.0312                         cell of the stored code       [0.0309, 0.0330]     inside: rounding explains it
-    source x   0.0412  (a scale was doubled)                                [0.0309, 0.0330]     beyond: it does not
+    source   cell of the stored code
+    0.0312   [0.0309, 0.0330]           inside: rounding explains the difference
+    0.0412   [0.0309, 0.0330]           beyond: it does not
 
 The cells are those of :func:`workbench.core.decoding.values.cells`: of every block, from its own stored scales. A
 source of other than 16 bits may have been rounded to float16 or bfloat16 before it was quantised (llama.cpp quantises
@@ -26,16 +27,16 @@ from workbench.core.payload import Payloads
 from workbench.core.scan import OnError, Piece, scan
 from workbench.core.work import pair_work
 
-__all__ = ["Rounding", "has_bound", "roundings"]
+__all__ = ["CellCheck", "has_bound", "roundings"]
 
 ON_THE_WAY = (2.0**-9, 2.0**-25)  #: what rounding to bfloat16 costs of a number; what float16 loses of the smallest
-#: Fitted to weighted numbers, with codes from before the fit: with an importance matrix, the nearest code is not stored.
+#: With an importance matrix, the scale is fitted after the codes were chosen: they need not be the nearest.
 _WEIGHTED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS"}
 
 
 @dataclass(eq=False)
-class Rounding:
-    """Where a source lies in the cells of what is stored.
+class CellCheck:
+    """Whether a source is in the cells of what is stored.
 
     Attributes:
         scheme: the stored type, such as ``Q4_K``.
@@ -79,7 +80,7 @@ def has_bound(name: str, weighted: bool) -> bool:
 def roundings(
     source: Payloads, stored: Payloads, pairs: list[tuple[int, int]], *, threads: int | None = None,
     on_error: OnError | None = None,
-) -> Iterator[tuple[int, Rounding]]:  # fmt: skip
+) -> Iterator[tuple[int, CellCheck]]:  # fmt: skip
     """Compare sources with what is stored; yields the number of the pair and what was found.
 
     Args:
@@ -110,11 +111,11 @@ class _Within:
         blocks = np.array([stored.catalog.dtype_of(u).packed for u in range(len(stored.catalog))], bool)
         self._blocks = blocks[ends.catalog.tensor]
 
-    def begin(self, dtype: DType, other: DType | None) -> Rounding:
+    def begin(self, dtype: DType, other: DType | None) -> CellCheck:
         """A comparison of nothing yet."""
-        return Rounding("")
+        return CellCheck("")
 
-    def fold(self, state: Rounding, piece: Piece) -> None:
+    def fold(self, state: CellCheck, piece: Piece) -> None:
         """Take a piece of both sides into account."""
         assert piece.other is not None
         tensor = int(self._tensor[piece.row])
@@ -138,7 +139,7 @@ class _Within:
             state.worst, state.at = float(how[at]), piece.where(at)[: int(self._dims[tensor])]
             state.low, state.high, state.value = float(low[at]), float(high[at]), float(x[at])
 
-    def merge(self, state: Rounding, later: Rounding) -> None:
+    def merge(self, state: CellCheck, later: CellCheck) -> None:
         """Add what another part of the pass found."""
         state.seen, state.beyond = state.seen + later.seen, state.beyond + later.beyond
         if later.at is not None and (state.at is None or later.worst > state.worst):

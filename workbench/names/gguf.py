@@ -123,7 +123,7 @@ class Conversion:
 
     def _qkv(self, key: str, shape: tuple[int, ...], prefix: str, leaf: str, permuted: bool) -> list[Link] | str:
         if self.heads is None or self.groups is None or self.head_dim is None:
-            return f"{self.architecture}.attention: heads or their size are not one number; q, k, v cannot be told apart"
+            return f"{self.architecture}.attention: the heads or their size are not one number; q, k, v are unknown"
         if shape[0] != (self.heads + 2 * self.groups) * self.head_dim:
             return f"{key}: {shape[0]} rows are not {self.heads} heads and {self.groups} groups of {self.head_dim}"
         found: list[Link] = []

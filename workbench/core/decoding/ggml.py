@@ -11,7 +11,7 @@ order in which factors are multiplied. All are little endian.
 
 A type whose numbers are chosen one by one, the nearest code for each, also has *cells*: the numbers that a code stands
 for, up to half the distance to the next code on either side. Numbers beyond the last code become the last code. Where
-ggml takes the scale from the largest number, they lie at most a step further out. Where it fits the scale (``Q*_K``,
+ggml takes the scale from the largest number, they are at most a step further out. Where it fits the scale (``Q*_K``,
 ``IQ4``), nothing limits them; a cell then ends one range of the run further out (``Q2_K``: two), and what the rounding
 of the run's scale and minimum to 4 to 8 bits costs. That held for every number of 16 distributions that ggml quantised
 without weights::
@@ -86,7 +86,7 @@ def _blocks(name: str, data: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _CodeGrid:
     """Elements as ``d · times · level - least``, each the nearest level of its run.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Grid:
         ends: the first and the last level.
         least: what is subtracted.
         levels: all levels in order; those of integers are one apart.
-        loose: how many steps beyond the first or the last level a number may lie that became it; ``None`` if these were
+        loose: how many steps beyond the first or the last level a number may be that became it; ``None`` if these were
             fitted: then as many as the run has, and what it loses by the rounding of ``times``; ``ranges`` times that.
         lost: by that of ``least``, in the unit of the result.
         again: the codes were chosen again after ``d`` was rounded.
@@ -196,12 +196,12 @@ def _q1_0(blocks: Array) -> Array:
     return np.where(bits, d, -d)
 
 
-def _q4_0(blocks: Array) -> _Grid:
-    return _Grid(_half(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.float32) - 8, (-8, 7), loose=1)
+def _q4_0(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.float32) - 8, (-8, 7), loose=1)
 
 
-def _q4_1(blocks: Array) -> _Grid:
-    return _Grid(_half(blocks, 0), _nibbles(blocks[:, 4:]).astype(np.float32), (0, 15), least=-_half(blocks, 2))
+def _q4_1(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 4:]).astype(np.float32), (0, 15), least=-_half(blocks, 2))
 
 
 def _fifth(blocks: Array, at: int) -> Array:
@@ -210,32 +210,32 @@ def _fifth(blocks: Array, at: int) -> Array:
     return (_nibbles(blocks[:, at + 4 :]) | high << 4).astype(np.float32)
 
 
-def _q5_0(blocks: Array) -> _Grid:
-    return _Grid(_half(blocks, 0), _fifth(blocks, 2) - 16, (-16, 15), loose=1)
+def _q5_0(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 2) - 16, (-16, 15), loose=1)
 
 
-def _q5_1(blocks: Array) -> _Grid:
-    return _Grid(_half(blocks, 0), _fifth(blocks, 4), (0, 31), least=-_half(blocks, 2))
+def _q5_1(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 4), (0, 31), least=-_half(blocks, 2))
 
 
-def _q8_0(blocks: Array) -> _Grid:
-    return _Grid(_half(blocks, 0), blocks[:, 2:].view(np.int8).astype(np.float32), (-127, 127))
+def _q8_0(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), blocks[:, 2:].view(np.int8).astype(np.float32), (-127, 127))
 
 
-def _nonlinear(d: Array, codes: Array, times: Array | float = 1.0) -> _Grid:
+def _nonlinear(d: Array, codes: Array, times: Array | float = 1.0) -> _CodeGrid:
     ends = float(_NONLINEAR[0]), float(_NONLINEAR[-1])
-    return _Grid(d, _NONLINEAR[codes], ends, times, levels=_NONLINEAR, loose=None)
+    return _CodeGrid(d, _NONLINEAR[codes], ends, times, levels=_NONLINEAR, loose=None)
 
 
-def _iq4_nl(blocks: Array) -> _Grid:
+def _iq4_nl(blocks: Array) -> _CodeGrid:
     return _nonlinear(_half(blocks, 0), _nibbles(blocks[:, 2:]))
 
 
-def _mxfp4(blocks: Array) -> _Grid:
+def _mxfp4(blocks: Array) -> _CodeGrid:
     e = blocks[:, :1].astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, 1), (np.maximum(e, 1) - 1) << np.uint32(23))
     d = bits.astype(np.uint32).view(np.float32)
-    return _Grid(d, _E2M1[_nibbles(blocks[:, 1:])], (-12, 12), levels=np.unique(_E2M1), loose=4, again=True)
+    return _CodeGrid(d, _E2M1[_nibbles(blocks[:, 1:])], (-12, 12), levels=np.unique(_E2M1), loose=4, again=True)
 
 
 def _nvfp4(blocks: Array) -> Array:
@@ -251,26 +251,26 @@ def _nvfp4(blocks: Array) -> Array:
 
 
 def _fitted(
-    d: Array, times: Array, codes: Array, ends: tuple[float, float], dmin: Array | None = None, least: Array | None = None
-) -> _Grid:
+    d: Array, times: Array, codes: Array, ends: tuple[int, int], dmin: Array | None = None, least: Array | None = None
+) -> _CodeGrid:
     """Runs with a rounded multiple of ``d`` as scale, and of ``dmin`` as minimum, which ggml fits to their numbers."""
     level = codes.astype(np.float32)
     if dmin is None or least is None:
-        return _Grid(d[:, :, None], level, ends, times[:, :, None], loose=None, again=True)
+        return _CodeGrid(d[:, :, None], level, ends, times[:, :, None], loose=None, again=True)
     lost = np.abs(dmin) / 2 + (np.abs(dmin) * HALF[0] + HALF[1]) * (least + 1)
     ranges = 2 if ends == (0, 3) else 1  # Q2_K fits by the weight |x|: zeros have none
-    return _Grid(d[:, :, None], level, ends, times[:, :, None], (dmin * least)[:, :, None], None, None,
+    return _CodeGrid(d[:, :, None], level, ends, times[:, :, None], (dmin * least)[:, :, None], None, None,
                  lost[:, :, None], ranges, True)  # fmt: skip
 
 
-def _q2_k(blocks: Array) -> _Grid:
+def _q2_k(blocks: Array) -> _CodeGrid:
     scales = blocks[:, :16]
     q = (_shifted(blocks[:, 16:80], 32, range(0, 8, 2)) & 3).reshape(len(blocks), 16, 16)
     scale, least = (scales & 15).astype(np.float32), (scales >> 4).astype(np.float32)
     return _fitted(_half(blocks, 80), scale, q, (0, 3), _half(blocks, 82), least)
 
 
-def _q3_k(blocks: Array) -> _Grid:
+def _q3_k(blocks: Array) -> _CodeGrid:
     count, packed = len(blocks), blocks[:, 96:108]
     low = (packed[:, None, :8] >> np.array([[0], [4]], np.uint8)).reshape(count, 16) & 15
     high = (packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8)).reshape(count, 16) & 3
@@ -280,13 +280,13 @@ def _q3_k(blocks: Array) -> _Grid:
     return _fitted(_half(blocks, 108), scales, q - 4 * absent, (-4, 3))
 
 
-def _q4_k(blocks: Array) -> _Grid:
+def _q4_k(blocks: Array) -> _CodeGrid:
     scale, least = _scales_and_minima(blocks[:, 4:16])
     q = (_shifted(blocks[:, 16:], 32, range(0, 8, 4)) & 15).reshape(len(blocks), 8, 32)
     return _fitted(_half(blocks, 0), scale, q, (0, 15), _half(blocks, 2), least)
 
 
-def _q5_k(blocks: Array) -> _Grid:
+def _q5_k(blocks: Array) -> _CodeGrid:
     count = len(blocks)
     scale, least = _scales_and_minima(blocks[:, 4:16])
     low = (_shifted(blocks[:, 48:], 32, range(0, 8, 4)) & 15).reshape(count, 8, 32)
@@ -294,7 +294,7 @@ def _q5_k(blocks: Array) -> _Grid:
     return _fitted(_half(blocks, 0), scale, low | high << 4, (0, 31), _half(blocks, 2), least)
 
 
-def _q6_k(blocks: Array) -> _Grid:
+def _q6_k(blocks: Array) -> _CodeGrid:
     count = len(blocks)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
     low = (_shifted(blocks[:, :128], 64, range(0, 8, 4)) & 15).reshape(count, 8, 32)
@@ -303,11 +303,11 @@ def _q6_k(blocks: Array) -> _Grid:
     return _fitted(_half(blocks, 208), scales, q.reshape(count, 16, 16), (-32, 31))
 
 
-def _q8_k(blocks: Array) -> _Grid:
-    return _Grid(_words(blocks, 0, 4, "<f4"), blocks[:, 4:260].view(np.int8).astype(np.float32), (-128, 127))
+def _q8_k(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_words(blocks, 0, 4, "<f4"), blocks[:, 4:260].view(np.int8).astype(np.float32), (-128, 127))
 
 
-def _iq4_xs(blocks: Array) -> _Grid:
+def _iq4_xs(blocks: Array) -> _CodeGrid:
     count = len(blocks)
     high = (_words(blocks, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)).reshape(count, 8) & 15
@@ -316,19 +316,19 @@ def _iq4_xs(blocks: Array) -> _Grid:
     return _nonlinear(_half(blocks, 0)[:, :, None], q, scales[:, :, None])
 
 
-def _tq1_0(blocks: Array) -> _Grid:
+def _tq1_0(blocks: Array) -> _CodeGrid:
     count = len(blocks)
     parts = []
     for start, stop, run, digits in ((0, 32, 32, 5), (32, 48, 16, 5), (48, 52, 4, 4)):
         powers = np.array([1, 3, 9, 27, 81][:digits], np.uint8).reshape(1, 1, -1, 1)
         parts.append((blocks[:, start:stop].reshape(count, -1, 1, run) * powers).reshape(count, -1))
     q = (np.concatenate(parts, axis=-1).astype(np.uint16) * 3 >> 8).astype(np.float32) - 1
-    return _Grid(_half(blocks, 52), q, (-1, 1))
+    return _CodeGrid(_half(blocks, 52), q, (-1, 1))
 
 
-def _tq2_0(blocks: Array) -> _Grid:
+def _tq2_0(blocks: Array) -> _CodeGrid:
     q = (_shifted(blocks[:, :64], 32, range(0, 8, 2)) & 3).reshape(len(blocks), -1).astype(np.float32) - 1
-    return _Grid(_half(blocks, 64), q, (-1, 1))
+    return _CodeGrid(_half(blocks, 64), q, (-1, 1))
 
 
 # ---- blocks of 256 with a codebook ---------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def _iq1_m(blocks: Array) -> Array:
     return d[..., None, None] * (values + delta)
 
 
-_GRIDS: dict[str, Callable[[Array], _Grid]] = {
+_GRIDS: dict[str, Callable[[Array], _CodeGrid]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0, "MXFP4": _mxfp4,

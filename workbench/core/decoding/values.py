@@ -326,12 +326,13 @@ class _Cells:
     def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
         dtype = by_name(self.name)
         if dtype.packed:
-            low, high = nbytes_of(dtype, first), nbytes_of(dtype, stop)
-            return ggml.cells(self.name, stored.elements(self.key, low, high)).view(np.uint64)
+            data = stored.elements(self.key, nbytes_of(dtype, first), nbytes_of(dtype, stop))
+            return ggml.cells(self.name, data).view(np.uint64)
         bits = stored.elements(self.key, first, stop).reshape(-1)
         value = widened(bits, dtype).astype(np.float64)
         size = (bits & 0x7FFF).astype(np.uint16)  # the neighbours of a float are those of its bits
-        below, above = (widened(n.astype(np.uint16), dtype).astype(np.float64) for n in (np.maximum(size, 1) - 1, size + 1))
+        beside = (np.maximum(size, 1) - 1).astype(np.uint16), size + np.uint16(1)
+        below, above = (widened(n, dtype).astype(np.float64) for n in beside)
         near = np.abs(value)
         low, high = (near + np.where(size == 0, -above, below)) / 2, (near + above) / 2
         negative = (bits & 0x8000) != 0
@@ -350,8 +351,9 @@ class _Shifted:
     def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
         dtype = by_name(self.name)
         values = widened(stored.elements(self.key, first, stop).reshape(-1), dtype)
-        kind = np.float16 if self.name == "float16" else np.float32
-        return (values.astype(kind) + kind(self.more)).astype(np.float32).view(np.uint32)
+        kind = np.dtype("float16" if self.name == "float16" else "float32")
+        moved: Array = values.astype(kind) + np.array(self.more, kind)
+        return moved.astype(np.float32).view(np.uint32)
 
 
 def _catalog(catalog: Catalog, recipes: Sequence[Recipe]) -> Catalog:
