@@ -336,10 +336,10 @@ def test_scales_of_bitsandbytes_that_are_quantised_themselves(tmp_path: Path, of
     nested = rng.uniform(0.1, 1, 2).astype(np.float32)
     state = {"quant_type": "nf4", "blocksize": size, "dtype": "bfloat16", "shape": [rows, columns],
              "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}  # fmt: skip
+    said = np.frombuffer(json.dumps(state).encode(), np.uint8)
     tensors = {"l.weight": (code[::2] << 4 | code[1::2]).astype(np.uint8)[:, None], "l.weight.quant_map": table,
                "l.weight.absmax": scale.astype(np.uint8), "l.weight.nested_quant_map": numbers,
-               "l.weight.nested_absmax": nested,
-               "l.weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), np.uint8)}  # fmt: skip
+               "l.weight.nested_absmax": nested, "l.weight.quant_state.bitsandbytes__nf4": said}  # fmt: skip
     absmax = numbers[scale] * nested.repeat(256)[: len(scale)] + np.float32(offset)
     want = torch.from_numpy((table[code] * absmax.repeat(size)).reshape(rows, columns)).bfloat16()
     folder = stored(tmp_path, {key: torch.from_numpy(value.copy()) for key, value in tensors.items()}, {})
