@@ -127,6 +127,9 @@ class Diff(Shown):
             "tensors": [row.to_dict() for row in self.changed_rows]
             + [row.to_dict() for row in self.rows if row.status in ("unread", "unknown")],
             "renamed": [[row.key_a, row.key_b] for row in self.rows if row.by == RENAMED],
+            "rounded": {
+                row.key_b: row.rounding.scheme for row in self.rows if row.status == "rounded" and row.rounding
+            },
             "moved": [row.key_b for row in self.rows if row.moved],
             "objects": [vars(change) for change in self.objects],
             "values": self.values,

@@ -13,8 +13,8 @@ A type whose numbers are chosen one by one, the nearest code for each, also has 
 for, up to half the distance to the next code on either side. Numbers beyond the last code become the last code. Where
 ggml takes the scale from the largest number, they are at most a step further out. Where it fits the scale (``Q*_K``,
 ``IQ4``), nothing limits them; a cell then ends one range of the run further out (``Q2_K``: two), and what the rounding
-of the run's scale and minimum to 4 to 8 bits costs. That held for every number of twelve distributions that ggml quantised
-without weights::
+of the run's scale and minimum to 4 to 8 bits costs. That held for every number of twelve distributions that ggml
+quantised without weights::
 
     code            0     1     2            14      15
     cells    ◄──────┼──┤·····├·····├ … ┤·······├──────┼──────►
