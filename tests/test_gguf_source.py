@@ -215,8 +215,22 @@ def test_a_tied_head_that_both_store_is_compared_and_one_that_is_left_out_is_sai
 
 def test_what_is_made_from_the_configuration_is_not_a_difference(tmp_path: Path) -> None:
     hf, gguf = pair(tmp_path, "llama", Q8_0, values={"rope_freqs.weight": np.ones(ROWS // 2, np.float32)})
+    old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(ROWS // 2)}
+    save_file(model("llama", torch.float32)[0] | old, hf / "model.safetensors")
     found = wb.diff(hf, gguf)
     assert found.same and "configuration" in found.not_checked["tensor 'rope_freqs.weight'"]
+    assert "leaves it out" in found.not_checked[f"tensor {next(iter(old))!r}"]
+
+
+def test_a_gguf_that_was_quantised_from_another_one(tmp_path: Path) -> None:
+    (tmp_path / "floats").mkdir()
+    _, floats = pair(tmp_path / "floats", "llama", F16)
+    _, gguf = pair(tmp_path, "llama", Q4_K)
+    found = wb.diff(floats, gguf)
+    assert found.same and found.summary["rounded"] and not found.objects
+    row = found.tensor("blk.0.ffn_up.weight")
+    assert row.rounding is not None and row.rounding.scheme == "Q4_K"
+    assert found.to_dict()["rounded"]["blk.0.ffn_up.weight"] == "Q4_K"
 
 
 @pytest.mark.parametrize("arch", ["mamba", "gemma4"])

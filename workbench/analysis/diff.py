@@ -43,7 +43,7 @@ from workbench.core.remote.url import with_options
 from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import UsageError, WorkbenchError
-from workbench.names.gguf import MADE, conversion
+from workbench.names.gguf import LEFT_OUT, MADE, conversion
 from workbench.tensor import LazyTensor
 
 __all__ = ["Diff", "TensorDiff", "diff"]
@@ -126,7 +126,7 @@ class _Differ:
         self.checked: dict[str, str] = {}
         self.stored = self.b.payloads
         self.not_checked: dict[str, str] = {}
-        self.converted = self.names is None and self.b.format == GGUF != self.a.format
+        self.converted = self.rounds = self.names is None and self.b.format == GGUF != self.a.format
         notes = self._decode()
         a, b = self.a, self.b
         found = align(a, b, self.names)
@@ -176,6 +176,7 @@ class _Differ:
         if not (schemes[0] or schemes[1]) or schemes[0] & schemes[1]:
             return []
         self.stored = self.b._decoding.stored
+        self.rounds |= self.b.format == GGUF and not schemes[0]  # quantised from a GGUF of floats
         self.a, self.b = self.a.decode(), self.b.decode()
         words = [", ".join(sorted({scheme for _, scheme in side})) for side in schemes]
         return [
@@ -187,8 +188,8 @@ class _Differ:
         """Take what a conversion adds and leaves out by design off the differences."""
         for key in [key for key in only_b if key in MADE]:
             self.not_checked[f"tensor {key!r}"] = only_b.pop(key)
-        for key in [key for key, why in only_a.items() if why == TIED]:
-            self.not_checked[f"tensor {key!r}"] = only_a.pop(key)
+        for key in [key for key, why in only_a.items() if why == TIED or key.endswith(LEFT_OUT)]:
+            self.not_checked[f"tensor {key!r}"] = only_a.pop(key) or "the converter leaves it out"
 
     def _stored(self, pair: TensorPair) -> bool:
         return all(
@@ -212,7 +213,7 @@ class _Differ:
             todo = self._by_evidence(pairs, rows, todo)
         if self.values:
             self._by_value(pairs, rows, todo)
-            if self.converted:
+            if self.rounds:
                 self._roundings(pairs, rows)
             if self.patterns:
                 self._patterns(pairs, rows)
@@ -313,7 +314,8 @@ class _Differ:
         if kinds:
             said = ", ".join(sorted(kinds))
             self.checked["rounding"] = f"{len(todo):,} tensors against what their codes stand for ({said})"
-        self._without(pairs, rows)
+        if self.converted:
+            self._without(pairs, rows)
 
     def _within(self, pairs: Sequence[TensorPair], todo: list[int]) -> Iterator[tuple[int, CellCheck]]:
         sides: dict[int, list[int]] = {}
@@ -327,7 +329,11 @@ class _Differ:
 
     def _without(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
         """Find damaged tensors that are the source without what the converter should have done to it."""
-        damaged = [at for at, row in enumerate(rows) if row.status == "changed" and pairs[at].by == MAP]
+        done, undone = (conversion(self.b.objects, plain=plain) for plain in (False, True))
+        damaged = [
+            at for at, row in enumerate(rows)
+            if row.status == "changed" and done.links(row.key_b, row.shape_b) != undone.links(row.key_b, row.shape_b)
+        ]  # fmt: skip
         if not damaged:
             return
         names = mapped(self.a, self.b, plain=True)

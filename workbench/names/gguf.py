@@ -25,10 +25,11 @@ from typing import Any
 
 from workbench.names.frameworks import Link
 
-__all__ = ["ARCHITECTURES", "MADE", "Conversion", "conversion"]
+__all__ = ["ARCHITECTURES", "LEFT_OUT", "MADE", "Conversion", "conversion"]
 
 #: Tensors that the converter computes from the configuration.
 MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+LEFT_OUT = ".rotary_emb.inv_freq"  #: a tensor that it leaves out, as old checkpoints have it in every layer
 
 _GLOBAL = {"token_embd": "embed_tokens", "output": "lm_head", "output_norm": "norm"}
 _LLAMA = {
