@@ -249,6 +249,15 @@ def test_heads_that_no_file_states_leave_q_and_k_unmapped(tmp_path: Path) -> Non
     assert list(found.only_b) == ["blk.0.attn_k.weight"] and "not one number" in found.only_b["blk.0.attn_k.weight"]
 
 
+@pytest.mark.parametrize("shape, heads", [((0, HIDDEN), 1 << 31), ((1 << 30, 0), 1 << 29), ((64, HIDDEN), 48)])
+def test_impossible_heads_are_said(tmp_path: Path, shape: tuple[int, int], heads: int) -> None:
+    """At once: a count of heads in the file costs nothing by itself."""
+    q = {"blk.0.attn_q.weight": np.zeros(shape, np.float32)}
+    facts = {"llama.attention.head_count": scalar(4, heads)}
+    hf, gguf = pair(tmp_path, "llama", F32, values=q, facts=facts)
+    assert "are not" in wb.name_map(wb.open(hf), wb.open(gguf)).only_b["blk.0.attn_q.weight"]
+
+
 # ---- what is damaged -------------------------------------------------------------------------------------------------
 
 

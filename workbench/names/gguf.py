@@ -54,6 +54,7 @@ _KNOWN: dict[str, tuple[Mapping[str, str], bool, float]] = {
 }  # fmt: skip
 ARCHITECTURES = tuple(_KNOWN)  #: values of ``general.architecture`` whose conversion is known
 
+MOST = 1 << 20  #: rows of q or k, and experts, up to which they are mapped
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(\d+))?\.(weight|bias)")
 _EXPERTS = {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}
 
@@ -112,7 +113,7 @@ class Conversion:
         """Rows of a head: of its first half in the even places, of its second half in the odd ones."""
         if heads is None:
             return f"{self.architecture}.attention.head_count is not one number; the rows of q and k are permuted by it"
-        if rows % (2 * heads):
+        if not 0 < rows <= MOST or rows % (2 * heads):
             return f"{key}: {rows} rows are not {heads} heads of an even size"
         half, rest, axes = rows // heads // 2, shape[1:], tuple(range(len(shape)))
         zeros, ones = (0,) * len(rest), (1,) * len(rest)
@@ -147,7 +148,7 @@ class Conversion:
     ) -> list[Link] | str:
         """A stack of experts, or (older converters) one."""
         name = name.removesuffix("_exps")
-        if name not in _EXPERTS or (expert is None and len(shape) != 3):
+        if name not in _EXPERTS or (expert is None and (len(shape) != 3 or shape[0] > MOST)):
             return f"{key}: shape {shape} is not a stack of experts"
         if expert is not None:
             return [_whole(f"{prefix}.mlp.experts.{expert}.{_EXPERTS[name]}.weight", shape)]

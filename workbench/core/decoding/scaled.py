@@ -197,13 +197,14 @@ class Transposed:
 
     def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
         out, low, high = by_name(self.scale_dtype), first // self.outputs, stop // self.outputs
-        scales = widened(stored.whole(self.scales), out)
-        zeros = self._along(stored.whole(self.zeros)) + np.float32(self.more)
-        rows = np.arange(low, high)
+        rows, all_scales = np.arange(low, high), stored.whole(self.scales)
         if self.named:
-            group = _in_range(stored.whole(self.named).reshape(-1).view(np.int32)[rows], len(scales), self.named)
+            group = _in_range(stored.whole(self.named).reshape(-1).view(np.int32)[rows], len(all_scales), self.named)
         else:
             group = rows // self.group
+        used, group = np.unique(group, return_inverse=True)
+        scales = widened(all_scales[used], out)
+        zeros = self._along(stored.whole(self.zeros)[used]) + np.float32(self.more)
         if self.awq:
             wide = self.outputs // 8
             codes = self._along(stored.elements(self.codes, low * wide, high * wide).reshape(-1, wide))
