@@ -150,8 +150,15 @@ def test_small_floats_are_cast_as_torch_casts_them() -> None:
 def test_parts_that_do_not_fit_are_refused(samples: Path, tmp_path: Path, name: str, changes, word: str) -> None:
     ckpt = wb.open(copied(samples, name, tmp_path, **changes))
     ckpt.state_dict()  # what is stored can be read all the same
-    with pytest.raises(CorruptError, match=word):
-        ckpt.decode()
+    values, norm = ckpt.decode(), "model.layers.0.input_layernorm.weight"
+    assert torch.equal(values[norm].torch(), ckpt[norm].torch()) and ckpt.decoded(norm).shape == ckpt[norm].shape
+    key = next(key for key in values if key in (f"{KEY}.weight", f"{KEY}.weight_packed"))
+    for way in (values[key], ckpt.decoded(key), ckpt[key].decoded(), pickle.loads(pickle.dumps(values))[key]):
+        with pytest.raises(CorruptError, match=word):
+            way.torch()
+    (row,) = [row for row in wb.diff(ckpt, samples / "quantised" / name).rows if row.key_b.startswith(f"{KEY}.weight")
+              and row.status == "unread"] or [None]  # fmt: skip
+    assert row is None or word in row.why
 
 
 @pytest.mark.parametrize(
@@ -185,11 +192,175 @@ def test_a_weight_without_its_scales_stays_as_it_is_stored(samples: Path, tmp_pa
 
 
 def test_a_zero_point_is_not_ignored(samples: Path, tmp_path: Path) -> None:
-    """Nothing here decodes it, so the weight stays as it is stored."""
+    """Of floats nothing here decodes it, so the weight stays as it is stored."""
     path = copied(samples, "ct_int8_channel", tmp_path)
-    tensors = load_file(path / "model.safetensors") | {f"{KEY}.weight_zero_point": torch.zeros(64, 1, dtype=torch.int8)}
-    save_file(tensors, path / "model.safetensors")
-    assert wb.open(path).decode()[f"{KEY}.weight"].dtype == torch.int8
+    tensors = load_file(path / "model.safetensors")
+    zero = torch.arange(-32, 32, dtype=torch.int8)[:, None]
+    save_file(tensors | {f"{KEY}.weight_zero_point": zero}, path / "model.safetensors")
+    code, scale = tensors[f"{KEY}.weight"].int(), tensors[f"{KEY}.weight_scale"]
+    same_bits(wb.open(path).decode()[f"{KEY}.weight"].torch(), (code - zero).to(scale.dtype) * scale, "zero point")
+    fp8 = {"w.weight": torch.ones(4, 8).to(torch.float8_e4m3fn), "w.weight_scale": torch.ones(4, 1),
+           "w.weight_zero_point": torch.ones(4, 1, dtype=torch.int8)}  # fmt: skip
+    (tmp_path / "fp8").mkdir()
+    save_file(fp8, tmp_path / "fp8" / "model.safetensors")
+    assert wb.open(tmp_path / "fp8").decode()["w.weight"].dtype == torch.float8_e4m3fn
+
+
+# ---- schemes after their formulas, packed and decoded here without the workbench -------------------------------------
+
+
+def stored(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, object]) -> Path:
+    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return folder
+
+
+def down(numbers: np.ndarray, bits: int) -> torch.Tensor:
+    """Columns of numbers as columns of words: number k is bits ``[k · bits, (k + 1) · bits)``."""
+    columns = [sum(int(n) << bits * at for at, n in enumerate(column)) for column in numbers.T]
+    data = [np.frombuffer(one.to_bytes(-(-len(numbers) * bits // 32) * 4, "little"), "<i4") for one in columns]
+    return torch.from_numpy(np.stack(data, axis=1).copy())
+
+
+@pytest.mark.parametrize(
+    "bits, version, act_order",
+    [(2, "gptq", True), (3, "gptq", False), (3, "gptq_v2", True), (4, "gptq", True), (4, "gptq_v2", False),
+     (8, "gptq", False)],
+)  # fmt: skip
+def test_gptq_is_code_less_zero_times_scale(tmp_path: Path, bits: int, version: str, act_order: bool) -> None:
+    """``W[o, i] = scales[g[i], o] · (q[i, o] - z[g[i], o])``; AutoGPTQ stores z - 1."""
+    rng, (inputs, outputs, group) = np.random.default_rng(bits), (128, 96, 32)
+    q, z = rng.integers(0, 1 << bits, (inputs, outputs)), rng.integers(1, 1 << bits, (inputs // group, outputs))
+    scales = torch.from_numpy(rng.uniform(0.001, 0.02, z.shape).astype(np.float16))
+    g = rng.permutation(np.arange(inputs) // group) if act_order else np.arange(inputs) // group
+    tensors = {"l.qweight": down(q, bits), "l.qzeros": down((z - (version == "gptq")).T, bits).T, "l.scales": scales,
+               "l.bias": torch.ones(outputs)}  # fmt: skip
+    if act_order:
+        tensors["l.g_idx"] = torch.from_numpy(g.astype(np.int32))
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version}
+    want = torch.from_numpy((q - z[g]).T.astype(np.float16)) * scales[torch.from_numpy(g)].T
+    check_reader(stored(tmp_path, tensors, config), {"l.weight": want.contiguous(), "l.bias": torch.ones(outputs)},
+                 decoded=True)  # fmt: skip
+
+
+def test_awq_is_code_less_zero_times_scale_in_its_order_of_columns(tmp_path: Path) -> None:
+    rng, (inputs, outputs, group) = np.random.default_rng(0), (64, 48, 32)
+    q, z = rng.integers(0, 16, (inputs, outputs)), rng.integers(0, 16, (inputs // group, outputs))
+    scales = torch.from_numpy(rng.uniform(0.001, 0.02, z.shape).astype(np.float16))
+
+    def packed(numbers: np.ndarray) -> torch.Tensor:
+        wide = numbers.reshape(len(numbers), -1, 8).astype(np.uint32)
+        words = sum(wide[:, :, column] << np.uint32(4 * at) for at, column in enumerate([0, 2, 4, 6, 1, 3, 5, 7]))
+        return torch.from_numpy(np.asarray(words, np.uint32).view(np.int32))
+
+    tensors = {"l.qweight": packed(q), "l.qzeros": packed(z), "l.scales": scales}
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+    g = np.arange(inputs) // group
+    want = torch.from_numpy((q - z[g]).T.astype(np.float16)) * scales[torch.from_numpy(g)].T
+    check_reader(stored(tmp_path, tensors, config), {"l.weight": want.contiguous()}, decoded=True)
+
+
+def test_words_whose_configuration_is_unknown_stay_as_they_are_stored(tmp_path: Path) -> None:
+    tensors = {"l.qweight": torch.ones(8, 32, dtype=torch.int32), "l.qzeros": torch.ones(2, 4, dtype=torch.int32),
+               "l.scales": torch.ones(2, 32, dtype=torch.float16)}  # fmt: skip
+    for config in (
+        {},
+        {"quant_method": "gptq", "checkpoint_format": "marlin"},
+        {"quant_method": "awq", "version": "gemv"},
+    ):
+        assert "l.qweight" in wb.open(stored(tmp_path, tensors, config)).decode()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32}))
+    assert wb.open(tmp_path).decoded("l.weight").shape == (32, 64)
+    tensors["l.g_idx"] = torch.full((64,), 2, dtype=torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CorruptError, match="names group 2"):
+        wb.open(tmp_path).decoded("l.weight").torch()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_packed_integers_with_zero_points_and_activation_order(tmp_path: Path, bits: int, ordered: bool) -> None:
+    """compressed-tensors: zero points are packed down the rows, codes along them, both plus half the range."""
+    rng, (rows, columns, group) = np.random.default_rng(bits), (12, 64, 16)
+    q, z = rng.integers(0, 1 << bits, (rows, columns)), rng.integers(0, 1 << bits, (rows, columns // group))
+    scale = torch.from_numpy(rng.uniform(0.01, 0.02, z.shape)).bfloat16()
+    g = rng.permutation(np.arange(columns) // group) if ordered else np.arange(columns) // group
+    tensors = {"w.weight_packed": down(q.T, bits).T, "w.weight_zero_point": down(z, bits), "w.weight_scale": scale,
+               "w.weight_shape": torch.tensor([rows, columns]),
+               "w.weight_g_idx": torch.from_numpy((g if ordered else g * 0 - 1).astype(np.int32))}  # fmt: skip
+    want = torch.from_numpy(q - z[:, g]).bfloat16() * scale[:, torch.from_numpy(g)]
+    groups = {"group_0": {"weights": {"num_bits": bits}}}
+    check_reader(stored(tmp_path, tensors, {"config_groups": groups}), {"w.weight": want}, decoded=True)
+
+
+def floats_of_four_bits(rng: np.random.Generator, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes, two in a byte with the first one low, and their values."""
+    code = rng.integers(0, 16, (rows, columns))
+    value = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[code & 7] * np.where(code & 8, -1.0, 1.0)
+    return torch.from_numpy((code[:, ::2] | code[:, 1::2] << 4).astype(np.uint8)), torch.from_numpy(value).float()
+
+
+def test_nvfp4_of_modelopt_multiplies_where_compressed_tensors_divides(tmp_path: Path) -> None:
+    packed, value = floats_of_four_bits(np.random.default_rng(0), 8, 64)
+    scale = torch.linspace(0.5, 400, 32).reshape(8, 4).to(torch.float8_e4m3fn)
+    total = torch.tensor(0.00037)
+    tensors = {"l.weight": packed, "l.weight_scale": scale, "l.weight_scale_2": total, "l.input_scale": total.clone()}
+    want = value * (scale.float() * total).repeat_interleave(16, 1)
+    values = check_reader(stored(tmp_path, tensors, {"quant_algo": "NVFP4"}),
+                          {"l.weight": want, "l.input_scale": total}, decoded=True)  # fmt: skip
+    assert values["l.weight"].dtype == torch.float32
+    again = {"l.weight_packed": packed, "l.weight_scale": scale, "l.weight_global_scale": total.reshape(1)}
+    divided = (value * (scale.float() / total).repeat_interleave(16, 1)).bfloat16()
+    same_bits(wb.open(stored(tmp_path, again, {})).decoded("l.weight").torch(), divided, "divided")
+
+
+@pytest.mark.parametrize("who", ["mlx mxfp4", "mlx nvfp4", "compressed-tensors"])
+def test_floats_of_four_bits_with_a_byte_for_a_scale(tmp_path: Path, who: str) -> None:
+    packed, value = floats_of_four_bits(np.random.default_rng(0), 8, 64)
+    bits = torch.arange(110, 110 + 8 * (4 if "nvfp4" in who else 2), dtype=torch.uint8).reshape(8, -1) % 126
+    scale = bits.view(torch.float8_e4m3fn).float() if "nvfp4" in who else torch.exp2(bits.float() - 127)
+    want = (value * scale.repeat_interleave(64 // scale.shape[1], 1)).bfloat16()
+    if who == "compressed-tensors":
+        tensors, config = {"l.weight_packed": packed, "l.weight_scale": bits}, {"format": "mxfp4-pack-quantized"}
+    else:
+        tensors, config = {"l.weight": packed.view(torch.uint32), "l.scales": bits}, {"mode": who.split()[1], "bits": 4}
+    check_reader(stored(tmp_path, tensors, config), {"l.weight": want}, decoded=True)
+
+
+@pytest.mark.parametrize("offset", [0.0173, 0])
+def test_scales_of_bitsandbytes_that_are_quantised_themselves(tmp_path: Path, offset: float) -> None:
+    """``absmax = nested_quant_map[code] · nested_absmax[block of 256] + nested_offset``."""
+    rng = np.random.default_rng(0)
+    rows, columns, size = 160, 128, 64
+    code, table = rng.integers(0, 16, rows * columns), rng.uniform(-1, 1, 16).astype(np.float32)
+    scale, numbers = rng.integers(0, 256, rows * columns // size), rng.uniform(-1, 1, 256).astype(np.float32)
+    nested = rng.uniform(0.1, 1, 2).astype(np.float32)
+    state = {"quant_type": "nf4", "blocksize": size, "dtype": "bfloat16", "shape": [rows, columns],
+             "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}  # fmt: skip
+    said = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    tensors = {"l.weight": (code[::2] << 4 | code[1::2]).astype(np.uint8)[:, None], "l.weight.quant_map": table,
+               "l.weight.absmax": scale.astype(np.uint8), "l.weight.nested_quant_map": numbers,
+               "l.weight.nested_absmax": nested, "l.weight.quant_state.bitsandbytes__nf4": said}  # fmt: skip
+    absmax = numbers[scale] * nested.repeat(256)[: len(scale)] + np.float32(offset)
+    want = torch.from_numpy((table[code] * absmax.repeat(size)).reshape(rows, columns)).bfloat16()
+    folder = stored(tmp_path, {key: torch.from_numpy(value.copy()) for key, value in tensors.items()}, {})
+    check_reader(folder, {"l.weight": want}, decoded=True)
+    tensors["l.weight.nested_absmax"] = nested[:1]
+    stored(tmp_path, {key: torch.from_numpy(value.copy()) for key, value in tensors.items()}, {})
+    with pytest.raises(CorruptError, match="nested_absmax"):
+        wb.open(tmp_path).decoded("l.weight").torch()
+
+
+def test_a_quantised_model_is_compared_with_its_source_by_name_and_as_numbers(samples: Path, tmp_path: Path) -> None:
+    """Of the same tensors under the same scheme, the stored codes are compared."""
+    path = samples / "quantised" / "ct_pack_int4_g32"
+    state = wb.open(path).decode().state_dict()
+    save_file(state, tmp_path / "model.safetensors")
+    found = wb.diff(tmp_path, path)
+    assert found.summary["equal"] == len(state) == len(found.rows) and not found.added and not found.removed
+    assert any("INT4" in note for note in found.notes)
+    assert {row.key_b for row in wb.diff(path, path).rows} == set(wb.open(path))
 
 
 @pytest.mark.skipif(not OUTSIDE, reason="WORKBENCH_SAMPLES names no folder of further samples")

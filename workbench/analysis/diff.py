@@ -7,15 +7,17 @@
     or       stored CRC-32, manifests: no payload read            workbench.analysis.evidence
     pattern  of changed tensors, where it can be proved           workbench.analysis.patterns
     objects  step, arguments, schedulers, generators              workbench.analysis.diff_objects
+    rounding of a GGUF that was made from the other side          workbench.analysis.rounding
     result   rows, counts, tables, JSON                           workbench.analysis.diff_result
 
-Equal means bitwise equal. A different sharding, file or format is reported, but is not a difference.
+Equal means bitwise equal; for what a converter wrote in another type, the same numbers. A different sharding,
+file or format is reported, but is not a difference.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +33,9 @@ from workbench.analysis.diff_pairs import MAP, TensorPair, align, renamed
 from workbench.analysis.diff_place import moved
 from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
-from workbench.analysis.name_map import NameMap
+from workbench.analysis.name_map import TIED, NameMap, mapped
 from workbench.analysis.patterns import Sibling, recognise
+from workbench.analysis.rounding import CellCheck, has_bound, roundings
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.engine import engine
 from workbench.core.executors import using
@@ -40,6 +43,7 @@ from workbench.core.remote.url import with_options
 from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import UsageError, WorkbenchError
+from workbench.names.gguf import LEFT_OUT, MADE, conversion
 from workbench.tensor import LazyTensor
 
 __all__ = ["Diff", "TensorDiff", "diff"]
@@ -48,6 +52,7 @@ PATTERN_TENSORS = 64  #: maximum number of changed tensors searched for a patter
 PATTERN_BYTES = 1 << 30  #: maximum bytes of them
 SIBLINGS = 64  #: tensors of the same dtype and shape with which a changed one may have been swapped
 
+GGUF = "gguf"
 EVIDENCE = ("auto", "none", "trust")
 
 
@@ -68,6 +73,9 @@ def diff(
     executor: Executor | None = None,
 ) -> Diff:
     """Compare two checkpoints, of any formats and shardings.
+
+    If they are quantised in different ways, the numbers that they stand for are compared. A GGUF is compared with the
+    checkpoint that it was made from: ``a`` is then always that one.
 
     Args:
         a, b: checkpoints, or paths that are opened.
@@ -96,6 +104,8 @@ def diff(
     with using(executor), with_options(storage_options, a, b):
         left = a if isinstance(a, Checkpoint) else open(a)
         right = b if isinstance(b, Checkpoint) else open(b)
+        if names is None and left.format == GGUF != right.format:
+            left, right, replicas = right, left, replicas[::-1]
         return _Differ(left, right, names, values, evidence, patterns, replicas, threads, progress, fast).run()
 
 
@@ -114,10 +124,15 @@ class _Differ:
 
     def run(self) -> Diff:
         self.checked: dict[str, str] = {}
+        self.stored = self.b.payloads
         self.not_checked: dict[str, str] = {}
+        self.converted = self.rounds = self.names is None and self.b.format == GGUF != self.a.format
+        notes = self._decode()
         a, b = self.a, self.b
         found = align(a, b, self.names)
-        pairs, notes = found.pairs, found.notes
+        pairs, notes = found.pairs, notes + found.notes
+        if self.converted:
+            self._left_out(found.only_a, found.only_b)
         if self.replicas != (0, 0):
             pairs = [pair for pair in pairs if self._stored(pair)]
             self.checked["replicas"] = (
@@ -133,14 +148,17 @@ class _Differ:
         elif found.only_a and found.only_b:
             self.not_checked["renamed"] = "tensors with different names were not compared by content"
         rows = self._rows(pairs)
-        objects = tuple(object_changes(a.objects, b.objects)) if a is not b and self.replicas == (0, 0) else ()
+        looked = a is not b and self.replicas == (0, 0) and not self.converted
+        objects = tuple(object_changes(a.objects, b.objects)) if looked else ()
         skipped = [change for change in objects if change.kind in ("unreadable", "unlooked")]
         self.not_checked |= {f"object {change.path!r}": change.text for change in skipped}
         objects = tuple(change for change in objects if change not in skipped)
         for name in dict.fromkeys(name for side in (a, b) for name in side.catalog.meta.get("left_out", ())):
             skipped.append(ObjectChange(name, "unlooked", "it is stored in an unsupported form"))
             self.not_checked[f"tensor {name!r}"] = skipped[-1].text
-        if self.replicas == (0, 0):
+        if self.converted:
+            self.not_checked["objects"] = "a configuration and the metadata of a GGUF have nothing in common"
+        elif self.replicas == (0, 0):
             count = len(set(a.objects) | set(b.objects))
             self.checked["objects"] = f"{count:,} object{'' if count == 1 else 's'}"
         if self.progress is not None:
@@ -149,6 +167,29 @@ class _Differ:
             a.path, b.path, (a.format, b.format), (a.step, b.step), tuple(rows), found.only_b, found.only_a, objects,
             self.values, tuple(notes), self.checked, self.not_checked, tuple(skipped),
         )  # fmt: skip
+
+    def _decode(self) -> list[str]:
+        """View both sides as numbers if no tensor of both is quantised in the same way."""
+        if self.names is not None or not self.values or self.evidence == "trust" or self.replicas != (0, 0):
+            return []
+        schemes = [{(one.key, one.scheme) for one in ckpt._decoding.recipes} for ckpt in (self.a, self.b)]
+        if not (schemes[0] or schemes[1]) or schemes[0] & schemes[1]:
+            return []
+        self.stored = self.b._decoding.stored
+        self.rounds |= self.b.format == GGUF and not schemes[0]  # quantised from a GGUF of floats
+        self.a, self.b = self.a.decode(), self.b.decode()
+        words = [", ".join(sorted({scheme for _, scheme in side})) for side in schemes]
+        return [
+            f"{letter} is quantised ({said}): its tensors are compared as the numbers that they stand for"
+            for letter, said in zip("ab", words, strict=True) if said
+        ]  # fmt: skip
+
+    def _left_out(self, only_a: dict[str, str], only_b: dict[str, str]) -> None:
+        """Take what a conversion adds and leaves out by design off the differences."""
+        for key in [key for key in only_b if key in MADE]:
+            self.not_checked[f"tensor {key!r}"] = only_b.pop(key)
+        for key in [key for key, why in only_a.items() if why == TIED or key.endswith(LEFT_OUT)]:
+            self.not_checked[f"tensor {key!r}"] = only_a.pop(key) or "the converter leaves it out"
 
     def _stored(self, pair: TensorPair) -> bool:
         return all(
@@ -172,6 +213,8 @@ class _Differ:
             todo = self._by_evidence(pairs, rows, todo)
         if self.values:
             self._by_value(pairs, rows, todo)
+            if self.rounds:
+                self._roundings(pairs, rows)
             if self.patterns:
                 self._patterns(pairs, rows)
         else:
@@ -244,6 +287,68 @@ class _Differ:
             self.checked["values"] = f"{elements:,} elements of {len(todo):,} tensors, bit by bit (with {chosen})"
         for key, why in problems.items():
             self.not_checked[f"tensor {key!r}"] = why
+
+    def _roundings(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
+        """Say of each converted tensor whether it is its source, up to the rounding of its stored type."""
+        catalog = self.stored.catalog
+        weighted = conversion(self.b.objects).weighted
+        todo: list[int] = []
+        for at, (pair, row) in enumerate(zip(pairs, rows, strict=True)):
+            c = row.comparison
+            if row.status not in ("type", "changed") or c is None or c.unread:
+                continue
+            name = catalog.dtype_of(catalog.index[pair.key_b]).name
+            if not c.changed:
+                rows[at] = replace(row, status="equal")
+            elif has_bound(name, weighted):
+                todo.append(at)
+            elif name in ("float32", "float64"):
+                rows[at] = replace(row, status="changed")
+            else:
+                how = " with an importance matrix" if weighted else ""
+                why = f"{name}{how} does not store the nearest code; its rounding has no bound"
+                rows[at] = replace(row, status="type", why=why)
+        for at, found in self._within(pairs, todo):
+            rows[at] = rows[at].rounded(found)
+        kinds = {row.rounding.scheme for row in rows if row.rounding is not None}
+        if kinds:
+            said = ", ".join(sorted(kinds))
+            self.checked["rounding"] = f"{len(todo):,} tensors against what their codes stand for ({said})"
+        if self.converted:
+            self._without(pairs, rows)
+
+    def _within(self, pairs: Sequence[TensorPair], todo: list[int]) -> Iterator[tuple[int, CellCheck]]:
+        sides: dict[int, list[int]] = {}
+        for at in todo:
+            sides.setdefault(id(pairs[at].a.catalog), []).append(at)
+        for group in sides.values():
+            places = [(pairs[at].tensor_a, self.stored.catalog.index[pairs[at].key_b]) for at in group]
+            found = roundings(pairs[group[0]].a.payloads, self.stored, places, threads=self.threads)
+            for k, one in found:
+                yield group[k], one
+
+    def _without(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
+        """Find damaged tensors that are the source without what the converter should have done to it."""
+        done, undone = (conversion(self.b.objects, plain=plain) for plain in (False, True))
+        damaged = [
+            at for at, row in enumerate(rows)
+            if row.status == "changed" and done.links(row.key_b, row.shape_b) != undone.links(row.key_b, row.shape_b)
+        ]  # fmt: skip
+        if not damaged:
+            return
+        names = mapped(self.a, self.b, plain=True)
+        plain = {pair.key_b: pair for pair in align(self.a, self.b, names).pairs}
+        for at in damaged:
+            pair = plain.get(rows[at].key_b)
+            if pair is None:
+                continue
+            one, two = np.array([pair.tensor_a]), np.array([pair.tensor_b])
+            same = dict(compare(pair.a.payloads, self.b.payloads, one, two, threads=self.threads))[0].equal
+            if not same and rows[at].rounding is not None:
+                same = not next(found for _, found in self._within([pair], [0])).beyond
+            if same:
+                norm = "1 was not added to it" if "norm" in rows[at].key_b else "its rows were not permuted"
+                rows[at] = replace(rows[at], why=f"it is the source as it was: {norm}, as llama.cpp expects")
 
     def _patterns(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
         wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]

@@ -63,13 +63,13 @@ class Diff(Shown):
         return 0 if self.same and not (self.count("unread") or self.count("unknown") or self.skipped) else 1
 
     def count(self, status: str) -> int:
-        """Return the number of pairs with a status: ``equal changed type shape unknown unread``."""
+        """Return the number of pairs with a status: ``equal rounded changed type shape unknown unread``."""
         return self._counts[status]
 
     @cached_property
     def summary(self) -> dict[str, int]:
         """Counts: pairs by status, then added removed renamed moved objects."""
-        names = ("equal", "changed", "type", "shape", "unknown", "unread")
+        names = ("equal", "rounded", "changed", "type", "shape", "unknown", "unread")
         return {
             **{name: self.count(name) for name in names},
             "added": len(self.added),
@@ -127,6 +127,9 @@ class Diff(Shown):
             "tensors": [row.to_dict() for row in self.changed_rows]
             + [row.to_dict() for row in self.rows if row.status in ("unread", "unknown")],
             "renamed": [[row.key_a, row.key_b] for row in self.rows if row.by == RENAMED],
+            "rounded": {
+                row.key_b: row.rounding.scheme for row in self.rows if row.status == "rounded" and row.rounding
+            },
             "moved": [row.key_b for row in self.rows if row.moved],
             "objects": [vars(change) for change in self.objects],
             "values": self.values,

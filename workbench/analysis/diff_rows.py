@@ -13,6 +13,7 @@ import numpy as np
 from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_pairs import RENAMED, TensorPair
 from workbench.analysis.patterns import Pattern
+from workbench.analysis.rounding import CellCheck
 from workbench.checkpoint import Checkpoint
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
@@ -41,12 +42,14 @@ class TensorDiff(Shown):
         keys_a, key_b: stored names; several of ``a`` if a name map joins them.
         by: how they were paired.
         role: of ``b``.
-        status: ``equal``; ``changed`` (values); ``type`` (another element type, so values are compared as numbers);
+        status: ``equal``; ``rounded`` (a converted tensor, equal up to the rounding of the type that it is stored in);
+            ``changed`` (values); ``type`` (another element type, so values are compared as numbers);
             ``shape``; ``unknown`` (not read, and no evidence); ``unread`` (could not be read on one side).
         source: the evidence for ``equal`` or ``changed`` if no payload was read.
         moved: ``cut`` or ``file``: stored in other boxes or files, which is not a difference.
         comparison: counts, norms and bands, if values were compared; :attr:`detail` adds histograms.
         pattern: the proved form of the change, if it has one.
+        rounding: of a converted tensor, whether the source is what the stored codes stand for.
         chunk_rows: changed chunk rows of ``b``.
         why: the reason if it could not be read.
         fqn: its parameter in ``b``; ``None`` if unknown.
@@ -68,6 +71,7 @@ class TensorDiff(Shown):
     moved: str = ""
     comparison: Comparison | None = None
     pattern: Pattern | None = None
+    rounding: CellCheck | None = None
     chunk_rows: tuple[int, ...] = ()
     why: str = ""
     catalog: Catalog | None = field(default=None, repr=False)
@@ -152,6 +156,12 @@ class TensorDiff(Shown):
         rows = () if found is None else tuple(sorted({row for _, row in found.chunks}))
         return replace(self, status=status, comparison=found, chunk_rows=rows, why=why)
 
+    def rounded(self, found: CellCheck) -> TensorDiff:
+        """Return the row of a converted tensor with what its stored codes stand for."""
+        if found.seen < self.numel:
+            return self
+        return replace(self, status="changed" if found.beyond else "rounded", rounding=found)
+
     def row(self) -> dict[str, Any]:
         """Return the columns of :data:`COLUMNS`."""
         c = self.comparison
@@ -179,6 +189,10 @@ class TensorDiff(Shown):
         if detail and (more := self.detail) is not None:
             found["ulps"] = None if more.ulps is None else np.trim_zeros(more.ulps, "b").tolist()
             found["tail"] = [list(point) for point in more.tail()]
+        if self.rounding is not None:
+            found["rounding"] = {
+                "type": self.rounding.scheme, "beyond": self.rounding.beyond, "why": self.rounding.sentence,
+            }  # fmt: skip
         if self.why:
             found["why"] = self.why
         if self.catalog is not None and self.chunk_rows:

@@ -1,19 +1,23 @@
 """Map tensors between checkpoints whose frameworks name and fuse weights differently.
 
 ``wb.name_map(a, b)`` finds, for each tensor of ``b``, the boxes of ``a`` that hold the same weight. ``.apply()``
-returns ``a`` with the names and shapes of ``b``, by box arithmetic on the catalog: no weight is read or copied.
+returns ``a`` with the names and shapes of ``b``, by box arithmetic on the catalog: no weight is read or copied. What a
+converter adds to a weight (GGUF: 1 to Gemma's norms) is added or subtracted when it is read.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from workbench.checkpoint import Checkpoint
+from workbench.core.decoding.values import shifted
 from workbench.core.rebox import ComposedBox, Composition, compose
 from workbench.names.frameworks import Geometry, Link, geometry, links
+from workbench.names.gguf import Conversion, conversion
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +33,7 @@ class NameMap:
         targets: one for each tensor of ``b`` that ``a`` holds completely, in the order of ``b``.
         only_a: keys of ``a`` that no tensor of ``b`` needs → the reason, if known.
         only_b: keys of ``b`` that ``a`` does not hold completely → the reason, if known.
+        added: positions of tensors of ``a`` → the number that ``b`` has them larger by.
     """
 
     a: Checkpoint
@@ -36,6 +41,7 @@ class NameMap:
     targets: list[Composition]
     only_a: dict[str, str]
     only_b: dict[str, str]
+    added: dict[int, float] = field(default_factory=dict)
 
     @property
     def pairs(self) -> pd.DataFrame:
@@ -58,7 +64,12 @@ class NameMap:
 
     def apply(self) -> Checkpoint:
         """Return ``a`` with the names, shapes and cuts of ``b``: a lazy checkpoint over the files of ``a``."""
-        return self.a.derive(compose(self.a.catalog, self.targets))
+        if not self.added:
+            return self.a.derive(compose(self.a.catalog, self.targets))
+        payloads = shifted(self.a.payloads, self.added)
+        catalog = compose(payloads.catalog, self.targets)
+        a = self.a
+        return Checkpoint(a.place, catalog, a._pool, a.objects, a.notes, parent=a, payloads=payloads.over(catalog))
 
     def __repr__(self) -> str:
         return (
@@ -73,32 +84,47 @@ def name_map(a: Checkpoint, b: Checkpoint) -> NameMap:
     Fused QKV and [gate; up], stacked layers and experts are cut and joined; wrapper prefixes and the spellings of norms
     are aligned; padded rows of a vocabulary are left out. If something is unknown (for example, neither checkpoint
     stores the number of query groups), the tensor is listed with the reason, never guessed.
+
+    If one side is a GGUF, what llama.cpp's converter does for the file's architecture is undone or done: permuted rows
+    of q and k, 1 added to norms, stacked experts. Of an architecture that is not known, no tensor is mapped.
     """
+    return mapped(a, b)
+
+
+def mapped(a: Checkpoint, b: Checkpoint, *, plain: bool = False) -> NameMap:
+    """As :func:`name_map`; ``plain``: as if the converter of a GGUF had changed names alone."""
     mine, theirs = geometry(a.objects), geometry(b.objects)
     facts_a, facts_b = mine.filled(theirs), theirs.filled(mine)
+    converted = (a.format == "gguf") != (b.format == "gguf")
+    made = [conversion(c.objects, plain=plain) if converted and c.format == "gguf" else None for c in (a, b)]
     atoms: dict[tuple[str, str], list[tuple[int, Link]]] = defaultdict(list)
     only_a: dict[str, str] = {}
-    for tensor, found in _all_links(a, facts_a):
+    for tensor, found in _all_links(a, facts_a, made[0], converted):
         if isinstance(found, str):
             only_a[a.catalog.keys[tensor]] = found
             continue
         for link in found:
             atoms[a.roles[tensor], link.atom].append((tensor, link))
+    tied = converted and any(_tied(c) for c in (a, b))
+    if tied and ("param", HEAD) not in atoms:
+        atoms["param", HEAD] = atoms["param", EMBEDDING]
 
     targets: list[Composition] = []
     only_b: dict[str, str] = {}
     used: set[int] = set()
-    for tensor, found in _all_links(b, facts_b):
+    added: dict[int, float] = {}
+    for tensor, found in _all_links(b, facts_b, made[1], converted):
         key, shape = b.catalog.keys[tensor], b.catalog.shape_of(tensor)
         if isinstance(found, str):
             only_b[key] = found
             continue
-        pieces = [
-            piece
-            for link in found
-            for source, there in atoms.get((b.roles[tensor], link.atom), ())
-            if (piece := _piece(source, there, link)) is not None
-        ]
+        pieces: list[ComposedBox] = []
+        for link in found:
+            for source, there in atoms.get((b.roles[tensor], link.atom), ()):
+                shared = _pieces(source, there, link)
+                pieces += shared
+                if shared and link.more != there.more:
+                    added[source] = link.more - there.more
         have, want = sum(_volume(piece.sizes) for piece in pieces), _volume(shape)
         if have != want or (want == 0 and not pieces):
             known = f"only {have:,} of its {want:,} elements are stored" if have else ""
@@ -112,37 +138,72 @@ def name_map(a: Checkpoint, b: Checkpoint) -> NameMap:
     for tensor, key in enumerate(b.catalog.keys):
         if b.fqns[tensor] is None:
             only_b.setdefault(key, "belongs to no named parameter")
-    return NameMap(a, b, targets, only_a, only_b)
+    if tied and made[1] is not None:
+        for t, key in enumerate(a.catalog.keys):
+            if only_a.get(key) == "" and (a.fqns[t] or "").endswith(HEAD):
+                only_a[key] = TIED
+    return NameMap(a, b, targets, only_a, only_b, added)
 
 
-def _all_links(ckpt: Checkpoint, facts: Geometry) -> Iterable[tuple[int, list[Link] | str]]:
+TIED = "the embedding is used instead: the configuration ties them"
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+
+def _tied(ckpt: Checkpoint) -> bool:
+    """Whether a configuration says that the output is the embedding."""
+    config = ckpt.objects.get("config")
+    return isinstance(config, Mapping) and config.get("tie_word_embeddings") is True
+
+
+def _all_links(
+    ckpt: Checkpoint, facts: Geometry, made: Conversion | None, converted: bool
+) -> Iterable[tuple[int, list[Link] | str]]:
     for tensor, fqn in enumerate(ckpt.fqns):
         if fqn is None:
             continue
         shape = ckpt.catalog.shape_of(tensor)
+        if made is not None:
+            yield tensor, made.links(ckpt.catalog.keys[tensor], shape)
+            continue
+        if converted:  # of a model with several towers, the converter takes the language model
+            fqn = fqn.replace("language_model.", "")
         # a step counter has its parameter's name but not its shape
         yield tensor, links(fqn, shape, facts) if shape else [Link(fqn.removeprefix("model."), (), (), (), ())]
 
 
-def _piece(source: int, there: Link, here: Link) -> ComposedBox | None:
-    """Return the intersection of an atom's boxes in ``a`` and ``b``, as a piece of the target."""
+def _pieces(source: int, there: Link, here: Link) -> list[ComposedBox]:
+    """Return the intersection of an atom's boxes in ``a`` and ``b``, as pieces of the target."""
     sizes_a = [there.sizes[axis] for axis in there.axes]
     sizes_b = [here.sizes[axis] for axis in here.axes]
     if len(sizes_a) != len(sizes_b):
-        return None
+        return []
     low = [max(x, y) for x, y in zip(there.at, here.at, strict=True)]
     high = [min(x + n, y + m) for x, n, y, m in zip(there.at, sizes_a, here.at, sizes_b, strict=True)]
     if any(b <= a for a, b in zip(low, high, strict=True)):
-        return None
+        return []
+    every_a, every_b = (link.steps or (1,) * len(link.offsets) for link in (there, here))
     offsets, sizes = list(there.offsets), list(there.sizes)
     at = list(here.offsets)
     axes: list[int | None] = [None] * len(here.offsets)
     for k, (axis_a, axis_b) in enumerate(zip(there.axes, here.axes, strict=True)):
-        offsets[axis_a] += low[k] - there.at[k]
+        offsets[axis_a] += (low[k] - there.at[k]) * every_a[axis_a]
         sizes[axis_a] = high[k] - low[k]
-        at[axis_b] += low[k] - here.at[k]
+        at[axis_b] += (low[k] - here.at[k]) * every_b[axis_b]
         axes[axis_b] = axis_a
-    return ComposedBox(source, tuple(offsets), tuple(sizes), tuple(at), tuple(axes))
+    # a box of the target has no steps: then its elements along that axis are pieces of their own
+    apart = [axis for axis in range(len(at)) if every_b[axis] > 1 and axes[axis] is not None]
+    if not apart:
+        return [ComposedBox(source, tuple(offsets), tuple(sizes), tuple(at), tuple(axes), there.steps)]
+    found = []
+    for index in product(*(range(sizes[axes[axis] or 0]) for axis in apart)):
+        begin, count, to = list(offsets), list(sizes), list(at)
+        for axis, n in zip(apart, index, strict=True):
+            along = axes[axis] or 0
+            begin[along] += n * every_a[along]
+            count[along] = 1
+            to[axis] += n * every_b[axis]
+        found.append(ComposedBox(source, tuple(begin), tuple(count), tuple(to), tuple(axes), there.steps))
+    return found
 
 
 def _volume(sizes: Iterable[int]) -> int:

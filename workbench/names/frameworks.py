@@ -9,6 +9,8 @@ box of a stored tensor is which box of an atom; two checkpoints meet in the atom
     decoder.layers.3.mlp.linear_fc1.weight [gate; up]  ──▶ layers.3.mlp.gate_proj     ◀──
     decoder.layers.3.mlp.experts.local_experts.5.…     ──▶ layers.3.mlp.experts.5.w1  ◀── mlp.experts.gate_up_proj[5]
 
+GGUF, whose converter also changes values: :mod:`workbench.names.gguf`.
+
 Sources: megatron-core 0.16.1 (``transformer/attention.py`` for the grouped QKV order, ``transformer/mlp.py`` for
 [gate; up]), transformers 5.23 (Llama, Qwen 2/3, Mixtral; fused experts in memory, ``w1/w3/w2`` on disk).
 """
@@ -46,6 +48,8 @@ class Link:
         offsets, sizes: the box in the tensor's axes.
         at: first element in the atom, in the atom's axes.
         axes: the tensor's axis for each axis of the atom; the others have size 1 in the box.
+        steps: in the tensor, for each of its axes: 2 if the box has every other element; empty where all are 1.
+        more: what the tensor's elements are larger by than the atom's.
     """
 
     atom: str
@@ -53,6 +57,8 @@ class Link:
     sizes: tuple[int, ...]
     at: tuple[int, ...]
     axes: tuple[int, ...]
+    steps: tuple[int, ...] = ()
+    more: float = 0.0
 
 
 def geometry(objects: Mapping[str, Any]) -> Geometry:

@@ -71,7 +71,7 @@ def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH
 def headline(diff: Diff) -> str:
     """Return the counts in one sentence."""
     s = diff.summary
-    pairs = sum(diff.count(name) for name in ("equal", "changed", "type", "shape", "unknown", "unread"))
+    pairs = sum(diff.count(name) for name in ("equal", "rounded", "changed", "type", "shape", "unknown", "unread"))
     parts = []
     if s["changed"]:
         parts.append(f"{s['changed']:,} of {units.plural(pairs, 'tensor')} changed")
@@ -79,8 +79,11 @@ def headline(diff: Diff) -> str:
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
     equal = f"{s['equal']:,} equal" if parts else f"{units.plural(s['equal'], 'tensor')} equal"
-    if s["equal"] or (pairs and not parts):
+    if s["equal"] or (pairs and not parts and not s["rounded"]):
         parts.append(equal + _sources(diff))
+    if s["rounded"]:
+        types = sorted({row.rounding.scheme for row in diff.rows if row.status == "rounded" and row.rounding})
+        parts.append(f"{s['rounded']:,} equal up to rounding ({', '.join(map(units.dtype, types))})")
     for name, words in (
         ("unknown", "unknown (not read)"), ("unread", "could not be compared"), ("removed", "only in a"),
         ("added", "only in b"), ("renamed", "renamed"), ("moved", "stored elsewhere"),
@@ -126,6 +129,8 @@ def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
             lines.append(f"  axis {axis}  0 {spark(counts[: -(-size // each)])} {size:,}")
     if row.pattern is not None:
         lines += _wrapped("  ", _pattern(row.pattern))
+    if row.rounding is not None:
+        lines += _wrapped("  ", safe(row.rounding.sentence))
     if row.why:
         lines += _wrapped("  ", safe(row.why))
     return "\n".join(lines)
@@ -140,6 +145,8 @@ def diff_html(diff: Diff) -> str:
     for row in diff.changed_rows[: 2 * SHOWN]:
         cells = "".join(f"<td {cell}>{escape(text)}</td>" for text in _cells(row))
         more = f"<br>{escape(_pattern(row.pattern))}" if row.pattern is not None else ""
+        more += f"<br>{escape(safe(row.rounding.sentence))}" if row.rounding is not None else ""
+        more += f"<br>{escape(safe(row.why))}" if row.why else ""
         name = _renamed(row, 80) if row.by == RENAMED else shorten(safe(row.key_b), 80)
         body.append(f"<tr>{cells}<td {left}><code>{escape(name)}</code> {escape(_shapes(row))}{more}</td></tr>")
     if len(diff.changed_rows) > 2 * SHOWN:
@@ -191,6 +198,10 @@ def _table(rows: Sequence[TensorDiff], width: int | None) -> list[str]:
         lines.append(f"  {_joined(cells, widths)}  {name} {shape}".rstrip())
         if row.pattern is not None:
             lines += _wrapped(" " * INDENT + "↳ ", _pattern(row.pattern))
+        if row.rounding is not None:
+            lines += _wrapped(" " * INDENT + "↳ ", safe(row.rounding.sentence))
+        if row.why:
+            lines += _wrapped(" " * INDENT + "↳ ", safe(row.why))
     return lines
 
 
@@ -208,7 +219,7 @@ def _cells(row: TensorDiff) -> list[str]:
 
 
 def _types(row: TensorDiff) -> str:
-    a, b = units.dtype(row.dtype_a), units.dtype(row.dtype_b)
+    a, b = units.dtype(row.dtype_a), units.dtype(row.rounding.scheme if row.rounding else row.dtype_b)
     return a if a == b else f"{a}→{b}"
 
 

@@ -167,7 +167,7 @@ def _kind(row: TensorDiff) -> tuple[int, float]:
     if row.status in ("unread", "unknown"):
         return KINDS.index("not compared"), 0.0
     relative = None if c is None else c.rel_l2
-    if row.status == "equal" or (relative is not None and c is not None and not c.changed):
+    if row.status in ("equal", "rounded") or (relative is not None and c is not None and not c.changed):
         return KINDS.index("equal"), 0.0
     if not relative:
         return KINDS.index("changed, not measured"), 0.0

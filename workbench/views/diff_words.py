@@ -22,7 +22,7 @@ MOST = 300  #: entries of one list
 OPEN = 40  #: object changes up to which everything is shown expanded
 THIN = "\u2009"
 STATUS = {
-    "equal": "bitwise equal", "changed": "values changed", "type": "different dtype",
+    "equal": "bitwise equal", "rounded": "equal up to rounding", "changed": "values changed", "type": "different dtype",
     "shape": "different shape: values were not compared", "unknown": "not read, no other evidence",
     "unread": "could not be compared",
 }  # fmt: skip
@@ -52,6 +52,8 @@ def tensor_html(row: TensorDiff) -> str:
         likely = f"<br>Likely: {_text(row.pattern.likely)}" if row.pattern.likely else ""
         text = f"<b>{_text(row.pattern.name)}</b>: {_text(row.pattern.sentence)}{likely}"
         words.append(f'<div class="said warning pattern" role="note">{text}</div>')
+    if row.rounding is not None:
+        words.append(f"<p>{_text(row.rounding.sentence)}</p>")
     if row.why:
         words.append(f'<div class="said error" role="note">{_text(row.why)}</div>')
     return title + "".join(words)

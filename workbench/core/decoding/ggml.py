@@ -9,13 +9,28 @@
 The results equal those of gguf 0.19 bit for bit (and ggml's ``to_float`` where that was compared), which decides the
 order in which factors are multiplied. All are little endian.
 
+A type whose numbers are chosen one by one, the nearest code for each, also has *cells*: the numbers that a code stands
+for, up to half the distance to the next code on either side. Numbers beyond the last code become the last code. Where
+ggml takes the scale from the largest number, they are at most a step further out. Where it fits the scale (``Q*_K``,
+``IQ4``), nothing limits them; a cell then ends one range of the run further out (``Q2_K``: two), and what the rounding
+of the run's scale and minimum to 4 to 8 bits costs. That held for every number of twelve distributions that ggml
+quantised without weights::
+
+    code            0     1     2            14      15
+    cells    ◄──────┼──┤·····├·····├ … ┤·······├──────┼──────►
+             a range                                   a range
+
+The other types choose whole groups from a codebook, or keep signs only. Such a choice is not the nearest for each
+number, and there is no such bound.
+
 Source: gguf 0.19 ``quants.py``; ggml ``ggml-quants.c`` (``dequantize_row_q1_0``, ``_q8_K``) for the two that gguf does
-not decode.
+not decode, and ``quantize_row_*_ref`` for the cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,9 +39,10 @@ from workbench.core.decoding.codebooks import SIGNS, codebook
 from workbench.core.dtypes import BLOCKS, by_name
 from workbench.errors import CorruptError
 
-__all__ = ["CODES", "decode"]
+__all__ = ["CODES", "HAS_CELLS", "cells", "decode"]
 
 CODES = np.array([by_name(name).code for name in BLOCKS], np.uint8)  #: codes of the block types
+HALF = (2.0**-11, 2.0**-25)  #: what rounding to float16 may cost: of the number itself, or of any subnormal one
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  #: doubled
 
@@ -41,12 +57,98 @@ def decode(name: str, data: Array) -> Array:
     Raises:
         CorruptError: the bytes are not a multiple of the block's.
     """
+    with np.errstate(invalid="ignore", over="ignore"):  # a NaN or an infinite scale is stored; so are its products
+        blocks = _blocks(name, data)
+        found = _GRIDS[name](blocks).values if name in _GRIDS else _OTHERS[name](blocks)
+        return np.asarray(found, np.float32).reshape(-1)
+
+
+def cells(name: str, data: Array) -> Array:
+    """Return the numbers that the elements of whole blocks stand for: ``(N, 2) float32``, from and to.
+
+    Both ends allow for the rounding of a scale to float16 after the codes were chosen.
+
+    Args:
+        name: one of :data:`HAS_CELLS`.
+
+    Raises:
+        as :func:`decode`.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _GRIDS[name](_blocks(name, data)).cells()
+
+
+def _blocks(name: str, data: Array) -> Array:
     _, nbytes = BLOCKS[name]
     if len(data) % nbytes:
         raise CorruptError(f"{len(data):,} bytes of {name} are not whole blocks of {nbytes}")
-    blocks = np.ascontiguousarray(data).reshape(-1, nbytes)
-    with np.errstate(invalid="ignore", over="ignore"):  # a NaN or an infinite scale is stored; so are its products
-        return np.asarray(_DECODERS[name](blocks), np.float32).reshape(-1)
+    return np.ascontiguousarray(data).reshape(-1, nbytes)
+
+
+@dataclass(frozen=True)
+class _CodeGrid:
+    """Elements as ``d · times · level - least``, each the nearest level of its run.
+
+    Attributes:
+        d: the float16 (or, of some types, exact number) that scales a block.
+        times: what multiplies it in each run.
+        level: of each element.
+        ends: the first and the last level.
+        least: what is subtracted.
+        levels: all levels in order; those of integers are one apart.
+        loose: how many steps beyond the first or the last level a number may be that became it; ``None`` if these were
+            fitted: then as many as the run has, and what it loses by the rounding of ``times``; ``ranges`` times that.
+        lost: by that of ``least``, in the unit of the result.
+        again: the codes were chosen again after ``d`` was rounded.
+    """
+
+    d: Array
+    level: Array
+    ends: tuple[float, float]
+    times: Array | float = 1.0
+    least: Array | None = None
+    levels: Array | None = None
+    loose: float | None = 0.5
+    lost: Array | float = 0.0
+    ranges: float = 1.0
+    again: bool = False
+
+    @property
+    def values(self) -> Array:
+        """The elements, in the order of operations of the reference."""
+        found = self.d * np.float32(self.times) * self.level
+        return found if self.least is None else found - self.least
+
+    def cells(self) -> Array:
+        """``(N, 2)``: the ends of the cell of each element."""
+        level, times = self.level, np.abs(self.times)
+        off = np.abs(self.d) * HALF[0] + HALF[1]  # what the float16 may be off by
+        step = np.broadcast_to((np.abs(self.d) + off) * times, level.shape)
+        below: Array | float = 0.5
+        above: Array | float = 0.5
+        if self.levels is not None:
+            gaps = np.diff(self.levels) / 2
+            at = np.searchsorted(self.levels, level)
+            below, above = np.append(gaps[0], gaps)[at], np.append(gaps, gaps[-1])[at]
+        if self.loose is None:
+            wide = self.ends[1] - self.ends[0]
+            loose = self.ranges * wide * (step + (np.abs(self.d) + off * (times + 1)) / 2) + self.lost
+        else:
+            loose = self.loose * step
+        turned = np.broadcast_to(self.d * np.float32(self.times) < 0, level.shape)
+        flat = np.broadcast_to(self.d * np.float32(self.times) == 0, level.shape)
+        below, above = np.where(turned, above, below), np.where(turned, below, above)
+        first, last = level <= self.ends[0], level >= self.ends[1]
+        first, last = np.where(turned, last, first) | flat, np.where(turned, first, last) | flat
+        down = np.where(first, np.maximum(step * below, loose), step * below)
+        up = np.where(last, np.maximum(step * above, loose), step * above)
+        slack = np.float32(1e-6) * np.abs(step * level) + HALF[1]  # the arithmetic
+        if not self.again:
+            slack = slack + off * times * np.abs(level)
+        if self.least is not None:
+            slack = slack + np.abs(self.least) * (1e-6 if self.again else HALF[0])
+        values = self.values
+        return np.stack([values - down - slack, values + up + slack], axis=-1).astype(np.float32).reshape(-1, 2)
 
 
 # ---- pieces of blocks ----------------------------------------------------------------------------------------------
@@ -94,12 +196,12 @@ def _q1_0(blocks: Array) -> Array:
     return np.where(bits, d, -d)
 
 
-def _q4_0(blocks: Array) -> Array:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+def _q4_0(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.float32) - 8, (-8, 7), loose=1)
 
 
-def _q4_1(blocks: Array) -> Array:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
+def _q4_1(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 4:]).astype(np.float32), (0, 15), least=-_half(blocks, 2))
 
 
 def _fifth(blocks: Array, at: int) -> Array:
@@ -108,26 +210,32 @@ def _fifth(blocks: Array, at: int) -> Array:
     return (_nibbles(blocks[:, at + 4 :]) | high << 4).astype(np.float32)
 
 
-def _q5_0(blocks: Array) -> Array:
-    return _half(blocks, 0) * (_fifth(blocks, 2) - 16)
+def _q5_0(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 2) - 16, (-16, 15), loose=1)
 
 
-def _q5_1(blocks: Array) -> Array:
-    return _half(blocks, 0) * _fifth(blocks, 4) + _half(blocks, 2)
+def _q5_1(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 4), (0, 31), least=-_half(blocks, 2))
 
 
-def _q8_0(blocks: Array) -> Array:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
+def _q8_0(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_half(blocks, 0), blocks[:, 2:].view(np.int8).astype(np.float32), (-127, 127))
 
 
-def _iq4_nl(blocks: Array) -> Array:
-    return _half(blocks, 0) * _NONLINEAR[_nibbles(blocks[:, 2:])]
+def _nonlinear(d: Array, codes: Array, times: Array | float = 1.0) -> _CodeGrid:
+    ends = float(_NONLINEAR[0]), float(_NONLINEAR[-1])
+    return _CodeGrid(d, _NONLINEAR[codes], ends, times, levels=_NONLINEAR, loose=None)
 
 
-def _mxfp4(blocks: Array) -> Array:
+def _iq4_nl(blocks: Array) -> _CodeGrid:
+    return _nonlinear(_half(blocks, 0), _nibbles(blocks[:, 2:]))
+
+
+def _mxfp4(blocks: Array) -> _CodeGrid:
     e = blocks[:, :1].astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, 1), (np.maximum(e, 1) - 1) << np.uint32(23))
-    return bits.astype(np.uint32).view(np.float32) * _E2M1[_nibbles(blocks[:, 1:])]
+    d = bits.astype(np.uint32).view(np.float32)
+    return _CodeGrid(d, _E2M1[_nibbles(blocks[:, 1:])], (-12, 12), levels=np.unique(_E2M1), loose=4, again=True)
 
 
 def _nvfp4(blocks: Array) -> Array:
@@ -142,74 +250,85 @@ def _nvfp4(blocks: Array) -> Array:
 # ---- blocks of 256 -------------------------------------------------------------------------------------------------
 
 
-def _q2_k(blocks: Array) -> Array:
+def _fitted(
+    d: Array, times: Array, codes: Array, ends: tuple[int, int], dmin: Array | None = None, least: Array | None = None
+) -> _CodeGrid:
+    """Runs with a rounded multiple of ``d`` as scale, and of ``dmin`` as minimum, which ggml fits to their numbers."""
+    level = codes.astype(np.float32)
+    if dmin is None or least is None:
+        return _CodeGrid(d[:, :, None], level, ends, times[:, :, None], loose=None, again=True)
+    lost = np.abs(dmin) / 2 + (np.abs(dmin) * HALF[0] + HALF[1]) * (least + 1)
+    ranges = 2 if ends == (0, 3) else 1  # Q2_K fits by the weight |x|: zeros have none
+    return _CodeGrid(d[:, :, None], level, ends, times[:, :, None], (dmin * least)[:, :, None], None, None,
+                 lost[:, :, None], ranges, True)  # fmt: skip
+
+
+def _q2_k(blocks: Array) -> _CodeGrid:
     scales = blocks[:, :16]
-    d = (_half(blocks, 80) * (scales & 15).astype(np.float32))[:, :, None]
-    least = (_half(blocks, 82) * (scales >> 4).astype(np.float32))[:, :, None]
     q = (_shifted(blocks[:, 16:80], 32, range(0, 8, 2)) & 3).reshape(len(blocks), 16, 16)
-    return d * q.astype(np.float32) - least
+    scale, least = (scales & 15).astype(np.float32), (scales >> 4).astype(np.float32)
+    return _fitted(_half(blocks, 80), scale, q, (0, 3), _half(blocks, 82), least)
 
 
-def _q3_k(blocks: Array) -> Array:
+def _q3_k(blocks: Array) -> _CodeGrid:
     count, packed = len(blocks), blocks[:, 96:108]
     low = (packed[:, None, :8] >> np.array([[0], [4]], np.uint8)).reshape(count, 16) & 15
     high = (packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8)).reshape(count, 16) & 3
     scales = (low | high << 4).astype(np.float32) - 32
     q = (_shifted(blocks[:, 32:96], 32, range(0, 8, 2)) & 3).reshape(count, 16, 16).astype(np.float32)
     absent = (_shifted(blocks[:, :32], 32, range(8)) & 1 ^ 1).reshape(count, 16, 16).astype(np.float32)
-    return (_half(blocks, 108) * scales)[:, :, None] * (q - 4 * absent)
+    return _fitted(_half(blocks, 108), scales, q - 4 * absent, (-4, 3))
 
 
-def _q4_k(blocks: Array) -> Array:
+def _q4_k(blocks: Array) -> _CodeGrid:
     scale, least = _scales_and_minima(blocks[:, 4:16])
-    q = (_shifted(blocks[:, 16:], 32, range(0, 8, 4)) & 15).reshape(len(blocks), 8, 32).astype(np.float32)
-    return (_half(blocks, 0) * scale)[:, :, None] * q - (_half(blocks, 2) * least)[:, :, None]
+    q = (_shifted(blocks[:, 16:], 32, range(0, 8, 4)) & 15).reshape(len(blocks), 8, 32)
+    return _fitted(_half(blocks, 0), scale, q, (0, 15), _half(blocks, 2), least)
 
 
-def _q5_k(blocks: Array) -> Array:
+def _q5_k(blocks: Array) -> _CodeGrid:
     count = len(blocks)
     scale, least = _scales_and_minima(blocks[:, 4:16])
     low = (_shifted(blocks[:, 48:], 32, range(0, 8, 4)) & 15).reshape(count, 8, 32)
     high = (_shifted(blocks[:, 16:48], 32, range(8)) & 1).reshape(count, 8, 32)
-    q = (low | high << 4).astype(np.float32)
-    return (_half(blocks, 0) * scale)[:, :, None] * q - (_half(blocks, 2) * least)[:, :, None]
+    return _fitted(_half(blocks, 0), scale, low | high << 4, (0, 31), _half(blocks, 2), least)
 
 
-def _q6_k(blocks: Array) -> Array:
+def _q6_k(blocks: Array) -> _CodeGrid:
     count = len(blocks)
-    d = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
     low = (_shifted(blocks[:, :128], 64, range(0, 8, 4)) & 15).reshape(count, 8, 32)
     high = (_shifted(blocks[:, 128:192], 32, range(0, 8, 2)) & 3).reshape(count, 8, 32)
     q = (low | high << 4).astype(np.float32) - 32
-    return d[:, :, None] * q.reshape(count, 16, 16)
+    return _fitted(_half(blocks, 208), scales, q.reshape(count, 16, 16), (-32, 31))
 
 
-def _q8_k(blocks: Array) -> Array:
-    return _words(blocks, 0, 4, "<f4") * blocks[:, 4:260].view(np.int8).astype(np.float32)
+def _q8_k(blocks: Array) -> _CodeGrid:
+    return _CodeGrid(_words(blocks, 0, 4, "<f4"), blocks[:, 4:260].view(np.int8).astype(np.float32), (-128, 127))
 
 
-def _iq4_xs(blocks: Array) -> Array:
+def _iq4_xs(blocks: Array) -> _CodeGrid:
     count = len(blocks)
     high = (_words(blocks, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)).reshape(count, 8) & 15
     scales = (low | high.astype(np.uint8) << 4).astype(np.float32) - 32
     q = (_shifted(blocks[:, 8:], 16, range(0, 8, 4)) & 15).reshape(count, 8, 32)
-    return (_half(blocks, 0) * scales)[:, :, None] * _NONLINEAR[q]
+    return _nonlinear(_half(blocks, 0)[:, :, None], q, scales[:, :, None])
 
 
-def _tq1_0(blocks: Array) -> Array:
+def _tq1_0(blocks: Array) -> _CodeGrid:
     count = len(blocks)
     parts = []
     for start, stop, run, digits in ((0, 32, 32, 5), (32, 48, 16, 5), (48, 52, 4, 4)):
         powers = np.array([1, 3, 9, 27, 81][:digits], np.uint8).reshape(1, 1, -1, 1)
         parts.append((blocks[:, start:stop].reshape(count, -1, 1, run) * powers).reshape(count, -1))
     q = (np.concatenate(parts, axis=-1).astype(np.uint16) * 3 >> 8).astype(np.float32) - 1
-    return _half(blocks, 52) * q
+    return _CodeGrid(_half(blocks, 52), q, (-1, 1))
 
 
-def _tq2_0(blocks: Array) -> Array:
+def _tq2_0(blocks: Array) -> _CodeGrid:
     q = (_shifted(blocks[:, :64], 32, range(0, 8, 2)) & 3).reshape(len(blocks), -1).astype(np.float32) - 1
-    return _half(blocks, 64) * q
+    return _CodeGrid(_half(blocks, 64), q, (-1, 1))
 
 
 # ---- blocks of 256 with a codebook ---------------------------------------------------------------------------------
@@ -288,9 +407,13 @@ def _iq1_m(blocks: Array) -> Array:
     return d[..., None, None] * (values + delta)
 
 
-_DECODERS: dict[str, Callable[[Array], Array]] = {
-    "Q1_0": _q1_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
-    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k, "IQ1_S": _iq1_s,
-    "IQ1_M": _iq1_m, "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s,
-    "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0, "MXFP4": _mxfp4, "NVFP4": _nvfp4,
+_GRIDS: dict[str, Callable[[Array], _CodeGrid]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0, "MXFP4": _mxfp4,
 }  # fmt: skip
+_OTHERS: dict[str, Callable[[Array], Array]] = {
+    "Q1_0": _q1_0, "IQ1_S": _iq1_s, "IQ1_M": _iq1_m, "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s, "NVFP4": _nvfp4,
+}  # fmt: skip
+HAS_CELLS = frozenset(_GRIDS)  #: types that choose the nearest code for each number

@@ -1,14 +1,21 @@
-"""Quantised weights with scales in tensors of their own: ``value = (code - offset) · scale``.
+"""Quantised weights with scales in tensors of their own: ``value = (code - zero) · scale``.
 
 ::
 
     codes     one an element (I8, F8), or packed:     words of 32 bits, low bits first      (compressed-tensors, MLX)
                                                       bytes, low nibble first               (NVFP4, MXFP4)
                                                       bytes, high nibble first              (bitsandbytes)
+                                                      words down a column                   (GPTQ)
+                                                      words along a row, columns 0 2 4 6 1 3 5 7  (AWQ)
     scales    one for a block of rows × columns:      (1, group)   (1, row)   (128, 128)   all
+    zeros     one number for all, or one for each scale; compressed-tensors packs those of 8 rows in a word
     product   in float32, then rounded to the type of the result; MLX rounds the product and adds a bias
 
-A unit is a run of elements of one row that share a scale, so a slice reads its own codes and scales.
+A unit is a run of elements of one row that share a scale, so a slice reads its own codes and scales. Where a tensor
+names the group of each column (activation order), a unit is a row. GPTQ and AWQ store a weight transposed, so their
+units are rows of that.
+
+Sources: those of the scheme in :mod:`workbench.formats.safetensors.quantised`.
 """
 
 from __future__ import annotations
@@ -22,8 +29,9 @@ from workbench.core.arrays import Array
 from workbench.core.decoding.floats import E2M1, E8M0, rounded, widened
 from workbench.core.decoding.values import StoredParts
 from workbench.core.dtypes import by_name
+from workbench.errors import CorruptError
 
-__all__ = ["Codes", "Scaled", "unit_of"]
+__all__ = ["Codes", "Scaled", "Transposed", "unit_of"]
 
 
 def unit_of(columns: int, block: int) -> int:
@@ -88,6 +96,11 @@ class Scaled:
         total: a scale of one element, by which the scales are divided (``divide``) or multiplied.
         bias: a tensor of biases, like the scales; the product is rounded before it is added.
         factor: a number that the product is multiplied with.
+        zeros: a tensor like the scales that is subtracted from the codes; ``int8``, or packed down the rows in words of
+            ``codes.bits``.
+        groups: a tensor of the group of each column, unless it has a -1.
+        nested: of scales that are codes themselves: the tensors of the 256 numbers that they mean and of the scales,
+            how many share one, and what is added to the product.
     """
 
     codes: Codes
@@ -101,13 +114,20 @@ class Scaled:
     divide: bool = False
     bias: str = ""
     factor: float = 1.0
+    zeros: str = ""
+    groups: str = ""
+    nested: tuple[str, str, int, float] | None = None
 
     def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
         out = by_name(self.out)
-        codes = self.codes.read(stored, first, stop).reshape(-1, self.unit)
-        at = self._scales_of(np.arange(first, stop, self.unit))
+        named = stored.whole(self.groups).reshape(-1).view(np.int32) if self.groups else None
+        each = 1 if self.groups else self.unit
+        codes = self.codes.read(stored, first, stop).reshape(-1, each)
+        at = self._scales_of(np.arange(first, stop, each), None if named is None or -1 in named else named)
         with np.errstate(invalid="ignore", over="ignore"):
             scale = self._scale(stored, at)
+            if self.zeros:
+                codes = codes - self._zeros(stored, at)[:, None]
             values = codes * scale[:, None]
             if self.factor != 1:
                 values = values * np.float32(self.factor)
@@ -116,18 +136,108 @@ class Scaled:
                 values = widened(rounded(values, out), out) + bias[:, None]
         return rounded(values.reshape(-1), out)
 
-    def _scales_of(self, elements: Array) -> Array:
+    def _scales_of(self, elements: Array, named: Array | None) -> Array:
         """Position of the scale of each element."""
         rows, columns = self.shape
         high, wide = self.block
         down, across = -(-rows // high), -(-columns // wide)
         row, column = elements // columns, elements % columns
-        return (row // rows * down + row % rows // high) * across + column // wide
+        group = column // wide if named is None else _in_range(named, across, self.groups)[column]
+        return (row // rows * down + row % rows // high) * across + group
+
+    def _zeros(self, stored: StoredParts, at: Array) -> Array:
+        """The zeros beside some scales; as the codes of words, they are stored with the same offset."""
+        whole = stored.whole(self.zeros)
+        if stored.itemsize(self.zeros) == 1:
+            return whole.reshape(-1).view(np.int8)[at].astype(np.float32)
+        each, across = 32 // self.codes.bits, -(-self.shape[1] // self.block[1])
+        row, group = at // across, at % across
+        words = whole.reshape(-1, across).view(np.uint32)[row // each, group]
+        zero = words >> (row % each * self.codes.bits).astype(np.uint32) & np.uint32((1 << self.codes.bits) - 1)
+        return zero.astype(np.float32) - np.float32(self.codes.offset)
 
     def _scale(self, stored: StoredParts, at: Array) -> Array:
+        if self.nested is not None:
+            table, own, block, more = self.nested
+            numbers = stored.whole(table).reshape(-1).view(np.float32)[stored.whole(self.scale).reshape(-1)[at]]
+            return numbers * stored.whole(own).reshape(-1).view(np.float32)[at // block] + np.float32(more)
         raw = stored.whole(self.scale).reshape(-1)[at]
         scale = E8M0[raw] if self.scale_dtype == "e8m0" else widened(raw, by_name(self.scale_dtype))
         if not self.total:
             return scale
         total = stored.whole(self.total).reshape(-1).view(np.float32)[0]
         return scale / total if self.divide else scale * total
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Decode a weight of GPTQ or AWQ, in the order of the file: a row for each input, a column for each output.
+
+    Attributes:
+        codes: tensor of words, of GPTQ ``(inputs · bits / 32, outputs)``, of AWQ ``(inputs, outputs / 8)``.
+        zeros: tensor of words, ``(groups, outputs · bits / 32)``; of AWQ in its order of columns.
+        scales: tensor ``(groups, outputs)`` of element type ``scale_dtype``, which the result has, too.
+        outputs, bits: of the weight.
+        group: inputs that share a scale, one after the other.
+        named: tensor of the group of each input instead, if any.
+        more: what is added to the zeros: 1 for GPTQ as AutoGPTQ stores it.
+        awq: whether the words are AWQ's.
+    """
+
+    codes: str
+    zeros: str
+    scales: str
+    scale_dtype: str
+    outputs: int
+    bits: int
+    group: int
+    named: str = ""
+    more: int = 0
+    awq: bool = False
+
+    def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
+        out, low, high = by_name(self.scale_dtype), first // self.outputs, stop // self.outputs
+        rows, all_scales = np.arange(low, high), stored.whole(self.scales)
+        if self.named:
+            group = _in_range(stored.whole(self.named).reshape(-1).view(np.int32)[rows], len(all_scales), self.named)
+        else:
+            group = rows // self.group
+        used, group = np.unique(group, return_inverse=True)
+        scales = widened(all_scales[used], out)
+        zeros = self._along(stored.whole(self.zeros)[used]) + np.float32(self.more)
+        if self.awq:
+            wide = self.outputs // 8
+            codes = self._along(stored.elements(self.codes, low * wide, high * wide).reshape(-1, wide))
+        else:
+            each = self.bits * self.outputs
+            words = stored.elements(self.codes, low // 32 * each, high // 32 * each)
+            columns = words.reshape(-1, self.bits, self.outputs).swapaxes(1, 2)  # 32 inputs of an output in a row
+            codes = _stream(columns, self.bits).swapaxes(1, 2).reshape(-1, self.outputs)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return rounded(((codes - zeros[group]) * scales[group]).reshape(-1), out)
+
+    def _along(self, words: Array) -> Array:
+        """The numbers of rows of words."""
+        numbers = _stream(words, self.bits)
+        if not self.awq:
+            return numbers
+        return numbers.reshape(len(words), -1, 8)[:, :, AWQ].reshape(len(words), -1)
+
+
+AWQ = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  #: which four bits of a word are column 0, 1 …
+
+
+def _stream(words: Array, bits: int) -> Array:
+    """``(…, W)`` words of 32 bits as ``(…, W · 32 / bits) float32``, low bits first."""
+    data = np.ascontiguousarray(words).view(np.uint8)
+    one = np.unpackbits(data, axis=-1, bitorder="little").reshape(*words.shape[:-1], -1, bits)
+    found: Array = (one @ (1 << np.arange(bits))).astype(np.float32)
+    return found
+
+
+def _in_range(groups: Array, count: int, key: str) -> Array:
+    """Raises CorruptError if a group is none of ``count``."""
+    if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < count:
+        wrong = int(groups.max()) if int(groups.min()) >= 0 else int(groups.min())
+        raise CorruptError(f"tensor {key!r} names group {wrong:,}; there are scales for {count:,} groups")
+    return groups

@@ -27,6 +27,7 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major as box_strides
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.decoding import ggml
+from workbench.core.decoding.floats import widened
 from workbench.core.dtypes import DType, by_name, nbytes_of
 from workbench.core.payload import Payloads
 from workbench.core.read import read_selection, single_chunk
@@ -36,10 +37,11 @@ from workbench.core.source import FileStat, Source
 from workbench.core.storage import SourcePool
 from workbench.errors import CorruptError
 
-__all__ = ["DecodedPayloads", "Decoding", "Recipe", "StoredParts"]
+__all__ = ["DecodedPayloads", "Decoding", "Recipe", "StoredParts", "cells", "shifted"]
 
 NEAR = 1 << 10  #: bytes between two elements up to which what is between them is decoded, too
 PIECE = 1 << 18  #: elements that are decoded at once, if a unit is not larger
+HALVES = ("float16", "bfloat16")
 KEPT = 64 << 20  #: bytes of scales and the like that are kept between two reads
 
 
@@ -185,7 +187,9 @@ class DecodedPayloads(Payloads):
         dtype, sizes, inner, strides = self._layout(row)
         if 0 in sizes:
             return Region.of(np.empty(sizes, dtype.raw))
-        recipe = self._recipes[int(c.file[row]), int(c.start[row])]
+        recipe = self._recipes.get((int(c.file[row]), int(c.start[row])))
+        if recipe is None:  # decoded beneath
+            return self._stored_payloads.over(c).region(row)
         source = ValueSource(recipe, self._stored, self.describe(row))
         steps = row_major(sizes) if strides is None else strides
         in_bytes = tuple(step * dtype.itemsize for step in steps)
@@ -234,15 +238,59 @@ class Decoding:
     @cached_property
     def payloads(self) -> Payloads:
         """Payloads of the decoded tensors, and of those that are stored as they are."""
-        catalog = self.stored.catalog
-        made = _catalog(catalog, self.recipes)
-        first = [catalog.rows_of(catalog.index[recipe.stored[0]]).start for recipe in self.recipes]
-        by_place = {
-            (int(catalog.file[row]), int(catalog.start[row])): recipe
-            for row, recipe in zip(first, self.recipes, strict=True)
-            if prod(recipe.shape)
-        }
-        return DecodedPayloads(made, self.stored.pool, self.stored, by_place)
+        return _carried_out(self.stored, self.recipes)
+
+
+def shifted(payloads: Payloads, by: Mapping[int, float]) -> Payloads:
+    """Return the payloads with a number added to every element of some tensors, as ``float32``.
+
+    The sum is taken as llama.cpp's converter takes it: in float32, or in float16 if the tensor is of that type.
+
+    Args:
+        by: the number for each position.
+
+    Raises:
+        UnsupportedFormatError: on reading, if an element type is not a float of up to 32 bits.
+    """
+    catalog, out = payloads.catalog, by_name("float32")
+    recipes = [
+        Recipe(key := catalog.keys[t], "shifted", (key,), out, catalog.shape_of(t), 1,
+               _Shifted(key, catalog.dtype_of(t).name, more))
+        for t, more in by.items()
+    ]  # fmt: skip
+    return _carried_out(payloads, recipes)
+
+
+def cells(payloads: Payloads) -> Payloads:
+    """Return for each element the numbers that its stored value stands for: ``complex64``, from and to.
+
+    Tensors of types without such cells (:data:`workbench.core.decoding.ggml.HAS_CELLS`, float16 and bfloat16 have them)
+    are left as they are.
+
+    Args:
+        payloads: of the stored tensors.
+    """
+    catalog, recipes = payloads.catalog, []
+    for t, key in enumerate(catalog.keys):
+        dtype = catalog.dtype_of(t)
+        if dtype.name in ggml.HAS_CELLS or dtype.name in HALVES:
+            recipes.append(
+                Recipe(key, "cells", (key,), by_name("complex64"), catalog.shape_of(t), dtype.block or 1,
+                       _Cells(key, dtype.name))
+            )  # fmt: skip
+    return _carried_out(payloads, recipes)
+
+
+def _carried_out(stored: Payloads, recipes: Sequence[Recipe]) -> Payloads:
+    catalog = stored.catalog
+    made = _catalog(catalog, recipes)
+    first = [catalog.rows_of(catalog.index[recipe.stored[0]]).start for recipe in recipes]
+    by_place = {
+        (int(catalog.file[row]), int(catalog.start[row])): recipe
+        for row, recipe in zip(first, recipes, strict=True)
+        if prod(recipe.shape)
+    }
+    return DecodedPayloads(made, stored.pool, stored, by_place)
 
 
 def _blocks(catalog: Catalog) -> list[Recipe]:
@@ -266,6 +314,46 @@ class _Blocks:
         dtype = by_name(self.name)
         low, high = nbytes_of(dtype, first), nbytes_of(dtype, stop)
         return ggml.decode(self.name, stored.elements(self.key, low, high)).view(np.uint32)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Ends of the cell of each element of a block type, or of a float of 16 bits."""
+
+    key: str
+    name: str
+
+    def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
+        dtype = by_name(self.name)
+        if dtype.packed:
+            data = stored.elements(self.key, nbytes_of(dtype, first), nbytes_of(dtype, stop))
+            return ggml.cells(self.name, data).view(np.uint64)
+        bits = stored.elements(self.key, first, stop).reshape(-1)
+        value = widened(bits, dtype).astype(np.float64)
+        size = (bits & 0x7FFF).astype(np.uint16)  # the neighbours of a float are those of its bits
+        beside = (np.maximum(size, 1) - 1).astype(np.uint16), size + np.uint16(1)
+        below, above = (widened(n, dtype).astype(np.float64) for n in beside)
+        near = np.abs(value)
+        low, high = (near + np.where(size == 0, -above, below)) / 2, (near + above) / 2
+        negative = (bits & 0x8000) != 0
+        ends = np.stack([np.where(negative, -high, low), np.where(negative, -low, high)], axis=-1)
+        return ends.astype(np.float32).view(np.uint64)
+
+
+@dataclass(frozen=True)
+class _Shifted:
+    """Add a number to every element."""
+
+    key: str
+    name: str
+    more: float
+
+    def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
+        dtype = by_name(self.name)
+        values = widened(stored.elements(self.key, first, stop).reshape(-1), dtype)
+        kind = np.dtype("float16" if self.name == "float16" else "float32")
+        moved: Array = values.astype(kind) + np.array(self.more, kind)
+        return moved.astype(np.float32).view(np.uint32)
 
 
 def _catalog(catalog: Catalog, recipes: Sequence[Recipe]) -> Catalog:

@@ -10,8 +10,7 @@ Keys are ggml's names (``blk.0.attn_q.weight``), shapes are in numpy's order. Qu
 :data:`workbench.core.dtypes.BLOCKS` and are stored bytes; :mod:`workbench.core.decoding` makes numbers of them. The
 metadata are the objects, by key.
 
-A converter changes values as well as names: rows of q and k are permuted for llama, Gemma's norms are stored plus one,
-experts are stacked. What is read here is what the file holds.
+A converter changes values as well as names: :mod:`workbench.names.gguf`. What is read here is what the file holds.
 
 Sources: gguf 0.19; llama.cpp ``gguf-split``; files of llama.cpp's converter and of gguf.
 """

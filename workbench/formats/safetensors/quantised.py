@@ -2,33 +2,45 @@
 
 ::
 
-    compressed-tensors   weight_packed I32, weight_scale, weight_shape [, weight_zero_point]         pack-quantized
-                         weight I8 or F8, weight_scale                              int-, float-quantized
+    compressed-tensors   weight_packed I32, weight_scale, weight_shape                              pack-quantized
+                         … and weight_zero_point, weight_g_idx, each if it is there
+                         weight I8 or F8, weight_scale [, weight_zero_point]        int-, float-quantized
                          weight_packed U8, weight_scale F8, weight_global_scale             nvfp4-pack-quantized
+                         weight_packed U8, weight_scale U8                                  mxfp4-pack-quantized
+    GPTQ                 qweight, qzeros I32, scales [, g_idx]; 2, 3, 4 or 8 bits; zeros less 1 unless gptq_v2
+    AWQ                  qweight, qzeros I32, scales; 4 bits, version gemm
     bitsandbytes         weight U8, absmax, quant_map, quant_state.bitsandbytes__nf4              4 bits
+                         absmax U8, nested_absmax, nested_quant_map                               double quantisation
                          weight I8, SCB                                                           8 bits
     torchao              _weight_qdata F8, _weight_scale
-    MLX                  weight U32, scales, biases
+    MLX                  weight U32, scales [, biases]; without biases, mode mxfp4 or nvfp4
     FP8                  weight F8, weight_scale_inv F32 for each 128 × 128; ModelOpt: weight_scale, one for all
+    ModelOpt             weight U8, weight_scale F8, weight_scale_2: NVFP4, all three multiplied
     gpt-oss              X_blocks U8 (experts, rows, groups, 16), X_scales U8; transposed, as transformers loads it
 
-The result has the element type that the owning library returns. A scheme that is not listed stays as it is stored.
+The result has the element type that the owning library returns; of ModelOpt's NVFP4, whose files do not state it,
+float32. A scheme that is not listed stays as it is stored. Tensors that contradict each other are listed as they are
+stored, and reading them as numbers is an error.
 
 Sources: compressed-tensors 0.20, bitsandbytes 0.50, torchao 0.18, mlx 0.32, transformers 5.23
-(``integrations/mxfp4.py``, ``finegrained_fp8.py``): files that these wrote, and what they return for them.
+(``integrations/mxfp4.py``, ``finegrained_fp8.py``): files that these wrote, and what they return for them. The formulas
+of AutoGPTQ 0.7 and GPTQModel 4 (``qlinear_cuda_old.py``, ``nn_modules/qlinear``), AutoAWQ 0.2
+(``utils/packing_utils.py``) and ModelOpt 0.33 (``nvfp4_tensor.py``), and llama.cpp's ``dequant_gptq``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from workbench.core import codecs, jsonsafe
+from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
-from workbench.core.decoding.scaled import Codes, Scaled, unit_of
-from workbench.core.decoding.values import Recipe
+from workbench.core.decoding.scaled import Codes, Scaled, Transposed, unit_of
+from workbench.core.decoding.values import Recipe, StoredParts
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
 from workbench.errors import CorruptError
@@ -36,6 +48,7 @@ from workbench.errors import CorruptError
 __all__ = ["recipes"]
 
 CONFIG = "config.json"
+ALONE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  #: files of AutoGPTQ and AutoAWQ
 STATE = 1 << 16  #: bytes of a bitsandbytes state
 _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(nf4|fp4)")
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -43,11 +56,7 @@ SCB = 7.874015718698502e-3  #: 1 / 127, as bitsandbytes multiplies
 
 
 def recipes(place: Place, catalog: Catalog) -> Sequence[Recipe]:
-    """Return a recipe for each quantised weight.
-
-    Raises:
-        CorruptError: tensors that belong together do not fit each other; the message names both.
-    """
+    """Return a recipe for each quantised weight; where tensors do not fit each other, one that raises CorruptError."""
     return list(_Finder(place, catalog).found())
 
 
@@ -61,19 +70,28 @@ class _Finder:
     def found(self) -> Iterator[Recipe]:
         """Yield recipes in the order of the keys."""
         for key in self.catalog.keys:
-            made = None
-            if key.endswith(".weight_packed"):
-                made = self._packed(key.removesuffix(".weight_packed"))
-            elif match := _NF4.fullmatch(key):
-                made = self._four_bits(match[1], key)
-            elif key.endswith("._weight_qdata"):
-                made = self._torchao(key.removesuffix("._weight_qdata"))
-            elif key.endswith("_blocks") and self._type(f"{key[:-7]}_scales") == "uint8":
-                made = self._mxfp4(key.removesuffix("_blocks"))
-            elif key.endswith(".weight"):
-                made = self._weight(key)
+            try:
+                made = self._found(key)
+            except CorruptError as error:
+                state = _NF4.fullmatch(key)
+                codes = state[1] if state and state[1] in self.index else key
+                dtype = self.catalog.dtype_of(self.index[codes])
+                made = Recipe(codes, "contradictory", (codes,), dtype, self._shape(codes), 1, _Refused(str(error)))
             if made is not None:
                 yield made
+
+    def _found(self, key: str) -> Recipe | None:
+        if key.endswith(".weight_packed"):
+            return self._packed(key.removesuffix(".weight_packed"))
+        if match := _NF4.fullmatch(key):
+            return self._four_bits(match[1], key)
+        if key.endswith("._weight_qdata"):
+            return self._torchao(key.removesuffix("._weight_qdata"))
+        if key.endswith("_blocks") and self._type(f"{key[:-7]}_scales") == "uint8":
+            return self._mxfp4(key.removesuffix("_blocks"))
+        if key.endswith(".qweight"):
+            return self._transposed(key.removesuffix(".qweight"))
+        return self._weight(key) if key.endswith(".weight") else None
 
     # ---- schemes -----------------------------------------------------------------------------------------------------
 
@@ -87,9 +105,19 @@ class _Finder:
             codes, shape = Codes(key, bits=4, kind="e2m1"), (rows, 2 * half)
             how = Scaled(codes, scale, "float8_e4m3fn", shape, (1, 16), 16, "bfloat16", total=total, divide=True)
             return Recipe(f"{stem}.weight", "NVFP4", (key, scale, total), by_name("bfloat16"), shape, 16, how)
-        sizes = f"{stem}.weight_shape"
-        extra = any(f"{stem}.weight_{part}" in self.index for part in ("zero_point", "g_idx"))
-        if self._type(key) != "int32" or self._type(sizes) != "int64" or self._type(scale) not in _FLOATS or extra:
+        if self._type(key) == "uint8" and self._type(scale) == "uint8" and total not in self.index:
+            rows, half = self._matrix(key)
+            if half % 16:
+                raise CorruptError(f"tensor {key!r} has rows of {half} bytes, not of groups of 32 numbers")
+            self._fits(scale, (rows, half // 16), key)
+            codes, shape = Codes(key, bits=4, kind="e2m1"), (rows, 2 * half)
+            how = Scaled(codes, scale, "e8m0", shape, (1, 32), 32, "bfloat16")
+            return Recipe(f"{stem}.weight", "MXFP4", (key, scale), by_name("bfloat16"), shape, 32, how)
+        sizes, zeros, named = (f"{stem}.weight_{part}" for part in ("shape", "zero_point", "g_idx"))
+        if self._type(key) != "int32" or self._type(sizes) != "int64" or self._type(scale) not in _FLOATS:
+            return None
+        extra = tuple(part for part in (zeros, named) if part in self.index)
+        if any(self._type(part) != "int32" for part in extra):
             return None
         rows, words = self._matrix(key)
         told = [int.from_bytes(self._bytes(sizes)[at : at + 8], "little") for at in (0, 8)]
@@ -103,15 +131,63 @@ class _Finder:
                 f"numbers of {bits} bits"
             )
         shape = rows, told[1]
-        return self._grouped(f"{stem}.weight", f"INT{bits}", Codes(key, bits=bits, offset=1 << bits - 1), scale, shape,
-                             (key, scale, sizes))  # fmt: skip
+        if zeros in extra and prod(self._shape(scale)) == 1:
+            return None
+        if zeros in extra:
+            across = prod(self._shape(scale)[1:])
+            self._fits(zeros, (-(-shape[0] * bits // 32), across), key)
+        self._fits(named, shape[1:], key)
+        codes, parts = Codes(key, bits=bits, offset=1 << bits - 1), (key, scale, sizes, *extra)
+        zeros, named = (part if part in extra else "" for part in (zeros, named))
+        return self._grouped(f"{stem}.weight", f"INT{bits}", codes, scale, shape, parts, zeros, named)
+
+    def _transposed(self, stem: str) -> Recipe | None:
+        """GPTQ and AWQ: the file has a row for each input. What their words mean is in the configuration alone."""
+        key, zeros, scales, named = (f"{stem}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx"))
+        dtype, version = self._type(scales), self.config.get("checkpoint_format", "gptq")
+        method = self.config.get("quant_method"), version if self.config.get("quant_method") == "gptq" else "gemm"
+        awq = method[0] == "awq" and str(self.config.get("version", "gemm")).lower() == "gemm"
+        if not awq and method not in (("gptq", "gptq"), ("gptq", "gptq_v2")):
+            return None
+        if self._type(key) != "int32" or self._type(zeros) != "int32" or dtype not in _FLOATS:
+            return None
+        (words, _), (groups, outputs) = self._matrix(key), self._matrix(scales)
+        bits = self._matrix(zeros)[1] * 32 // outputs
+        if bits not in ((4,) if awq else (2, 3, 4, 8)) or self._shape(zeros) != (groups, outputs * bits // 32):
+            raise CorruptError(
+                f"tensor {zeros!r} has the shape {self._shape(zeros)}; for {scales!r} of {self._shape(scales)}, "
+                f"{groups} rows of words of {'4' if awq else '2, 3, 4 or 8'} bits were expected"
+            )
+        self._fits(key, (words, outputs // 8) if awq else (words, outputs), scales)
+        inputs = words if awq else words * 32 // bits
+        if not awq and (words % bits or inputs % 32):
+            raise CorruptError(f"tensor {key!r} has {words} rows of words, not {bits} for each 32 inputs")
+        listed = self._type(named) == "int32" and not awq
+        if listed:
+            self._fits(named, (inputs,), key)
+        elif inputs % groups:
+            raise CorruptError(f"tensor {scales!r} has {groups} groups for the {inputs} inputs of {key!r}")
+        more = 1 if method == ("gptq", "gptq") else 0
+        how = Transposed(key, zeros, scales, dtype, outputs, bits, inputs // groups, named if listed else "", more, awq)
+        parts = (key, zeros, scales, *((named,) if named in self.index else ()))
+        scheme, unit = ("AWQ", outputs) if awq else (f"GPTQ {bits}", 32 * outputs)
+        return Recipe(f"{stem}.weight", scheme, parts, by_name(dtype), (outputs, inputs), unit, how, (1, outputs))
 
     def _weight(self, key: str) -> Recipe | None:
         """Weights that keep their name: 8-bit codes, or MLX's words."""
         stem, kind = key.removesuffix(".weight"), self._type(key)
         scale = f"{stem}.weight_scale"
-        if kind == "uint32" and f"{stem}.scales" in self.index and f"{stem}.biases" in self.index:
-            return self._mlx(stem)
+        if kind == "uint32" and f"{stem}.scales" in self.index:
+            return self._mlx(stem) if f"{stem}.biases" in self.index else self._mlx_floats(stem)
+        total = f"{stem}.weight_scale_2"
+        if kind == "uint8" and self._type(scale) == "float8_e4m3fn" and self._type(total) == "float32":
+            rows, half = self._matrix(key)
+            self._fits(scale, (rows, 2 * half // 16), key)
+            if prod(self._shape(total)) != 1 or half % 8:
+                raise CorruptError(f"tensors {total!r} and {key!r} are not one number and rows of groups of 16 numbers")
+            how = Scaled(Codes(key, bits=4, kind="e2m1"), scale, "float8_e4m3fn", (rows, 2 * half), (1, 16), 16,
+                         "float32", total=total)  # fmt: skip
+            return Recipe(key, "NVFP4", (key, scale, total), by_name("float32"), (rows, 2 * half), 16, how)
         if kind == "int8" and self._type(f"{stem}.SCB") == "float32":
             shape = self._matrix(key)
             self._fits(f"{stem}.SCB", shape[:1], key)
@@ -120,18 +196,25 @@ class _Finder:
             how = Scaled(codes, f"{stem}.SCB", "float32", shape, (1, shape[1]), unit, "float32", factor=SCB)
             parts = (key, f"{stem}.SCB", *(p for p in (f"{stem}.weight_format",) if p in self.index))
             return Recipe(key, "LLM.int8", parts, by_name("float32"), shape, unit, how)
-        if f"{stem}.weight_zero_point" in self.index:
+        zeros = f"{stem}.weight_zero_point"
+        if zeros in self.index and (kind != "int8" or self._type(zeros) != "int8"):
             return None
         if kind == "float8_e4m3fn" and self._type(f"{stem}.weight_scale_inv") == "float32":
             return self._blocks(key, f"{stem}.weight_scale_inv")
         if kind in ("int8", "float8_e4m3fn") and self._type(scale) in _FLOATS and len(self._shape(key)) == 2:
+            self._fits(zeros, self._shape(scale), key)
+            named = f"{stem}.weight_g_idx"
+            if named in self.index and self._type(named) != "int32":
+                return None
+            extra = tuple(part if part in self.index else "" for part in (zeros, named))
             return self._grouped(key, "FP8" if kind[0] == "f" else "INT8", Codes(key, kind), scale, self._matrix(key),
-                                 (key, scale))  # fmt: skip
+                                 (key, scale, *filter(None, extra)), *extra)  # fmt: skip
         return None
 
     def _grouped(
-        self, name: str, scheme: str, codes: Codes, scale: str, shape: tuple[int, int], parts: tuple[str, ...]
-    ) -> Recipe:
+        self, name: str, scheme: str, codes: Codes, scale: str, shape: tuple[int, int], parts: tuple[str, ...],
+        zeros: str = "", named: str = "",
+    ) -> Recipe:  # fmt: skip
         """Scales for groups of columns, for rows, or one for all; the result has their type."""
         rows, columns = shape
         told, dtype = self._shape(scale), self._type(scale)
@@ -144,8 +227,9 @@ class _Finder:
                 f"tensor {scale!r} has the shape {told}, but {name!r} has {rows} rows of {columns} columns"
             )
         unit = unit_of(columns, block[1])
-        unit = columns if codes.bits and unit * codes.bits % 32 else unit
-        how = Scaled(codes, scale, dtype, shape, (max(block[0], 1), max(block[1], 1)), max(unit, 1), dtype)
+        unit = columns if named or (codes.bits and unit * codes.bits % 32) else unit
+        how = Scaled(codes, scale, dtype, shape, (max(block[0], 1), max(block[1], 1)), max(unit, 1), dtype,
+                     zeros=zeros, groups=named)  # fmt: skip
         return Recipe(name, scheme, parts, by_name(dtype), shape, max(unit, 1), how)
 
     def _blocks(self, key: str, scale: str) -> Recipe | None:
@@ -163,9 +247,10 @@ class _Finder:
         return Recipe(key, "FP8", (key, scale), by_name("float32"), shape, unit, how)
 
     def _four_bits(self, key: str, state: str) -> Recipe | None:
-        """bitsandbytes: the shape is in the state; without double quantisation."""
+        """bitsandbytes: the shape is in the state. Scales may be codes of 8 bits with scales of their own."""
         absmax, table = f"{key}.absmax", f"{key}.quant_map"
-        if self._type(key) != "uint8" or self._type(absmax) != "float32" or self._type(table) != "float32":
+        kind = self._type(absmax)
+        if self._type(key) != "uint8" or kind not in ("float32", "uint8") or self._type(table) != "float32":
             return None
         told = jsonsafe.loads(self._bytes(state), what=f"tensor {state!r}")
         shape = told.get("shape") if isinstance(told, dict) else None
@@ -191,9 +276,41 @@ class _Finder:
         if unit % 2:
             return None
         codes = Codes(key, bits=4, kind="high", table=table)
-        how = Scaled(codes, absmax, "float32", (1, numel), (1, size), unit, str(dtype))
-        parts = (key, absmax, table, state)
+        nested = self._nested(key, absmax, told, state) if kind == "uint8" else None
+        how = Scaled(codes, absmax, "float32", (1, numel), (1, size), unit, str(dtype), nested=nested)
+        parts = (key, absmax, table, state, *(nested or ())[:2])
         return Recipe(key, "NF4" if state.endswith("nf4") else "FP4", parts, by_name(dtype), tuple(shape), unit, how)
+
+    def _nested(self, key: str, absmax: str, told: Any, state: str) -> tuple[str, str, int, float]:
+        """The table and the scales of a scale's codes, how many share one, and what is added."""
+        table, own = f"{key}.nested_quant_map", f"{key}.nested_absmax"
+        block, more = told.get("nested_blocksize"), told.get("nested_offset")
+        if type(block) is not int or block < 1 or not isinstance(more, int | float):
+            raise CorruptError(
+                f"tensor {state!r} has no nested_blocksize or nested_offset, but {absmax!r} is quantised"
+            )
+        for part, count in ((table, 256), (own, -(-prod(self._shape(absmax)) // block))):
+            if self._type(part) != "float32" or prod(self._shape(part)) != count:
+                raise CorruptError(f"tensor {part!r} is not {count} numbers of float32, which {absmax!r} needs")
+        return table, own, block, float(more)
+
+    def _mlx_floats(self, stem: str) -> Recipe | None:
+        """MLX's mxfp4 and nvfp4: scales are the bits of floats of 8 bits."""
+        key, scale = f"{stem}.weight", f"{stem}.scales"
+        own = self.config.get(stem)
+        mode = (own if isinstance(own, dict) and "mode" in own else self.config).get("mode")
+        if mode not in ("mxfp4", "nvfp4") or self._type(scale) != "uint8" or len(self._shape(key)) < 2:
+            return None
+        group, kind = (32, "e8m0") if mode == "mxfp4" else (16, "float8_e4m3fn")
+        *outer, rows, words = self._shape(key)
+        columns = words * 8
+        self._fits(scale, (*outer, rows, columns // group), key)
+        if columns % group:
+            raise CorruptError(f"tensor {key!r} has rows of {words} words, not groups of {group} numbers of 4 bits")
+        how = Scaled(Codes(key, bits=4, kind="e2m1"), scale, kind, (max(rows, 1), max(columns, 1)), (1, group), group,
+                     "bfloat16")  # fmt: skip
+        shape = (*outer, rows, columns)
+        return Recipe(key, f"MLX {mode}", (key, scale), by_name("bfloat16"), shape, group, how)
 
     def _torchao(self, stem: str) -> Recipe | None:
         """torchao's Float8Tensor, whose element type is in the header; that of the models it is used for otherwise."""
@@ -273,13 +390,24 @@ class _Finder:
         return self.place.read(file, start=start, length=nbytes)
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """Of tensors that contradict each other: raises when they are read as numbers."""
+
+    why: str
+
+    def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
+        raise CorruptError(self.why)
+
+
 def _config(place: Place) -> Mapping[str, Any]:
     """The model's configuration of its quantisation; empty if there is none."""
-    if not place.exists(CONFIG):
-        return {}
-    document = place.read_json(CONFIG)
+    document = place.read_json(CONFIG) if place.exists(CONFIG) else {}
     names = ("quantization_config", "quantization", "compression_config")
     found = [document[name] for name in names if isinstance(document, dict) and isinstance(document.get(name), dict)]
+    for name, method in ALONE.items():
+        if not found and place.exists(name) and isinstance(own := place.read_json(name), dict):
+            found.append({"quant_method": method, **own})
     return found[0] if found else {}
 
 
