@@ -31,7 +31,7 @@ from tests.save_loader import FOLDER, raw
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.analysis.manifest_file import INSIDE, pending
-from workbench.dcp import balance, datafile, writer
+from workbench.dcp import balance, datafile, outputs, writer
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +341,7 @@ def test_what_the_disk_refuses(tmp_path, monkeypatch, code):
     def refuse(fd: int, size: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(writer, "allocate", refuse)
+    monkeypatch.setattr(outputs, "allocate", refuse)
     monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("a byte was written"))
     words = rf"rank 0, writing data: '__0_0\.\w+\.distcp' cannot be written: {os.strerror(code)}"
     with pytest.raises(CheckpointException, match=words):
@@ -487,10 +487,10 @@ def test_arguments_that_are_refused(tmp_path):
     ):  # fmt: skip
         with pytest.raises(errors.UsageError):
             wb.dcp.Writer(tmp_path, **options)
-    with pytest.raises(errors.UsageError, match="is a URL"):
-        wb.dcp.Writer("s3://bucket/step-1")
-    with pytest.raises(errors.UsageError, match="is a URL"):
-        dcp.save({}, storage_writer=wb.dcp.Writer(tmp_path), checkpoint_id="gs://bucket/step-1")
+    with pytest.raises(errors.UsageError, match="can be written to"):
+        wb.dcp.Writer("https://host/step-1")
+    with pytest.raises(errors.UsageError, match="nothing can be renamed"):
+        wb.dcp.Writer("memory://bucket/step-1", commit="rename")
     with pytest.raises(errors.UsageError, match="balance"):
         wb.dcp.Planner(balance="random")
 
@@ -637,3 +637,39 @@ def test_a_data_file_whose_writes_are_short(tmp_path, monkeypatch):
     ckpt = wb.open(tmp_path / "a")
     assert all(raw(ckpt[key].torch()) == raw(one) for key, one in state.items())
     assert wb.verify(ckpt, deep=True).exit_code == 0
+
+
+@pytest.mark.parametrize("refusal", ["none", "open", "write", "short"])
+def test_around_the_page_cache(tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr(outputs, "DIRECT", 1 << 20)
+    real_open, real_write = os.open, os.pwrite
+    refused, lengths = refusal in ("open", "write"), []
+
+    def opened(path: str, flags: int, *mode: int) -> int:
+        if refusal == "open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(path, flags & ~os.O_DIRECT, *mode)  # of whatever file system the tests run on
+
+    def written(fd: int, data: Any, at: int) -> int:
+        lengths.append((len(data), at))
+        if refusal == "write" and len(lengths) == 2:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_write(fd, data[: max(len(data) // 2, 1)] if refusal == "short" else data, at)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "pwrite", written)
+    state = everything()
+    save(tmp_path / "a", state, direct=True)
+    monkeypatch.undo()
+    check_loads(tmp_path / "a", state)
+    assert wb.verify(tmp_path / "a", deep=True).exit_code == 0
+    assert bool(manifest.load(tmp_path / "a").save["notes"]) == refused
+    if refusal == "none":
+        assert len(lengths) > 3 and all(not size % 4096 and not at % 4096 for size, at in lengths)
+
+
+def test_around_the_page_cache_of_this_machine(tmp_path):
+    state = everything()
+    save(tmp_path / "a", state, direct=True)
+    check_loads(tmp_path / "a", state)
+    assert wb.verify(tmp_path / "a", deep=True).exit_code == 0

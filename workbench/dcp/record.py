@@ -69,6 +69,7 @@ class RankRecord:
         phases: of this rank.
         names: digest of the names and offsets of what was written.
         items: what was written, if the planner may have changed it after the global plan.
+        notes: sentences for the record of the save.
     """
 
     folder: str
@@ -78,6 +79,7 @@ class RankRecord:
     phases: tuple[Phase, ...]
     names: bytes
     items: tuple[WriteItem, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def packed(items: Sequence[tuple[int, int, WrittenItem]]) -> tuple[bytes, bytes]:
