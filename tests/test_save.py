@@ -31,7 +31,7 @@ from tests.save_loader import FOLDER, raw
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.analysis.manifest_file import INSIDE, pending
-from workbench.dcp import balance, datafile, outputs, writer
+from workbench.dcp import balance, datafile, outputs, staging, writer
 
 
 @pytest.fixture(scope="module")
@@ -673,3 +673,119 @@ def test_around_the_page_cache_of_this_machine(tmp_path):
     save(tmp_path / "a", state, direct=True)
     check_loads(tmp_path / "a", state)
     assert wb.verify(tmp_path / "a", deep=True).exit_code == 0
+
+
+# ---- the echo --------------------------------------------------------------------------------------------------------
+
+
+def live(path: Path) -> Any:
+    return manifest.load(path).save["echo"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_record_says_what_was_the_trainers(tmp_path, gloo, monkeypatch, mode):
+    monkeypatch.setattr(writer, "FILE", 1 << 20)
+    state = everything()
+    made = wb.dcp.Writer(tmp_path / "a", echo=True)
+    planner = wb.dcp.Planner(split_above=1 << 20)
+    if mode == "sync":
+        dcp.save(state, storage_writer=made, planner=planner)
+    else:
+        dcp.async_save(state, storage_writer=made, planner=planner).result()
+    tensors = sum(isinstance(one, torch.Tensor) for one in (*state["model"].values(), state["optim"]["rng"]))
+    assert live(tmp_path / "a") == {"tensors": tensors, "equal": tensors, "not_compared": []}
+    report = wb.verify(tmp_path / "a", deep=True)
+    assert report.checked["live"] == f"{tensors} of {tensors} tensors were equal to the trainer's when they were saved"
+    assert "echo" in {row["name"] for row in manifest.load(tmp_path / "a").save["phases"]} or mode == "async"
+
+
+def test_views_of_one_buffer_are_compared_where_they_are(tmp_path):
+    flat = torch.randn(5 << 20)
+    state = {"a": flat[: 1 << 20], "b": flat[1 << 20 : 2 << 20], "c": flat[2 << 20 :].view(3, 1 << 20)[:, 1:]}
+    save(tmp_path / "a", state, echo=True)
+    assert live(tmp_path / "a")["equal"] == 3
+
+
+def test_a_damaged_staging_is_named(tmp_path, gloo, monkeypatch):
+    """With the echo, also if the copy is damaged before it is hashed; without, nobody can know."""
+    real = staging._copied
+
+    def damaged(value: Any, buffer: Any) -> Any:
+        made = real(value, buffer)
+        if isinstance(made, dict) and "model" in made:
+            made["model"]["large"].view(torch.uint8)[1700, 9] ^= 4
+        return made
+
+    monkeypatch.setattr(staging, "_copied", damaged)
+    state = everything()
+    dcp.async_save(state, storage_writer=wb.dcp.Writer(tmp_path / "a"), planner=wb.dcp.Planner()).result()
+    assert wb.verify(tmp_path / "a", deep=True).exit_code == 0
+    with pytest.raises(errors.WriteError, match=r"tensor 'model\.large': the staged copy differs from the trainer's"):
+        dcp.async_save(state, storage_writer=wb.dcp.Writer(tmp_path / "b", echo=True), planner=wb.dcp.Planner())
+    assert not (tmp_path / "b" / ".metadata").exists()
+
+
+@pytest.mark.parametrize("name", ["large", "view"])
+def test_a_tensor_that_changes_during_a_synchronous_save_is_named(tmp_path, monkeypatch, name):
+    state = everything()
+    real = writer.DataFile.flush
+
+    def trained_on(self: Any, *, sync: bool) -> None:
+        state["model"][name].add_(1)  # after it was written
+        real(self, sync=sync)
+
+    def during(self: Any, where: Any, own: str, sizes: Any) -> None:
+        state["model"][name].add_(1)  # before
+        created(self, where, own, sizes)
+
+    created = writer._Files.create
+    monkeypatch.setattr(writer._Files, "create", during)
+    with pytest.raises(CheckpointException, match=rf"tensor 'model\.{name}' changed between"):
+        save(tmp_path / "a", state, echo=True)
+    assert os.listdir(tmp_path / "a") == []
+    monkeypatch.undo()
+    monkeypatch.setattr(writer.DataFile, "flush", trained_on)
+    save(tmp_path / "a", state, echo=True)  # what was written is still what the trainer held
+
+
+def test_what_a_planner_changes_is_not_said_to_be_the_trainers(tmp_path):
+    class Casting(wb.dcp.Planner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            return (
+                object.half().float() if write_item.index.fqn == "w" else super().transform_object(write_item, object)
+            )
+
+    state = {"w": torch.randn(9, 9), "v": torch.randn(5)}
+    dcp.save(state, storage_writer=wb.dcp.Writer(tmp_path / "a", echo=True), planner=Casting())
+    assert live(tmp_path / "a") == {"tensors": 2, "equal": 1, "not_compared": ["w"]}
+    with pytest.raises(errors.UsageError, match="echo"):
+        wb.dcp.Writer(tmp_path, echo=True, manifest=False)
+
+
+def test_the_doctor_tells_a_bad_load_from_a_bad_save(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        model(torch.ones(2, 8)).square().mean().backward()
+        optimizer.step()
+    names = dict(enumerate(name for name, _ in model.named_parameters()))
+    state = {
+        "model": model.state_dict(), "train_state": {"step": 3},
+        "optimizer": {"state": {names[k]: one for k, one in optimizer.state_dict()["state"].items()}},
+    }  # fmt: skip
+    save(tmp_path / "step-3", state, echo=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter))  # a load that did nothing
+    wb.echo(model, optimizer, tmp_path / "echo.json", payload=False, step=3)
+    found = wb.doctor(tmp_path / "step-3", echo=tmp_path / "echo.json")
+    assert found.exit_code == 2
+    note = "the save is right, the load is wrong: 16 of 16 tensors were equal to the trainer's when they were saved"
+    assert any(one.startswith(note) for one in found.notes), (found.notes, str(found))
+    assert "the save is right" in str(found)
+    data = next((tmp_path / "step-3").glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert not wb.doctor(tmp_path / "step-3", echo=tmp_path / "echo.json").notes

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["PARTS", "SavePhase", "SavePhases", "Slowest", "phases", "phases_of"]
 
 PARTS = ("serialise", "hash", "write", "sync")  #: of ``data``, added up over threads
-ORDER = ("stage", "plan", *PARTS, "data", "gather", "metadata")
+ORDER = ("stage", "plan", "echo", *PARTS, "data", "gather", "metadata")
 NAMES = 32  #: different phases in a manifest that are believed
 EVEN = 1.1  #: times the median up to which ranks count as equally fast
 

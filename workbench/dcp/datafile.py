@@ -48,6 +48,7 @@ class WrittenItem(NamedTuple):
         offset, length: bytes in the file.
         crc: of a tensor's payload; 0 otherwise.
         digests: of the blocks of a tensor's payload, of the whole item otherwise; empty if they were not computed.
+        live: whether they are known to be those of the trainer's values before the save.
     """
 
     kind: int
@@ -55,6 +56,7 @@ class WrittenItem(NamedTuple):
     length: int
     crc: int
     digests: bytes
+    live: bool = False
 
 
 class DataFile:

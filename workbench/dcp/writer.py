@@ -44,8 +44,8 @@ from workbench.dcp.commit import METADATA, DiskFolder, SaveFolder, data_file
 from workbench.dcp.datafile import TENSOR, DataFile, WrittenItem, archive_of
 from workbench.dcp.outputs import Output
 from workbench.dcp.planner import Planner
-from workbench.dcp.record import Phase, RankRecord, manifest_of, names_digest, packed, storage_data
-from workbench.dcp.staging import Digests, stage
+from workbench.dcp.record import Phase, RankRecord, live_of, manifest_of, names_digest, packed, storage_data
+from workbench.dcp.staging import Digests, digests_of, stage
 from workbench.dcp.store import StoreFolder
 from workbench.errors import UsageError, WriteError
 from workbench.export.atomic import leftovers, owners
@@ -86,6 +86,10 @@ class Writer(FileSystemWriter):
             beside the path and renames it, so the path itself does not exist before the save is complete; it needs the
             ranks to communicate (``use_collectives``) and a disk.
         manifest: compute digests, and write the manifest.
+        echo: hash the trainer's tensors before anything else, too, and compare what is written with that. A save that
+            would differ fails and names the tensor; the manifest records what was compared, so ``wb.verify`` and
+            ``wb.doctor`` can tell a bad save from a bad load. It costs one more pass over the state, and tensors on a
+            device are copied twice.
         buffers: copies of the state dict whose memory is kept between asynchronous saves.
         overwrite: replace a checkpoint in the folder; otherwise it is an error.
         sync_files: bring everything to the disk before the save becomes visible.
@@ -118,6 +122,7 @@ class Writer(FileSystemWriter):
         commit: str = "metadata",
         manifest: bool = True,
         buffers: int = 1,
+        echo: bool = False,
         direct: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         **options: Any,
@@ -126,6 +131,8 @@ class Writer(FileSystemWriter):
             raise UsageError(f'commit is {commit!r}; use "metadata" or "rename"')
         if thread_count < 1 or buffers < 0:
             raise UsageError(f"thread_count is {thread_count} and buffers is {buffers}; use 1 or more, and 0 or more")
+        if echo and not manifest:
+            raise UsageError("echo records into the manifest; leave manifest=True")
         refused = {name for name, value in options.items() if value not in (None, (), [])}
         if getattr(options.get("serialization_format"), "name", "") == "TORCH_SAVE":  # an enumeration since torch 2.8
             refused.discard("serialization_format")
@@ -134,6 +141,7 @@ class Writer(FileSystemWriter):
             raise UsageError(f"wb.dcp.Writer does not support {names}; use torch's FileSystemWriter")
         super().__init__("", sync_files=sync_files, thread_count=thread_count, overwrite=overwrite)
         self._commit, self._manifest, self._buffers, self._direct = commit, manifest, buffers, direct
+        self._echo = echo
         self._options = dict(current_options() if storage_options is None else storage_options)
         self._to(path)
         self._staged: _StagedDigests | None = None
@@ -170,8 +178,8 @@ class Writer(FileSystemWriter):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copy a state dict to host memory, for ``dcp.async_save``."""
         begin, clock = time.time(), time.perf_counter()
-        staged, digests = stage(state_dict, buffers=self._buffers, hashed=self._manifest)
-        self._staged = _StagedDigests(digests, os.getpid())
+        staged, digests, live = stage(state_dict, buffers=self._buffers, hashed=self._manifest, echo=self._echo)
+        self._staged = _StagedDigests(digests, os.getpid(), live)
         nbytes = sum(nbytes for nbytes, *_ in digests.values())
         self._phases = [Phase("stage", begin, time.perf_counter() - clock, nbytes)]
         return staged
@@ -261,6 +269,12 @@ class Writer(FileSystemWriter):
         folder = DiskFolder(where.folder, direct=self._direct) if self._commit == "rename" else self._folder
         now = time.time()
         self._phases.append(Phase("plan", self._begun, now - self._begun))
+        if self._echo and self._compared is None:
+            clock, digests = time.perf_counter(), digests_of(flat, device=True)
+            self._compared = _StagedDigests(digests, os.getpid(), frozenset(digests))
+            nbytes = sum(nbytes for nbytes, *_ in digests.values())
+            self._phases.append(Phase("echo", now, time.perf_counter() - clock, nbytes))
+            now = time.time()
         buckets = _buckets(plan.items, self.thread_count)
         hashed = self._manifest or self._compared is not None
         sizes = [sum(_archive_size(plan.items[at]) for at in bucket) for bucket in buckets]
@@ -269,6 +283,8 @@ class Writer(FileSystemWriter):
             with files:
                 files.create(where, self.save_id, sizes)
                 written = self._write_files(plan.items, planner, files, buckets)
+                if self._compared is not None and _writes_what_it_holds(planner):
+                    written = self._compared.once_more(plan.items, flat, written)
                 if self.sync_files:
                     with writing(folder.shown):
                         folder.sync()
@@ -318,7 +334,8 @@ class Writer(FileSystemWriter):
         value = value.detach()
         written = file.tensor(value, (data.properties.dtype, tuple(data.chunk.sizes)))
         if self._compared is not None and written.kind == TENSOR:
-            self._compared.check(item.index.fqn, value, written.digests)
+            live = self._compared.check(item.index.fqn, value, written.digests)
+            written = written._replace(live=live)
         return written
 
     def _record(
@@ -373,7 +390,9 @@ class Writer(FileSystemWriter):
         if self._manifest and self.use_collectives:
             shown = self._folder.shown
             name = os.path.basename(shown if is_url(shown) else os.path.realpath(shown))
-            manifest = manifest_of(name, metadata, data, records, plans, self._step, self._save_record(records, begin))
+            manifest = manifest_of(
+                name, metadata, data, records, plans, self._step, self._save_record(records, plans, begin)
+            )
         files = [name for record in records for name, _ in record.files]
         folder.commit(self._metadata_name(), data, manifest, files)
         if self._work is not None:
@@ -384,7 +403,9 @@ class Writer(FileSystemWriter):
             self._cleanup()
         self._cleanup = self._work = None
 
-    def _save_record(self, records: Sequence[RankRecord], begun: float) -> dict[str, Any]:
+    def _save_record(
+        self, records: Sequence[RankRecord], plans: Sequence[Sequence[WriteItem]], begun: float
+    ) -> dict[str, Any]:
         """How the checkpoint was saved, for the manifest: JSON types."""
         ends = [one.start + one.seconds for one in records[0].phases if one.name == "data"]
         own = [Phase("gather", end, begun - end) for end in ends] + [Phase("metadata", begun, time.time() - begun)]
@@ -392,8 +413,9 @@ class Writer(FileSystemWriter):
             "save_id": self.save_id,
             "torch": torch.__version__,
             "ranks": len(records),
-            "staged": self._compared is not None or any(p.name == "stage" for one in records for p in one.phases),
+            "staged": any(p.name == "stage" for one in records for p in one.phases),
             "differences": self._differences,
+            **({"echo": live_of(records, plans)} if self._echo else {}),
             "notes": [f"rank {rank}: {note}" for rank, record in enumerate(records) for note in record.notes],
             "phases": [
                 {"rank": rank} | dataclasses.asdict(phase)
@@ -420,32 +442,68 @@ class _Generation:
 
 @dataclass(frozen=True)
 class _StagedDigests:
-    """Digests of the staged copy, and the process that made it."""
+    """Digests of what is to be written: of the staged copy or of the trainer's tensors, and the process that has them.
+
+    Attributes:
+        live: names of tensors whose digests are known to be those of the trainer's values.
+    """
 
     digests: Digests
     pid: int
+    live: frozenset[str]
 
-    def check(self, fqn: str, tensor: torch.Tensor, written: bytes) -> None:
-        """Compare what was written with the copy as it was staged.
+    def check(self, fqn: str, tensor: torch.Tensor, written: bytes) -> bool:
+        """Compare what was written with the digests; return whether it is equal to the trainer's value.
 
         Raises:
             WriteError: they differ.
         """
         nbytes, blocks, address = self.digests.get(fqn, (0, [], 0))
-        start = tensor.storage_offset() * tensor.element_size()
-        if not blocks or not tensor.is_contiguous() or start % BLOCK:
-            return  # not a run of the blocks that were hashed
-        if os.getpid() == self.pid and tensor.untyped_storage().data_ptr() != address:
-            return  # another tensor: a planner has changed it, or the digests are of an abandoned save
+        if b"".join(blocks) == written:
+            return fqn in self.live
+        here = os.getpid() == self.pid
+        start = tensor.data_ptr() - address if here else tensor.storage_offset() * tensor.element_size()
+        if not address or not 0 <= start <= nbytes - tensor.nbytes:
+            return False  # another tensor: a planner has changed it, or the digests are of an abandoned save
+        if not tensor.is_contiguous() or start % BLOCK:
+            return False  # not a run of the blocks that were hashed
         if start + tensor.nbytes != nbytes and tensor.nbytes % BLOCK:
-            return
+            return False
         first = start // BLOCK
         staged = b"".join(blocks[first : first + -(-tensor.nbytes // BLOCK)])
         if staged != written:
-            raise WriteError(
-                f"tensor {fqn!r} changed between staging and writing; nothing was committed. Somebody writes into the "
-                "staged copy, such as a stager that uses its buffers again too early"
-            )
+            raise self._changed(fqn)
+        return fqn in self.live
+
+    def once_more(
+        self, items: Sequence[WriteItem], state: Mapping[str, Any], written: list[list[tuple[int, WrittenItem]]]
+    ) -> list[list[tuple[int, WrittenItem]]]:
+        """Hash tensors again of which parts were written that are no runs of blocks: were they the same meanwhile?
+
+        Returns:
+            ``written``, with what is known of the trainer's values.
+
+        Raises:
+            WriteError: they changed.
+        """
+        names = {items[at].index.fqn for found in written for at, one in found if one.kind == TENSOR and not one.live}
+        again = digests_of({name: state[name] for name in names & self.live if name in state}, device=True)
+        for name, (nbytes, blocks, _) in again.items():
+            if (nbytes, blocks) != self.digests[name][:2]:
+                raise self._changed(name)
+        return [
+            [
+                (at, one._replace(live=one.live or (one.kind == TENSOR and items[at].index.fqn in again)))
+                for at, one in found
+            ]
+            for found in written
+        ]
+
+    def _changed(self, fqn: str) -> WriteError:
+        return WriteError(
+            f"tensor {fqn!r} changed between staging and writing; nothing was committed. Somebody writes into the "
+            "staged copy, such as a stager that uses its buffers again too early, or trains during a synchronous save"
+        )
 
 
 class _RenamedFolder:
@@ -499,6 +557,15 @@ class _Files:
         for one in self.opened:
             one.data.close()
             one.out.close()
+
+
+def _writes_what_it_holds(planner: SavePlanner) -> bool:
+    """Whether a planner writes parts of the tensors of its state dict, and nothing that it makes of them."""
+    kind = type(planner)
+    if not isinstance(planner, DefaultSavePlanner):
+        return False
+    known = kind.resolve_data in (Planner.resolve_data, DefaultSavePlanner.resolve_data)
+    return known and kind.transform_object is DefaultSavePlanner.transform_object
 
 
 def _remove_generation(pid: int, folder: SaveFolder, name: str, save_id: str) -> None:

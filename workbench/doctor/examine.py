@@ -36,7 +36,7 @@ from workbench.doctor.rules.alone import check_alone
 from workbench.doctor.rules.carried import check_carried
 from workbench.doctor.rules.elsewhere import check_rows
 from workbench.doctor.rules.facts import check_facts
-from workbench.doctor.rules.files import check_files
+from workbench.doctor.rules.files import SAVED, check_files
 from workbench.doctor.rules.load import check_echo
 from workbench.doctor.rules.measured import counter_rows, load_rows, print_rows, state_rows, train_rows
 from workbench.doctor.rules.prints import paired
@@ -130,13 +130,25 @@ def examine(
     found = sorted(map(_finding, case.signs), key=lambda one: ("error", "warn", "info").index(one.severity))
     absent = {rule: str(why) for rule, why in outcome.not_checked.items() if isinstance(why, Inapplicable)}
     missed = {rule: why for rule, why in outcome.not_checked.items() if rule not in absent}
-    notes = "".join(f" ({note})" for note in given.notes)
+    told = (*given.notes, *_right_save(outcome))
+    notes = "".join(f" ({note})" for note in told)
     return Diagnosis(
         given.paths.get("before", evidence.before.ckpt.path), tuple(found), dict(outcome.checked),
         missed, _subjects(evidence), words + notes, causes, tuple(outcome.cleared),
         {which: _facts(evidence.state(which).facts) for which in _given(evidence)}, pictured, absent,
-        coverage(case), work.ledger, given.notes,
+        coverage(case), work.ledger, told,
     )  # fmt: skip
+
+
+def _right_save(outcome: Outcome) -> list[str]:
+    """Return a note that a fault is in the load, if the manifest shows that the save is right."""
+    wrong = any(sign.severity == "error" and sign.evidence.get("in") == LOADED for sign in outcome.signs)
+    before = f"{SAVED} (before)"
+    return [
+        f"the save is right, the load is wrong: {one.message}"
+        for one in outcome.cleared
+        if wrong and one.what == before
+    ]
 
 
 def _glance(a: State, b: State, deep: bool, threads: int | None) -> int:
