@@ -781,9 +781,9 @@ def test_the_doctor_tells_a_bad_load_from_a_bad_save(tmp_path):
     wb.echo(model, optimizer, tmp_path / "echo.json", payload=False, step=3)
     found = wb.doctor(tmp_path / "step-3", echo=tmp_path / "echo.json")
     assert found.exit_code == 2
-    note = "the save is right, the load is wrong: 16 of 16 tensors were equal to the trainer's when they were saved"
+    note = "the save is right, what differs came with the load: 16 of 16 tensors were equal to the trainer's when they were saved"
     assert any(one.startswith(note) for one in found.notes), (found.notes, str(found))
-    assert "the save is right" in str(found)
+    assert "the save is right" in str(found) and not any(one.cause == "G6" for one in found.causes)
     data = next((tmp_path / "step-3").glob("*.distcp"))
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1

@@ -136,6 +136,7 @@ class DiskFolder:
             with suppress(OSError):
                 if manifest is not None:
                     os.replace(waiting, os.path.join(folder, INSIDE))
+                    os.utime(os.path.join(folder, INSIDE))  # newer than all it describes, as its readers want it
                 # without collectives, other ranks' metadata refers to files, too
                 left = abandoned(self._ages()) if name == METADATA else set()
                 for old in (replaced | left) - set(files):

@@ -27,7 +27,7 @@ from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.given import Given, Source, choose
 from workbench.doctor.ledger.rows import Ledger
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Sign, looked_at
+from workbench.doctor.ledger.sign import RULES, SAVED, Inapplicable, Outcome, Sign, looked_at
 from workbench.doctor.passes.updates import passed
 from workbench.doctor.reasoning.diagnose import diagnose
 from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject
@@ -36,7 +36,7 @@ from workbench.doctor.rules.alone import check_alone
 from workbench.doctor.rules.carried import check_carried
 from workbench.doctor.rules.elsewhere import check_rows
 from workbench.doctor.rules.facts import check_facts
-from workbench.doctor.rules.files import SAVED, check_files
+from workbench.doctor.rules.files import check_files
 from workbench.doctor.rules.load import check_echo
 from workbench.doctor.rules.measured import counter_rows, load_rows, print_rows, state_rows, train_rows
 from workbench.doctor.rules.prints import paired
@@ -141,11 +141,11 @@ def examine(
 
 
 def _right_save(outcome: Outcome) -> list[str]:
-    """Return a note that a fault is in the load, if the manifest shows that the save is right."""
-    wrong = any(sign.severity == "error" and sign.evidence.get("in") == LOADED for sign in outcome.signs)
+    """Return a note that a fault came with the load, if the manifest shows that the save is right."""
+    wrong = any(sign.severity != "info" and sign.evidence.get("in") == LOADED for sign in outcome.signs)
     before = f"{SAVED} (before)"
     return [
-        f"the save is right, the load is wrong: {one.message}"
+        f"the save is right, what differs came with the load: {one.message}"
         for one in outcome.cleared
         if wrong and one.what == before
     ]

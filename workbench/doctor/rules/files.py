@@ -31,12 +31,11 @@ from workbench.analysis.verify.stored import StoredSums, check_manifest, manifes
 from workbench.analysis.verify.values import check_values, values_nbytes
 from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import State
-from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, Sign, register
+from workbench.doctor.ledger.sign import RULES, SAVED, Cleared, Inapplicable, Outcome, Rule, Sign, register
 
-__all__ = ["SAVED", "check_files"]
+__all__ = ["check_files"]
 
 LIST = 100
-SAVED = "save"  #: what is cleared if the manifest records that the trainer's values were written
 VERIFY = "workbench.analysis.verify"
 
 register(
