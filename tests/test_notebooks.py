@@ -39,8 +39,8 @@ PROMISES = {
     ],
     "06_save_kill_resume_prove": [
         "ended by SIGKILL", "['.metadata', '.workbench-manifest.json', '__0_0', '__0_0']",
-        "3 0 16 of 16 tensors were equal", "bytes that is not in the manifest", "16 of 16 tensors are equal bit for bit",
-        "(16, 0)", "One rank saved", "The optimizer state was not restored", "the save is right",
+        "3 0 16 of 16 tensors were equal", "bytes that is not in the manifest", "(16, 0)", "One rank saved",
+        "16 of 16 tensors are equal bit for bit", "The optimizer state was not restored", "the save is right",
     ],
 }  # fmt: skip
 

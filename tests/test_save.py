@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageInfo
 
 import workbench as wb
@@ -602,6 +604,25 @@ if __name__ == "__main__":
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_state_dict_is_flattened_as_torch_does_it():
+    one, two = torch.ones(2), torch.nn.Parameter(torch.ones(3))
+    nested = {
+        "model": {"a": one, "b.c": two, 7: one, "empty": {}, "none": None},
+        "optim": {"state": {0: {"exp_avg": one, "step": 3.0}, "x": OrderedDict(y=one)}, "groups": [{"lr": 0.1}, 5]},
+        "lists": [one, [2, {"k": two}], (one, 3)], "plain": [1, 2], "tuple": (one, {"q": 1}), "nothing": [], 3: "text",
+    }  # fmt: skip
+    ours, theirs = wb.dcp.Planner(), DefaultSavePlanner()
+    for planner in (ours, theirs):
+        planner.set_up_planner(nested, None, True)
+    assert list(ours.state_dict) == list(theirs.state_dict) and ours.mappings == theirs.mappings
+    assert all(ours.state_dict[key] is value for key, value in theirs.state_dict.items() if torch.is_tensor(value))
+    assert [one for one in ours.state_dict.values() if not torch.is_tensor(one)] == [
+        one for one in theirs.state_dict.values() if not torch.is_tensor(one)
+    ]
+    with pytest.raises(ValueError, match="duplicated flatten key a"):
+        wb.dcp.Planner().set_up_planner({"a": {"b": one}, "a.b": one})
+
+
 def test_parts_of_a_cut_box_cover_it_once():
     chance = random.Random(5)
     for _ in range(300):
@@ -781,7 +802,7 @@ def test_the_doctor_tells_a_bad_load_from_a_bad_save(tmp_path):
     wb.echo(model, optimizer, tmp_path / "echo.json", payload=False, step=3)
     found = wb.doctor(tmp_path / "step-3", echo=tmp_path / "echo.json")
     assert found.exit_code == 2
-    note = "the save is right, what differs came with the load: 16 of 16 tensors were equal to the trainer's when they were saved"
+    note = "the save is right, what differs came with the load: 16 of 16 tensors were equal to the trainer's"
     assert any(one.startswith(note) for one in found.notes), (found.notes, str(found))
     assert "the save is right" in str(found) and not any(one.cause == "G6" for one in found.causes)
     data = next((tmp_path / "step-3").glob("*.distcp"))
