@@ -13,6 +13,7 @@ Source: torch 2.13 ``distributed/checkpoint/default_planner.py``, ``planner_help
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import struct
 import threading
@@ -20,6 +21,7 @@ import uuid
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
@@ -136,13 +138,16 @@ class Planner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """Return this rank's items, or the token of a plan that rank 0 has."""
         options = self._balance, self._split_above, self._check, self.flatten_state_dict, _ranks()
-        self._signature = (options, *_signatures(self.state_dict)) if self._keep else ()
-        known = _PLANS.known(self._signature) if self._keep else None
+        with _uncollected():
+            self._signature = (options, *_signatures(self.state_dict)) if self._keep else ()
+            known = _PLANS.known(self._signature) if self._keep else None
+            if known is not None:
+                self._signature = known.signature
         _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not relied on
         if known is None:
             items, boxes, fixed = _items(self.state_dict)
             shared = _shared(items, self.state_dict)
-            self._local, self._boxes = _Kept("", items, [], boxes, shared), boxes
+            self._local, self._boxes = _Kept("", items, [], boxes, shared, self._signature), boxes
             facts = _LocalFacts("", self._digests(), shared, fixed, self.mappings if self.flatten_state_dict else None)
             self.plan = SavePlan(items, planner_data=facts)
         else:
@@ -321,6 +326,7 @@ class _Kept:
     final: list[WriteItem]
     boxes: dict[str, list[_Box]]
     shared: Sequence[int]
+    signature: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -478,10 +484,20 @@ def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
     return None if sharded or count != len(flat) else flat
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do without the garbage collector: a million shapes that are dropped at once would start it over and over."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
 def _signatures(state_dict: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides about the items of a state dict, in columns: a tuple for each item would start the garbage collector
-    over and over.
-    """
+    """What decides about the items of a state dict, in columns."""
     kinds = tuple(map(type, state_dict.values()))
     plain = [one for one, kind in zip(state_dict.values(), kinds, strict=True) if kind in _PLAIN]
     others = [_signature(one) for one, kind in zip(state_dict.values(), kinds, strict=True) if kind not in _PLAIN]

@@ -478,7 +478,7 @@ class _StagedDigests:
     def once_more(
         self, items: Sequence[WriteItem], state: Mapping[str, Any], written: list[list[tuple[int, WrittenItem]]]
     ) -> list[list[tuple[int, WrittenItem]]]:
-        """Hash tensors again of which parts were written that are no runs of blocks: were they the same meanwhile?
+        """Hash those tensors again whose parts are not runs of blocks: were they the same meanwhile?
 
         Returns:
             ``written``, with what is known of the trainer's values.
