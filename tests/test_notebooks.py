@@ -37,6 +37,11 @@ PROMISES = {
         "1,004,032 bytes (1,001,728 unique, 2,304 in copies)", "250880", "251136", "True True", "'equal': 39",
         "{'up_proj': True, 'down_proj': True}", "(torch.bfloat16, True)", "135168, True)", "1 mismatched", "GB/s",
     ],
+    "06_save_kill_resume_prove": [
+        "ended by SIGKILL", "['.metadata', '.workbench-manifest.json', '__0_0', '__0_0']",
+        "3 0 16 of 16 tensors were equal", "bytes that is not in the manifest", "(16, 0)", "One rank saved",
+        "16 of 16 tensors are equal bit for bit", "The optimizer state was not restored", "the save is right",
+    ],
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageInfo
 
 import workbench as wb
@@ -31,7 +33,7 @@ from tests.save_loader import FOLDER, raw
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.analysis.manifest_file import INSIDE, pending
-from workbench.dcp import balance, datafile, writer
+from workbench.dcp import balance, datafile, outputs, staging, writer
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +343,7 @@ def test_what_the_disk_refuses(tmp_path, monkeypatch, code):
     def refuse(fd: int, size: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(writer, "allocate", refuse)
+    monkeypatch.setattr(outputs, "allocate", refuse)
     monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("a byte was written"))
     words = rf"rank 0, writing data: '__0_0\.\w+\.distcp' cannot be written: {os.strerror(code)}"
     with pytest.raises(CheckpointException, match=words):
@@ -487,10 +489,10 @@ def test_arguments_that_are_refused(tmp_path):
     ):  # fmt: skip
         with pytest.raises(errors.UsageError):
             wb.dcp.Writer(tmp_path, **options)
-    with pytest.raises(errors.UsageError, match="is a URL"):
-        wb.dcp.Writer("s3://bucket/step-1")
-    with pytest.raises(errors.UsageError, match="is a URL"):
-        dcp.save({}, storage_writer=wb.dcp.Writer(tmp_path), checkpoint_id="gs://bucket/step-1")
+    with pytest.raises(errors.UsageError, match="can be written to"):
+        wb.dcp.Writer("https://host/step-1")
+    with pytest.raises(errors.UsageError, match="nothing can be renamed"):
+        wb.dcp.Writer("memory://bucket/step-1", commit="rename")
     with pytest.raises(errors.UsageError, match="balance"):
         wb.dcp.Planner(balance="random")
 
@@ -602,6 +604,25 @@ if __name__ == "__main__":
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_state_dict_is_flattened_as_torch_does_it():
+    one, two = torch.ones(2), torch.nn.Parameter(torch.ones(3))
+    nested = {
+        "model": {"a": one, "b.c": two, 7: one, "empty": {}, "none": None},
+        "optim": {"state": {0: {"exp_avg": one, "step": 3.0}, "x": OrderedDict(y=one)}, "groups": [{"lr": 0.1}, 5]},
+        "lists": [one, [2, {"k": two}], (one, 3)], "plain": [1, 2], "tuple": (one, {"q": 1}), "nothing": [], 3: "text",
+    }  # fmt: skip
+    ours, theirs = wb.dcp.Planner(), DefaultSavePlanner()
+    for planner in (ours, theirs):
+        planner.set_up_planner(nested, None, True)
+    assert list(ours.state_dict) == list(theirs.state_dict) and ours.mappings == theirs.mappings
+    assert all(ours.state_dict[key] is value for key, value in theirs.state_dict.items() if torch.is_tensor(value))
+    assert [one for one in ours.state_dict.values() if not torch.is_tensor(one)] == [
+        one for one in theirs.state_dict.values() if not torch.is_tensor(one)
+    ]
+    with pytest.raises(ValueError, match="duplicated flatten key a"):
+        wb.dcp.Planner().set_up_planner({"a": {"b": one}, "a.b": one})
+
+
 def test_parts_of_a_cut_box_cover_it_once():
     chance = random.Random(5)
     for _ in range(300):
@@ -637,3 +658,155 @@ def test_a_data_file_whose_writes_are_short(tmp_path, monkeypatch):
     ckpt = wb.open(tmp_path / "a")
     assert all(raw(ckpt[key].torch()) == raw(one) for key, one in state.items())
     assert wb.verify(ckpt, deep=True).exit_code == 0
+
+
+@pytest.mark.parametrize("refusal", ["none", "open", "write", "short"])
+def test_around_the_page_cache(tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr(outputs, "DIRECT", 1 << 20)
+    real_open, real_write = os.open, os.pwrite
+    refused, lengths = refusal in ("open", "write"), []
+
+    def opened(path: str, flags: int, *mode: int) -> int:
+        if refusal == "open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(path, flags & ~os.O_DIRECT, *mode)  # of whatever file system the tests run on
+
+    def written(fd: int, data: Any, at: int) -> int:
+        lengths.append((len(data), at))
+        if refusal == "write" and len(lengths) == 2:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_write(fd, data[: max(len(data) // 2, 1)] if refusal == "short" else data, at)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "pwrite", written)
+    state = everything()
+    save(tmp_path / "a", state, direct=True)
+    monkeypatch.undo()
+    check_loads(tmp_path / "a", state)
+    assert wb.verify(tmp_path / "a", deep=True).exit_code == 0
+    assert bool(manifest.load(tmp_path / "a").save["notes"]) == refused
+    if refusal == "none":
+        assert len(lengths) > 3 and all(not size % 4096 and not at % 4096 for size, at in lengths)
+
+
+def test_around_the_page_cache_of_this_machine(tmp_path):
+    state = everything()
+    save(tmp_path / "a", state, direct=True)
+    check_loads(tmp_path / "a", state)
+    assert wb.verify(tmp_path / "a", deep=True).exit_code == 0
+
+
+# ---- the echo --------------------------------------------------------------------------------------------------------
+
+
+def live(path: Path) -> Any:
+    return manifest.load(path).save["echo"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_record_says_what_was_the_trainers(tmp_path, gloo, monkeypatch, mode):
+    monkeypatch.setattr(writer, "FILE", 1 << 20)
+    state = everything()
+    made = wb.dcp.Writer(tmp_path / "a", echo=True)
+    planner = wb.dcp.Planner(split_above=1 << 20)
+    if mode == "sync":
+        dcp.save(state, storage_writer=made, planner=planner)
+    else:
+        dcp.async_save(state, storage_writer=made, planner=planner).result()
+    tensors = sum(isinstance(one, torch.Tensor) for one in (*state["model"].values(), state["optim"]["rng"]))
+    assert live(tmp_path / "a") == {"tensors": tensors, "equal": tensors, "not_compared": []}
+    report = wb.verify(tmp_path / "a", deep=True)
+    assert report.checked["live"] == f"{tensors} of {tensors} tensors were equal to the trainer's when they were saved"
+    assert "echo" in {row["name"] for row in manifest.load(tmp_path / "a").save["phases"]} or mode == "async"
+
+
+def test_views_of_one_buffer_are_compared_where_they_are(tmp_path):
+    flat = torch.randn(5 << 20)
+    state = {"a": flat[: 1 << 20], "b": flat[1 << 20 : 2 << 20], "c": flat[2 << 20 :].view(3, 1 << 20)[:, 1:]}
+    save(tmp_path / "a", state, echo=True)
+    assert live(tmp_path / "a")["equal"] == 3
+
+
+def test_a_damaged_staging_is_named(tmp_path, gloo, monkeypatch):
+    """With the echo, also if the copy is damaged before it is hashed; without, nobody can know."""
+    real = staging._copied
+
+    def damaged(value: Any, buffer: Any) -> Any:
+        made = real(value, buffer)
+        if isinstance(made, dict) and "model" in made:
+            made["model"]["large"].view(torch.uint8)[1700, 9] ^= 4
+        return made
+
+    monkeypatch.setattr(staging, "_copied", damaged)
+    state = everything()
+    dcp.async_save(state, storage_writer=wb.dcp.Writer(tmp_path / "a"), planner=wb.dcp.Planner()).result()
+    assert wb.verify(tmp_path / "a", deep=True).exit_code == 0
+    with pytest.raises(errors.WriteError, match=r"tensor 'model\.large': the staged copy differs from the trainer's"):
+        dcp.async_save(state, storage_writer=wb.dcp.Writer(tmp_path / "b", echo=True), planner=wb.dcp.Planner())
+    assert not (tmp_path / "b" / ".metadata").exists()
+
+
+@pytest.mark.parametrize("name", ["large", "view"])
+def test_a_tensor_that_changes_during_a_synchronous_save_is_named(tmp_path, monkeypatch, name):
+    state = everything()
+    real = writer.DataFile.flush
+
+    def trained_on(self: Any, *, sync: bool) -> None:
+        state["model"][name].add_(1)  # after it was written
+        real(self, sync=sync)
+
+    def during(self: Any, where: Any, own: str, sizes: Any) -> None:
+        state["model"][name].add_(1)  # before
+        created(self, where, own, sizes)
+
+    created = writer._Files.create
+    monkeypatch.setattr(writer._Files, "create", during)
+    with pytest.raises(CheckpointException, match=rf"tensor 'model\.{name}' changed between"):
+        save(tmp_path / "a", state, echo=True)
+    assert os.listdir(tmp_path / "a") == []
+    monkeypatch.undo()
+    monkeypatch.setattr(writer.DataFile, "flush", trained_on)
+    save(tmp_path / "a", state, echo=True)  # what was written is still what the trainer held
+
+
+def test_what_a_planner_changes_is_not_said_to_be_the_trainers(tmp_path):
+    class Casting(wb.dcp.Planner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            return (
+                object.half().float() if write_item.index.fqn == "w" else super().transform_object(write_item, object)
+            )
+
+    state = {"w": torch.randn(9, 9), "v": torch.randn(5)}
+    dcp.save(state, storage_writer=wb.dcp.Writer(tmp_path / "a", echo=True), planner=Casting())
+    assert live(tmp_path / "a") == {"tensors": 2, "equal": 1, "not_compared": ["w"]}
+    with pytest.raises(errors.UsageError, match="echo"):
+        wb.dcp.Writer(tmp_path, echo=True, manifest=False)
+
+
+def test_the_doctor_tells_a_bad_load_from_a_bad_save(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        model(torch.ones(2, 8)).square().mean().backward()
+        optimizer.step()
+    names = dict(enumerate(name for name, _ in model.named_parameters()))
+    state = {
+        "model": model.state_dict(), "train_state": {"step": 3},
+        "optimizer": {"state": {names[k]: one for k, one in optimizer.state_dict()["state"].items()}},
+    }  # fmt: skip
+    save(tmp_path / "step-3", state, echo=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter))  # a load that did nothing
+    wb.echo(model, optimizer, tmp_path / "echo.json", payload=False, step=3)
+    found = wb.doctor(tmp_path / "step-3", echo=tmp_path / "echo.json")
+    assert found.exit_code == 2
+    note = "the save is right, what differs came with the load: 16 of 16 tensors were equal to the trainer's"
+    assert any(one.startswith(note) for one in found.notes), (found.notes, str(found))
+    assert "the save is right" in str(found) and not any(one.cause == "G6" for one in found.causes)
+    data = next((tmp_path / "step-3").glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert not wb.doctor(tmp_path / "step-3", echo=tmp_path / "echo.json").notes

@@ -16,6 +16,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -64,7 +65,8 @@ def find(path: str | os.PathLike[str] | Place) -> str:
             return _found(place).path
         path = place.path
     where = os.fsdecode(path)
-    for name in (os.path.join(where, _inside(where)), beside(where)):
+    inside = _inside(Place(where)) if os.path.isdir(where) else INSIDE
+    for name in (os.path.join(where, inside), beside(where)):
         if os.path.isfile(name):
             return name
     raise _none(where)
@@ -84,25 +86,24 @@ def load(path: str | os.PathLike[str] | Place) -> Manifest:
 
 def _found(place: Place) -> Place:
     """The manifest of a checkpoint in a store."""
-    if place.file is None and place.exists(INSIDE):
-        return place.sub(INSIDE)
+    if place.file is None and place.exists(name := _inside(place)):
+        return place.sub(name)
     above, name = place.above, f"{place.name}.manifest.json"
     if above is None or not above.exists(name):
         raise _none(place.path)
     return above.sub(name)
 
 
-def _inside(folder: str) -> str:
-    """The name of a folder's manifest: :data:`INSIDE`, unless a save was interrupted before renaming it."""
-    try:
-        marker = os.path.join(folder, MARKER)
-        if any(is_pending(name) for name in os.listdir(folder)) and os.path.isfile(marker):
-            with open(marker, "rb") as handle:
-                name = pending(handle.read())
-            if os.path.isfile(os.path.join(folder, name)):
+def _inside(place: Place) -> str:
+    """The name of a folder's manifest: :data:`INSIDE`, or a name with the digest of the folder's commit marker.
+
+    A save that was interrupted before renaming it leaves it under that name, and every save into a store does.
+    """
+    with suppress(MissingFileError, OSError):  # what cannot be read has no such manifest
+        if any(map(is_pending, place.files)) and MARKER in place.files:
+            name = pending(place.read(MARKER))
+            if name in place.files:
                 return name
-    except OSError:
-        pass  # what cannot be listed or read has no pending manifest
     return INSIDE
 
 
@@ -165,7 +166,7 @@ def computed(
     place = ckpt.place.again()
     if inside and place.file is not None:
         raise UsageError(f"{ckpt.path!r} is one file and has no folder of its own; put its manifest next to it")
-    path = os.fsdecode(dest) if dest is not None else f"{place.root}/{INSIDE}" if inside else beside(ckpt.path)
+    path = os.fsdecode(dest) if dest is not None else f"{place.root}/{_inside(place)}" if inside else beside(ckpt.path)
     if is_url(path):
         Destination(path, None, "a manifest")  # a store that is not written to is refused before anything is read
     if holds_other(path, FORMAT.encode()):

@@ -81,6 +81,10 @@ def check(
         "files": f"{len(there):,} of {len(manifest.files):,} files of the manifest, {hashed:,} of "
         f"{manifest.nbytes:,} bytes compared with their digests"
     }
+    live = manifest.save.get("echo")
+    if isinstance(live, Mapping) and type(live.get("equal")) is type(live.get("tensors")) is int:
+        known = f"{live['equal']:,} of {live['tensors']:,} tensors were equal to the trainer's when they were saved"
+        checked["live"] = known
     not_checked = {
         "before": f"damage from before the manifest was written, {manifest.made}",
         "meaning": "the values; verify with deep=True checks them",

@@ -15,6 +15,7 @@ from workbench.analysis.verify import verify
 from workbench.checkpoint import Checkpoint
 from workbench.checkpoint import open as open_checkpoint
 from workbench.core.executors import using
+from workbench.core.remote.url import with_options
 from workbench.core.scan import Progress
 from workbench.errors import CorruptError, WorkbenchError
 
@@ -56,19 +57,22 @@ def seal(
         OpenError: the checkpoint cannot be opened, or changed meanwhile.
         UsageError: the manifest cannot be written where it belongs.
     """
+    with using(executor), with_options(storage_options, path):
+        ckpt = path if isinstance(path, Checkpoint) else open_checkpoint(path, cache=False)
+        return _sealed(ckpt, deep, inside, threads, progress)
+
+
+def _sealed(
+    ckpt: Checkpoint, deep: bool, inside: bool | None, threads: int | None, progress: Progress | None
+) -> Manifest:
     first, second = _halves(progress)
-    if isinstance(path, Checkpoint):
-        ckpt = path
-    else:
-        ckpt = open_checkpoint(path, cache=False, storage_options=storage_options)
-    report = verify(ckpt, deep, threads=threads, progress=first, executor=executor)
+    report = verify(ckpt, deep, threads=threads, progress=first)
     if wrong := [one for one in report if one.severity == "error"]:
         more = f"; … {len(wrong) - NAMED:,} more" if len(wrong) > NAMED else ""
         words = "; ".join(f"{one.rule}: {one.where}: {one.message}" for one in wrong[:NAMED])
         raise CorruptError(f"{ckpt.path!r} is not sealed, {len(wrong):,} errors were found: {words}{more}")
     folder = ckpt.place.file is None
-    with using(executor):
-        made = computed(ckpt, inside=folder if inside is None else inside, threads=threads, progress=second)
+    made = computed(ckpt, inside=folder if inside is None else inside, threads=threads, progress=second)
     try:
         known = dict(load(ckpt.place).save)  # how wb.dcp.Writer saved it
     except WorkbenchError:

@@ -6,11 +6,14 @@ It lives as long as the checkpoint.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 
 from workbench.analysis.layout import Layout, layout
+from workbench.analysis.phases import SavePhases, phases
 from workbench.app.jobs import Progress
 from workbench.checkpoint import Checkpoint
+from workbench.errors import WorkbenchError
 from workbench.views.layout_bytes import Bytes
 
 __all__ = ["ReadyLayout", "found", "found_of"]
@@ -22,10 +25,11 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class ReadyLayout:
-    """A layout and its chunks in byte order; must not be modified."""
+    """A layout, its chunks in byte order, and the phases of the save if they are recorded; must not be modified."""
 
     layout: Layout
     bytes: Bytes
+    phases: SavePhases | None = None
 
 
 def found(ckpt: Checkpoint, progress: Progress) -> ReadyLayout:
@@ -36,15 +40,19 @@ def found(ckpt: Checkpoint, progress: Progress) -> ReadyLayout:
         there: ReadyLayout | None = ckpt.__dict__.get(PLACE)
         if there is None:
             progress(0.1)
-            there = ckpt.__dict__[PLACE] = found_of(layout(ckpt, progress=lambda share: progress(0.9 * share)))
+            there = ckpt.__dict__[PLACE] = found_of(layout(ckpt, progress=lambda share: progress(0.9 * share)), ckpt)
         progress(1.0)
         return there
     finally:
         _lock.release()
 
 
-def found_of(one: Layout) -> ReadyLayout:
-    """Prepare a layout for display."""
-    made = ReadyLayout(one, Bytes(one))
+def found_of(one: Layout, ckpt: Checkpoint | None) -> ReadyLayout:
+    """Prepare a layout for display; ``ckpt`` is the checkpoint, whose manifest is read."""
+    recorded = None
+    if ckpt is not None:
+        with suppress(WorkbenchError):  # no manifest, or another writer's; the Integrity tab tells of a damaged one
+            recorded = phases(ckpt.place)
+    made = ReadyLayout(one, Bytes(one), recorded)
     _ = one.summary, one.ranks  # computed here, not on the page's thread
     return made

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.layout import Layout
 from workbench.analysis.layout import layout as compute
+from workbench.analysis.phases import phases as recorded
 from workbench.cli.common import narrow, open_as, print_json, table_width
 from workbench.errors import UsageError
 from workbench.views.layout import ROWS, holder_text, layout_lines, tensor_lines
+from workbench.views.phases import phases_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,11 +28,13 @@ DIGITS = 10  #: maximum length of a GPU count or a rank number
 def layout(options: argparse.Namespace) -> int:
     """Print a layout, one of its tensors or ranks, or a memory budget.
 
-    Options: ``path pattern role tensor rank all fit tp pp dp ep stage weights grads master moments inference reserve``
-    and the common ones.
+    Options: ``path pattern role tensor rank phases all fit tp pp dp ep stage weights grads master moments inference
+    reserve`` and the common ones.
     """
     if options.fit is not None:
         return _fit(options)
+    if options.phases:
+        return _phases(options)
     found = compute(narrow(open_as(options, options.path), options))
     if options.tensor is not None:
         _tensor(found, options)
@@ -65,6 +69,15 @@ def _rank(found: Layout, options: argparse.Namespace) -> None:
         })  # fmt: skip
     else:
         print(holder_text(view, None if options.all else ROWS, width=table_width()))
+
+
+def _phases(options: argparse.Namespace) -> int:
+    found = recorded(open_as(options, options.path).place)
+    if options.json:
+        print_json(found.to_dict())
+    else:
+        print(phases_text(found, None if options.all else ROWS))
+    return 0
 
 
 def _fit(options: argparse.Namespace) -> int:

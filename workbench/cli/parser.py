@@ -175,6 +175,9 @@ def parser() -> argparse.ArgumentParser:
     layout.add_argument(
         "--rank", metavar="N", help="one rank, or the label of a holder: coordinates, peers, what it stores"
     )
+    layout.add_argument(
+        "--phases", action="store_true", help="how long each phase of the save took on each rank, from the manifest"
+    )
     layout.add_argument("--all", action="store_true", help="list every rank and chunk, not only the first ones")
     layout.add_argument(
         "--fit", nargs=2, metavar=("GPUS", "GB"), help="find the smallest layout that fits this many GPUs of this size"

@@ -57,6 +57,7 @@ ABOVE: dict[str, dict[str, str]] = {
         "plot": "views.run_plot:run_plot",
         "view": "app.cell:view_runs",
     },
+    "SavePhases": {"text": "views.phases:phases_text", "html": "views.phases:phases_html"},
     "TensorDiff": {"text": "views.diff:tensor_text"},
     "Watcher": {"doctor": "doctor.examine:doctor"},
 }

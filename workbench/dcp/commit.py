@@ -18,21 +18,23 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Protocol
 
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_file import INSIDE, encode, is_pending, pending, write_whole
 from workbench.core.place import Place
+from workbench.dcp.outputs import DirectOutput, DiskOutput, Output
 from workbench.errors import WorkbenchError
 from workbench.export.atomic.owners import DAY, locked
 from workbench.export.atomic.writing import sync_folder, writing
 from workbench.formats.dcp.metadata import decode
 
-__all__ = ["METADATA", "commit", "data_file", "generation", "remove_generation"]
+__all__ = ["METADATA", "TAIL", "DiskFolder", "SaveFolder", "abandoned", "data_file", "of_generation", "referenced"]
 
 METADATA = ".metadata"
-_TAIL = 4096  #: bytes at the end of the metadata that have the id of the save
+TAIL = 4096  #: bytes at the end of the metadata that have the id of the save
 _DATA = re.compile(r"__\d+_\d+(\.[0-9a-f]{8})?\.distcp")
 _OURS = re.compile(r"__\d+_\d+\.[0-9a-f]{8}\.distcp")
 _TEMPORARY = re.compile(r"\.(\.metadata|__\d+\.metadata|\.workbench-manifest\..*json)\.\w+\.tmp")
@@ -43,61 +45,128 @@ def data_file(rank: int, number: int, save_id: str) -> str:
     return f"__{rank}_{number}.{generation(save_id)}.distcp"
 
 
-def commit(folder: str, name: str, metadata: bytes, manifest: Manifest | None, files: Iterable[str]) -> None:
-    """Replace the checkpoint in a folder by the one whose data files are there already.
+class SaveFolder(Protocol):
+    """Where a save goes: :class:`DiskFolder`, or :class:`workbench.dcp.store.StoreFolder`.
 
-    Args:
-        name: of the metadata file.
-        metadata: its bytes.
-        manifest: of the new checkpoint. Without one, an older manifest is removed.
-        files: names of the new checkpoint's data files.
-
-    Raises:
-        WriteError: the system refuses; the old checkpoint is as it was.
+    Attributes:
+        shown: its path or URL, for messages and comparisons.
     """
-    with locked(folder):
-        replaced = _referenced(folder, name)
-        if manifest is not None:
-            waiting = os.path.join(folder, pending(metadata))
-            with writing(INSIDE):
-                write_whole(encode(manifest), waiting, "a manifest")
-        elif os.path.lexists(os.path.join(folder, INSIDE)):
-            with writing(INSIDE):
-                os.unlink(os.path.join(folder, INSIDE))
-        with writing(name):
-            write_whole(metadata, os.path.join(folder, name), "the metadata")
-        # Visible from here on. What fails now leaves files behind, which the next save removes.
-        with suppress(OSError):
+
+    shown: str
+
+    def make(self) -> None:
+        """Make it, if it does not exist."""
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+
+    def create(self, name: str, size: int) -> Output:
+        """Begin a new file of about this many bytes; FileExistsError if there is one of this name."""
+
+    def sync(self) -> None:
+        """Bring the names of its files to the disk."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove those of the files that exist, as far as that is possible."""
+
+    def commit(self, name: str, metadata: bytes, manifest: Manifest | None, files: Iterable[str]) -> None:
+        """Replace the checkpoint in the folder by the one whose data files are there already.
+
+        Args:
+            name: of the metadata file.
+            metadata: its bytes.
+            manifest: of the new checkpoint. Without one, an older manifest is removed.
+            files: names of the new checkpoint's data files.
+
+        Raises:
+            WriteError: the system or the store refuses; the old checkpoint is as it was.
+        """
+
+    def remove_generation(self, name: str, save_id: str) -> None:
+        """Remove all ranks' data files of a save, unless the folder's metadata is that save's.
+
+        Only the process that would commit the save may do so: another one cannot know that it does not.
+        """
+
+
+class DiskFolder:
+    """A folder on a disk; with ``direct``, data files are written around the page cache."""
+
+    def __init__(self, path: str, *, direct: bool = False) -> None:
+        self.shown, self._direct = path, direct
+
+    def make(self) -> None:
+        """See :class:`SaveFolder`."""
+        os.makedirs(self.shown, exist_ok=True)
+
+    def has(self, name: str) -> bool:
+        """See :class:`SaveFolder`."""
+        return os.path.lexists(os.path.join(self.shown, name))
+
+    def create(self, name: str, size: int) -> DiskOutput:
+        """See :class:`SaveFolder`."""
+        made = DirectOutput if self._direct else DiskOutput
+        return made(os.path.join(self.shown, name), size)
+
+    def sync(self) -> None:
+        """See :class:`SaveFolder`."""
+        sync_folder(self.shown)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See :class:`SaveFolder`."""
+        for name in names:
+            with suppress(OSError):
+                os.unlink(os.path.join(self.shown, name))
+
+    def commit(self, name: str, metadata: bytes, manifest: Manifest | None, files: Iterable[str]) -> None:
+        """See :class:`SaveFolder`."""
+        folder = self.shown
+        with locked(folder):
+            replaced = self._referenced(name)
             if manifest is not None:
-                os.replace(waiting, os.path.join(folder, INSIDE))
-            left = _abandoned(folder) if name == METADATA else set()  # else other ranks' metadata refers to files, too
-            for old in (replaced | left) - set(files):
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, old))
-            sync_folder(folder)
+                waiting = os.path.join(folder, pending(metadata))
+                with writing(INSIDE):
+                    write_whole(encode(manifest), waiting, "a manifest")
+            elif self.has(INSIDE):
+                with writing(INSIDE):
+                    os.unlink(os.path.join(folder, INSIDE))
+            with writing(name):
+                write_whole(metadata, os.path.join(folder, name), "the metadata")
+            # Visible from here on. What fails now leaves files behind, which the next save removes.
+            with suppress(OSError):
+                if manifest is not None:
+                    os.replace(waiting, os.path.join(folder, INSIDE))
+                    os.utime(os.path.join(folder, INSIDE))  # newer than all it describes, as its readers want it
+                # without collectives, other ranks' metadata refers to files, too
+                left = abandoned(self._ages()) if name == METADATA else set()
+                for old in (replaced | left) - set(files):
+                    with suppress(FileNotFoundError):
+                        os.unlink(os.path.join(folder, old))
+                sync_folder(folder)
 
+    def remove_generation(self, name: str, save_id: str) -> None:
+        """See :class:`SaveFolder`."""
+        with suppress(OSError):
+            path = os.path.join(self.shown, name)
+            if os.path.isfile(path):
+                with open(path, "rb") as handle:
+                    handle.seek(max(0, os.path.getsize(path) - TAIL))
+                    if save_id.encode() in handle.read():
+                        return
+            self.remove(of_generation(os.listdir(self.shown), save_id))
 
-def remove_generation(pid: int, folder: str, name: str, save_id: str) -> None:
-    """Remove all ranks' data files of a save, unless the folder's metadata is that save's.
+    def _referenced(self, name: str) -> set[str]:
+        """Names of the data files of the checkpoint that is there; none if its metadata cannot be read."""
+        if not os.path.isfile(os.path.join(self.shown, name)):
+            return set()
+        try:
+            return referenced(Place(self.shown).read(name), name)
+        except (WorkbenchError, OSError):
+            return set()
 
-    Only the process that would commit the save may do so: another one cannot know that it does not.
-
-    Args:
-        pid: the process that set the save up; nothing is done in a fork of it.
-    """
-    if pid != os.getpid():
-        return
-    with suppress(OSError):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            with open(path, "rb") as handle:
-                handle.seek(max(0, os.path.getsize(path) - _TAIL))
-                if save_id.encode() in handle.read():
-                    return
-        for one in os.scandir(folder):
-            if _OURS.fullmatch(one.name) and one.name.split(".")[1] == generation(save_id):
-                with suppress(FileNotFoundError):
-                    os.unlink(one.path)
+    def _ages(self) -> Iterator[tuple[str, float]]:
+        for entry in os.scandir(self.shown):
+            yield entry.name, entry.stat(follow_symlinks=False).st_mtime
 
 
 def generation(save_id: str) -> str:
@@ -105,22 +174,28 @@ def generation(save_id: str) -> str:
     return save_id.replace("-", "")[:8]
 
 
-def _referenced(folder: str, name: str) -> set[str]:
-    """Names of the data files of the checkpoint that is there; none if its metadata cannot be read."""
-    if not os.path.isfile(os.path.join(folder, name)):
-        return set()
-    try:
-        found = decode(Place(folder).read(name), what=repr(name)).files
-    except (WorkbenchError, OSError):
-        return set()
-    return {one for one in found if _DATA.fullmatch(one)}  # a path to anything else is not followed
+def of_generation(names: Iterable[str], save_id: str) -> list[str]:
+    """Return the data files of a save among these names."""
+    return [name for name in names if _OURS.fullmatch(name) and name.split(".")[1] == generation(save_id)]
 
 
-def _abandoned(folder: str) -> set[str]:
-    """Files of saves that did not finish. A young one may belong to another job that is saving into this folder."""
+def referenced(metadata: bytes, name: str) -> set[str]:
+    """Return the names of the data files that a metadata file refers to; a path to anything else is not followed.
+
+    Raises:
+        OpenError: it cannot be decoded.
+    """
+    return {one for one in decode(metadata, what=repr(name)).files if _DATA.fullmatch(one)}
+
+
+def abandoned(ages: Iterable[tuple[str, float]]) -> set[str]:
+    """Return the files of saves that did not finish, of names and the times when they were last written.
+
+    A young one may belong to another job that is saving into this folder.
+    """
     found = set()
-    for entry in os.scandir(folder):
-        ours = _OURS.fullmatch(entry.name) or is_pending(entry.name) or _TEMPORARY.fullmatch(entry.name)
-        if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY:
-            found.add(entry.name)
+    for name, written in ages:
+        ours = _OURS.fullmatch(name) or is_pending(name) or _TEMPORARY.fullmatch(name)
+        if ours and time.time() - written > DAY:
+            found.add(name)
     return found

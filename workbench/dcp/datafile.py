@@ -13,7 +13,6 @@ Source: torch 2.13 ``torch/distributed/checkpoint/filesystem.py`` (``_write_file
 from __future__ import annotations
 
 import io
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,9 +28,8 @@ from workbench.core.arrays import Array
 from workbench.core.crc32 import crc32
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BlockDigests
+from workbench.dcp.outputs import Output
 from workbench.errors import UnsupportedFormatError
-from workbench.export.atomic.syscalls import start_writeback
-from workbench.export.atomic.writing import write_all
 from workbench.export.writers.tensor_archive import TensorArchive
 
 __all__ = ["OBJECT", "OPAQUE", "TENSOR", "DataFile", "WrittenItem", "archive_of", "bytes_of"]
@@ -50,6 +48,7 @@ class WrittenItem(NamedTuple):
         offset, length: bytes in the file.
         crc: of a tensor's payload; 0 otherwise.
         digests: of the blocks of a tensor's payload, of the whole item otherwise; empty if they were not computed.
+        live: whether they are known to be those of the trainer's values before the save.
     """
 
     kind: int
@@ -57,13 +56,14 @@ class WrittenItem(NamedTuple):
     length: int
     crc: int
     digests: bytes
+    live: bool = False
 
 
 class DataFile:
     """A file that is being written, at its end.
 
     Args:
-        fd: a descriptor open for writing; its owner closes it.
+        out: where the bytes go; its owner closes it.
         hashed: compute XXH3-128 digests.
 
     Attributes:
@@ -71,10 +71,10 @@ class DataFile:
         seconds: time spent, by phase.
     """
 
-    def __init__(self, fd: int, *, hashed: bool = True) -> None:
+    def __init__(self, out: Output, *, hashed: bool = True) -> None:
         self.size = 0
         self.seconds: dict[str, float] = defaultdict(float)
-        self._fd, self._hashed = fd, hashed
+        self._out, self._hashed = out, hashed
         self._written = 0
         self._joined = bytearray()
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="workbench-hash")
@@ -113,9 +113,7 @@ class DataFile:
         """Write what is joined, give the file its size, and bring it to the disk."""
         self._write()
         with self.timed("sync"):
-            os.ftruncate(self._fd, self.size)
-            if sync:
-                os.fdatasync(self._fd)
+            self._out.end(self.size, sync=sync)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -164,20 +162,13 @@ class DataFile:
             self._write(memoryview(data))
 
     def _write(self, data: memoryview | None = None) -> None:
-        """Write the joined bytes and ``data`` in one call, and let the disk begin."""
+        """Write the joined bytes and ``data`` in one call."""
         parts = [memoryview(part) for part in (self._joined, data) if part is not None and len(part)]
         if not parts:
             return
         with self.timed("write"):
-            begin = self._written
-            done = os.pwritev(self._fd, parts, begin)
-            for part in parts:
-                if done < len(part):  # interrupted, or nearly full: the rest, or the error
-                    write_all(self._fd, part[done:], begin + done)
-                begin += len(part)
-                done = max(done - len(part), 0)
-            start_writeback(self._fd, self._written, begin - self._written)
-            self._written = begin
+            self._out.write(parts, self._written)
+        self._written += sum(map(len, parts))
         del parts
         self._joined = bytearray()
 

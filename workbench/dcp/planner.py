@@ -13,6 +13,7 @@ Source: torch 2.13 ``distributed/checkpoint/default_planner.py``, ``planner_help
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import struct
 import threading
@@ -20,14 +21,18 @@ import uuid
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     _validate_global_plan,
@@ -96,6 +101,8 @@ class Planner(DefaultSavePlanner):
             raise UsageError(f'balance is {balance!r}; use "bytes" or "lowest"')
         self._balance = "lowest" if dedup_save_to_lowest_rank else balance
         self._split_above, self._keep, self._check = max(split_above, 1), cache, check_replicas
+        self._nested: dict[str, Any] = {}
+        self._mappings: Any = None
         self._boxes: dict[str, list[_Box]] = {}
         self._local: _Kept | None = None
         self._signature: tuple[Any, ...] = ()
@@ -106,16 +113,41 @@ class Planner(DefaultSavePlanner):
 
     # ---- each rank ----
 
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Flatten the state dict as torch does, but a level of tensors at once; paths are made when they are needed."""
+        flat = _flattened(state_dict) if self.flatten_state_dict else None
+        if flat is None:
+            super().set_up_planner(state_dict, storage_meta, is_coordinator)
+            return
+        self.state_dict, self._nested, self._mappings = flat, dict(state_dict), None
+        self.is_coordinator = is_coordinator
+
+    @property
+    def mappings(self) -> Any:
+        """Path of each name in the state dict, as torch has it."""
+        if self._mappings is None:
+            self._mappings = flatten_state_dict(self._nested)[1]
+        return self._mappings
+
+    @mappings.setter
+    def mappings(self, paths: Any) -> None:
+        self._mappings = paths
+
     def create_local_plan(self) -> SavePlan:
         """Return this rank's items, or the token of a plan that rank 0 has."""
         options = self._balance, self._split_above, self._check, self.flatten_state_dict, _ranks()
-        self._signature = (options, *map(_signature, *_columns(self.state_dict))) if self._keep else ()
-        known = _PLANS.known(self._signature) if self._keep else None
+        with _uncollected():
+            self._signature = (options, *_signatures(self.state_dict)) if self._keep else ()
+            known = _PLANS.known(self._signature) if self._keep else None
+            if known is not None:
+                self._signature = known.signature
         _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not relied on
         if known is None:
             items, boxes, fixed = _items(self.state_dict)
             shared = _shared(items, self.state_dict)
-            self._local, self._boxes = _Kept("", items, [], boxes, shared), boxes
+            self._local, self._boxes = _Kept("", items, [], boxes, shared, self._signature), boxes
             facts = _LocalFacts("", self._digests(), shared, fixed, self.mappings if self.flatten_state_dict else None)
             self.plan = SavePlan(items, planner_data=facts)
         else:
@@ -294,6 +326,7 @@ class _Kept:
     final: list[WriteItem]
     boxes: dict[str, list[_Box]]
     shared: Sequence[int]
+    signature: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -426,19 +459,61 @@ def _shared(items: Sequence[WriteItem], state_dict: Mapping[str, Any]) -> list[i
     return found
 
 
-def _columns(state_dict: Mapping[str, Any]) -> tuple[Any, Any]:
-    return state_dict.keys(), state_dict.values()
+def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what ``flatten_state_dict`` returns; ``None`` if there are sharded tensors, or names that are equal."""
+    flat: dict[str, Any] = {}
+    count = 0
+
+    def add(level: Mapping[Any, Any], prefix: str) -> None:
+        nonlocal count
+        if not any(issubclass(kind, (Mapping, list)) for kind in set(map(type, level.values()))):
+            flat.update(zip([f"{prefix}{key}" for key in level], level.values(), strict=True))
+            count += len(level)
+            return
+        for key, value in level.items():
+            if isinstance(value, Mapping):
+                add(value, f"{prefix}{key}.")
+                continue
+            # torch looks into some lists
+            found = flatten_state_dict({str(key): value})[0] if isinstance(value, list) else {str(key): value}
+            flat.update({f"{prefix}{name}": one for name, one in found.items()})
+            count += len(found)
+
+    add(state_dict, "")
+    sharded = any(issubclass(kind, ShardedTensor) for kind in set(map(type, flat.values())))
+    return None if sharded or count != len(flat) else flat
 
 
-def _signature(fqn: str, value: Any) -> Any:
-    """What decides about the items of an entry."""
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do without the garbage collector: a million shapes that are dropped at once would start it over and over."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _signatures(state_dict: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What decides about the items of a state dict, in columns."""
+    kinds = tuple(map(type, state_dict.values()))
+    plain = [one for one, kind in zip(state_dict.values(), kinds, strict=True) if kind in _PLAIN]
+    others = [_signature(one) for one, kind in zip(state_dict.values(), kinds, strict=True) if kind not in _PLAIN]
+    facts = (tuple(map(attrgetter(name), plain)) for name in ("dtype", "shape", "requires_grad"))
+    return tuple(state_dict), kinds, *facts, tuple(others)
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+def _signature(value: Any) -> Any:
     if isinstance(value, DTensor):
-        return fqn, value.dtype, value.shape, value.placements, value.device_mesh, value._local_tensor.shape
-    if _is_plain(value):
-        return fqn, value.dtype, value.shape, value.requires_grad
+        return value.dtype, value.shape, value.placements, value.device_mesh, value._local_tensor.shape
     if isinstance(value, torch.Tensor) or hasattr(value, "local_shards"):
-        return fqn, object()  # another kind of tensor: planned anew each time
-    return fqn, type(value)
+        return object()  # another kind of tensor: planned anew each time
+    return None
 
 
 def _is_plain(value: Any) -> bool:

@@ -34,8 +34,10 @@ from workbench.dcp.datafile import OPAQUE, TENSOR, WrittenItem, archive_of
 from workbench.errors import UnsupportedFormatError, WriteError
 from workbench.names.steps import step_of
 
-__all__ = ["Phase", "RankRecord", "manifest_of", "names_digest", "packed", "storage_data"]
+__all__ = ["Phase", "RankRecord", "live_of", "manifest_of", "names_digest", "packed", "storage_data"]
 
+LIVE = 0x80  #: added to the kind of an item whose bytes are known to be those of the trainer
+NAMED = 100  #: tensors named in the record of a save
 _ITEM = np.dtype(
     [("item", "<u4"), ("file", "<u2"), ("kind", "u1"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4")]
 )
@@ -69,6 +71,7 @@ class RankRecord:
         phases: of this rank.
         names: digest of the names and offsets of what was written.
         items: what was written, if the planner may have changed it after the global plan.
+        notes: sentences for the record of the save.
     """
 
     folder: str
@@ -78,13 +81,14 @@ class RankRecord:
     phases: tuple[Phase, ...]
     names: bytes
     items: tuple[WriteItem, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def packed(items: Sequence[tuple[int, int, WrittenItem]]) -> tuple[bytes, bytes]:
     """Return the columns and the digests of items: position in the rank's plan, file, and what was written."""
     columns = np.empty(len(items), _ITEM)
     for row, (number, file, one) in enumerate(items):
-        columns[row] = number, file, one.kind, one.offset, one.length, one.crc
+        columns[row] = number, file, one.kind | (LIVE if one.live else 0), one.offset, one.length, one.crc
     return columns.tobytes(), b"".join(one.digests for _, _, one in items)
 
 
@@ -119,6 +123,19 @@ def storage_data(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteIt
     return found
 
 
+def live_of(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteItem]]) -> dict[str, Any]:
+    """Return which tensors were written as the trainer held them, for the manifest: JSON types."""
+    every: dict[str, bool] = {}
+    for record, plan in zip(records, plans, strict=True):
+        rows = np.frombuffer(record.columns, _ITEM)
+        for number, kind in zip(rows["item"].tolist(), rows["kind"].tolist(), strict=True):
+            if plan[number].type != WriteItemType.BYTE_IO:
+                key = plan[number].index.fqn
+                every[key] = every.get(key, True) and bool(kind & LIVE)
+    unknown = [key for key, equal in every.items() if not equal]
+    return {"tensors": len(every), "equal": len(every) - len(unknown), "not_compared": sorted(unknown)[:NAMED]}
+
+
 def manifest_of(
     name: str,
     metadata: Metadata,
@@ -143,7 +160,7 @@ def manifest_of(
         files = [_Segments() for _ in record.files]
         at = 0
         for number, file, kind, offset, length, crc in np.frombuffer(record.columns, _ITEM).tolist():
-            item, segments = plan[number], files[file]
+            item, segments, kind = plan[number], files[file], kind & ~LIVE
             fqn = item.index.fqn
             if kind != TENSOR:
                 count = -(-length // BLOCK)

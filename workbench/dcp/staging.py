@@ -31,10 +31,13 @@ from torch.distributed.tensor import DTensor
 
 from workbench.core.fingerprint import BlockDigests
 from workbench.dcp.datafile import bytes_of
+from workbench.errors import WriteError
 
-__all__ = ["Digests", "stage"]
+__all__ = ["Digests", "digests_of", "stage"]
 
-#: by fqn: bytes of the local tensor, the digests of its blocks, and the address of its memory
+COPIED = 16 << 20  #: bytes that are copied from a device at a time to be hashed
+
+#: by fqn: bytes of the local tensor, the digests of its blocks, and its address; 0 if it is not contiguous there
 Digests = Mapping[str, tuple[int, list[bytes], int]]
 
 
@@ -70,13 +73,23 @@ class _Pool:
 _POOL = _Pool()
 
 
-def stage(state_dict: Mapping[str, Any], *, buffers: int, hashed: bool) -> tuple[_StagedState, Digests]:
+def stage(
+    state_dict: Mapping[str, Any], *, buffers: int, hashed: bool, echo: bool
+) -> tuple[_StagedState, Digests, frozenset[str]]:
     """Copy a state dict to host memory.
 
     Args:
         buffers: number of copies whose memory is kept for later saves.
         hashed: compute the digests of the copy.
+        echo: hash the tensors of the trainer before, too.
+
+    Returns:
+        the copy, its digests, and, with ``echo``, the names of the tensors that are equal to the trainer's.
+
+    Raises:
+        WriteError: a copy is not equal to the tensor of the trainer.
     """
+    live = digests_of(state_dict, device=True) if echo else {}
     key = tuple(_structure(state_dict))
     buffer = _POOL.take(key)
     if buffer is None:
@@ -86,22 +99,34 @@ def stage(state_dict: Mapping[str, Any], *, buffers: int, hashed: bool) -> tuple
         torch.cuda.synchronize()  # the copies from the device are under way
     if buffers:
         _POOL.lend(key, buffer, staged, buffers)
-    return staged, _digests(staged) if hashed else {}
+    digests = digests_of(staged) if hashed else {}
+    for name, (nbytes, blocks, _) in live.items():
+        if name in digests and digests[name][:2] != (nbytes, blocks):
+            raise WriteError(
+                f"tensor {name!r}: the staged copy differs from the trainer's; nothing was written. Somebody changed "
+                "it meanwhile, or memory is damaged"
+            )
+    return staged, digests, frozenset(live.keys() & digests.keys())
 
 
-def _digests(state_dict: Mapping[str, Any]) -> Digests:
-    """Return the digests of every local tensor in host memory, by the name that the planner gives it."""
-    tensors = dict(_local_tensors(flatten_state_dict(dict(state_dict))[0]))
+def digests_of(state_dict: Mapping[str, Any], *, device: bool = False) -> Digests:
+    """Return the digests of every local tensor, by the name that the planner gives it.
+
+    Args:
+        device: hash tensors on a device, too; they are copied, some MiB at a time.
+    """
+    found = _local_tensors(flatten_state_dict(dict(state_dict))[0])
+    tensors = {name: local for name, local in found if device or local.device.type == "cpu"}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="workbench-stage") as pool:
         return dict(zip(tensors, pool.map(_hashed, tensors.values()), strict=True))
 
 
 def _local_tensors(flat: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the plain tensors in host memory of a flat state dict, and the local ones of DTensors."""
+    """Yield the plain tensors of a flat state dict, and the local ones of DTensors."""
     for name, value in flat.items():
         local = value.to_local() if isinstance(value, DTensor) else value
         plain = type(local) is torch.Tensor or type(local) is torch.nn.Parameter
-        if plain and local.layout == torch.strided and local.device.type == "cpu":
+        if plain and local.layout == torch.strided:
             yield name, local
 
 
@@ -148,9 +173,11 @@ def _copied(value: Any, buffer: Any) -> Any:
 
 
 def _hashed(tensor: torch.Tensor) -> tuple[int, list[bytes], int]:
-    flat, hasher = bytes_of(tensor), BlockDigests()
-    hasher.update(flat)
-    return len(flat), hasher.digests(), tensor.untyped_storage().data_ptr()
+    hasher, flat = BlockDigests(), tensor.detach().contiguous().reshape(-1)
+    step = max(COPIED // flat.element_size(), 1) if flat.device.type != "cpu" else max(flat.numel(), 1)
+    for start in range(0, flat.numel(), step):
+        hasher.update(bytes_of(flat[start : start + step].cpu()))
+    return flat.nbytes, hasher.digests(), tensor.data_ptr() if tensor.is_contiguous() else 0
 
 
 def _structure(value: Any, path: str = "") -> Iterator[Any]:

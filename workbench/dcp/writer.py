@@ -22,9 +22,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -38,18 +37,20 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from workbench.core.fingerprint import BLOCK
-from workbench.core.remote.url import is_url
+from workbench.core.remote.objects import WRITABLE
+from workbench.core.remote.url import current_options, is_url, parse
 from workbench.dcp.balance import spread
-from workbench.dcp.commit import METADATA, commit, data_file, remove_generation
+from workbench.dcp.commit import METADATA, DiskFolder, SaveFolder, data_file
 from workbench.dcp.datafile import TENSOR, DataFile, WrittenItem, archive_of
+from workbench.dcp.outputs import Output
 from workbench.dcp.planner import Planner
-from workbench.dcp.record import Phase, RankRecord, manifest_of, names_digest, packed, storage_data
-from workbench.dcp.staging import Digests, stage
+from workbench.dcp.record import Phase, RankRecord, live_of, manifest_of, names_digest, packed, storage_data
+from workbench.dcp.staging import Digests, digests_of, stage
+from workbench.dcp.store import StoreFolder
 from workbench.errors import UsageError, WriteError
 from workbench.export.atomic import leftovers, owners
-from workbench.export.atomic.syscalls import allocate
 from workbench.export.atomic.transaction import Staging, exists
-from workbench.export.atomic.writing import sync_folder, writing
+from workbench.export.atomic.writing import writing
 from workbench.export.writers.dcp_metadata import VERSION
 from workbench.names.steps import find_step
 
@@ -78,21 +79,31 @@ class Writer(FileSystemWriter):
     saves, of other writers, too. The copy is hashed, and a tensor whose copy changes before it is written is an error.
 
     Args:
-        path: the folder. A URL is refused.
+        path: the folder, or its URL: ``s3://``, ``gs://`` or ``az://`` (``memory://`` for one process). Objects are
+            sent while they are made, in parts that the store checks.
         thread_count: data files that a rank writes at once, if it has 8 MiB or more for each.
         commit: ``"metadata"`` makes the save visible by replacing ``.metadata``. ``"rename"`` writes into a folder
             beside the path and renames it, so the path itself does not exist before the save is complete; it needs the
-            ranks to communicate (``use_collectives``).
+            ranks to communicate (``use_collectives``) and a disk.
         manifest: compute digests, and write the manifest.
+        echo: hash the trainer's tensors before anything else, too, and compare what is written with that. A save that
+            would differ fails and names the tensor; the manifest records what was compared, so ``wb.verify`` and
+            ``wb.doctor`` can tell a bad save from a bad load. It costs one more pass over the state, and tensors on a
+            device are copied twice.
         buffers: copies of the state dict whose memory is kept between asynchronous saves.
         overwrite: replace a checkpoint in the folder; otherwise it is an error.
         sync_files: bring everything to the disk before the save becomes visible.
+        direct: write data files around the page cache (``O_DIRECT``), which leaves the cache to the training. Where the
+            file system does not support it, files are written as usual, and the manifest's record says so.
+        storage_options: for URLs: passed to the library that knows the scheme, as in ``wb.open``. They are pickled with
+            the writer, which ``AsyncCheckpointerType.PROCESS`` does; credentials in the environment are not.
         single_file_per_rank, per_thread_copy_ahead, cache_staged_state_dict: accepted, without effect.
         options: the other arguments of torch's ``FileSystemWriter``, which are refused unless they have their
             defaults: stream extensions, and ``SerializationFormat.SAFETENSORS``.
 
     Raises:
-        UsageError: a URL, an unknown ``commit``, or an option that is refused.
+        UsageError: a URL that cannot be written to, an unknown ``commit``, or an option that is refused.
+        MissingExtraError: the library that knows a URL's scheme is not installed.
         WriteError: in a save (inside torch's ``CheckpointException``, by rank): the system refuses, a tensor changed
             between staging and writing, or the folder holds a checkpoint that may not be overwritten. The message
             names the file and the phase.
@@ -111,21 +122,28 @@ class Writer(FileSystemWriter):
         commit: str = "metadata",
         manifest: bool = True,
         buffers: int = 1,
+        echo: bool = False,
+        direct: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        _check_local(path)
         if commit not in ("metadata", "rename"):
             raise UsageError(f'commit is {commit!r}; use "metadata" or "rename"')
         if thread_count < 1 or buffers < 0:
             raise UsageError(f"thread_count is {thread_count} and buffers is {buffers}; use 1 or more, and 0 or more")
+        if echo and not manifest:
+            raise UsageError("echo records into the manifest; leave manifest=True")
         refused = {name for name, value in options.items() if value not in (None, (), [])}
         if getattr(options.get("serialization_format"), "name", "") == "TORCH_SAVE":  # an enumeration since torch 2.8
             refused.discard("serialization_format")
         if refused:
             names = ", ".join(sorted(refused))
             raise UsageError(f"wb.dcp.Writer does not support {names}; use torch's FileSystemWriter")
-        super().__init__(path, sync_files=sync_files, thread_count=thread_count, overwrite=overwrite)
-        self._commit, self._manifest, self._buffers = commit, manifest, buffers
+        super().__init__("", sync_files=sync_files, thread_count=thread_count, overwrite=overwrite)
+        self._commit, self._manifest, self._buffers, self._direct = commit, manifest, buffers, direct
+        self._echo = echo
+        self._options = dict(current_options() if storage_options is None else storage_options)
+        self._to(path)
         self._staged: _StagedDigests | None = None
         self._compared: _StagedDigests | None = None
         self._phases: list[Phase] = []
@@ -137,15 +155,31 @@ class Writer(FileSystemWriter):
         self._cleanup: weakref.finalize | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cleanup": None, "_work": None, "_plans": []}
+        return self.__dict__ | {"_cleanup": None, "_work": None, "_plans": [], "_folder": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._to(self._given)
+
+    def _to(self, path: str | os.PathLike[str]) -> None:
+        """Save to this path from now on."""
+        self._given = os.fspath(path)
+        if is_url(self._given):
+            if self._commit == "rename":
+                raise UsageError('nothing can be renamed in a store; use commit="metadata"')
+            self._folder: SaveFolder = StoreFolder(self._given, self._options)
+            self.path = self._folder.shown
+        else:
+            self.path = self.fs.init_path(self._given)
+            self._folder = DiskFolder(os.fspath(self.path), direct=self._direct)
 
     # ---- staging ----
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copy a state dict to host memory, for ``dcp.async_save``."""
         begin, clock = time.time(), time.perf_counter()
-        staged, digests = stage(state_dict, buffers=self._buffers, hashed=self._manifest)
-        self._staged = _StagedDigests(digests, os.getpid())
+        staged, digests, live = stage(state_dict, buffers=self._buffers, hashed=self._manifest, echo=self._echo)
+        self._staged = _StagedDigests(digests, os.getpid(), live)
         nbytes = sum(nbytes for nbytes, *_ in digests.values())
         self._phases = [Phase("stage", begin, time.perf_counter() - clock, nbytes)]
         return staged
@@ -155,8 +189,16 @@ class Writer(FileSystemWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save, of another path if one is given."""
         if checkpoint_id:
-            _check_local(checkpoint_id)
-        super().reset(checkpoint_id)
+            self._to(checkpoint_id)
+        super().reset()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether a save can go to this path or URL."""
+        text = os.fspath(checkpoint_id)
+        if is_url(text):
+            return parse(text).scheme in WRITABLE
+        return bool(super().validate_checkpoint_id(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save; what an earlier, failed one of this writer left behind is removed."""
@@ -175,25 +217,28 @@ class Writer(FileSystemWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the folder, unless it holds a checkpoint that may not be overwritten."""
-        path = os.fspath(self.path)
-        if not self.overwrite and os.path.lexists(os.path.join(path, self._metadata_name())):
+        path = self._folder.shown
+        if not self.overwrite and self._folder.has(self._metadata_name()):
             raise exists(path)
         with writing(path):
-            os.makedirs(path if self._commit == "metadata" else os.path.dirname(os.path.realpath(path)), exist_ok=True)
+            if self._commit == "metadata":
+                self._folder.make()
+            else:
+                os.makedirs(os.path.dirname(os.path.realpath(path)), exist_ok=True)
         if not self.use_collectives:
             plan = dataclasses.replace(plan, storage_data=_Generation(self.save_id, path, self.rank))
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Give every rank the id of the save, and the folder to write into."""
-        folder = os.fspath(self.path)
+        folder = self._folder.shown
         if self._commit == "rename":
             self._work = _RenamedFolder(folder, self.overwrite)
             folder = self._work.staging.path
             self._cleanup = weakref.finalize(self, self._work.remove, os.getpid())
         else:
-            arguments = os.getpid(), folder, self._metadata_name(), self.save_id
-            self._cleanup = weakref.finalize(self, remove_generation, *arguments)
+            arguments = os.getpid(), self._folder, self._metadata_name(), self.save_id
+            self._cleanup = weakref.finalize(self, _remove_generation, *arguments)
         # Plans that a planner has kept are not sent again: empty, until write_data asks the planner.
         kept = [not getattr(plan, "usable", True) or getattr(plan.planner_data, "kept", False) for plan in plans]
         self._plans = [None if mine else plan.items for plan, mine in zip(plans, kept, strict=True)]
@@ -221,26 +266,34 @@ class Writer(FileSystemWriter):
         flat = getattr(planner, "state_dict", {})
         self._step = find_step({key: one for key, one in flat.items() if not isinstance(one, torch.Tensor)}, "")
         where: _Generation = plan.storage_data
-        folder = where.folder if self._commit == "rename" else os.fspath(self.path)
+        folder = DiskFolder(where.folder, direct=self._direct) if self._commit == "rename" else self._folder
         now = time.time()
         self._phases.append(Phase("plan", self._begun, now - self._begun))
+        if self._echo and self._compared is None:
+            clock, digests = time.perf_counter(), digests_of(flat, device=True)
+            self._compared = _StagedDigests(digests, os.getpid(), frozenset(digests))
+            nbytes = sum(nbytes for nbytes, *_ in digests.values())
+            self._phases.append(Phase("echo", now, time.perf_counter() - clock, nbytes))
+            now = time.time()
         buckets = _buckets(plan.items, self.thread_count)
         hashed = self._manifest or self._compared is not None
-        with _Files(folder, where, self.save_id, len(buckets), hashed) as files, writing(folder):
-            try:
-                for file, bucket in zip(files.opened, buckets, strict=True):
-                    with writing(file.name):
-                        allocate(file.fd, sum(_archive_size(plan.items[at]) for at in bucket))
+        sizes = [sum(_archive_size(plan.items[at]) for at in bucket) for bucket in buckets]
+        files = _Files(folder, hashed)
+        try:
+            with files:
+                files.create(where, self.save_id, sizes)
                 written = self._write_files(plan.items, planner, files, buckets)
-                with writing(folder):
-                    if self.sync_files:
-                        sync_folder(folder)
-            except BaseException as error:
-                files.remove()
-                if isinstance(error, WriteError):
-                    raise WriteError(f"rank {where.rank}, writing data: {error}") from error
-                raise
-        record = self._record(plan.items, planner, folder, files, written, now)
+                if self._compared is not None and _writes_what_it_holds(planner):
+                    written = self._compared.once_more(plan.items, flat, written)
+                if self.sync_files:
+                    with writing(folder.shown):
+                        folder.sync()
+        except BaseException as error:
+            folder.remove(file.name for file in files.opened)
+            if isinstance(error, WriteError):
+                raise WriteError(f"rank {where.rank}, writing data: {error}") from error
+            raise
+        record = self._record(plan.items, planner, folder.shown, files, written, now)
         result = WriteResult(MetadataIndex(""), sum(size for _, size in record.files), record)
         future: Future[list[WriteResult]] = Future()
         future.set_result([result])
@@ -281,7 +334,8 @@ class Writer(FileSystemWriter):
         value = value.detach()
         written = file.tensor(value, (data.properties.dtype, tuple(data.chunk.sizes)))
         if self._compared is not None and written.kind == TENSOR:
-            self._compared.check(item.index.fqn, value, written.digests)
+            live = self._compared.check(item.index.fqn, value, written.digests)
+            written = written._replace(live=live)
         return written
 
     def _record(
@@ -302,6 +356,8 @@ class Writer(FileSystemWriter):
             tuple(self._phases),
             names_digest(items),
             None if known else tuple(items),
+            ("O_DIRECT is refused by the file system",)
+            * any(getattr(one.out, "refused", False) for one in files.opened),
         )
 
     # ---- commit ----
@@ -315,14 +371,14 @@ class Writer(FileSystemWriter):
         """
         begin = time.time()
         records: list[RankRecord] = [one.storage_data for several in results for one in several]
-        folder = self._work.staging.path if self._work is not None else os.fspath(self.path)
+        folder = self._folder if self._work is None else DiskFolder(self._work.staging.path)
         plans = [
             (plan or ()) if record.items is None else record.items
             for plan, record in zip(self._plans, records, strict=True)
         ]
-        if other := next((one.folder for one in records if one.folder != folder), None):
+        if other := next((one.folder for one in records if one.folder != folder.shown), None):
             raise WriteError(
-                f"a rank wrote into {other!r} instead of {folder!r}: its plan is of an earlier save; use "
+                f"a rank wrote into {other!r} instead of {folder.shown!r}: its plan is of an earlier save; use "
                 "wb.dcp.Planner, or a planner without enable_plan_caching"
             )
         if "version" in Metadata.__dataclass_fields__:  # not in torch 2.6
@@ -332,10 +388,13 @@ class Writer(FileSystemWriter):
         data = pickle.dumps(metadata)
         manifest = None
         if self._manifest and self.use_collectives:
-            name = os.path.basename(os.path.realpath(os.fspath(self.path)))
-            manifest = manifest_of(name, metadata, data, records, plans, self._step, self._save_record(records, begin))
+            shown = self._folder.shown
+            name = os.path.basename(shown if is_url(shown) else os.path.realpath(shown))
+            manifest = manifest_of(
+                name, metadata, data, records, plans, self._step, self._save_record(records, plans, begin)
+            )
         files = [name for record in records for name, _ in record.files]
-        commit(folder, self._metadata_name(), data, manifest, files)
+        folder.commit(self._metadata_name(), data, manifest, files)
         if self._work is not None:
             self._work.staging.commit()
         if self._cleanup is not None and self._work is None:
@@ -344,7 +403,9 @@ class Writer(FileSystemWriter):
             self._cleanup()
         self._cleanup = self._work = None
 
-    def _save_record(self, records: Sequence[RankRecord], begun: float) -> dict[str, Any]:
+    def _save_record(
+        self, records: Sequence[RankRecord], plans: Sequence[Sequence[WriteItem]], begun: float
+    ) -> dict[str, Any]:
         """How the checkpoint was saved, for the manifest: JSON types."""
         ends = [one.start + one.seconds for one in records[0].phases if one.name == "data"]
         own = [Phase("gather", end, begun - end) for end in ends] + [Phase("metadata", begun, time.time() - begun)]
@@ -352,8 +413,10 @@ class Writer(FileSystemWriter):
             "save_id": self.save_id,
             "torch": torch.__version__,
             "ranks": len(records),
-            "staged": self._compared is not None or any(p.name == "stage" for one in records for p in one.phases),
+            "staged": any(p.name == "stage" for one in records for p in one.phases),
             "differences": self._differences,
+            **({"echo": live_of(records, plans)} if self._echo else {}),
+            "notes": [f"rank {rank}: {note}" for rank, record in enumerate(records) for note in record.notes],
             "phases": [
                 {"rank": rank} | dataclasses.asdict(phase)
                 for rank, record in enumerate(records)
@@ -379,32 +442,68 @@ class _Generation:
 
 @dataclass(frozen=True)
 class _StagedDigests:
-    """Digests of the staged copy, and the process that made it."""
+    """Digests of what is to be written: of the staged copy or of the trainer's tensors, and the process that has them.
+
+    Attributes:
+        live: names of tensors whose digests are known to be those of the trainer's values.
+    """
 
     digests: Digests
     pid: int
+    live: frozenset[str]
 
-    def check(self, fqn: str, tensor: torch.Tensor, written: bytes) -> None:
-        """Compare what was written with the copy as it was staged.
+    def check(self, fqn: str, tensor: torch.Tensor, written: bytes) -> bool:
+        """Compare what was written with the digests; return whether it is equal to the trainer's value.
 
         Raises:
             WriteError: they differ.
         """
         nbytes, blocks, address = self.digests.get(fqn, (0, [], 0))
-        start = tensor.storage_offset() * tensor.element_size()
-        if not blocks or not tensor.is_contiguous() or start % BLOCK:
-            return  # not a run of the blocks that were hashed
-        if os.getpid() == self.pid and tensor.untyped_storage().data_ptr() != address:
-            return  # another tensor: a planner has changed it, or the digests are of an abandoned save
+        if b"".join(blocks) == written:
+            return fqn in self.live
+        here = os.getpid() == self.pid
+        start = tensor.data_ptr() - address if here else tensor.storage_offset() * tensor.element_size()
+        if not address or not 0 <= start <= nbytes - tensor.nbytes:
+            return False  # another tensor: a planner has changed it, or the digests are of an abandoned save
+        if not tensor.is_contiguous() or start % BLOCK:
+            return False  # not a run of the blocks that were hashed
         if start + tensor.nbytes != nbytes and tensor.nbytes % BLOCK:
-            return
+            return False
         first = start // BLOCK
         staged = b"".join(blocks[first : first + -(-tensor.nbytes // BLOCK)])
         if staged != written:
-            raise WriteError(
-                f"tensor {fqn!r} changed between staging and writing; nothing was committed. Somebody writes into the "
-                "staged copy, such as a stager that uses its buffers again too early"
-            )
+            raise self._changed(fqn)
+        return fqn in self.live
+
+    def once_more(
+        self, items: Sequence[WriteItem], state: Mapping[str, Any], written: list[list[tuple[int, WrittenItem]]]
+    ) -> list[list[tuple[int, WrittenItem]]]:
+        """Hash those tensors again whose parts are not runs of blocks: were they the same meanwhile?
+
+        Returns:
+            ``written``, with what is known of the trainer's values.
+
+        Raises:
+            WriteError: they changed.
+        """
+        names = {items[at].index.fqn for found in written for at, one in found if one.kind == TENSOR and not one.live}
+        again = digests_of({name: state[name] for name in names & self.live if name in state}, device=True)
+        for name, (nbytes, blocks, _) in again.items():
+            if (nbytes, blocks) != self.digests[name][:2]:
+                raise self._changed(name)
+        return [
+            [
+                (at, one._replace(live=one.live or (one.kind == TENSOR and items[at].index.fqn in again)))
+                for at, one in found
+            ]
+            for found in written
+        ]
+
+    def _changed(self, fqn: str) -> WriteError:
+        return WriteError(
+            f"tensor {fqn!r} changed between staging and writing; nothing was committed. Somebody writes into the "
+            "staged copy, such as a stager that uses its buffers again too early, or trains during a synchronous save"
+        )
 
 
 class _RenamedFolder:
@@ -428,54 +527,51 @@ class _RenamedFolder:
 @dataclass
 class _OpenFile:
     name: str
-    path: str
-    fd: int
+    out: Output
     data: DataFile
 
 
 class _Files:
     """Data files of a rank, new and empty."""
 
-    def __init__(self, folder: str, where: _Generation, own: str, count: int, hashed: bool) -> None:
+    def __init__(self, folder: SaveFolder, hashed: bool) -> None:
         self.opened: list[_OpenFile] = []
-        self._folder, self._where, self._own, self._count, self._hashed = folder, where, own, count, hashed
+        self._folder, self._hashed = folder, hashed
+
+    def create(self, where: _Generation, own: str, sizes: Sequence[int]) -> None:
+        """Create files of about these sizes; ``own`` is the id of this save."""
+        for number, size in enumerate(sizes):
+            name = data_file(where.rank, number, where.save_id)
+            with writing(name):
+                try:
+                    out = self._folder.create(name, size)
+                except FileExistsError:  # the plan is that of an earlier save, which a planner kept
+                    name = data_file(where.rank, number, own)
+                    out = self._folder.create(name, size)
+            self.opened.append(_OpenFile(name, out, DataFile(out, hashed=self._hashed)))
 
     def __enter__(self) -> _Files:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
-        try:
-            for number in range(self._count):
-                name = data_file(self._where.rank, number, self._where.save_id)
-                with writing(name):
-                    try:
-                        fd = os.open(os.path.join(self._folder, name), flags, 0o666)
-                    except FileExistsError:  # the plan is that of an earlier save, which a planner kept
-                        name = data_file(self._where.rank, number, self._own)
-                        fd = os.open(os.path.join(self._folder, name), flags, 0o666)
-                data = DataFile(fd, hashed=self._hashed)
-                self.opened.append(_OpenFile(name, os.path.join(self._folder, name), fd, data))
-        except BaseException:
-            self.remove()
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         for one in self.opened:
             one.data.close()
-            os.close(one.fd)
-
-    def remove(self) -> None:
-        for one in self.opened:
-            with suppress(OSError):
-                os.unlink(one.path)
+            one.out.close()
 
 
-def _check_local(path: str | os.PathLike[str]) -> None:
-    if is_url(os.fspath(path)):
-        raise UsageError(
-            f"{os.fspath(path)!r} is a URL, and wb.dcp.Writer writes to disks and mounted file systems; save to a disk "
-            "and send the checkpoint with wb.export, or use torch's FsspecWriter and wb.seal"
-        )
+def _writes_what_it_holds(planner: SavePlanner) -> bool:
+    """Whether a planner writes parts of the tensors of its state dict, and nothing that it makes of them."""
+    kind = type(planner)
+    if not isinstance(planner, DefaultSavePlanner):
+        return False
+    known = kind.resolve_data in (Planner.resolve_data, DefaultSavePlanner.resolve_data)
+    return known and kind.transform_object is DefaultSavePlanner.transform_object
+
+
+def _remove_generation(pid: int, folder: SaveFolder, name: str, save_id: str) -> None:
+    """Remove what a save left; nothing in a fork of the process that set it up."""
+    if pid == os.getpid():
+        folder.remove_generation(name, save_id)
 
 
 def _buckets(items: Sequence[WriteItem], most: int) -> list[list[int]]:

@@ -27,7 +27,7 @@ from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.given import Given, Source, choose
 from workbench.doctor.ledger.rows import Ledger
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Sign, looked_at
+from workbench.doctor.ledger.sign import RULES, SAVED, Inapplicable, Outcome, Sign, looked_at
 from workbench.doctor.passes.updates import passed
 from workbench.doctor.reasoning.diagnose import diagnose
 from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject
@@ -130,13 +130,25 @@ def examine(
     found = sorted(map(_finding, case.signs), key=lambda one: ("error", "warn", "info").index(one.severity))
     absent = {rule: str(why) for rule, why in outcome.not_checked.items() if isinstance(why, Inapplicable)}
     missed = {rule: why for rule, why in outcome.not_checked.items() if rule not in absent}
-    notes = "".join(f" ({note})" for note in given.notes)
+    told = (*given.notes, *_right_save(outcome))
+    notes = "".join(f" ({note})" for note in told)
     return Diagnosis(
         given.paths.get("before", evidence.before.ckpt.path), tuple(found), dict(outcome.checked),
         missed, _subjects(evidence), words + notes, causes, tuple(outcome.cleared),
         {which: _facts(evidence.state(which).facts) for which in _given(evidence)}, pictured, absent,
-        coverage(case), work.ledger, given.notes,
+        coverage(case), work.ledger, told,
     )  # fmt: skip
+
+
+def _right_save(outcome: Outcome) -> list[str]:
+    """Return a note that a fault came with the load, if the manifest shows that the save is right."""
+    wrong = any(sign.severity != "info" and sign.evidence.get("in") == LOADED for sign in outcome.signs)
+    before = f"{SAVED} (before)"
+    return [
+        f"the save is right, what differs came with the load: {one.message}"
+        for one in outcome.cleared
+        if wrong and one.what == before
+    ]
 
 
 def _glance(a: State, b: State, deep: bool, threads: int | None) -> int:

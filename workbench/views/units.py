@@ -69,6 +69,12 @@ def age(seconds: float) -> str:
     return f"{int(seconds // unit)} {name}"
 
 
+def seconds(value: float) -> str:
+    """Format a duration with three digits: ``123 s``, ``4.20 s``, ``42.1 ms``."""
+    scaled, unit = (value, "s") if value >= 1 else (1e3 * value, "ms")
+    return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:#.3g} {unit}"
+
+
 def plural(value: int, noun: str) -> str:
     """Format as ``1 chunk``, ``2,000 chunks``."""
     return f"{value:,} {noun}{'' if value == 1 else 's'}"

@@ -105,7 +105,10 @@ def check_manifest(place: Place, log: Log, manifest: Any, threads: int | None, p
         log.add("manifest.unreadable", "warn", place.name, str(error), "write it again from a trusted copy")
         return
     log.found += report
-    log.checked["manifest"] = "; ".join(report.checked.values())
+    checked = dict(report.checked)
+    if "live" in checked:
+        log.checked["live"] = checked.pop("live")
+    log.checked["manifest"] = "; ".join(checked.values())
     left = [words for name, words in report.not_checked.items() if name != "meaning"]
     log.not_checked["manifest"] = "; ".join(left)
     log.not_checked.pop("flips", None)

@@ -3,7 +3,7 @@
 ::
 
     mesh · placements · bytes · balance                   errors
-    [ All tensors | One tensor | Files | Mesh | Will it fit? ]
+    [ All tensors | One tensor | Files | Mesh | Save | Will it fit? ]
     the chosen part: controls, picture, the tapped item
     downloads
 """
@@ -24,6 +24,7 @@ from workbench.app.tabs.layout_bytes_part import BytesPart
 from workbench.app.tabs.layout_fit import FitPart
 from workbench.app.tabs.layout_mesh_part import MeshPart
 from workbench.app.tabs.layout_part import ONE_LINE, LayoutPart, Looked
+from workbench.app.tabs.layout_phases_part import PhasesPart
 from workbench.app.tabs.layout_shards_part import ShardsPart
 from workbench.app.tabs.layout_shares_part import SharesPart
 from workbench.checkpoint import Checkpoint
@@ -37,6 +38,7 @@ VIEWS: dict[str, tuple[str, type[LayoutPart]]] = {
     "tensor": ("One tensor", ShardsPart),
     "files": ("Files", BytesPart),
     "mesh": ("Mesh", MeshPart),
+    "save": ("Save", PhasesPart),
     "fit": ("Will it fit?", FitPart),
 }
 SELECTED = ("view", "tensor", "rank", "pattern", "role", "axes", "by", "fit")
@@ -62,11 +64,11 @@ class LayoutView(Looked):
         schedule: Schedule | None = None,
         **params: Any,
     ) -> None:
-        super().__init__(layout, found_of(layout) if found is None else found, source, file, schedule, **params)
+        super().__init__(layout, found_of(layout, source) if found is None else found, source, file, schedule, **params)
         self._made: dict[str, LayoutPart] = {}
         self._stale: set[str] = set()
         self._choice = pmui.RadioButtonGroup(
-            options={title: name for name, (title, _) in VIEWS.items()}, value=self.looked_at, label="Picture",
+            options={VIEWS[name][0]: name for name in self.views}, value=self.looked_at, label="Picture",
             size="small", color="primary", margin=(10, 10), sx=ONE_LINE,
         )  # fmt: skip
         self._choice.param.watch(lambda event: self.param.update(view=event.new), "value")
@@ -94,7 +96,12 @@ class LayoutView(Looked):
     @property
     def looked_at(self) -> str:
         """The current one of :data:`VIEWS`."""
-        return self.view if self.view in VIEWS else next(iter(VIEWS))
+        return self.view if self.view in self.views else next(iter(VIEWS))
+
+    @property
+    def views(self) -> list[str]:
+        """Those of :data:`VIEWS` that there is something for."""
+        return [name for name in VIEWS if name != "save" or self.found.phases is not None]
 
     @property
     def part(self) -> LayoutPart:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from workbench.core.remote.bucket import Bucket, Tree
@@ -105,6 +107,16 @@ class Destination:
             found = self._asked(lambda: together(one, stats.items()))
         return found
 
+    def read(self, key: str, stat: FileStat, start: int = 0) -> bytes | None:
+        """The bytes of an object from ``start`` on; ``None`` if it is gone or another by now."""
+
+        def get() -> bytes | None:
+            with suppress(MissingFileError, ChangedError):
+                return bytes(self._objects.get(key, key, start, stat.size, stat))
+            return None
+
+        return self._asked(get) if start < stat.size else b""
+
     def send(self, key: str, path: str, stop: threading.Event, sent: Callable[[int], None]) -> FileStat:
         """Send a file, in parts that the store checks and that are sent again one by one; not in the main thread.
 
@@ -128,10 +140,28 @@ class Destination:
                     sent(len(data))
                     yield data
 
-        size = os.path.getsize(path)
+        return self.stream(key, os.path.getsize(path), parts(), stop)
+
+    def stream(self, key: str, about: int, parts: Iterator[bytes], stop: threading.Event) -> FileStat:
+        """Send an object of about that many bytes while it is made, as :meth:`send` does with a file; ``parts`` raises
+        :class:`CanceledError` once ``stop`` is set.
+        """
+        size, first = 0, []
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size
+            for part in parts:
+                size += len(part)
+                yield part
+
+        rest = counted()
         self._connection.traffic.count(requests=1)
         try:
-            self._objects.send(key, size, parts())
+            for part in rest:  # what fits into one request is sent as one, whatever was expected
+                first.append(part)
+                if size > SENT_AT_ONCE:
+                    break
+            self._objects.send(key, max(size, about if size > SENT_AT_ONCE else 0), chain(first, rest))
             stat = self._objects.head(key)
         except BaseException:
             if stop.is_set():
@@ -139,7 +169,7 @@ class Destination:
             raise
         if stat is None or stat.size != size:
             kept = "no object" if stat is None else f"{stat.size:,} bytes"
-            raise WriteError(f"{key!r}: {size:,} bytes were sent and the store has {kept}; export again")
+            raise WriteError(f"{key!r}: {size:,} bytes were sent and the store has {kept}; try again")
         return stat
 
     def copy(self, pairs: Sequence[tuple[str, str, FileStat]]) -> None:
@@ -169,7 +199,11 @@ class Destination:
     def _asked(self, call: Callable[[], R]) -> R:
         self._connection.traffic.count(requests=1)
         try:
-            return alone(call).result()
+            try:
+                asked = alone(call)
+            except RuntimeError:  # the interpreter is ending, and no thread begins any more
+                return call()
+            return asked.result()
         except WriteError:
             raise
         except NotACheckpointError as error:  # what a missing bucket is to who reads

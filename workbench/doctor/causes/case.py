@@ -19,7 +19,7 @@ from typing import Any
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
-from workbench.doctor.ledger.sign import Outcome, Sign, many
+from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
 
 __all__ = ["ALONE", "NEARLY_ALL", "Case", "Match", "where_of"]
 
@@ -198,6 +198,11 @@ class Case:
     def adam(self) -> bool:
         """Whether any file holds Adam's moments."""
         return any({"exp_avg", "exp_avg_sq"} <= self.roles(which) for which in ALONE)
+
+    @cached_property
+    def saved(self) -> bool:
+        """Whether what was loaded is known to be what the trainer held when it was saved."""
+        return any(one.what == f"{SAVED} (before)" for one in self.outcome.cleared)
 
     @cached_property
     def mastered(self) -> bool:

@@ -118,6 +118,8 @@ def truncated(case: Case) -> Iterator[Match]:
 
 def mixed(case: Case) -> Iterator[Match]:
     for change in case.changes:
+        if change.leg == "load" and case.saved:
+            continue
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
         moments = change.hit(MOMENTS, *STATES)
         place = case.traits.get("place") if change.leg == "load" else None

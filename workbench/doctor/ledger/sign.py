@@ -21,6 +21,7 @@ from workbench.analysis.report import SEVERITIES
 __all__ = [
     "NEEDS",
     "RULES",
+    "SAVED",
     "Cleared",
     "Inapplicable",
     "Outcome",
@@ -121,6 +122,9 @@ class Sign:
     hit: int = 0
     of: int = 0
     causes: tuple[str, ...] = ()
+
+
+SAVED = "save"  #: what is cleared if a manifest records that the trainer's values were written
 
 
 @dataclass(frozen=True)

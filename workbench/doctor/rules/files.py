@@ -31,7 +31,7 @@ from workbench.analysis.verify.stored import StoredSums, check_manifest, manifes
 from workbench.analysis.verify.values import check_values, values_nbytes
 from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import State
-from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, Sign, register
+from workbench.doctor.ledger.sign import RULES, SAVED, Cleared, Inapplicable, Outcome, Rule, Sign, register
 
 __all__ = ["check_files"]
 
@@ -278,5 +278,7 @@ def _checked(state: State, log: Log, found: Outcome, fired: set[str], deep: bool
         if "V03" not in fired:
             causes = ("G1", "G2", "G3", "G4", "G5", "G10")
             found.cleared.append(Cleared("manifest", log.checked["manifest"], causes))
+            if "live" in log.checked:
+                found.cleared.append(Cleared(SAVED, f"{log.checked['live']}, and no byte changed since", causes))
     else:
         found.not_checked["V03"] = log.not_checked.get("manifest", "no manifest is known")
