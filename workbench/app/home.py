@@ -29,6 +29,7 @@ from workbench.app.run_cache import RunCache, shared_runs
 from workbench.app.state import WorkbenchState, link
 from workbench.app.watching import recent
 from workbench.app.words import count, html, size
+from workbench.core.remote.url import is_url
 from workbench.errors import WorkbenchError
 from workbench.runs import RunFolder, grouped
 from workbench.views import spark, units
@@ -42,6 +43,7 @@ STEPS = 24  #: newest steps of a run in a card, and the number of them that is c
 ALARMS = 3  #: findings of the watch that are shown
 SAID = {"error": "error", "warn": "warning"}
 SMALL = 256 << 20  #: bytes of runs, last saved first, up to which a check reads the values, too
+FAR = 3  #: newest steps of a run in a store that are checked: each costs several requests
 #: State of a step → mark; the colours are those of the pictures.
 DOTS = {"sound": "●", "finding": "▲", "incomplete": "○", "unseen": "◌"}
 SHEET = """
@@ -110,7 +112,9 @@ class Home(pn.viewable.Viewer):
 
     def _read(self, progress: Progress) -> None:
         """Read runs one after the other; cards change as soon as something is known."""
-        jail, left = self._state.jail, SMALL
+        jail = self._state.jail
+        far = is_url(str(jail.root))
+        left, newest = (0, FAR) if far else (SMALL, STEPS)
         for at, folder in enumerate(self._folders[:OPENED]):
             progress(at / len(self._folders))
             try:
@@ -122,7 +126,7 @@ class Home(pn.viewable.Viewer):
             nbytes = sum(step.nbytes for step in folder.steps)
             values = nbytes <= left
             left -= nbytes if values else 0
-            for step in folder.steps[-STEPS:]:
+            for step in folder.steps[-newest:]:
                 progress(at / len(self._folders))
                 self._runs.check(step, str(jail.resolve(step.path)), values=values)
             self._later(self._draw)
