@@ -148,9 +148,8 @@ def _backend(place: Place) -> Mapping[str, Any]:
     name = document.get("sharded_backend") if isinstance(document, dict) else None
     if name == "zarr":
         raise UnsupportedFormatError(
-            f"{place.path!r} is a Megatron checkpoint of the zarr backend (one folder per tensor, bf16 as tensorstore "
-            "writes it), which Megatron-core has removed; load it with megatron-core ≤ 0.12 and save it as "
-            "torch_dist"
+            f"{place.path!r} is a Megatron checkpoint of the former zarr backend (one folder per tensor); open it with "
+            "format='zarr'"
         )
     if name != "torch_dist":
         raise UnsupportedFormatError(
