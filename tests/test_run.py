@@ -322,3 +322,24 @@ def test_the_score_counts_as_it_says():
         score = Score()
         score.add(curve, onsets)
         assert (score.hits, score.false, score.missed) == want
+
+
+@pytest.mark.parametrize(("logged", "another"), [(lambda step: 1e-3 * (1 - step / 200), False), (lambda _: 3e-4, True)])
+def test_a_log_with_another_learning_rate_is_noted(tmp_path, logged, another):
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    rows = []
+    for step in range(1, 41):
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / 200)
+        weight.grad = torch.full_like(weight, 0.1)
+        optimizer.step()
+        rows.append((step, 2 + 0.001 * (step % 3) + (0.5 if step >= 31 else 0), f"{logged(step):.4g}"))
+        if step in (30, 40):
+            state = {"model": {"w": weight.detach()}, "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state, tmp_path / f"step-{step}.pt")
+    lines = "".join(f"{step},{loss},{lr}\n" for step, loss, lr in rows)
+    (tmp_path / "log.csv").write_text(f"step,loss,lr\n{lines}")
+    notes = [one for one in wb.run(tmp_path).diagnose(31).notes if "another run" in one]
+    assert bool(notes) is another
+    if another:
+        assert "0.0003" in notes[0] and "step-30.pt" in notes[0]

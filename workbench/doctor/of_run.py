@@ -5,6 +5,8 @@
     a step        the last checkpoint before it, the first after it
     nothing       those of the highest spike; without spikes, those around the last resume; else all neighbours
     nothing found, and a resume before the spike has another pair: that pair, too
+
+A log whose learning rate is not the one that the checkpoints store may be of another run; a note says so.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from workbench.analysis.run import CheckpointPair, Run
 from workbench.doctor.examine import doctor
 from workbench.doctor.reasoning.diagnosis import Diagnosis
 from workbench.errors import UsageError
 
 __all__ = ["diagnose_run"]
+
+AROUND = 3  #: logged points before and after a checkpoint whose learning rates may be the stored one
+APART = 0.02  #: relative difference that rounding in the log explains
 
 
 def diagnose_run(run: Run, step: int | None = None, **options: Any) -> Diagnosis:
@@ -77,4 +84,29 @@ def _compare(run: Run, pair: CheckpointPair, why: str, options: dict[str, Any]) 
         after = None if pair.after is None else run.place_of(pair.after)
         echo = None if pair.echo is None else run.place_of(pair.echo)
         found = doctor(run.place_of(pair.before), after, echo=echo, **options)
-    return replace(found, notes=(*found.notes, f"chosen because {why}" if pair.before and pair.after else pair.advice))
+    notes = [*found.notes, f"chosen because {why}" if pair.before and pair.after else pair.advice]
+    for which, one in (("before", pair.before), ("after", pair.after)):
+        stored = found.facts.get(which, {}).get("lr")
+        if one is not None and one.step is not None and stored is not None and _elsewhere(run, one.step, stored[0]):
+            near = run.metrics["lr"].dropna()
+            logged = near[near.index[np.abs(near.index.to_numpy() - one.step).argmin()]]
+            notes.append(
+                f"the log has a learning rate of {logged:.3g} at step {one.step:,}, and {one.path!r} stores "
+                f"{stored[0]:.3g}: the log may belong to another run"
+            )
+            break
+    return replace(found, notes=tuple(notes))
+
+
+def _elsewhere(run: Run, step: int, stored: float) -> bool:
+    """Whether the log has learning rates around a step, and none of them is near the stored one. A trainer may store
+    that of the step before or after, and a schedule changes it in between."""
+    if "lr" not in run.metrics:
+        return False
+    series = run.metrics["lr"].dropna()
+    steps = series.index.to_numpy()
+    at = int(np.searchsorted(steps, step))
+    near = series.to_numpy()[max(at - AROUND, 0) : at + AROUND]
+    if not len(near) or not steps[0] - 1 <= step <= steps[-1] + 1:
+        return False
+    return not near.min() * (1 - APART) <= stored <= near.max() * (1 + APART)
