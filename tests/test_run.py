@@ -329,7 +329,7 @@ def test_a_log_with_another_learning_rate_is_noted(tmp_path, logged, another):
     weight = torch.nn.Parameter(torch.ones(4, 4))
     optimizer = torch.optim.AdamW([weight], lr=1e-3)
     rows = []
-    for step in range(1, 41):
+    for step in range(1, 45):
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / 200)
         weight.grad = torch.full_like(weight, 0.1)
         optimizer.step()
@@ -343,3 +343,8 @@ def test_a_log_with_another_learning_rate_is_noted(tmp_path, logged, another):
     assert bool(notes) is another
     if another:
         assert "0.0003" in notes[0] and "step-30.pt" in notes[0]
+
+
+def test_the_rate_of_the_next_step_which_trainers_store_is_no_other_run():
+    run = wb.run(LOGS.parent / "trainer_run")  # at step 6, the last one logged, the Trainer stores that of step 7: 0
+    assert not [one for step in (2, 4) for one in run.diagnose(step).notes if "another run" in one]

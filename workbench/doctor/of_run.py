@@ -107,6 +107,6 @@ def _elsewhere(run: Run, step: int, stored: float) -> bool:
     steps = series.index.to_numpy()
     at = int(np.searchsorted(steps, step))
     near = series.to_numpy()[max(at - AROUND, 0) : at + AROUND]
-    if not len(near) or not steps[0] - 1 <= step <= steps[-1] + 1:
+    if not len(near) or not steps[0] <= step < steps[-1]:  # the rate after the last point is not known
         return False
     return not near.min() * (1 - APART) <= stored <= near.max() * (1 + APART)
