@@ -248,7 +248,7 @@ def pictures(root: str) -> dict[str, float]:
     import workbench as wb
     from workbench.app.tabs.diff_view import DiffView
     from workbench.views.layout_bytes import Bytes
-    from workbench.views.layout_paint import PaintBoxes, PaintWindow, raster
+    from workbench.views.layout_canvas import PaintBoxes, PaintWindow, raster
 
     pn.extension("tabulator", notifications=False)
     found, spent = clock()

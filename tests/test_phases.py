@@ -22,7 +22,7 @@ from tests.serving import serving
 from workbench.analysis import manifest
 from workbench.analysis.manifest_file import save as save_manifest
 from workbench.analysis.phases import PARTS, phases, phases_of
-from workbench.app.tabs.layout_view import LayoutView
+from workbench.app.tabs.layout import LayoutView
 from workbench.cli import main
 from workbench.errors import CorruptError, MissingFileError, UsageError
 from workbench.views.phases import phases_text, sentences

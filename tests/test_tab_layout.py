@@ -23,14 +23,13 @@ import workbench as wb
 from workbench.app.jail import Jail
 from workbench.app.registry import Registry
 from workbench.app.state import WorkbenchState, query_of
-from workbench.app.tabs.layout import LayoutTab
+from workbench.app.tabs.layout import VIEWS, LayoutTab, LayoutView
 from workbench.app.tabs.layout_fit import asked, request_of
-from workbench.app.tabs.layout_view import VIEWS, LayoutView
 from workbench.errors import UsageError
-from workbench.views import layout_paint
+from workbench.views import layout_canvas
 from workbench.views.layout_bytes import Bytes
+from workbench.views.layout_canvas import PaintBoxes, PaintWindow, raster
 from workbench.views.layout_groups import ROWS, groups, shares
-from workbench.views.layout_paint import PaintBoxes, PaintWindow, raster
 from workbench.views.layout_pictures import FEW, HOLE, OVERLAP, bytes_picture, shards_picture, shares_picture
 from workbench.views.layout_shards import SEVERAL, axes_of, shards
 from workbench.views.layout_words import wrong
@@ -74,8 +73,8 @@ def found_of(samples, name):
 
 @pytest.mark.parametrize(("at_a_time", "pixels"), [(65_536, 4_000_000), (7, 50), (300, 1)])
 def test_pixels_are_those_whose_centres_lie_in_a_box(monkeypatch, at_a_time, pixels):
-    monkeypatch.setattr(layout_paint, "BOXES", at_a_time)
-    monkeypatch.setattr(layout_paint, "PIXELS", pixels)
+    monkeypatch.setattr(layout_canvas, "BOXES", at_a_time)
+    monkeypatch.setattr(layout_canvas, "PIXELS", pixels)
     rng = np.random.default_rng(5)
     left, top = rng.integers(0, 90, (2, 300))
     boxes = PaintBoxes(left, left + rng.integers(0, 30, 300), top, top + rng.integers(0, 20, 300), np.arange(300))

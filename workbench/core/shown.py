@@ -36,7 +36,7 @@ ABOVE: dict[str, dict[str, str]] = {
     "Layout": {
         "text": "views.layout:layout_text",
         "html": "views.layout:layout_html",
-        "view": "app.tabs.layout_view:LayoutView",
+        "view": "app.tabs.layout:LayoutView",
     },
     "LazyTensor": {"text": "views.text:tensor_line", "html": "views.html:tensor_html"},
     "Report": {

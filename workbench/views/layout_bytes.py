@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.analysis.layout import Layout
 from workbench.core.arrays import Array
-from workbench.views.layout_paint import PaintBoxes, PaintWindow, raster
+from workbench.views.layout_canvas import PaintBoxes, PaintWindow, raster
 
 __all__ = ["GAP", "OTHER", "Bytes"]
 

@@ -28,15 +28,18 @@ from workbench.views.layout_canvas import (
     SIDES,
     TOOLS,
     Marks,
+    PaintBoxes,
+    PaintWindow,
+    colours,
     ink,
     lighter,
     options_of,
     painted,
     palette,
+    raster,
     rgba,
 )  # fmt: skip
 from workbench.views.layout_groups import GroupShares
-from workbench.views.layout_paint import PaintBoxes, PaintWindow, colours, raster
 from workbench.views.layout_shards import SEVERAL, TensorShards
 from workbench.views.names import safe, shorten_all
 from workbench.views.picture import ticks

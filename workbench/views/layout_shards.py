@@ -20,7 +20,7 @@ import numpy as np
 from workbench.analysis.layout import Layout
 from workbench.core.arrays import Array
 from workbench.errors import UsageError
-from workbench.views.layout_paint import PaintBoxes
+from workbench.views.layout_canvas import PaintBoxes
 
 __all__ = ["BY", "SEVERAL", "TensorShards", "axes_of", "chunks_at", "shards"]
 

@@ -11,7 +11,7 @@ import panel_material_ui as pmui
 from workbench.app import style
 from workbench.app.jobs import Progress
 from workbench.app.save import csv_button, json_button
-from workbench.app.tabs.layout_part import LayoutPart
+from workbench.app.tabs.layout_parts import LayoutPart
 from workbench.app.words import html
 from workbench.app.work import JobButton
 from workbench.errors import UsageError
