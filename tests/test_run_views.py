@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 from pathlib import Path
 
@@ -221,6 +222,17 @@ def test_the_cards_tell_every_run_and_its_jump(run):
     assert run_sentence(wb.run(run)) in text and "at step 41" in text
     assert re.search(r'class="finding" title="step-40.pt: [^"]*NaN', text)
     assert text.count('class="sound"') == 6 and 'class="unseen"' not in text
+
+
+def test_without_runs_the_newest_checkpoint_is_one_click_away(tmp_path):
+    for step, name in enumerate(("a<b>.pt", "b.pt")):
+        torch.save({"w": torch.ones(2)}, tmp_path / name)
+        os.utime(tmp_path / name, (1e9 - step, 1e9 - step))
+    state = WorkbenchState(Jail(tmp_path))
+    picker = Picker(state)
+    assert picker.job.wait(60)
+    text = Home(state, picker, runs=RunCache())._page.text
+    assert "No runs here" in text and '<a href="?ckpt=a%3Cb%3E.pt">Open the newest checkpoint</a>' in text
 
 
 def test_the_page_of_a_run_explains_the_jump_and_lists_the_steps(run):

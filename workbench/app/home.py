@@ -142,6 +142,12 @@ class Home(pn.viewable.Viewer):
         root = html(self._state.jail.name)
         if not self._folders:
             none = "<h2>No runs here</h2><p>A run is a folder with two steps or more.</p>"
+            listing = self._picker.job.result
+            found = [one for one in listing.found if one.complete] if listing is not None else []
+            newest = max(found, key=lambda one: one.mtime, default=None)
+            if newest is not None:
+                name = f'<span class="name">{html(newest.path)}</span>'
+                none += f'<p><a href="{html(link(path=newest.path))}">Open the newest checkpoint</a>: {name}</p>'
             self._page.text = none + WELCOME.format(root=root)
             return
         cards = "".join(self._card(folder) for folder in self._folders)
