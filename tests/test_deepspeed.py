@@ -181,6 +181,13 @@ def test_round_robin_gradients_follow_param_shapes_and_say_so(tmp_path):
     assert len(ckpt.notes) == 1 and "round_robin_gradients" in ckpt.notes[0] and "param_slice_mappings" in ckpt.notes[0]
     like.save_zero12(tmp_path, NAMES, SHAPES, truth, 2, order=NAMES)
     assert wb.open(tmp_path, cache=False).notes == []
+    # as deepspeed 0.19.8 wrote four layers on two ranks: each rank's list is in the order of param_shapes
+    shapes = {name: (4, 4) for name in "abcd"}
+    truth = like.full(shapes)
+    like.save_zero12(tmp_path, [list("acbd")], shapes, truth, 2, order=[list("abcd")], style="bf16")
+    ckpt = wb.open(tmp_path, cache=False)
+    check_states(ckpt, meanings(truth))
+    assert len(ckpt.notes) == 1 and "round_robin_gradients" in ckpt.notes[0]
 
 
 def test_shared_parameters_become_views(tmp_path):

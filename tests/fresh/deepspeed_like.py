@@ -7,6 +7,7 @@ its module names and taken away again, so that a reader that imported them would
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from collections import OrderedDict
@@ -158,8 +159,22 @@ def save_zero12(
     )
     save(model_states(names, shapes, weights, dp, **more), folder / f"mp_rank_{mp:02d}_model_states.pt")
     for rank in range(dp):
-        content = optim_12(groups, rank, dp, needs=needs, style=style, order=order, aligned=aligned)
+        told = order and [
+            mapped(row, shapes, len(group["fp32"][0]), rank, aligned[g] if aligned else None)
+            for g, (row, group) in enumerate(zip(order, groups, strict=True))
+        ]
+        content = optim_12(groups, rank, dp, needs=needs, style=style, order=told, aligned=aligned)
         save_optim(content, folder / f"{prefix}zero_pp_rank_{rank}_mp_rank_{mp:02d}_optim_states.pt")
+
+
+def mapped(names: list[str], shapes: dict[str, tuple[int, ...]], part: int, rank: int, pads: list[int] | None) -> list:
+    """What a rank's ``param_slice_mappings`` lists: the parameters that overlap its part if they lie in this order."""
+    found, begin = [], 0
+    for name, pad in zip(names, pads or [0] * len(names), strict=True):
+        end = begin + math.prod(shapes[name])
+        found += [name] if begin < (rank + 1) * part and rank * part < end else []
+        begin = end + pad
+    return found
 
 
 def pieces(tensor: torch.Tensor, dp: int) -> list[torch.Tensor]:

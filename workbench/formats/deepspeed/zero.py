@@ -148,7 +148,6 @@ def add_partitions(
                 )
                 break
             adder.line(group, [str(name) for name in renamed], list(named.values()), np.array(ranks))
-    _compare_order(parts, shapes, adder.notes)
     return adder.notes
 
 
@@ -189,7 +188,24 @@ class _Adder:
         part = _part(there or [first], group, len(ranks), need, told)
         what = f"group {group} of mp_rank {self.parts.mp:02d}"
         flat.check_line(need, part, len(ranks), told, what)
-        self._emit(names, shapes, flat.by_line(numel, pads, part, ranks, group), [group])
+        ranges = flat.by_line(numel, pads, part, ranks, group)
+        if len(ranks) == len(shards) == len(self.parts.shards):
+            self._compare_order(group, names, ranges)
+        self._emit(names, shapes, ranges, [group])
+
+    def _compare_order(self, group: int, names: list[str], ranges: flat.Ranges) -> None:
+        """Note if ``param_slice_mappings`` lists others than a rank holds: tools that trust it scramble parameters."""
+        by_rank = np.argsort(ranges.rank, kind="stable")
+        edges = np.searchsorted(ranges.rank[by_rank], np.arange(len(self.parts.shards) + 1))
+        for rank, shard in enumerate(self.parts.shards):
+            order = shard.order[group] if shard is not None and shard.order and group < len(shard.order) else []
+            held = [names[param] for param in ranges.param[by_rank[edges[rank] : edges[rank + 1]]]]
+            if order and order != held and not any("round_robin" in note for note in self.notes):
+                self.notes.append(
+                    f"{self.parts.files[rank]!r}: the order of group {group} in param_slice_mappings differs from "
+                    "param_shapes, which is right (a bug of deepspeed with round_robin_gradients); "
+                    "ds_to_universal.py would scramble these parameters"
+                )
 
     def _emit(self, names: list[str], shapes: list[tuple[int, ...]], ranges: flat.Ranges, groups: Any) -> None:
         """Add rows of every state for the same ranges; boxes are computed once."""
@@ -287,18 +303,3 @@ def _part(shards: Sequence[RankShard], group: int, ranks: int, need: int, told: 
 def _master(shard: RankShard, group: int) -> int:
     part = shard.flat[MASTER][group]
     return part.shape[0] if part is not None else 0
-
-
-def _compare_order(parts: Partitions, shapes: Sequence[Shapes], notes: list[str]) -> None:
-    """Note if ``param_slice_mappings`` contradicts ``param_shapes``: tools that trust it scramble parameters."""
-    for shard in parts.shards:
-        for group, order in enumerate((shard.order or []) if shard is not None else []):
-            if group < len(shapes) and parts.first.counts[group] == len(parts.shards):
-                mine = set(order)
-                if order != [name for name in shapes[group] if name in mine]:
-                    notes.append(
-                        f"{shard.file!r}: the order of group {group} in param_slice_mappings differs from "  # type: ignore[union-attr]
-                        "param_shapes, which is right (a bug of deepspeed with round_robin_gradients); "
-                        "ds_to_universal.py would scramble these parameters"
-                    )
-                    return
