@@ -182,7 +182,7 @@ def test_round_robin_gradients_follow_param_shapes_and_say_so(tmp_path):
     like.save_zero12(tmp_path, NAMES, SHAPES, truth, 2, order=NAMES)
     assert wb.open(tmp_path, cache=False).notes == []
     # as deepspeed 0.19.8 wrote four layers on two ranks: each rank's list is in the order of param_shapes
-    shapes = {name: (4, 4) for name in "abcd"}
+    shapes = dict.fromkeys("abcd", (4, 4))
     truth = like.full(shapes)
     like.save_zero12(tmp_path, [list("acbd")], shapes, truth, 2, order=[list("abcd")], style="bf16")
     ckpt = wb.open(tmp_path, cache=False)

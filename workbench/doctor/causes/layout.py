@@ -380,7 +380,7 @@ LAYOUTS = (
     made("E13", "The optimizer's state was resharded with a different map than the weights.",
          "the flat partitions use another order of parameters", "right at first, slow damage",
          "reshard weights and optimizer state with the same map", ECHO, "catalogue E13",
-         deepspeed="keep the partition order of the save (round_robin_gradients), or convert to universal",
+         deepspeed="keep the partition order of the save; ds_to_universal.py scrambles that of round_robin_gradients",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 N28 S19 S04 S05 S08 S14 "
                   "S15 R03 N29",
          expects="P17 R02 R04 R09 R13",
