@@ -127,6 +127,19 @@ def test_a_mean_of_ten_steps_may_have_risen_in_the_first(tmp_path):
     assert (row["step"], row["before"], row["after"]) == (520, "step-510.pt", "step-520.pt")
 
 
+def test_the_first_row_after_a_resume_has_no_step_from_before_it(tmp_path):
+    for step in (50, 75, 100):
+        save(tmp_path, step)
+    curve = spiky(76, 120, interval=2)  # the row of step 76 is the mean of 75 and 76, or of 76 alone after a resume
+    log(tmp_path / "log.csv", curve)
+    assert wb.run(tmp_path).spikes["before"].tolist() == ["step-50.pt"]
+    quiet = spiky(1000, 80, interval=2)
+    log(tmp_path / "log.csv", [*quiet.items(), *((s, v) for s, v in curve.items() if s > 75)])
+    run = wb.run(tmp_path)
+    assert run.resumes[["step", "from_step"]].values.tolist() == [[76, 75]]
+    assert run.spikes[["step", "before", "after"]].values.tolist() == [[76, "step-75.pt", "step-100.pt"]]
+
+
 def test_the_resume_names_the_checkpoint_that_exists(tmp_path):
     for step in (60, 80):
         save(tmp_path, step)

@@ -27,7 +27,15 @@ from workbench.app.state import WorkbenchState, joined, link, parse_query, query
 from workbench.cli import main
 from workbench.runs import discover, grouped
 from workbench.views.run import run_sentence
-from workbench.views.run_pictures import curves_of, layer_grid, layers_figure, run_figure, thinned
+from workbench.views.run_pictures import (
+    Curves,
+    MetricLine,
+    curves_of,
+    layer_grid,
+    layers_figure,
+    run_figure,
+    thinned,
+)
 
 SAMPLES = Path(__file__).parents[1] / "sample_ckpts"
 LOGGED = {int(row["step"]): row for row in csv.DictReader((SAMPLES / "loss_spike.csv").read_text().splitlines())}
@@ -87,6 +95,28 @@ def test_the_figure_holds_every_point_and_calls_back():
     saved = next(one for one in sources if "marker" in one.data)
     spike.selected.indices, saved.selected.indices = [0], [2]
     assert tapped == [("spike", 242), ("save", "step-245.pt")]
+
+
+def test_nan_is_marked_at_the_height_of_the_point_before_it(tmp_path):
+    save(tmp_path, 50)
+    log(tmp_path / "log.csv", {s: math.nan if s > 60 else 3 + s / 100 for s in range(1, 81)})
+    ((step, value, label, certain, _),) = curves_of(wb.run(tmp_path)).spikes
+    assert (step, value, label, certain) == (61, 3.6, "NaN at 61", True)
+
+
+@pytest.mark.parametrize(("value", "span"), [(0.001, 0.001), (-20.0, 20.0), (0.0, 1.0)])
+def test_a_constant_metric_is_not_drawn_at_zero(value, span):
+    line = MetricLine(np.arange(10), np.full(10, value))
+    figure = run_figure(Curves({"lr": {"": line}})).children[0]
+    assert figure.y_range.default_span == span
+
+
+def test_words_beside_resumes_have_room_on_a_phone():
+    from bokeh.models import Label
+
+    curves = Curves({"loss": {"": MetricLine(np.arange(101), np.ones(101))}}, resumes=[(s, "") for s in (30, 40, 55)])
+    words = [one.x for one in run_figure(curves).select({"type": Label}) if one.text == "resumed"]
+    assert words == [29.5, 54.5]
 
 
 def test_an_abandoned_branch_is_drawn_and_belongs_to_one_run_only():
@@ -257,6 +287,29 @@ def test_the_page_of_a_run_explains_the_jump_and_lists_the_steps(run):
             assert row.tolist() == np.histogram(values[np.isfinite(values)], edges)[0].tolist()
         state.at = "50"
         assert page.examining.job.wait(60) and "step 50" in page._why.text
+    finally:
+        page.close()
+
+
+def test_new_points_are_shown_unless_someone_has_zoomed(tmp_path):
+    root = tmp_path / "proj" / "checkpoints"
+    save(root, 10)
+    save(root, 20)
+    log(root / "log.csv", spiky(1000, last=40))
+    state = WorkbenchState(Jail(tmp_path))
+    state.restore({"run": "proj/checkpoints"})
+    page = RunPage(state, runs=RunCache())
+    try:
+        assert page.opening.wait(60) and ">proj/checkpoints</h1>" in page._head.text
+        for last, zoom in ((60, None), (80, 30.0), (100, None)):
+            if zoom:
+                page._drawn.x_range.end = zoom
+            log(root / "log.csv", spiky(1000, last=last))
+            page._next = 0.0
+            page.look()
+            assert page._looking.wait(60) and page.opening.wait(60)
+            assert len(page.reading.run.metrics) == last
+            assert (page._drawn.x_range.end > last) == (last == 60)
     finally:
         page.close()
 

@@ -375,6 +375,10 @@ class Run(Shown):
         interval = self._joined[0].interval if self._joined else 1
         whole = [one for one in self.found if one.complete and one.step is not None]
         last = step - interval + zero  # the mean of several steps may have risen in its first
+        resume = self._resume_before(step)
+        if resume is not None and step - resume.first_after < interval:
+            loaded, _ = self._loaded(resume)  # the first row after a resume begins with it
+            last = max(last, min(loaded or 0, step - 1 + zero))
         earlier = [one for one in whole if (one.step or 0) <= last]
         later = [one for one in whole if (one.step or 0) >= step + zero and not is_echo(one)]
         before = self._first_of([one for one in earlier if one.step == earlier[-1].step]) if earlier else None

@@ -164,7 +164,7 @@ class Home(pn.viewable.Viewer):
             units.plural(len(folder.steps), "checkpoint"),
             f"{size(max(step.nbytes for step in folder.steps))} each" if folder.steps else "",
         ]
-        saved = f"last step {count(folder.steps[-1].step or 0)} · saved {units.age(time.time() - newest)} ago"
+        saved = f"last step {folder.steps[-1].step or 0:,} · saved {units.age(time.time() - newest)} ago"
         jail = self._state.jail
         states = [self._runs.health(step, str(jail.resolve(step.path))) for step in folder.steps[-STEPS:]]
         names = [os.path.basename(step.path) for step in folder.steps[-STEPS:]]

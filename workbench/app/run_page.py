@@ -36,7 +36,7 @@ from workbench.app.picker import Picker
 from workbench.app.run_cache import RunCache, shared_runs
 from workbench.app.save import csv_button, text_button
 from workbench.app.state import WorkbenchState, joined, link, separated
-from workbench.app.words import count, html, safe, size
+from workbench.app.words import html, safe, size
 from workbench.app.work import JobButton
 from workbench.errors import UsageError, WorkbenchError
 from workbench.runs import grouped
@@ -123,6 +123,7 @@ class RunPage(pn.viewable.Viewer):
         self.diagnosis: Diagnosis | None = None
         self._layers: pd.DataFrame | None = None
         self._drawn: Any = None
+        self._whole: tuple[float, float] | None = None  #: the range of steps that the picture begins with
         self._next, self._wait = 0.0, FIRST
         self.opening = Job(schedule)
         self.checking = Job(schedule, long=True)
@@ -283,7 +284,7 @@ class RunPage(pn.viewable.Viewer):
         if reading is None:
             return
         run = reading.run
-        title = state.jail.name if state.run == "." else os.path.basename(state.run)
+        title = state.jail.name if state.run == "." else state.run
         words = "".join(style.message(relative_words(note), "info") for note in (*reading.notes, *run.notes))
         self._head.text = (
             f'<h1 class="name">{html(title)}</h1><p class="muted">{_about(run)}</p>'
@@ -294,8 +295,12 @@ class RunPage(pn.viewable.Viewer):
         names = None if not state.metrics else ["loss", *self._metric_names()]
         curves = curves_of(run, names, health=health, others=reading.others, name=safe(title))
         window = None if self._drawn is None else (self._drawn.x_range.start, self._drawn.x_range.end)
+        if window == self._whole:
+            window = None  # nobody has zoomed or panned: new points and other runs are shown too
         figure = run_figure(curves, tapped=self._tapped, window=window)
         self._drawn = figure.children[0] if figure.children else None
+        if window is None and self._drawn is not None:
+            self._whole = self._drawn.x_range.start, self._drawn.x_range.end
         self._curves[:] = [_pane(figure)] if figure.children else []
         self._steps[:] = self._table()
 
@@ -571,7 +576,7 @@ def _about(run: Run) -> str:
     found = run.found
     parts = []
     if found:
-        steps = f"steps {count(found[0].step or 0)} to {count(found[-1].step or 0)}"
+        steps = f"steps {found[0].step or 0:,} to {found[-1].step or 0:,}"
         parts = [html(", ".join(sorted({one.format for one in found}))), units.plural(len(found), "checkpoint"), steps]
         parts.append(f"{size(max(one.nbytes for one in found))} each")
         parts.append(f"saved {units.age(time.time() - max(one.mtime for one in found))} ago")

@@ -83,7 +83,7 @@ def run_sentence(run: Run) -> str:
     resumes = run.resumes.to_dict("records")
     if row is None:
         if not len(run.sources):
-            return "No log was found beside or above the checkpoints."
+            return "No log with a loss was found beside or above the checkpoints."
         points = units.plural(int(run.sources["points"].iloc[0]), "point")
         after = f", {units.plural(len(resumes), 'resume')}" if resumes else ""
         return f"No jump of the loss was found in {points} of the log{after}."

@@ -50,7 +50,7 @@ LAYER_MEASURES: dict[str, tuple[str, str, str]] = {
     "second moment": ("norm", "exp_avg_sq", "norm of the second moment of the gradients"),
     "NaN": ("nan", "", "elements that are NaN"),
 }
-NAMED = 4  #: resumes up to which each has a word beside its line
+NAMED = 0.2  #: of the picture's width: what a word beside a line needs on a phone
 ROWS = 48  #: rows of the picture of layers; more tensors are combined by layer
 
 
@@ -116,12 +116,14 @@ def curves_of(
         if mine:
             lines[metric] = mine
     loss = run.metrics.get("loss")
+    known = None if loss is None else loss[np.isfinite(loss)]
     marks = []
     for row in run.spikes.to_dict("records"):
         step = int(row["step"])
-        at = int(row["peak_step"]) if row["kind"] != "nan" and row["peak_step"] == row["peak_step"] else step
-        value = math.nan if loss is None or at not in loss.index else float(loss.loc[at])
-        label = "NaN" if row["kind"] == "nan" else f"+{row['height']:.2f} at {step:,}"
+        at = step if row["kind"] == "nan" or row["peak_step"] != row["peak_step"] else int(row["peak_step"])
+        upto = None if known is None else known.loc[:at]  # NaN has no height: marked at that of the point before it
+        value = math.nan if upto is None or upto.empty else float(upto.iloc[-1])
+        label = f"NaN at {step:,}" if row["kind"] == "nan" else f"+{row['height']:.2f} at {step:,}"
         certain = not row["suspected"] and row["kind"] != "level shift"
         marks.append((step, value, label, certain, spike_sentence(row)))
     resumes = [(int(row["step"]), safe(row["why"])) for row in run.resumes.to_dict("records")]
@@ -243,6 +245,8 @@ def _metric(metric: str, lines: Mapping[str, MetricLine], colours: Mapping[str, 
     kind = {"y_axis_type": "log"} if log else {}
     made = _figure(HEIGHTS[size], axis, safe(metric)[:40] + (" (log)" if log else ""), **kind)
     made.y_range.range_padding = 0.12 if size == "first" else 0.06
+    if len(values) and values.min() == values.max():  # Bokeh would show it in a range of 2, where 0.001 looks like 0
+        made.y_range.default_span = abs(float(values[0])) or 1.0
     for name, (steps, points) in drawn.items():
         for ghost_steps, ghost_values in lines[name].ghosts:
             made.line(
@@ -289,6 +293,7 @@ def _metric(metric: str, lines: Mapping[str, MetricLine], colours: Mapping[str, 
                 text_color=GREY,
                 text_font_size="9pt",
                 x_offset=4,
+                y_offset=10,  # the line that replaced it is about as high
                 text_baseline="middle",
             )
         )
@@ -306,12 +311,18 @@ def _events(figure: Any, curves: Curves, metric: str, *, named: bool, tapped: An
         line = figure.vspan("step", source=source, color=GREY, line_width=1.5, line_dash="dotted")
         if named:
             figure.add_tools(HoverTool(renderers=[line], tooltips=[("resumed", "@words")]))
-            for step, _ in curves.resumes if len(curves.resumes) <= NAMED else ():
+            low, high = _extent(curves)
+            free = low  # up to here there are words
+            for step, _ in curves.resumes:
+                if step - free < NAMED * (high - low):
+                    continue
+                free = step
                 where = {"x": step - 0.5, "y": 3, "y_units": "screen", "x_offset": -4, "text_align": "right"}
                 figure.add_layout(Label(text="resumed", text_color=GREY, text_font_size="9pt", **where))
     marks = [one for one in curves.spikes if math.isfinite(one[1])] if metric == "loss" else []
     if not marks:
         return
+    middle = sum(_extent(curves)) / 2
     source = ColumnDataSource(
         {
             "step": [one[0] for one in marks],
@@ -319,6 +330,8 @@ def _events(figure: Any, curves: Curves, metric: str, *, named: bool, tapped: An
             "label": [one[2] for one in marks],
             "words": [one[4] for one in marks],
             "colour": [WRONG if one[3] else DOUBT for one in marks],
+            "align": ["right" if one[0] > middle else "left" for one in marks],
+            "offset": [-10 if one[0] > middle else 10 for one in marks],
         }
     )
     figure.vspan("step", source=source, color="colour", line_width=1, alpha=0.6)
@@ -331,8 +344,9 @@ def _events(figure: Any, curves: Curves, metric: str, *, named: bool, tapped: An
             y="value",
             text="label",
             source=source,
-            x_offset=10,
+            x_offset="offset",
             y_offset=-6,
+            text_align="align",
             text_color="colour",
             text_font_size="10pt",
             text_font_style="bold",
