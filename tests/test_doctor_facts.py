@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import workbench as wb
 from tests import lab
@@ -292,6 +293,14 @@ def test_weights_alone_are_not_accused(tmp_path):
     assert list(found) == [("before", "S06")]  # that a resume from here begins anew is a remark
     assert found["before", "S06"].severity == "info" and found["before", "S06"].evidence["kind"] == "never"
     assert wb.doctor(tmp_path / "a.pt").exit_code == 0
+
+
+def test_weights_are_not_said_to_lack_an_optimizer_that_lies_beside_them(tmp_path):
+    (tmp_path / "step-100").mkdir()
+    save_file({"fc.weight": torch.ones(2, 2)}, tmp_path / "step-100" / "model.safetensors")
+    assert list(signs(tmp_path / "step-100")[0]) == [("before", "S06")]
+    torch.save({}, tmp_path / "step-100" / "optimizer.pt")  # no format claims the two together
+    assert not signs(tmp_path / "step-100")[0]
 
 
 def test_a_step_that_only_a_name_tells_proves_less(tmp_path):

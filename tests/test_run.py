@@ -15,6 +15,7 @@ import workbench as wb
 from tests.lab.curves import Score, curves, measured
 from workbench.analysis.spikes import find_spikes
 from workbench.cli import main
+from workbench.views.run import run_sentence
 
 LOGS = Path(__file__).resolve().parents[1] / "sample_ckpts" / "logs"
 KINDS = sorted(path.name for path in LOGS.iterdir())
@@ -295,6 +296,19 @@ def test_a_level_shift_is_not_an_alarm_and_an_open_end_is():
     assert (one.kind, one.onset, one.alarm) == ("level shift", 150, False)
     (one,) = find_spikes(shifted[:160].tolist())
     assert (one.kind, one.onset, one.alarm) == ("unresolved", 150, True)
+
+
+def test_a_level_shift_right_after_a_resume_is_explained_before_a_lower_spike(tmp_path):
+    for step in (20, 80, 100, 120):
+        save(tmp_path, step)
+    curve = spiky(40, 160)  # +2, recovered
+    shifted = [(s, v + 5) for s, v in curve.items() if s > 100]
+    log(tmp_path / "log.csv", [*((s, v) for s, v in curve.items() if s <= 110), *shifted])
+    run = wb.run(tmp_path)
+    assert run.spikes[["step", "kind"]].values.tolist() == [[40, "spike"], [101, "level shift"]]
+    assert "step 101" in run.diagnose().notes[0] and "step 101" in run_sentence(run)
+    log(tmp_path / "log.csv", [*((s, v) for s, v in curve.items() if s <= 100), *shifted])  # no sign of a resume
+    assert "step 40" in run_sentence(wb.run(tmp_path))
 
 
 def test_a_single_outlier_without_an_aftermath_is_not_an_alarm():

@@ -104,18 +104,18 @@ def test_nan_is_marked_at_the_height_of_the_point_before_it(tmp_path):
     assert (step, value, label, certain) == (61, 3.6, "NaN at 61", True)
 
 
-@pytest.mark.parametrize(("value", "span"), [(0.001, 0.001), (-20.0, 20.0), (0.0, 1.0)])
+@pytest.mark.parametrize(("value", "span"), [(0.001, 0.0008), (-20.0, 16.0), (0.0, 1.0)])
 def test_a_constant_metric_is_not_drawn_at_zero(value, span):
     line = MetricLine(np.arange(10), np.full(10, value))
     figure = run_figure(Curves({"lr": {"": line}})).children[0]
-    assert figure.y_range.default_span == span
+    assert figure.y_range.default_span == pytest.approx(span)
 
 
 def test_words_beside_resumes_have_room_on_a_phone():
     from bokeh.models import Label
 
     curves = Curves({"loss": {"": MetricLine(np.arange(101), np.ones(101))}}, resumes=[(s, "") for s in (30, 40, 55)])
-    words = [one.x for one in run_figure(curves).select({"type": Label}) if one.text == "resumed"]
+    words = sorted(one.x for one in run_figure(curves).select({"type": Label}) if one.text == "resumed")
     assert words == [29.5, 54.5]
 
 

@@ -35,13 +35,14 @@ from workbench.runs.logs.joined import JoinedLog, Resume, join
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CheckpointPair", "Run", "RunComparison", "compare", "is_echo", "open_run", "records", "run"]
+__all__ = ["CheckpointPair", "Run", "RunComparison", "compare", "is_echo", "open_run", "records", "run", "spike_rank"]
 
 RESUMES = ("step", "from_step", "why", "stopped_after", "repeated", "difference", "path")
 SPIKES = (
     "step", "height", "sigma", "kind", "recovered", "peak_step", "end_step", "points", "suspected", "resume", "before",
     "after", "advice",
 )  # fmt: skip
+NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
 ALIKE = 0.05  #: median relative difference of the losses of two logs of one run: digits, and means of several steps
 FILES = (
@@ -391,7 +392,8 @@ class Run(Shown):
         """Diagnose a jump of the loss with the doctor, on the checkpoints before and after it.
 
         Args:
-            step: a logged step; by default the highest spike, or else the last resume, or else all steps are compared.
+            step: a logged step; by default the highest spike, or level shift soon after a resume; or else the last
+                resume; or else all steps are compared.
             options: as for ``wb.doctor``: ``betas``, ``lr``, ``weight_decay``, ``deep``, ``threads``, ``progress`` ….
 
         Returns:
@@ -600,6 +602,12 @@ class Run(Shown):
 def is_echo(found: Found) -> bool:
     """Return whether a checkpoint was saved right after a load, by the name that docs/echo.md gives it."""
     return "echo" in os.path.basename(found.path)
+
+
+def spike_rank(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """Sort rows of ``Run.spikes``: highest first, but a level shift that no resume explains after all others."""
+    resumed = row["resume"] is not None and row["resume"] == row["resume"] and row["step"] - row["resume"] <= NEAR
+    return row["kind"] == "level shift" and not resumed, -math.inf if row["kind"] == "nan" else -row["height"]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

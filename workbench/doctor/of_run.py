@@ -3,7 +3,8 @@
 ::
 
     a step        the last checkpoint before it, the first after it
-    nothing       those of the highest spike; without spikes, those around the last resume; else all neighbours
+    nothing       those of the highest spike, or level shift soon after a resume; without, those around the last resume;
+                  else all neighbours
     nothing found, and a resume before the spike has another pair: that pair, too
 
 A log whose learning rate is not the one that the checkpoints store may be of another run; a note says so.
@@ -11,13 +12,12 @@ A log whose learning rate is not the one that the checkpoints store may be of an
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from workbench.analysis.run import CheckpointPair, Run
+from workbench.analysis.run import CheckpointPair, Run, spike_rank
 from workbench.doctor.examine import doctor
 from workbench.doctor.reasoning.diagnosis import Diagnosis
 from workbench.errors import UsageError
@@ -51,15 +51,11 @@ def diagnose_run(run: Run, step: int | None = None, **options: Any) -> Diagnosis
 
 def _worst(run: Run) -> tuple[int | None, str]:
     """The step to explain, and why that one."""
-    spikes = run.spikes
-    alarms = spikes[spikes["kind"] != "level shift"]
-    for table in (alarms, spikes):
-        if len(table):
-            heights = [math.inf if math.isnan(one) else one for one in table["height"].tolist()]
-            row = table.iloc[heights.index(max(heights))]
-            step = int(row["step"])
-            high = "is NaN or infinite" if row["kind"] == "nan" else f"rises by {row['height']:.2f}"
-            return step, f"the loss {high} at step {step:,}"
+    row = min(run.spikes.to_dict("records"), key=spike_rank, default=None)
+    if row is not None:
+        step = int(row["step"])
+        high = "is NaN or infinite" if row["kind"] == "nan" else f"rises by {row['height']:.2f}"
+        return step, f"the loss {high} at step {step:,}"
     if len(run.resumes):
         step = int(run.resumes["step"].iloc[-1])
         return step, f"the run was resumed before step {step:,}"

@@ -11,19 +11,17 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from workbench.analysis.run import Run, RunComparison
+from workbench.analysis.run import NEAR, Run, RunComparison, spike_rank
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
 __all__ = ["comparison_text", "event_lines", "run_lines", "run_sentence", "run_text", "spike_sentence", "worst_spike"]
 
 WIDTH, HEAD = 100, 15
-NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
 SHOWN = 6  #: resumes and spikes that are listed; the tables have all
 
 
@@ -73,8 +71,7 @@ def event_lines(run: Run) -> list[str]:
 
 def worst_spike(run: Run) -> dict[str, Any] | None:
     """Return the row of ``run.spikes`` that a diagnosis explains by default; ``None`` if there is none."""
-    spikes = run.spikes.to_dict("records")
-    return min(spikes, key=lambda row: (row["kind"] == "level shift", -_height(row)), default=None)
+    return min(run.spikes.to_dict("records"), key=spike_rank, default=None)
 
 
 def run_sentence(run: Run) -> str:
@@ -150,7 +147,7 @@ def _lines(run: Run) -> Iterator[str]:
     if len(resumes) > SHOWN:
         yield from _row("", f"… {len(resumes) - SHOWN:,} earlier ones")
     spikes = run.spikes.to_dict("records")
-    high = sorted(spikes, key=lambda row: (row["kind"] == "level shift", -_height(row)))[:SHOWN]
+    high = sorted(spikes, key=spike_rank)[:SHOWN]
     for row in sorted(high, key=lambda row: row["step"]):
         name = "level shift" if row["kind"] == "level shift" else "SPIKE"
         yield from _row(name, f"{spike_sentence(row)}; {safe(row['advice'])}")
@@ -167,10 +164,6 @@ def _from(row: dict[str, Any]) -> str:
         return f" from step {int(row['from_step']):,}"
     except (TypeError, ValueError):  # pandas' NA
         return ""
-
-
-def _height(row: dict[str, Any]) -> float:
-    return math.inf if row["kind"] == "nan" else float(row["height"])
 
 
 def _row(name: str, words: str) -> Iterator[str]:

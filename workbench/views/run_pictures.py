@@ -246,7 +246,7 @@ def _metric(metric: str, lines: Mapping[str, MetricLine], colours: Mapping[str, 
     made = _figure(HEIGHTS[size], axis, safe(metric)[:40] + (" (log)" if log else ""), **kind)
     made.y_range.range_padding = 0.12 if size == "first" else 0.06
     if len(values) and values.min() == values.max():  # Bokeh would show it in a range of 2, where 0.001 looks like 0
-        made.y_range.default_span = abs(float(values[0])) or 1.0
+        made.y_range.default_span = 0.8 * abs(float(values[0])) or 1.0
     for name, (steps, points) in drawn.items():
         for ghost_steps, ghost_values in lines[name].ghosts:
             made.line(

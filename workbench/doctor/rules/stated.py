@@ -108,6 +108,10 @@ def fresh_state(state: State) -> list[Sign] | str:
             named = (word.lower() for word in words_of if word.partition(".")[0].lower() not in ARGUMENTS)
             if any("optim" in word or "momentum" in word for word in named):
                 return "optimizer state is stored in an unknown form"
+            place = state.ckpt.place
+            beside = next((name for name in place.files if not place.file and "optim" in name.lower()), None)
+            if beside is not None:  # of a trainer's own: weights that no format claims together with it
+                return f"{beside!r}, beside the weights, was not read: it may hold the optimizer's state"
             words = f"no optimizer is stored at step {step:,}: a resume from here starts a fresh one"
             found = {"kind": "never", "step": step}
             return [S06.sign(words, found, hit=params, of=params, severity="info")]
