@@ -301,6 +301,7 @@ def test_new_points_are_shown_unless_someone_has_zoomed(tmp_path):
     page = RunPage(state, runs=RunCache())
     try:
         assert page.opening.wait(60) and ">proj/checkpoints</h1>" in page._head.text
+        assert page.checking.wait(60) and page.measuring.job.wait(60)  # what they end with draws again
         for last, zoom in ((60, None), (80, 30.0), (100, None)):
             if zoom:
                 page._drawn.x_range.end = zoom

@@ -28,7 +28,7 @@ from workbench.app.picker import Picker
 from workbench.app.run_cache import RunCache, shared_runs
 from workbench.app.state import WorkbenchState, link
 from workbench.app.watching import recent
-from workbench.app.words import count, html, size
+from workbench.app.words import html, size
 from workbench.core.remote.url import is_url
 from workbench.errors import WorkbenchError
 from workbench.runs import RunFolder, grouped
