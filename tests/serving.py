@@ -16,6 +16,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any
 
+from bokeh.io.doc import _PATCHED_CURDOCS
+
 from workbench.app.serve import start
 
 START = 60  #: s until the server must answer; panel and torch are imported in them
@@ -61,3 +63,5 @@ def _run(ready: Future[Any], root: str | os.PathLike[str], options: dict[str, An
     server.io_loop.start()
     server.stop()
     server.io_loop.close()
+    # What the loop was doing when it stopped never leaves its "with patch_curdoc(…)" (Bokeh 3.9, for the whole process).
+    _PATCHED_CURDOCS[:] = [one for one in _PATCHED_CURDOCS if one() is not None]

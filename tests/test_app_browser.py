@@ -346,6 +346,7 @@ def test_narrow_and_dark(quiet, served):
     page = quiet
     page.set_viewport_size({"width": 800, "height": 900})
     page.goto(served)
+    page.get_by_label("Open drawer").click()
     page.locator(".ckpt b", has_text=re.compile("^llama$")).click()
     page.locator(".facts").first.wait_for()
     page.locator(".MuiDrawer-root .ckpt").first.wait_for(state="hidden")  # the list makes room for what it opened

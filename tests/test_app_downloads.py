@@ -57,7 +57,7 @@ def test_no_download_of_any_tab_tells_where_root_lies(root):
                 made.work.start()
                 page.until(lambda made=made: made.work.job.status == "done")
             elif tab in ("diff", "doctor", "layout", "export"):
-                page.until(lambda workbench=workbench, tab=tab: workbench._frames[tab].select(pmui.FileDownload))
+                page.until(lambda workbench=workbench, tab=tab: workbench._lazy._frames[tab].select(pmui.FileDownload))
         for button in downloads(workbench):
             content = button.callback().read().decode()
             assert not [one for one in spellings(root) if one in content], (button.label, button.filename)

@@ -37,8 +37,9 @@ def page_of(title: str, body: str, figures: Mapping[str, Any], *, hint: str = ""
     if figures:
         from bokeh.embed import components
         from bokeh.resources import Resources
+        from bokeh.themes import default
 
-        script, divs = components(dict(figures))
+        script, divs = components(dict(figures), theme=default)  # not that of a session which may be over
         for name, div in divs.items():
             body = body.replace(f"<!--{name}-->", div, 1)
         # INLINE would bring every widget and Panel's, too

@@ -107,7 +107,9 @@ class JobTab(Tab):
         self.view, self.result[:] = None, []
 
     def close(self) -> None:
-        self.drop()
+        self.work.reset()  # the view stays: what its pictures hold is looked for in the page when the session ends
+        if hasattr(self.view, "close"):
+            self.view.close()
 
     def opened(self) -> Checkpoint:
         """Return the open checkpoint, for a job.
