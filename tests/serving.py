@@ -63,5 +63,5 @@ def _run(ready: Future[Any], root: str | os.PathLike[str], options: dict[str, An
     server.io_loop.start()
     server.stop()
     server.io_loop.close()
-    # What the loop was doing when it stopped never leaves its "with patch_curdoc(…)" (Bokeh 3.9, for the whole process).
+    # What the loop was doing when it stopped never leaves its `with patch_curdoc(…)`, which is of the whole process.
     _PATCHED_CURDOCS[:] = [one for one in _PATCHED_CURDOCS if one() is not None]
