@@ -375,3 +375,20 @@ def test_a_log_with_another_learning_rate_is_noted(tmp_path, logged, another):
 def test_the_rate_of_the_next_step_which_trainers_store_is_no_other_run():
     run = wb.run(LOGS.parent / "trainer_run")  # at step 6, the last one logged, the Trainer stores that of step 7: 0
     assert not [one for step in (2, 4) for one in run.diagnose(step).notes if "another run" in one]
+
+
+def test_rows_without_steps_are_counted_and_say_so(tmp_path):
+    rows = [
+        f"{{'loss': '{loss:.4f}', 'learning_rate': '1e-4', 'epoch': '{step / 100}'}}"
+        for step, loss in spiky(61).items()
+    ]
+    for step in (40, 60, 80):
+        save(tmp_path, step)
+    (tmp_path / "train.log").write_text("\n".join(rows))
+    run = wb.run(tmp_path)
+    assert "states no steps" in run.notes[0] and run.spikes["before"].isna().all()
+    assert run.pair(61).before is None and "name the two checkpoints" in run.spikes["advice"][0]
+    with pytest.raises(wb.errors.UsageError, match="states no steps"):
+        run.diagnose()
+    log(tmp_path / "steps.csv", {10 * step: 2.0 + step / 1e3 for step in range(1, 30)})
+    assert wb.run(tmp_path).sources["kind"][0] == "csv"  # a log with steps comes first, however short

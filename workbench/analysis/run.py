@@ -226,6 +226,11 @@ class Run(Shown):
         self.log_files = tuple(read.files)
         if self._joined:
             self.notes += self._joined[0].notes
+            if self._counted:
+                self.notes.append(
+                    f"{self._joined[0].log.path!r} states no steps: its rows are counted, and which checkpoint belongs "
+                    "to which row is not known; log to a file with steps, or keep trainer_state.json"
+                )
             self._used = [one for one in self._joined if one is self._joined[0] or self._same(one)]
             first = self._joined[0].log.path
             for one in self._joined:
@@ -367,11 +372,13 @@ class Run(Shown):
     # ---- the checkpoints to compare -----------------------------------------------------------------------------
 
     def pair(self, step: int) -> CheckpointPair:
-        """Return the checkpoints around a logged step.
+        """Return the checkpoints around a logged step; none if the log states no steps.
 
         The loss of a step is computed with the weights of the update before it: the step's own checkpoint comes after
         it. Programs that number updates from 0 log it under the number of the checkpoint.
         """
+        if self._counted:
+            return CheckpointPair(None, None, None, "the log states no steps: name the two checkpoints to compare")
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
         whole = [one for one in self.found if one.complete and one.step is not None]
@@ -468,7 +475,7 @@ class Run(Shown):
         steps = [found.step for found in self.found if found.step is not None]
         covered = sum(one.curves[next(iter(one.curves))].steps[-1] >= step for step in steps) if one.curves else 0
         kind = FILES.index(one.log.kind) if one.log.kind in FILES else len(FILES)
-        return one.loss is None, -covered, -one.points, kind, one.log.path
+        return one.log.unit == "lines", one.loss is None, -covered, -one.points, kind, one.log.path
 
     def _same(self, one: JoinedLog) -> bool:
         """Whether a further log is of the same run: it has the steps and, where both log it, the loss of the first."""
@@ -493,7 +500,7 @@ class Run(Shown):
         """Note a log that cannot be of these checkpoints."""
         loss = self._loss()
         steps = [one.step for one in self.found if one.step is not None]
-        if not steps:
+        if not steps or self._counted:
             return
         if loss is None:
             if not self._joined:
@@ -510,6 +517,11 @@ class Run(Shown):
                 f"the log begins at step {first:,}, after the last checkpoint (step {max(steps):,}): it may belong to "
                 "another run"
             )
+
+    @property
+    def _counted(self) -> bool:
+        """Whether the curves are over the rows of a log, because it states no steps."""
+        return bool(self._joined) and self._joined[0].log.unit == "lines"
 
     @property
     def _zero_based(self) -> bool:
@@ -536,7 +548,7 @@ class Run(Shown):
         return None if curve is None or not len(curve.steps) else (curve.steps, curve.values)
 
     def _loss_at(self, step: int) -> float:
-        loss = self._loss()
+        loss = None if self._counted else self._loss()
         if loss is None:
             return math.nan
         at = int(np.searchsorted(loss[0], step - (1 if self._zero_based else 0), "right")) - 1
