@@ -624,3 +624,11 @@ def test_a_watch_that_is_stopped_ends_within_a_check(tmp_path, monkeypatch):
     watching.stop(30)
     assert not watching._thread.is_alive()
     recent.clear()
+
+
+def test_a_level_shift_is_an_alarm_only_soon_after_a_resume():
+    from workbench.analysis.watch import _alarm
+
+    row = {"kind": "level shift", "step": 100, "resume": None, "height": 3.0}
+    assert [_alarm(row | {"resume": resume}) for resume in (None, 20, 90, 100)] == ["", "", "warn", "warn"]
+    assert _alarm(row | {"kind": "nan"}) == "error" and _alarm(row | {"kind": "spike"}) == "warn"

@@ -35,7 +35,18 @@ from workbench.runs.logs.joined import JoinedLog, Resume, join
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CheckpointPair", "Run", "RunComparison", "compare", "is_echo", "open_run", "records", "run", "spike_rank"]
+__all__ = [
+    "CheckpointPair",
+    "Run",
+    "RunComparison",
+    "after_resume",
+    "compare",
+    "is_echo",
+    "open_run",
+    "records",
+    "run",
+    "spike_rank",
+]
 
 RESUMES = ("step", "from_step", "why", "stopped_after", "repeated", "difference", "path")
 SPIKES = (
@@ -616,10 +627,15 @@ def is_echo(found: Found) -> bool:
     return "echo" in os.path.basename(found.path)
 
 
+def after_resume(row: Mapping[str, Any]) -> bool:
+    """Whether a row of ``Run.spikes`` begins soon after a resume."""
+    resume = row["resume"]
+    return resume is not None and resume == resume and row["step"] - resume <= NEAR
+
+
 def spike_rank(row: Mapping[str, Any]) -> tuple[bool, float]:
     """Sort rows of ``Run.spikes``: highest first, but a level shift that no resume explains after all others."""
-    resumed = row["resume"] is not None and row["resume"] == row["resume"] and row["step"] - row["resume"] <= NEAR
-    return row["kind"] == "level shift" and not resumed, -math.inf if row["kind"] == "nan" else -row["height"]
+    return row["kind"] == "level shift" and not after_resume(row), -math.inf if row["kind"] == "nan" else -row["height"]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from typing import Any
 from workbench import checkpoint, formats
 from workbench.analysis.health import StepHealth, check_step, unseen
 from workbench.analysis.manifest_file import INSIDE
-from workbench.analysis.run import Run, is_echo, open_run, records
+from workbench.analysis.run import Run, after_resume, is_echo, open_run, records
 from workbench.core.place import Place
 from workbench.core.remote.url import is_url, with_options
 from workbench.core.scan import Progress
@@ -623,7 +623,9 @@ def _shape(files: Listing) -> set[str]:
 
 
 def _alarm(row: Mapping[str, Any]) -> str:
-    return {"nan": "error", "level shift": ""}.get(row["kind"], "warn")
+    if row["kind"] == "level shift":
+        return "warn" if after_resume(row) else ""  # otherwise a curriculum, other data, another rate
+    return "error" if row["kind"] == "nan" else "warn"
 
 
 def _spike_words(row: Mapping[str, Any]) -> str:
