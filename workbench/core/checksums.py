@@ -37,7 +37,7 @@ from workbench.core.scan import Announcer, Progress, workers
 from workbench.core.source import LazyBytes, Source
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Archive, read_directory
-from workbench.core.ziprecord import STORED, ZipRecord, inflate, locate
+from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
 from workbench.errors import WorkbenchError
 
 __all__ = ["RecordCheck", "StoredCrcs", "archives_nbytes", "check_archives", "stored_crcs"]
@@ -214,7 +214,7 @@ def _records(archive: ArchiveRange) -> Iterator[tuple[_PayloadPart | RecordCheck
     except WorkbenchError as error:
         yield _damaged(archive, "", str(error)), archive.stop - archive.start
         return
-    if directory.prefix is None:
+    if directory.prefix is None and not archive.listed:
         return
     for record in directory.records.values():
         try:
@@ -321,7 +321,7 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
     except WorkbenchError as error:
         yield _damaged(archive, "", str(error))
         return
-    if directory.prefix is None and not archive.owner:
+    if directory.prefix is None and not archive.owner and not archive.listed:
         return  # a zip archive of somebody else's
     for record in directory.records.values():
         yield _of_record(archive, directory, record)
@@ -338,6 +338,8 @@ def _of_record(archive: ArchiveRange, directory: Archive, record: ZipRecord) -> 
             pass
         elif record.method == STORED and archive.limit is None:
             crc = _crc(archive.pool.source(archive.file), *place)
+        elif archive.listed and directory.prefix is None:
+            crc = inflated_crc(directory.view, start, stop, record, directory.what)
         else:
             content: Any = directory.view[start:stop]
             if record.method != STORED:

@@ -23,7 +23,7 @@ class Codec:
         name: as ``chunks`` and reports show it.
         raw: the item's bytes are the payload's.
         zip: the item is a ``torch.save`` archive of one tensor.
-        compressed: the item is one compressed stream: gzip or zlib if it is called so, otherwise zstd.
+        compressed: the item is one compressed stream: gzip or zlib, or bare deflate, if it is called so, otherwise zstd.
         within: codec of the stream that begins at ``inner`` in the decoded item and ends by itself; its payload is the
             chunk's.
         text: the item is text, one character a byte.
@@ -81,10 +81,12 @@ TABLE = (
     Codec(name="decoded"),  # computed from quantised tensors (core/decoding); only in catalogs of decoded tensors
     Codec(name="zstd+zstd", compressed=True, within="zstd"),  # a stream within a node of an OCDBT database (Orbax)
     Codec(name="zstd+gzip", compressed=True, within="gzip"),
+    Codec(name="deflate", compressed=True),  # a deflated record of a zip archive (numpy); inner is after its header
+    Codec(name="deflate_be", compressed=True, big=True),
 )
 CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
 RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE))
-RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED, ZSTD_ZSTD, ZSTD_GZIP = _TURNED
+RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED, ZSTD_ZSTD, ZSTD_GZIP, DEFLATE, DEFLATE_BE = _TURNED
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -101,7 +101,8 @@ class Payloads:
                     f"{self.describe(row)} decompresses to {len(plain):,} bytes where {reach:,} are needed; its stream "
                     "was cut, or is from another save"
                 )
-            return Region.of(_strided(plain, inner, sizes, strides, dtype))
+            found = _strided(plain, inner, sizes, strides, dtype)
+            return Region.of(swapped(found, dtype=dtype) if codec.big else found)
         if codec.text:
             return Region.of(_strided(self._from_text(row), inner, sizes, strides, dtype))
         raise UnsupportedFormatError(
@@ -247,7 +248,7 @@ class Payloads:
         data = self.stored(row)  # checks that the file is still the same
         last = self._unpacked
         if last is None or last[0] != place:
-            undone = inflate if c.codec[row] == codecs.GZIP else decompress
+            undone = _STREAMS.get(int(c.codec[row]), decompress)
             plain = undone(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
             last = self._unpacked = place, plain
         return last[1]
@@ -346,23 +347,31 @@ def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
     return np.frombuffer(out, np.uint8)
 
 
-def inflate(data: Array | memoryview, limit: int, *, what: str) -> Array:
-    """Decompress one gzip or zlib stream to no more than ``limit`` bytes.
+def inflate(data: Array | memoryview, limit: int, *, what: str, raw: bool = False) -> Array:
+    """Decompress one gzip or zlib stream, or a ``raw`` one without their headers, to no more than ``limit`` bytes.
 
     Raises:
         UnsafeError: as :func:`decompress`.
         CorruptError: it is not such a stream, is cut short, or decompresses to more than the limit (a bomb).
     """
-    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+    stream = zlib.decompressobj(wbits=-zlib.MAX_WBITS if raw else 32 + zlib.MAX_WBITS)
+    kind = "deflate" if raw else "gzip or zlib"
     try:
         out = stream.decompress(memoryview(data), _most(limit, len(data)) + 1)
     except zlib.error as error:
-        raise CorruptError(f"{what} is not a gzip or zlib stream: {error}") from None
+        raise CorruptError(f"{what} is not a {kind} stream: {error}") from None
     if len(out) > _most(limit, len(data)):
         raise _too_long(what, limit, len(data))
     if not stream.eof:
-        raise CorruptError(f"{what} ends before its gzip or zlib stream does")
+        raise CorruptError(f"{what} ends before its {kind} stream does")
     return np.frombuffer(out, np.uint8)
+
+
+_STREAMS = {
+    codecs.GZIP: inflate,
+    codecs.DEFLATE: partial(inflate, raw=True),
+    codecs.DEFLATE_BE: partial(inflate, raw=True),
+}
 
 
 def _undo(dtype: DType, *, big: bool, conj: bool, neg: bool) -> Undo | None:

@@ -151,7 +151,8 @@ def _archives(subject: Examined, progress: Progress | None) -> Array:
             rows = by_file[low:high]
             covered[rows] |= _inside(np.array(sorted(good), np.int64), catalog, rows)
     if counts["ok"] or counts["mismatch"]:
-        log.checked["checksums"] = f"the CRC-32 of {plural(counts['ok'] + counts['mismatch'], 'record')} of torch.save"
+        records = plural(counts["ok"] + counts["mismatch"], "record")
+        log.checked["checksums"] = f"the CRC-32 of {records} of {catalog.meta.get('archive', 'torch.save')}"
     if without:
         left.append(f"{names(sorted(without))}: saved without checksums")
     if left:
