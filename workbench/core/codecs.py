@@ -23,7 +23,7 @@ class Codec:
         name: as ``chunks`` and reports show it.
         raw: the item's bytes are the payload's.
         zip: the item is a ``torch.save`` archive of one tensor.
-        compressed: the item is one compressed stream: gzip or zlib, or bare deflate, if it is called so, otherwise zstd.
+        compressed: the item is one compressed stream: gzip or zlib, or bare deflate, if its name says so; else zstd.
         within: codec of the stream that begins at ``inner`` in the decoded item and ends by itself; its payload is the
             chunk's.
         text: the item is text, one character a byte.

@@ -59,7 +59,7 @@ MODULES = {
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
         ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
-        ("torch_save", "torch.save"), ("npz", "npz"),
+        ("torch_save", "torch.save"), ("flax", "flax"), ("npz", "npz"),
     )
 }  # fmt: skip
 
@@ -248,9 +248,7 @@ def read_forced(place: Place, name: str) -> Catalog:
 
 
 #: First bytes of checkpoints and weights of other programs → what the file is.
-_MAGIC = (
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),
-)
+_MAGIC = ((b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),)
 #: Records of zip archives → what the archive is.
 _RECORDS = (
     ("/archive_format", "a torch.export archive (.pt2)"),

@@ -7,12 +7,12 @@
     x.npy   93 "NUMPY" │ version u8 u8 │ length u16 (1.0) or u32 (2.0, 3.0) │ header, text │ elements
                           {'descr': '<f4', 'fortran_order': False, 'shape': (30, 20), }
 
-A stored member is read in place. A deflated one is inflated whole, as no part of it can be found otherwise. The fields of
-a structured array are tensors of their own (``points.x``). Text (``U``, ``S``) is an object. An array of Python objects is
-a pickle, which is never loaded: it is named in the notes, as are other types that cannot be shown.
+A stored member is read in place. A deflated one is inflated whole, as no part of it can be found otherwise. The fields
+of a structured array are tensors of their own (``points.x``). Text (``U``, ``S``) is an object. An array of Python
+objects is a pickle, which is never loaded: it is named in the notes, as are other types that cannot be shown.
 
-numpy does not store the names of types that it lacks: a bfloat16 array has the type ``V2``. It is read as ``bits16``, raw
-bits, since the file does not say what they mean.
+numpy does not store the names of types that it lacks: a bfloat16 array has the type ``V2``. It is read as ``bits16``,
+raw bits, since the file does not say what they mean.
 
 Sources: numpy 2.4 ``numpy/lib/_format_impl.py`` and NEP 1; APPNOTE.TXT 6.3.
 """
@@ -36,7 +36,6 @@ from workbench.core.catalog import MAX_ELEMENTS, Catalog
 from workbench.core.dtypes import DType, by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.core.source import LazyBytes
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, locate
 from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
@@ -240,8 +239,8 @@ def _add(builder: CatalogBuilder, file: str, one: _Member) -> str:
     if not why and npy.data + prod(npy.shape) * item != one.length:
         kind = TruncatedError if npy.data + prod(npy.shape) * item > one.length else CorruptError
         raise kind(
-            f"{one.what} has {one.length - npy.data:,} bytes of elements, but its header says {npy.shape} of {item} bytes "
-            f"each, {prod(npy.shape) * item:,}; the file is truncated or damaged"
+            f"{one.what} has {one.length - npy.data:,} bytes of elements, but its header says {npy.shape} of {item} "
+            f"bytes each, {prod(npy.shape) * item:,}; the file is truncated or damaged"
         )
     for field in fields:
         key = one.key + field.name
@@ -334,8 +333,8 @@ def read_catalog(place: Place) -> Catalog:
             raw.append(one.key)
     if raw:
         notes.append(
-            f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (V1, V2, as numpy "
-            "saves bfloat16 and float8): shown as bits"
+            f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (V1, V2, as "
+            "numpy saves bfloat16 and float8): shown as bits"
         )
     notes += left[:NOTED]
     if len(left) > NOTED:
