@@ -59,7 +59,7 @@ MODULES = {
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
         ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
-        ("torch_save", "torch.save"), ("flax", "flax"), ("npz", "npz"),
+        ("torch_save", "torch.save"), ("tensorflow", "tensorflow"), ("flax", "flax"), ("npz", "npz"),
     )
 }  # fmt: skip
 
