@@ -105,6 +105,8 @@ class Payloads:
             return Region.of(swapped(found, dtype=dtype) if codec.big else found)
         if codec.text:
             return Region.of(_strided(self._from_text(row), inner, sizes, strides, dtype))
+        if codec.varint:
+            return Region.of(_strided(self._from_varints(row, dtype), inner, sizes, strides, dtype))
         raise UnsupportedFormatError(
             f"tensor {c.keys[c.tensor[row]]!r}: its chunk in {c.files[c.file[row]]!r} was written through an unknown "
             "transform; it can be listed but not read"
@@ -240,6 +242,19 @@ class Payloads:
                 raise CorruptError(f"{self.describe(row)} is not text with one character per byte: {error}") from None
             last = self._unpacked = place, np.frombuffer(plain, np.uint8)
         return last[1]
+
+    def _from_varints(self, row: int, dtype: DType) -> Array:
+        """The low bytes of each varint."""
+        data = np.frombuffer(self.stored(row)[:], np.uint8)
+        ends = np.flatnonzero(data < 128)
+        starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+        _, sizes, _, _ = self._layout(row)
+        count = nbytes_of(dtype, math.prod(sizes)) // dtype.raw.itemsize
+        if len(ends) != count or ends[-1] != len(data) - 1 or (ends - starts).max() > 9:
+            raise CorruptError(f"{self.describe(row)} does not consist of {count:,} varints; the file is damaged")
+        place = np.arange(len(data)) - np.repeat(starts, ends - starts + 1)
+        parts = (data & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
+        return np.add.reduceat(parts, starts).astype(dtype.raw).view(np.uint8)
 
     def _from_stream(self, row: int) -> Array:
         """The payload of a compressed chunk, at most as long as the largest that the reader found declared."""

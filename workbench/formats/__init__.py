@@ -59,7 +59,8 @@ MODULES = {
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
         ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
-        ("torch_save", "torch.save"), ("tensorflow", "tensorflow"), ("flax", "flax"), ("npz", "npz"),
+        ("torch_save", "torch.save"), ("tensorflow", "tensorflow"), ("flax", "flax"), ("onnx", "onnx"),
+        ("npz", "npz"),
     )
 }  # fmt: skip
 
