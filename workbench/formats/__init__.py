@@ -52,7 +52,8 @@ GUARDED = ("read_catalog", "read_objects", "missing", "stored_step", "is_collect
 MODULES = {
     name: f"workbench.formats.{module}"
     for name, module in (
-        ("paddlenlp", "paddle.nlp"), ("hf_trainer", "layered.hf_trainer"), ("accelerate", "layered.accelerate"),
+        ("nemo", "layered.nemo"), ("paddlenlp", "paddle.nlp"),
+        ("hf_trainer", "layered.hf_trainer"), ("accelerate", "layered.accelerate"),
         ("orbax", "zarr.orbax"), ("zarr", "zarr.reader"), ("megatron_dist", "megatron.dist"),
         ("megatron_legacy", "megatron.legacy"),
         ("deepspeed_universal", "deepspeed.universal"), ("deepspeed", "deepspeed.reader"),
