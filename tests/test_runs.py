@@ -7,7 +7,6 @@ import os
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp

@@ -382,7 +382,7 @@ def inflate(data: Array | memoryview, limit: int, *, what: str, raw: bool = Fals
     return np.frombuffer(out, np.uint8)
 
 
-_STREAMS = {
+_STREAMS: dict[int, Callable[..., Array]] = {
     codecs.GZIP: inflate,
     codecs.DEFLATE: partial(inflate, raw=True),
     codecs.DEFLATE_BE: partial(inflate, raw=True),

@@ -115,7 +115,7 @@ def _pax(data: bytes, what: str, at: int) -> tuple[str, int]:
     return name, size
 
 
-class _Within(Source):
+class _MemberSource(Source):
     """Bytes ``[start, stop)`` of a source as a file of their own."""
 
     def __init__(self, source: Source, member: TarMember, name: str) -> None:
@@ -202,7 +202,7 @@ class TarFiles:
     now = stat
 
     def source(self, relative: str) -> Source:
-        return _Within(self._place.source(self._archive), self.member(relative), relative)
+        return _MemberSource(self._place.source(self._archive), self.member(relative), relative)
 
     @property
     def traffic(self) -> dict[str, int] | None:

@@ -218,7 +218,7 @@ def _members(place: Place, file: str, notes: list[str]) -> Iterator[_Member]:
         deflated = record.method == DEFLATED
         if deflated and record.usize > RATIO * record.csize + 64:
             raise UnsafeError(f"{what} cannot inflate from {record.csize:,} bytes to {record.usize:,}; refused")
-        head = _inflated_head(archive, record, start, stop) if deflated else view.part(start, stop)  # type: ignore[union-attr]
+        head = _inflated_head(archive, record, start, stop) if deflated else view.part(start, stop)
         yield _Member(record.name.removesuffix(END), start, stop, deflated, record.usize, parse(head, what), what)
     if others:
         notes.append(f"{len(others):,} members are not arrays and are left out: {others[0]!r} …")
@@ -283,8 +283,8 @@ def _text(place: Place, file: str, key: str) -> Any:
         data[at : at + item].decode(spell, "backslashreplace").rstrip("\0")
         for at in range(one.npy.data, one.npy.data + count * item, item or 1)
     ] or [""] * count  # fmt: skip
-    order = "F" if one.npy.fortran else "C"
-    return np.array(texts, object).reshape(one.npy.shape, order=order).tolist()
+    array = np.array(texts, object)
+    return (array.reshape(one.npy.shape[::-1]).T if one.npy.fortran else array.reshape(one.npy.shape)).tolist()
 
 
 # ---- the format ------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ _TYPES = {
 
 
 @dataclass(slots=True)
-class Entry:
+class BundleEntry:
     """What the index says of a tensor, or of a slice of one: ``start`` and ``size`` in bytes of the data file."""
 
     kind: int = 0
@@ -158,8 +158,8 @@ def _block(data: bytes, start: int, size: int, what: str) -> Iterator[tuple[byte
 # ---- entries ---------------------------------------------------------------------------------------------------------
 
 
-def _entry(data: bytes) -> Entry:
-    found = Entry()
+def _entry(data: bytes) -> BundleEntry:
+    found = BundleEntry()
     for number, value in fields(data):
         if number == 2 and isinstance(value, bytes):
             found.shape = tuple(_size(dim) for inner, dim in fields(value) if inner == 2 and isinstance(dim, bytes))
@@ -207,7 +207,7 @@ def _ordered_signed(number: int) -> bytes:
 class _Index:
     """The whole index: entries by key as stored, and the names of the data files."""
 
-    entries: dict[bytes, Entry]
+    entries: dict[bytes, BundleEntry]
     files: list[str]
     big: bool
 
@@ -216,7 +216,7 @@ def _read_index(place: Place, name: str) -> _Index:
     what = repr(name)
     if place.stat(name).size > INDEX_LIMIT:
         raise UnsafeError(f"{what} has {place.stat(name).size:,} bytes, over the limit of {INDEX_LIMIT:,} of an index")
-    entries: dict[bytes, Entry] = {}
+    entries: dict[bytes, BundleEntry] = {}
     header: dict[int, int] = {}
     first = True
     for key, value in read_table(place.read(name), what):
@@ -356,7 +356,7 @@ def _text(raw: bytes, name: str) -> str:
         raise CorruptError(f"{name!r}: the key {raw[:80]!r} is not UTF-8; the file is damaged") from None
 
 
-def _data_file(index: _Index, entry: Entry, key: str, name: str) -> str:
+def _data_file(index: _Index, entry: BundleEntry, key: str, name: str) -> str:
     if not 0 <= entry.shard < len(index.files) or entry.start < 0 or entry.size < 0:
         raise CorruptError(
             f"{name!r}: {key[:80]!r} should be {entry.size:,} bytes at byte {entry.start:,} of data file "
@@ -372,7 +372,7 @@ def _check_shape(shape: tuple[int, ...], key: str, name: str) -> None:
 
 def _box(
     index: _Index,
-    one: Entry | None,
+    one: BundleEntry | None,
     extents: tuple[tuple[int, int], ...],
     shape: tuple[int, ...],
     dtype: DType,
@@ -394,7 +394,7 @@ def _box(
     return _data_file(index, one, key, name), sizes, first
 
 
-def _meaning(key: str, entries: Mapping[bytes, Entry]) -> tuple[str | None, str]:
+def _meaning(key: str, entries: Mapping[bytes, BundleEntry]) -> tuple[str | None, str]:
     """Parameter and role of a variable."""
     name = key.removesuffix(ATTRIBUTE)
     if slot := _SLOT.fullmatch(name):

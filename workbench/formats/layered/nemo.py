@@ -8,8 +8,8 @@
                        ./mp_rank_00/model_weights.ckpt …   one a rank of tensor or pipeline parallelism: not joined
 
 The reader of the weights is the one that recognizes them; their byte ranges are then those of the archive.
-Configurations are objects, as text. An archive that is compressed (``.tar.gz``) has to be unpacked: no part of it can be
-found.
+Configurations are objects, as text. An archive that is compressed (``.tar.gz``) has to be unpacked: no part of it
+can be found.
 
 Source: NeMo 1.23 ``nemo/core/connectors/save_restore_connector.py``, ``nlp_overrides.py``.
 """
