@@ -19,7 +19,6 @@ Sources: numpy 2.4 ``numpy/lib/_format_impl.py`` and NEP 1; APPNOTE.TXT 6.3.
 
 from __future__ import annotations
 
-import ast
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -144,9 +143,41 @@ def _literal(text: str, what: str) -> Any:
         tokens.append(match[1].rstrip("L") if match[1][0].isdigit() else match[1])  # Python 2 wrote 20L
         at = match.end()
     try:
-        return ast.literal_eval(" ".join(tokens))
-    except (SyntaxError, ValueError, TypeError):
-        raise CorruptError(f"{what}: the header {text[:80]!r} is not a literal; the file is damaged") from None
+        found, end = _value(tokens, 0)
+    except (ValueError, IndexError, TypeError):
+        end = -1
+    if end != len(tokens):
+        raise CorruptError(f"{what}: the header {text[:80]!r} is not a literal; the file is damaged")
+    return found
+
+
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def _value(tokens: list[str], at: int) -> tuple[Any, int]:
+    """The literal that begins at a token, and the token after it."""
+    token = tokens[at]
+    if token in _CLOSING:
+        items: list[Any] = []
+        at, comma = at + 1, True
+        while tokens[at] != _CLOSING[token]:
+            if not comma:
+                raise ValueError
+            item, at = _value(tokens, at)
+            if token == "{":
+                if tokens[at] != ":":
+                    raise ValueError
+                other, at = _value(tokens, at + 1)
+                item = (item, other)
+            items.append(item)
+            comma = tokens[at] == ","
+            at += comma
+        if token == "(":
+            return items[0] if len(items) == 1 and not comma else tuple(items), at + 1
+        return dict(items) if token == "{" else items, at + 1
+    if token[0] in "'\"" and "\\" not in token:
+        return token[1:-1], at + 1
+    return {"True": True, "False": False}[token] if token[0] in "TF" else int(token), at + 1
 
 
 def _fields(descr: Any) -> tuple[list[_Field], int, str]:
