@@ -12,6 +12,9 @@ import torch
 
 import workbench as wb
 from tests.reader_suite import check_reader, raw, refused
+from workbench.core.disk import Disk
+from workbench.core.place import Place
+from workbench.core.tarfiles import TarFiles, read_members
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
 KINDS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -64,6 +67,20 @@ def test_a_distributed_checkpoint_in_an_archive_is_read_in_place(tmp_path: Path,
     refused(WorkbenchError, packed(tmp_path / "m.nemo", files), "__1_0.distcp")
 
 
+def test_folders_of_an_archive_are_listed_as_those_of_a_disk(tmp_path: Path) -> None:
+    files = {"./a": b"1", "./b/c": b"22", "./b/d/e": b"333", "b//f": b"", "g/h": b""}
+    path = packed(tmp_path / "m.tar", files)
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    place = Place(path)
+    tar, disk = TarFiles(place, "m.tar", read_members(place.window("m.tar"), "m.tar")), Disk(str(tmp_path / "out"))
+    for folder in ("", "b", "b/d", "g"):
+        here, there = (tar.sub(folder), disk.sub(folder)) if folder else (tar, disk)
+        sizes = [{name: stat.size for name, stat in one.listing()[0].items()} for one in (here, there)]
+        assert sizes[0] == sizes[1] and sorted(here.listing()[1]) == sorted(there.listing()[1])
+    assert tar.exists("b/d") and tar.exists("b/d/e") and not tar.exists("b/x")
+
+
 def test_what_cannot_be_read_in_place_is_refused(tmp_path: Path) -> None:
     weights = {"./model_weights.ckpt": saved(state())}
     refused(UnsupportedFormatError, packed(tmp_path / "a.nemo", weights, mode="w:gz"), "unpack it (tar -xzf)")
@@ -77,6 +94,7 @@ def test_a_hostile_archive_is_refused(tmp_path: Path) -> None:
     path = packed(tmp_path / "m.nemo", {"./../model_weights.ckpt": weights})
     refused(UnsafeError, path, "leaves the archive")
     refused(UnsafeError, packed(path, {"/model_weights.ckpt": weights}), "leaves the archive")
+    refused(UnsafeError, packed(path, {"a/" * 20_000 + "b": b""}, "pax"), "20,001 folders in each other")
     packed(path, {"model_weights.ckpt": weights, "./model_weights.ckpt": weights})
     refused(CorruptError, path, "occurs twice")
     whole = packed(path, {"model_weights.ckpt": weights}).read_bytes()

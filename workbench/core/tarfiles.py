@@ -25,6 +25,10 @@ __all__ = ["TarFiles", "TarMember", "read_members"]
 BLOCK = 512
 NAME_LIMIT = 64 << 10  #: bytes of a long name or of a pax header
 MAX_MEMBERS = 4_000_000
+DEPTH = 64  #: folders in folders
+
+
+_Tree = dict[str, tuple[dict[str, None], dict[str, None]]]
 
 
 class TarMember(NamedTuple):
@@ -73,9 +77,11 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
         long = ""
         if kind not in (b"0", b"\0"):
             continue
-        parts = [part for part in name.split("/") if part != "."]
+        parts = [part for part in name.split("/") if part not in (".", "")]
         if name.startswith("/") or ".." in parts or not parts:
             raise UnsafeError(f"{what}: the name {name[:200]!r} at byte {start - BLOCK:,} leaves the archive; refused")
+        if len(parts) > DEPTH:
+            raise UnsafeError(f"{what}: {len(parts):,} folders in each other at byte {start - BLOCK:,}; refused")
         name = "/".join(parts)
         if name in found:
             raise CorruptError(f"{what}: {name[:200]!r} occurs twice; it is unknown which one is valid")
@@ -154,8 +160,15 @@ class TarFiles:
     """The files of an archive below a folder of it: what :class:`~workbench.core.place.Place` asks of a folder."""
 
     def __init__(
-        self, place: Place, archive: str, members: dict[str, TarMember], folder: str = "", file: str | None = None
+        self,
+        place: Place,
+        archive: str,
+        members: dict[str, TarMember],
+        folder: str = "",
+        file: str | None = None,
+        tree: _Tree | None = None,
     ) -> None:
+        self._tree = _folders(members) if tree is None else tree
         self._place, self._archive, self._members, self._folder = place, archive, members, folder
         self.shown = f"{place.path}/{folder}{file or ''}"
         self.root, self.file, self.at_once = f"{place.root}/{archive}/{folder}", file, place.at_once
@@ -178,19 +191,18 @@ class TarFiles:
         return found
 
     def listing(self) -> tuple[dict[str, FileStat], list[str]]:
-        inside = [name[len(self._folder) :] for name in self._members if name.startswith(self._folder)]
-        folders = sorted({name.partition("/")[0] for name in inside if "/" in name})
-        return {name: self.stat(name) for name in inside if "/" not in name}, folders
+        files, folders = self._tree.get(self._folder, ((), ()))
+        return {name: self.stat(name) for name in files}, list(folders)
 
     def sub(self, relative: str) -> TarFiles:
         if self._folder + relative in self._members:
             folder, _, file = (self._folder + relative).rpartition("/")
-            return TarFiles(self._place, self._archive, self._members, folder and f"{folder}/", file)
-        return TarFiles(self._place, self._archive, self._members, f"{self._folder}{relative}/")
+            return self._at(folder and f"{folder}/", file)
+        return self._at(f"{self._folder}{relative}/")
 
     def exists(self, relative: str) -> bool:
         name = self._folder + relative
-        return name in self._members or any(one.startswith(f"{name}/") for one in self._members)
+        return name in self._members or f"{name}/" in self._tree
 
     def is_link(self, relative: str) -> bool:
         return False
@@ -218,4 +230,23 @@ class TarFiles:
         return self
 
     def above(self) -> TarFiles | None:
-        return TarFiles(self._place, self._archive, self._members) if self._folder else None
+        return self._at("") if self._folder else None
+
+    def _at(self, folder: str, file: str | None = None) -> TarFiles:
+        return TarFiles(self._place, self._archive, self._members, folder, file, self._tree)
+
+
+def _folders(members: dict[str, TarMember]) -> _Tree:
+    """Files and folders of each folder, whose name ends with ``/`` or is empty."""
+    found: _Tree = {}
+    for name in members:
+        child, kind = name, 0
+        while True:
+            folder, _, last = child.rpartition("/")
+            inside = found.setdefault(folder and f"{folder}/", ({}, {}))
+            known = last in inside[kind]
+            inside[kind][last] = None
+            if known or not folder:
+                break
+            child, kind = folder, 1
+    return found
