@@ -25,7 +25,7 @@ class Sample:
         weight: how often it is drawn; small checkpoints cost less, and a mutation hits a header more often.
         spared: losses (:data:`tests.fuzz.mutate.LOSSES`) that leave a checkpoint: parts that stand by themselves, such
             as ``model.pdparams`` alone or weights without an optimizer; and the padding behind a tar archive, or
-            behind the last tensor of a GGUF file.
+            behind the last tensor of a GGUF file; and whole fields at the end of an ONNX model.
     """
 
     title: str
@@ -148,6 +148,49 @@ def _zarr(folder: Path) -> None:
         (folder / key).write_bytes(value)
 
 
+def _npz(folder: Path) -> None:
+    from tests.test_npz import ARRAYS
+
+    np.savez(folder / "x.npz", **ARRAYS, words=np.array(["a", "bc"]))  # type: ignore[arg-type]
+
+
+def _npz_compressed(folder: Path) -> None:
+    from tests.test_npz import ARRAYS
+
+    np.savez_compressed(folder / "x.npz", **ARRAYS)  # type: ignore[arg-type]
+
+
+def _flax(folder: Path) -> None:
+    from tests.test_flax import pack, tree
+
+    (folder / "checkpoint_9").write_bytes(pack(tree()))
+
+
+def _tensorflow(folder: Path) -> None:
+    from tests.tensorflow_files import write
+    from tests.test_tensorflow import PARTS, tensors
+
+    write(folder / "ckpt-7", tensors(), {"words": [b"a", b"bc"]}, {"emb": PARTS}, 2)
+
+
+def _onnx(folder: Path) -> None:
+    import torch
+
+    from tests.reader_suite import raw
+    from tests.test_onnx import inside, model, outside, varints
+
+    values = torch.arange(40.0).reshape(8, 5)
+    (folder / "m.data").write_bytes(raw(values))
+    parts = inside("w", values), outside("far", values, location="m.data"), varints("ids", 7, (3,), [1, -1, 1 << 40], 7)
+    (folder / "m.onnx").write_bytes(model(*parts))
+
+
+def _nemo(folder: Path) -> None:
+    from tests.test_nemo import packed, saved, state
+
+    packed(folder / "m.nemo", {"./model_config.yaml": b"a: 1\n", "./model_weights.ckpt": saved(state())})
+
+
 SAMPLES = (
     Sample("DCP, one file", "dcp_single_odd", weight=6),
     Sample("DCP, FSDP2", "dcp_fsdp2", weight=1),
@@ -189,4 +232,10 @@ SAMPLES = (
     Sample("GGUF, split", "gguf/split", weight=4, spared=("cut",)),
     Sample("Megatron mp_rank", _megatron, "iter_0000010", weight=2),
     Sample("DeepSpeed, universal", _universal, weight=2),
+    Sample("numpy", _npz, "x.npz", weight=3),
+    Sample("numpy, deflated", _npz_compressed, "x.npz", weight=3),
+    Sample("Flax", _flax, "checkpoint_9", weight=3),
+    Sample("TensorFlow", _tensorflow, weight=3),
+    Sample("ONNX", _onnx, "m.onnx", weight=3, spared=("cut",)),
+    Sample("NeMo", _nemo, "m.nemo", weight=3, spared=("cut",)),
 )

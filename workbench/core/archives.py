@@ -41,6 +41,7 @@ class ArchiveRange(NamedTuple):
     stop: int
     owner: str = ""
     limit: int | None = None
+    listed: bool = False  #: a file with tensors of the catalog: its records count whoever wrote it
 
 
 class ItemArchives:
@@ -108,7 +109,7 @@ def file_archives(payloads: Payloads, place: Place | None, others: Iterable[str]
     holds_items = {*catalog.file[items].tolist(), *catalog.objects.file.tolist()}
     holds_raw = set(catalog.file[~items].tolist())
     for file in sorted(holds_raw - holds_items):
-        archive = ArchiveRange(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size)
+        archive = ArchiveRange(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size, listed=True)
         if looks_like_one(archive):
             yield archive
     names = sorted(set(others) - {catalog.files[file] for file in holds_raw | holds_items})

@@ -28,7 +28,7 @@ from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.archives import ArchiveRange, ItemArchives, file_archives, looks_like_one
 from workbench.core.arrays import Array, Ints
-from workbench.core.crc32 import PIECE, crc32, crc32_of_two
+from workbench.core.crc32 import PIECE, crc32, crc32_of_two, crc32c, masked
 from workbench.core.executors import ordered
 from workbench.core.parts import storable
 from workbench.core.payload import Payloads, decompress
@@ -37,7 +37,7 @@ from workbench.core.scan import Announcer, Progress, workers
 from workbench.core.source import LazyBytes, Source
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Archive, read_directory
-from workbench.core.ziprecord import STORED, ZipRecord, inflate, locate
+from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
 from workbench.errors import WorkbenchError
 
 __all__ = ["RecordCheck", "StoredCrcs", "archives_nbytes", "check_archives", "stored_crcs"]
@@ -136,6 +136,31 @@ def check_archives(
             done += nbytes
             if progress is not None:
                 progress(min(done / total, 1.0))
+        yield from _check_ranges(payloads)
+
+
+def _check_ranges(payloads: Payloads) -> Iterator[RecordCheck]:
+    """Compute the masked CRC-32C of the chunks whose metadata has one: ``meta["crc32c"]``, by file and first byte."""
+    catalog = payloads.catalog
+    stored: dict[str, dict[str, int]] = catalog.meta.get("crc32c", {})
+    rows = np.lexsort((catalog.start, catalog.file)) if stored else ()
+    for row in rows:
+        number, start, stop = int(catalog.file[row]), int(catalog.start[row]), int(catalog.stop[row])
+        name, key = catalog.files[number], catalog.keys[catalog.tensor[row]]
+        told = stored.get(name, {}).get(str(start))
+        if told is None or start == stop:
+            continue
+        try:
+            source, crc = payloads.pool.source(number), 0
+            for first in range(start, stop, TASK):
+                last = min(first + TASK, stop)
+                part = crc32c(source.read(first, last))
+                crc = part if first == start else crc32_of_two(crc, part, last - first, castagnoli=True)
+        except WorkbenchError as error:
+            yield RecordCheck("damaged", name, key, start, stop, key, message=str(error))
+            continue
+        status = "ok" if masked(crc) == told else "mismatch"
+        yield RecordCheck(status, name, key, start, stop, key, told, masked(crc))
 
 
 def archives_nbytes(payloads: Payloads, place: Place | None = None, others: Iterable[str] = ()) -> int:
@@ -214,7 +239,7 @@ def _records(archive: ArchiveRange) -> Iterator[tuple[_PayloadPart | RecordCheck
     except WorkbenchError as error:
         yield _damaged(archive, "", str(error)), archive.stop - archive.start
         return
-    if directory.prefix is None:
+    if directory.prefix is None and not archive.listed:
         return
     for record in directory.records.values():
         try:
@@ -321,7 +346,7 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
     except WorkbenchError as error:
         yield _damaged(archive, "", str(error))
         return
-    if directory.prefix is None and not archive.owner:
+    if directory.prefix is None and not archive.owner and not archive.listed:
         return  # a zip archive of somebody else's
     for record in directory.records.values():
         yield _of_record(archive, directory, record)
@@ -338,6 +363,8 @@ def _of_record(archive: ArchiveRange, directory: Archive, record: ZipRecord) -> 
             pass
         elif record.method == STORED and archive.limit is None:
             crc = _crc(archive.pool.source(archive.file), *place)
+        elif archive.listed and directory.prefix is None:
+            crc = inflated_crc(directory.view, start, stop, record, directory.what)
         else:
             content: Any = directory.view[start:stop]
             if record.method != STORED:

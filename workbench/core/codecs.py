@@ -23,10 +23,11 @@ class Codec:
         name: as ``chunks`` and reports show it.
         raw: the item's bytes are the payload's.
         zip: the item is a ``torch.save`` archive of one tensor.
-        compressed: the item is one compressed stream: gzip or zlib if it is called so, otherwise zstd.
+        compressed: the item is one compressed stream: gzip or zlib, or bare deflate, if its name says so; else zstd.
         within: codec of the stream that begins at ``inner`` in the decoded item and ends by itself; its payload is the
             chunk's.
         text: the item is text, one character a byte.
+        varint: the item is a varint of each element, whose low bits it is (protobuf).
         big: elements are big endian.
         conj, neg: the payload is of a conjugate or a negative view: signs are turned when it is read.
         part: name of the codec of a part of such an item, addressed by ``inner`` and ``strides``; by default this one.
@@ -38,6 +39,7 @@ class Codec:
     compressed: bool = False
     within: str = ""
     text: bool = False
+    varint: bool = False
     big: bool = False
     conj: bool = False
     neg: bool = False
@@ -61,7 +63,7 @@ class Codec:
     @property
     def undone_whole(self) -> bool:
         """Whether a whole chunk has to be decoded to read any part of it."""
-        return self.compressed or self.text or self.big
+        return self.compressed or self.text or self.varint or self.big
 
 
 TABLE = (
@@ -81,10 +83,13 @@ TABLE = (
     Codec(name="decoded"),  # computed from quantised tensors (core/decoding); only in catalogs of decoded tensors
     Codec(name="zstd+zstd", compressed=True, within="zstd"),  # a stream within a node of an OCDBT database (Orbax)
     Codec(name="zstd+gzip", compressed=True, within="gzip"),
+    Codec(name="deflate", compressed=True),  # a deflated record of a zip archive (numpy); inner is after its header
+    Codec(name="deflate_be", compressed=True, big=True),
+    Codec(name="varint", varint=True),  # int32_data and its like (ONNX)
 )
 CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
 RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE))
-RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED, ZSTD_ZSTD, ZSTD_GZIP = _TURNED
+RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED, ZSTD_ZSTD, ZSTD_GZIP, DEFLATE, DEFLATE_BE, VARINT = _TURNED
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:

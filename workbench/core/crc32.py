@@ -17,7 +17,7 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-__all__ = ["crc32", "crc32_of_two", "crc32c", "crc32c_rows"]
+__all__ = ["crc32", "crc32_of_two", "crc32c", "crc32c_rows", "masked"]
 
 PIECE = 1 << 20  #: bytes given to zlib at a time; it lets go of the interpreter meanwhile
 _POLYNOMIAL = 0xEDB88320
@@ -33,9 +33,16 @@ def crc32(data: np.ndarray[Any, Any], crc: int = 0) -> int:
     return crc
 
 
-def crc32_of_two(first: int, second: int, length: int) -> int:
-    """CRC-32 of two parts put together, from theirs; ``length`` is the second part's in bytes."""
-    return _product(_shift(length), first) ^ second
+def crc32_of_two(first: int, second: int, length: int, *, castagnoli: bool = False) -> int:
+    """CRC-32 (or CRC-32C) of two parts put together, from theirs; ``length`` is the second part's in bytes."""
+    polynomial = _CASTAGNOLI if castagnoli else _POLYNOMIAL
+    found: int = _product(_shift(length, polynomial), first, polynomial) ^ second
+    return found
+
+
+def masked(crc: int) -> int:
+    """A CRC-32C as LevelDB and TensorFlow store it: rotated by 15 bits, plus a constant (LevelDB ``crc32c.h``)."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def crc32c(data: Array) -> int:

@@ -158,6 +158,10 @@ ALL += tuple(
     DType(name, *sizes, "f", None, None, None, len(ALL) + position)
     for position, (name, sizes) in enumerate(BLOCKS.items())
 )
+ALL += tuple(  # ONNX's, two in a byte, the first in the low bits
+    DType(name, 2, 1, kind, None, None, None, len(ALL) + position)
+    for position, (name, kind) in enumerate((("int4", "i"), ("uint4", "u")))
+)
 #: Columns of the table, by code.
 BLOCK = np.array([dtype.block for dtype in ALL])
 BLOCK_NBYTES = np.array([dtype.block_nbytes for dtype in ALL])

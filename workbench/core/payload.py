@@ -101,9 +101,12 @@ class Payloads:
                     f"{self.describe(row)} decompresses to {len(plain):,} bytes where {reach:,} are needed; its stream "
                     "was cut, or is from another save"
                 )
-            return Region.of(_strided(plain, inner, sizes, strides, dtype))
+            found = _strided(plain, inner, sizes, strides, dtype)
+            return Region.of(swapped(found, dtype=dtype) if codec.big else found)
         if codec.text:
             return Region.of(_strided(self._from_text(row), inner, sizes, strides, dtype))
+        if codec.varint:
+            return Region.of(_strided(self._from_varints(row, dtype), inner, sizes, strides, dtype))
         raise UnsupportedFormatError(
             f"tensor {c.keys[c.tensor[row]]!r}: its chunk in {c.files[c.file[row]]!r} was written through an unknown "
             "transform; it can be listed but not read"
@@ -240,6 +243,19 @@ class Payloads:
             last = self._unpacked = place, np.frombuffer(plain, np.uint8)
         return last[1]
 
+    def _from_varints(self, row: int, dtype: DType) -> Array:
+        """The low bytes of each varint."""
+        data = np.frombuffer(self.stored(row)[:], np.uint8)
+        ends = np.flatnonzero(data < 128)
+        starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+        _, sizes, _, _ = self._layout(row)
+        count = nbytes_of(dtype, math.prod(sizes)) // dtype.raw.itemsize
+        if len(ends) != count or ends[-1] != len(data) - 1 or (ends - starts).max() > 9:
+            raise CorruptError(f"{self.describe(row)} does not consist of {count:,} varints; the file is damaged")
+        place = np.arange(len(data)) - np.repeat(starts, ends - starts + 1)
+        parts = (data & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
+        return np.add.reduceat(parts, starts).astype(dtype.raw).view(np.uint8)
+
     def _from_stream(self, row: int) -> Array:
         """The payload of a compressed chunk, at most as long as the largest that the reader found declared."""
         c = self.catalog
@@ -247,7 +263,7 @@ class Payloads:
         data = self.stored(row)  # checks that the file is still the same
         last = self._unpacked
         if last is None or last[0] != place:
-            undone = inflate if c.codec[row] == codecs.GZIP else decompress
+            undone = _STREAMS.get(int(c.codec[row]), decompress)
             plain = undone(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
             last = self._unpacked = place, plain
         return last[1]
@@ -346,23 +362,31 @@ def decompress(data: Array | memoryview, limit: int, *, what: str) -> Array:
     return np.frombuffer(out, np.uint8)
 
 
-def inflate(data: Array | memoryview, limit: int, *, what: str) -> Array:
-    """Decompress one gzip or zlib stream to no more than ``limit`` bytes.
+def inflate(data: Array | memoryview, limit: int, *, what: str, raw: bool = False) -> Array:
+    """Decompress one gzip or zlib stream, or a ``raw`` one without their headers, to no more than ``limit`` bytes.
 
     Raises:
         UnsafeError: as :func:`decompress`.
         CorruptError: it is not such a stream, is cut short, or decompresses to more than the limit (a bomb).
     """
-    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+    stream = zlib.decompressobj(wbits=-zlib.MAX_WBITS if raw else 32 + zlib.MAX_WBITS)
+    kind = "deflate" if raw else "gzip or zlib"
     try:
         out = stream.decompress(memoryview(data), _most(limit, len(data)) + 1)
     except zlib.error as error:
-        raise CorruptError(f"{what} is not a gzip or zlib stream: {error}") from None
+        raise CorruptError(f"{what} is not a {kind} stream: {error}") from None
     if len(out) > _most(limit, len(data)):
         raise _too_long(what, limit, len(data))
     if not stream.eof:
-        raise CorruptError(f"{what} ends before its gzip or zlib stream does")
+        raise CorruptError(f"{what} ends before its {kind} stream does")
     return np.frombuffer(out, np.uint8)
+
+
+_STREAMS: dict[int, Callable[..., Array]] = {
+    codecs.GZIP: inflate,
+    codecs.DEFLATE: partial(inflate, raw=True),
+    codecs.DEFLATE_BE: partial(inflate, raw=True),
+}
 
 
 def _undo(dtype: DType, *, big: bool, conj: bool, neg: bool) -> Undo | None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsafeError
 
-__all__ = ["ZipRecord", "inflate", "locate"]
+__all__ = ["ZipRecord", "inflate", "inflated_crc", "locate"]
 
 # signature, needed, flags, method, time, date, CRC, both sizes, length of the name, of the extra field
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -28,6 +28,7 @@ STORED, DEFLATED = 0, 8
 ENCRYPTED = 0x1 | 0x20 | 0x40 | 0x2000  # encrypted, patch data, strong encryption, masked headers
 DESCRIPTOR, UTF8 = 0x8, 0x800
 MAX_INFLATED = 64 << 20  # bytes: only small records are ever compressed
+PIECE = 1 << 20  # bytes that are inflated at a time
 MAX_RATIO = 1000  # deflate's own limit is 1,032
 
 
@@ -100,3 +101,28 @@ def inflate(data: memoryview, record: ZipRecord, what: str) -> bytes:
             f"{what}: record {record.name!r} does not inflate to its {record.usize:,} bytes; the file is damaged"
         )
     return content
+
+
+def inflated_crc(view: memoryview | LazyBytes, start: int, stop: int, record: ZipRecord, what: str) -> int:
+    """The CRC-32 of a DEFLATED record of any size, bytes ``[start, stop)`` of ``view``, in a few megabytes of memory.
+
+    Raises:
+        CorruptError: it cannot be inflated, or not to ``record.usize`` bytes.
+    """
+    stream, crc, length = zlib.decompressobj(-15), 0, 0
+    try:
+        for at in range(start, stop, PIECE):
+            rest = bytes(view[at : min(at + PIECE, stop)])
+            while rest and length <= record.usize and not stream.eof:
+                content = stream.decompress(rest, PIECE)
+                crc, length, rest = zlib.crc32(content, crc), length + len(content), stream.unconsumed_tail
+        content = stream.flush()
+    except zlib.error as error:
+        raise CorruptError(
+            f"{what}: record {record.name!r} cannot be inflated ({error}); the file is damaged"
+        ) from None
+    if length + len(content) != record.usize or not stream.eof:
+        raise CorruptError(
+            f"{what}: record {record.name!r} does not inflate to its {record.usize:,} bytes; the file is damaged"
+        )
+    return zlib.crc32(content, crc)

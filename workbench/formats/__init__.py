@@ -59,7 +59,8 @@ MODULES = {
         ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
         ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
-        ("torch_save", "torch.save"),
+        ("torch_save", "torch.save"), ("nemo", "layered.nemo"), ("tensorflow", "tensorflow"), ("flax", "flax"),
+        ("onnx", "onnx"), ("npz", "npz"),
     )
 }  # fmt: skip
 
@@ -248,14 +249,10 @@ def read_forced(place: Place, name: str) -> Catalog:
 
 
 #: First bytes of checkpoints and weights of other programs → what the file is.
-_MAGIC = (
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),
-    (b"\x93NUMPY", "a numpy array (.npy)"),
-)
+_MAGIC = ((b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),)
 #: Records of zip archives → what the archive is.
 _RECORDS = (
     ("/archive_format", "a torch.export archive (.pt2)"),
-    (".npy", "a numpy archive (.npz)"),
     ("model.weights.h5", "a Keras model"),
 )
 

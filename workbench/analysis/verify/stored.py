@@ -151,12 +151,17 @@ def _archives(subject: Examined, progress: Progress | None) -> Array:
             rows = by_file[low:high]
             covered[rows] |= _inside(np.array(sorted(good), np.int64), catalog, rows)
     if counts["ok"] or counts["mismatch"]:
-        log.checked["checksums"] = f"the CRC-32 of {plural(counts['ok'] + counts['mismatch'], 'record')} of torch.save"
+        what = f"{plural(counts['ok'] + counts['mismatch'], 'record')} of {catalog.meta.get('archive', 'torch.save')}"
+        log.checked["checksums"] = f"the {_crc_name(catalog)} of {what}"
     if without:
         left.append(f"{names(sorted(without))}: saved without checksums")
     if left:
         log.not_checked["checksums"] = "; ".join(left)
     return covered
+
+
+def _crc_name(catalog: cat.Catalog) -> str:
+    return "CRC-32C" if "crc32c" in catalog.meta else "CRC-32"
 
 
 def _others(subject: Examined) -> tuple[set[str], list[str]]:
@@ -189,7 +194,7 @@ def _tell(subject: Examined, one: RecordCheck) -> None:
             "error",
             one.owner or one.file,
             f"record {one.record!r} at bytes {one.start:,} to {one.stop:,} of {one.file!r}{_also(subject, one)}: "
-            f"CRC-32 is {one.computed or 0:08x}, stored is {one.stored or 0:08x}",
+            f"{_crc_name(subject.catalog)} is {one.computed or 0:08x}, stored is {one.stored or 0:08x}",
             _RESTORE,
             stored=one.stored,
             computed=one.computed,

@@ -46,8 +46,8 @@ from workbench.errors import NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.zarr.array import DESCRIPTIONS
 from workbench.formats.zarr.chunks import Adder
-from workbench.formats.zarr.meaning import meaning
 from workbench.formats.zarr.ocdbt import MANIFEST
+from workbench.names.arrays import meaning
 
 LOOKED = 4  #: folders that are looked into to find an array
 TEMPORARY = ".orbax-checkpoint-tmp"

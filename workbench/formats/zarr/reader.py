@@ -27,7 +27,7 @@ from workbench.errors import NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.zarr.array import DESCRIPTIONS
 from workbench.formats.zarr.chunks import Adder
-from workbench.formats.zarr.meaning import meaning
+from workbench.names.arrays import meaning
 
 LOOKED = 4  #: folders that are looked into to recognize a place
 OBJECTS = ("metadata.json",)

@@ -23,10 +23,10 @@ import math
 import struct
 from collections.abc import Iterator
 
+from workbench.core.protobuf import BadMessage, fields, signed
 from workbench.core.source import Source
 from workbench.names.metrics import STEP_NAMES
 from workbench.runs.logs.printed import numbers_of
-from workbench.runs.logs.protobuf import BadMessage, fields, signed
 from workbench.runs.logs.record import MetricLog, StartMark
 
 __all__ = ["WANDB_MAGIC", "read_events", "read_wandb"]

@@ -1,4 +1,4 @@
-"""What the names of zarr arrays mean: those of optax and of Megatron's backend by their own rules.
+"""What the names of arrays in JAX's checkpoints and zarr stores mean: optax's and Megatron's by their own rules.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers, as far as logs need it: fields in order, without a schema.
+"""The wire format of protocol buffers, as far as logs and checkpoints need it: fields in order, without a schema.
 
 ::
 
@@ -10,8 +10,9 @@ A message is walked once, left to right; a length that leaves the message ends i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["BadMessage", "fields", "signed"]
+__all__ = ["BadMessage", "fields", "signed", "spans", "varint"]
 
 
 class BadMessage(Exception):
@@ -24,25 +25,36 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     Raises:
         BadMessage: the bytes end in the middle of a field, or a type is unknown.
     """
-    at, end = 0, len(data)
-    while at < end:
-        key, at = _varint(data, at, end)
+    for number, value in spans(data, 0, len(data)):
+        yield number, value if isinstance(value, int) else data[value[0] : value[1]]
+
+
+def spans(data: Any, start: int, stop: int) -> Iterator[tuple[int, int | tuple[int, int]]]:
+    """Yield field numbers and values of the message in bytes ``[start, stop)``: an int for varints, and where the bytes
+    are for everything else, which are not looked at. ``data`` gives an int for a position.
+
+    Raises:
+        BadMessage: as :func:`fields`.
+    """
+    at = start
+    while at < stop:
+        key, at = varint(data, at, stop)
         kind = key & 7
         if kind == 0:
-            value, at = _varint(data, at, end)
+            value, at = varint(data, at, stop)
             yield key >> 3, value
             continue
         if kind == 2:
-            size, at = _varint(data, at, end)
+            size, at = varint(data, at, stop)
         elif kind == 1:
             size = 8
         elif kind == 5:
             size = 4
         else:
             raise BadMessage
-        if size > end - at:
+        if size > stop - at:
             raise BadMessage
-        yield key >> 3, data[at : at + size]
+        yield key >> 3, (at, at + size)
         at += size
 
 
@@ -51,7 +63,12 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def varint(data: Any, at: int, end: int) -> tuple[int, int]:
+    """Return the varint at a byte, and the byte after it.
+
+    Raises:
+        BadMessage: it does not end before ``end``, or after ten bytes.
+    """
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
