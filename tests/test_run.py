@@ -392,3 +392,11 @@ def test_rows_without_steps_are_counted_and_say_so(tmp_path):
         run.diagnose()
     log(tmp_path / "steps.csv", {10 * step: 2.0 + step / 1e3 for step in range(1, 30)})
     assert wb.run(tmp_path).sources["kind"][0] == "csv"  # a log with steps comes first, however short
+
+
+def test_several_runs_in_one_folder_are_named(tmp_path):
+    for name in ("a", "b"):
+        for step in (1, 2):
+            save(tmp_path / name, step)
+    assert any("2 folders are shown as one run: 'a', 'b'" in note for note in wb.run(tmp_path).notes)
+    assert not any("folders" in note for note in wb.run(tmp_path / "a").notes)

@@ -28,7 +28,7 @@ from workbench.core.scan import Progress
 from workbench.core.shown import Shown, above
 from workbench.errors import NotACheckpointError, UsageError
 from workbench.names.metrics import MEANINGS
-from workbench.runs import Found, discover
+from workbench.runs import Found, discover, grouped
 from workbench.runs.logs import ABOVE, FoundLogs, find_logs, read_logs
 from workbench.runs.logs.joined import JoinedLog, Resume, join
 
@@ -250,6 +250,10 @@ class Run(Shown):
                     self.notes.append(f"{words}: it may belong to another run")
         else:
             self._used = []
+        folders = [one.path for one in grouped(found)[0]]
+        if len(folders) > 1:
+            named = ", ".join(map(repr, folders[:3])) + (", …" if len(folders) > 3 else "")
+            self.notes.append(f"the steps of {len(folders)} folders are shown as one run: {named}; open one of them")
         self._check()
 
     # ---- tables -------------------------------------------------------------------------------------------------
