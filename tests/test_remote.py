@@ -261,13 +261,13 @@ def test_folders_of_a_server_that_form_a_circle_are_listed_as_far_as_asked(one):
 def test_memory_and_other_schemes_go_through_fsspec():
     system = fsspec.filesystem("memory")
     for file in (ROOT / "dcp_fsdp2").iterdir():
-        system.pipe_file(f"/bucket/a folder/{file.name}", file.read_bytes())
+        system.pipe_file(f"/bucket-of-tests/a folder/{file.name}", file.read_bytes())
     try:
-        ckpt = wb.open("memory://bucket/a folder", cache=False)
+        ckpt = wb.open("memory://bucket-of-tests/a folder", cache=False)
         assert wb.diff(ckpt, wb.open(ROOT / "dcp_fsdp2")).summary["changed"] == 0
-        assert wb.discover("memory://bucket")["path"].tolist() == ["a folder"]
+        assert wb.discover("memory://bucket-of-tests")["path"].tolist() == ["a folder"]
     finally:
-        system.rm("/bucket", recursive=True)
+        system.rm("/bucket-of-tests", recursive=True)
 
 
 def test_a_repository_of_the_hub_is_read_at_one_commit(tmp_path):

@@ -22,7 +22,7 @@ import panel as pn
 from workbench.analysis.health import StepHealth
 from workbench.analysis.run import Run
 from workbench.app import style
-from workbench.app.jobs import Job, Progress, Schedule
+from workbench.app.jobs import Job, Progress, Schedule, steady
 from workbench.app.linked import Linked
 from workbench.app.picker import Picker
 from workbench.app.run_cache import RunCache, shared_runs
@@ -127,8 +127,8 @@ class Home(pn.viewable.Viewer):
             values = nbytes <= left
             left -= nbytes if values else 0
             for step in folder.steps[-newest:]:
-                progress(at / len(self._folders))
-                self._runs.check(step, str(jail.resolve(step.path)), values=values)
+                told = steady(progress, at / len(self._folders))
+                self._runs.check(step, str(jail.resolve(step.path)), values=values, progress=told)
             self._later(self._draw)
 
     def _tell(self, path: str, words: str, run: Run | None) -> None:

@@ -28,7 +28,7 @@ import param
 from workbench.core.executors import SharedThreads, using
 from workbench.errors import WorkbenchError
 
-__all__ = ["Cancelled", "Job", "Progress", "scan_on"]
+__all__ = ["Cancelled", "Job", "Progress", "scan_on", "steady"]
 
 Progress = Callable[[float], None]
 Schedule = Callable[[Callable[[], None]], None]
@@ -61,6 +61,11 @@ def scan_on(executor: Executor | None) -> None:
     """Run the passes of long jobs on an executor; with ``None``, in threads of this process, one per core."""
     global _scans
     _scans = executor or _threads
+
+
+def steady(progress: Progress, share: float) -> Progress:
+    """Return what a part of a job may call, which can be cancelled there, while the whole stays at ``share``."""
+    return lambda _: progress(share)
 
 
 class Cancelled(Exception):

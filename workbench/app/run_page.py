@@ -30,7 +30,7 @@ from workbench.analysis.summary import Summary, histogram, summarise
 from workbench.app import style
 from workbench.app.home import DOTS, SMALL
 from workbench.app.jail import relative_words
-from workbench.app.jobs import Job, Progress, Schedule
+from workbench.app.jobs import Job, Progress, Schedule, steady
 from workbench.app.linked import Linked
 from workbench.app.picker import Picker
 from workbench.app.run_cache import RunCache, shared_runs
@@ -266,8 +266,8 @@ class RunPage(pn.viewable.Viewer):
         newest = run.found[-CHECKED:]
         values = self._size() <= SMALL
         for at, one in enumerate(newest):
-            progress(at / len(newest))
-            out[one.path] = self._runs.check(one, run.place_of(one), values=values)
+            told = steady(progress, at / len(newest))
+            out[one.path] = self._runs.check(one, run.place_of(one), values=values, progress=told)
         return out
 
     def _checked(self, event: Any) -> None:
