@@ -270,7 +270,7 @@ def test_the_page_of_a_run_explains_the_jump_and_lists_the_steps(run):
     state.restore({"run": "run"})
     page = RunPage(state, runs=RunCache())
     try:
-        for job in (page.opening, page.checking, page.measuring.job, page.examining.job):
+        for job in (page.opening, page.examining.job, page.checking, page.measuring.job):
             assert job.wait(60), job
         assert page.diagnosis is not None and page.diagnosis.causes[0].title in page._why.text.replace("&#x27;", "'")
         assert "Since step 40" in page._head.text and "NaN" in page._head.text

@@ -140,6 +140,8 @@ class Job(param.Parameterized):
         except WorkbenchError as error:
             self._publish(turn, status="failed", error=str(error))
         except Exception as error:
+            if not threading.main_thread().is_alive():
+                return  # the process is ending, and with it the threads that the work needs
             _log.exception("a job of the dashboard failed")
             words = f"internal error: {type(error).__name__}; see the server log for details"
             self._publish(turn, status="failed", error=words)

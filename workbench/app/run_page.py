@@ -125,6 +125,7 @@ class RunPage(pn.viewable.Viewer):
         self._drawn: Any = None
         self._whole: tuple[float, float] | None = None  #: the range of steps that the picture begins with
         self._next, self._wait = 0.0, FIRST
+        self._unchecked = self._unmeasured = False
         self.opening = Job(schedule)
         self.checking = Job(schedule, long=True)
         self._looking = Job(schedule)
@@ -164,6 +165,7 @@ class RunPage(pn.viewable.Viewer):
         self.opening.param.watch(self._opened, "status")
         self.checking.param.watch(self._checked, "status")
         self._looking.param.watch(self._looked, "status")
+        self.examining.job.param.watch(self._rest, "status")
         state.param.watch(self._moved, ["run", "versus"])
         state.param.watch(self._explain, "at")
         state.param.watch(self._redraw, "metrics")
@@ -175,6 +177,7 @@ class RunPage(pn.viewable.Viewer):
 
     def close(self) -> None:
         """Stop the jobs."""
+        self._unchecked = False
         for job in (self.opening, self.checking, self._looking):
             job.reset()
         for work in (self.examining, self.measuring, self.counting):
@@ -252,10 +255,15 @@ class RunPage(pn.viewable.Viewer):
             self._body[:] = shown
             self._explain()
         if grown and reading.run.found:
-            self.checking.start(self._check)
             self._measure_it[:] = [self.measuring]
-            if self._size() <= SMALL:
-                self.measuring.start()
+            self._unchecked = self._unmeasured = True
+            self._rest()
+
+    def _rest(self, *_: Any) -> None:
+        """Begin what the answer does not need when the answer is there: the jobs would compete for the cores."""
+        if self._unchecked and self.examining.job.status != "running":
+            self._unchecked = False
+            self.checking.start(self._check)
 
     def _size(self) -> int:
         return 0 if self.reading is None else sum(one.nbytes for one in self.reading.run.found)
@@ -276,6 +284,9 @@ class RunPage(pn.viewable.Viewer):
             known = {one.path: self.checking.result.get(one.path, old.health[one.path]) for one in old.run.found}
             self.reading = Reading(old.run, old.others, known, old.notes)
             self._redraw()
+            if self._unmeasured and self._size() <= SMALL:
+                self._unmeasured = False
+                self.measuring.start()
 
     # ---- head and curves ---------------------------------------------------------------------------------------------
 
