@@ -32,7 +32,7 @@ RANKS, SLOW = 8, 5
 
 
 def rows(ranks: int = RANKS, slow: int = SLOW) -> list[dict[str, Any]]:
-    """A save of which one rank spends 2 s more in its sync."""
+    """A save in which one rank spends 2 s more on its sync."""
     chance, made = random.Random(3), []
     for rank in range(ranks):
         parts = {name: (1 + 0.02 * chance.random()) * at for name, at in zip(PARTS, (0.1, 1, 2, 0.5), strict=True)}

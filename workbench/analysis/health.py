@@ -75,5 +75,5 @@ def check_step(
         where = f"{bad[0].where}: " if bad[0].where else ""
         words = f"{where}{bad[0].message}{more}{left_out}"
         return StepHealth("finding", bad[0].severity, words, values, spoilt, report)
-    words = f"nothing found by {len(report.checked):,} kinds of checks{left_out}"
+    words = f"{len(report.checked):,} kinds of checks found nothing{left_out}"
     return StepHealth("sound", "", words, values, spoilt, report)

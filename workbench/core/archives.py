@@ -41,7 +41,7 @@ class ArchiveRange(NamedTuple):
     stop: int
     owner: str = ""
     limit: int | None = None
-    listed: bool = False  #: a file with tensors of the catalog: its records count whoever wrote it
+    listed: bool = False  #: it holds tensors of the catalog: its records are checked, whoever wrote them
 
 
 class ItemArchives:
