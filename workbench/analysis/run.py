@@ -41,7 +41,7 @@ __all__ = [
     "RunComparison",
     "after_resume",
     "compare",
-    "is_echo",
+    "is_echo_save",
     "open_run",
     "records",
     "run",
@@ -127,7 +127,7 @@ def open_run(
     """
     path = os.fsdecode(root)
     found = [one for one in discover(path, depth=4, storage_options=storage_options) if one.step is not None]
-    found.sort(key=lambda one: (one.step or 0, is_echo(one), one.mtime, one.path))
+    found.sort(key=lambda one: (one.step or 0, is_echo_save(one), one.mtime, one.path))
     named = None if logs is None else [logs] if isinstance(logs, (str, os.PathLike)) else list(logs)
     place = Place(path, storage_options)
     if named is not None:
@@ -403,10 +403,10 @@ class Run(Shown):
             loaded, _ = self._loaded(resume)  # the first row after a resume begins with it
             last = max(last, min(loaded or 0, step - 1 + zero))
         earlier = [one for one in whole if (one.step or 0) <= last]
-        later = [one for one in whole if (one.step or 0) >= step + zero and not is_echo(one)]
+        later = [one for one in whole if (one.step or 0) >= step + zero and not is_echo_save(one)]
         before = self._first_of([one for one in earlier if one.step == earlier[-1].step]) if earlier else None
         twins = [one for one in earlier if before is not None and one.step == before.step and one is not before]
-        echo = next((one for one in twins if is_echo(one)), None)
+        echo = next((one for one in twins if is_echo_save(one)), None)
         after = later[0] if later else None
         return CheckpointPair(before, echo, after, self._advice(step, before, after))
 
@@ -481,6 +481,10 @@ class Run(Shown):
         return {"path": self.path, **tables, "metrics": curves, "notes": list(self.notes)}
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    def saves(self) -> list[Found]:
+        """Return its complete checkpoints by step, without second saves of a step."""
+        return [one for one in self.found if one.complete and not is_echo_save(one)]
 
     def place_of(self, found: Found) -> str:
         """Return the path or URL of a checkpoint of the run."""
@@ -579,7 +583,7 @@ class Run(Shown):
             for resume in one.resumes:
                 found.setdefault(resume.first_after, resume)
         for save in self.found:
-            if save.complete and is_echo(save) and save.step is not None:
+            if save.complete and is_echo_save(save) and save.step is not None:
                 first = save.step + (0 if self._zero_based else 1)
                 why = f"{save.path!r} was saved right after a load"
                 if first not in found:
@@ -601,7 +605,7 @@ class Run(Shown):
         """The step that a resume continued from, and its checkpoint: the log says so, or the checkpoint exists."""
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
-        whole = [found for found in self.found if found.complete and not is_echo(found)]
+        whole = [found for found in self.found if found.complete and not is_echo_save(found)]
         if one.loaded is not None:
             near = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
             return one.loaded, near[-1] if near else None
@@ -613,7 +617,7 @@ class Run(Shown):
 
     @staticmethod
     def _first_of(found: Sequence[Found]) -> Found:
-        return next((one for one in found if not is_echo(one)), found[0])
+        return next((one for one in found if not is_echo_save(one)), found[0])
 
     def _advice(self, step: int, before: Found | None, after: Found | None) -> str:
         if before is not None and after is not None:
@@ -626,7 +630,7 @@ class Run(Shown):
         return f"no complete checkpoint from step {step:,} or later exists: save one soon after a resume"
 
 
-def is_echo(found: Found) -> bool:
+def is_echo_save(found: Found) -> bool:
     """Return whether a checkpoint was saved right after a load, by the name that docs/echo.md gives it."""
     return "echo" in os.path.basename(found.path)
 

@@ -25,7 +25,7 @@ from typing import Any
 from workbench import checkpoint, formats
 from workbench.analysis.health import StepHealth, check_step, unseen
 from workbench.analysis.manifest_file import INSIDE
-from workbench.analysis.run import Run, after_resume, is_echo, open_run, records
+from workbench.analysis.run import Run, after_resume, is_echo_save, open_run, records
 from workbench.core.place import Place
 from workbench.core.remote.url import is_url, with_options
 from workbench.core.scan import Progress
@@ -462,10 +462,10 @@ class Watcher:
             key=_order,
         )
         earlier = [one for one in beside if found.step is not None and _order(one) < _order(found)]
-        before = next((one for one in reversed(earlier) if not is_echo(one)), None)
-        if before is None or is_echo(found):
+        before = next((one for one in reversed(earlier) if not is_echo_save(one)), None)
+        if before is None or is_echo_save(found):
             return before, None
-        return before, next((one for one in earlier if is_echo(one) and one.step == before.step), None)
+        return before, next((one for one in earlier if is_echo_save(one) and one.step == before.step), None)
 
     def _now(self, entry: WatchedStep) -> Listing:
         try:
@@ -614,7 +614,7 @@ def _differences(before: Listing, after: Listing) -> str:
 
 
 def _order(found: Found) -> tuple[Any, ...]:
-    return found.step or 0, is_echo(found), found.mtime, found.path
+    return found.step or 0, is_echo_save(found), found.mtime, found.path
 
 
 def _shape(files: Listing) -> set[str]:

@@ -25,7 +25,7 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.analysis.health import StepHealth
-from workbench.analysis.run import CheckpointPair, Run
+from workbench.analysis.run import CheckpointPair, Run, is_echo_save
 from workbench.analysis.summary import Summary, histogram, summarise
 from workbench.app import style
 from workbench.app.home import DOTS, SMALL
@@ -446,8 +446,7 @@ class RunPage(pn.viewable.Viewer):
 
         assert self.reading is not None
         run = self.reading.run
-        steps = [run.place_of(one) for one in run.found if one.complete and "echo" not in os.path.basename(one.path)]
-        return timeline(steps, by="tensor", progress=progress)
+        return timeline([run.place_of(one) for one in run.saves()], by="tensor", progress=progress)
 
     def _measured(self, frame: pd.DataFrame) -> None:
         self._layers = frame
@@ -599,7 +598,7 @@ def _about(run: Run) -> str:
 
 def _bad_steps(reading: Reading) -> str:
     """Return the first step with a finding, and how many there are."""
-    saves = [one for one in reading.run.found if "echo" not in os.path.basename(one.path)]
+    saves = [one for one in reading.run.found if not is_echo_save(one)]
     bad = [one for one in saves if reading.health[one.path].state in ("finding", "incomplete")]
     if not bad:
         return ""

@@ -42,9 +42,8 @@ from workbench.formats.format import Format
 
 MAGIC = b"\x93NUMPY"
 END = ".npy"
-HEADER_LIMIT = (
-    64 << 10
-)  #: bytes; numpy itself reads longer headers than 10,000 only from files that it is told to trust
+#: Bytes; numpy itself reads headers of more than 10,000 only from files that it is told to trust.
+HEADER_LIMIT = 64 << 10
 TEXT_LIMIT = 16 << 20  #: bytes of an array of text that is shown
 DEPTH = 16  #: brackets in brackets of a header
 RATIO = 1032  #: bytes that deflate can make of one

@@ -124,7 +124,7 @@ def write_run(
             diagnosis = run.diagnose(progress=lambda share: told(share / 3))
     frame = None
     if measured and saves:
-        places = [run.place_of(one) for one in saves if "echo" not in os.path.basename(one.path)]
+        places = [run.place_of(one) for one in run.saves()]
         frame = timeline(places, by="tensor", progress=lambda share: told((1 + share) / 3))
     health = {}
     for at, one in enumerate(saves):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +77,6 @@ class Curves:
     saves: Sequence[tuple[int, str, str, str]] = ()
     resumes: Sequence[tuple[int, str]] = ()
     spikes: Sequence[tuple[int, float, str, bool, str]] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def curves_of(
