@@ -315,6 +315,34 @@ def test_new_points_are_shown_unless_someone_has_zoomed(tmp_path):
         page.close()
 
 
+def test_what_is_saved_later_is_explained_checked_and_shown(tmp_path):
+    """A log without checkpoints, then those around its jump, then one of them rewritten with NaN."""
+    root = tmp_path / "run"
+    log(root / "log.csv", spiky(61))
+    state = WorkbenchState(Jail(tmp_path))
+    state.restore({"run": "run"})
+    page = RunPage(state, runs=RunCache())
+
+    def again() -> None:
+        page._next = 0.0
+        page.look()
+        for job in (page._looking, page.opening, page.examining.job, page.checking, page.measuring.job):
+            assert job.wait(60), job
+
+    try:
+        assert page.opening.wait(60) and page._steps not in list(page._body) and page.diagnosis is None
+        for step in (40, 80):
+            save(root, step)
+        again()
+        assert page._steps in list(page._body) and page.diagnosis is not None
+        assert {one.state for one in page.reading.health.values()} == {"sound"}
+        torch.save({"model": {"w": torch.tensor([1.0, math.nan, 2.0])}, "step": 80}, root / "step-80.pt")
+        again()
+        assert page.reading.health["step-80.pt"].state == "finding"
+    finally:
+        page.close()
+
+
 def test_a_folder_that_is_no_run_and_one_outside_are_errors(tmp_path):
     (tmp_path / "root" / "empty").mkdir(parents=True)
     save(tmp_path / "other", 1)

@@ -151,6 +151,9 @@ class RunPage(pn.viewable.Viewer):
         self._steps = pn.Column(sizing_mode="stretch_width")
         self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], max_width=420, **WIDE)
         self._metrics.param.watch(self._chosen, "value")
+        self._choice = style.two_columns(self._metrics, self._chips, least=400)
+        self._title = style.pane("<h3>Layers over the steps</h3>")
+        self._asked: tuple[int | None, CheckpointPair | None] | None = None
         self._measures = pmui.RadioButtonGroup(
             options=list(LAYER_MEASURES),
             value=self._measure_name(),
@@ -205,7 +208,7 @@ class RunPage(pn.viewable.Viewer):
             return
         if self.reading is None or any(event.name == "run" for event in events):
             self.close()
-            self.reading = self.diagnosis = self._layers = self._drawn = None
+            self.reading = self.diagnosis = self._layers = self._drawn = self._asked = None
             self._body[:] = [style.pane(f'<p>Reading <span class="name">{html(self._state.run)}</span> …</p>')]
         self.opening.start(self._open)
 
@@ -218,8 +221,10 @@ class RunPage(pn.viewable.Viewer):
                 others[safe(path)] = self._runs.open(state.jail, path)
             except WorkbenchError as error:
                 notes.append(str(error))
-        health = {one.path: self._runs.health(one, run.place_of(one)) for one in run.found}
-        return Reading(run, others, health, tuple(notes))
+        return Reading(run, others, self._health(run), tuple(notes))
+
+    def _health(self, run: Run) -> dict[str, StepHealth]:
+        return {one.path: self._runs.health(one, run.place_of(one)) for one in run.found}
 
     def _opened(self, event: Any) -> None:
         if event.new == "failed":
@@ -240,19 +245,17 @@ class RunPage(pn.viewable.Viewer):
         self.opening.start(self._open)
 
     def _show(self, reading: Reading) -> None:
-        fresh = self.reading is None
-        grown = fresh or self.reading is None or len(self.reading.run.found) != len(reading.run.found)
+        grown = self.reading is None or self.reading.run.found != reading.run.found  # or rewritten
         self.reading = reading
         options = [name for name in reading.run.metrics.columns if name != "loss"]
         self._metrics.param.update(options=options, value=[one for one in self._metric_names() if one in options])
         self._redraw()
-        if fresh:
-            choice = style.two_columns(self._metrics, self._chips, least=400) if options else self._chips
-            shown = [self._head, self._curves, self._why, self._ask, choice]
-            if reading.run.found:
-                title = style.pane("<h3>Layers over the steps</h3>")
-                shown += [title, self._measures, self._measure_it, self._picture, self._cell, self._over, self._steps]
+        shown = [self._head, self._curves, self._why, self._ask, *([self._choice] if options else [self._chips])]
+        if reading.run.found:
+            shown += [self._title, self._measures, self._measure_it, self._picture, self._cell, self._over, self._steps]
+        if list(self._body) != shown:
             self._body[:] = shown
+        if self._asked != self._question_now():  # a new jump, or the checkpoint after it has been saved
             self._explain()
         if grown and reading.run.found:
             self._measure_it[:] = [self.measuring]
@@ -268,21 +271,20 @@ class RunPage(pn.viewable.Viewer):
     def _size(self) -> int:
         return 0 if self.reading is None else sum(one.nbytes for one in self.reading.run.found)
 
-    def _check(self, progress: Progress) -> dict[str, StepHealth]:
+    def _check(self, progress: Progress) -> None:
+        """Check the newest steps; the cache keeps what is found."""
         assert self.reading is not None
-        run, out = self.reading.run, dict(self.reading.health)
+        run = self.reading.run
         newest = run.found[-CHECKED:]
         values = self._size() <= SMALL
         for at, one in enumerate(newest):
             told = steady(progress, at / len(newest))
-            out[one.path] = self._runs.check(one, run.place_of(one), values=values, progress=told)
-        return out
+            self._runs.check(one, run.place_of(one), values=values, progress=told)
 
     def _checked(self, event: Any) -> None:
         if event.new == "done" and self.reading is not None:
             old = self.reading
-            known = {one.path: self.checking.result.get(one.path, old.health[one.path]) for one in old.run.found}
-            self.reading = Reading(old.run, old.others, known, old.notes)
+            self.reading = Reading(old.run, old.others, self._health(old.run), old.notes)
             self._redraw()
             if self._unmeasured and self._size() <= SMALL:
                 self._unmeasured = False
@@ -370,10 +372,15 @@ class RunPage(pn.viewable.Viewer):
             return int(row["step"])
         return int(run.resumes["step"].iloc[-1]) if len(run.resumes) else None
 
+    def _question_now(self) -> tuple[int | None, CheckpointPair | None]:
+        """Return the step to explain, and the checkpoints around it."""
+        step = self._step()
+        return step, None if self.reading is None or step is None else self.reading.run.pair(step)
+
     def _explain(self, *_: Any) -> None:
         """Begin to explain a step; at once if its checkpoints are small."""
         self.examining.reset()
-        self.diagnosis = None
+        self.diagnosis, self._asked = None, self._question_now()
         step = self._step()
         if self.reading is None or step is None:
             self._why.text = ""
