@@ -140,7 +140,7 @@ class Cell(pn.viewable.Viewer):
 
     def close(self) -> None:
         """Stop the jobs; the checkpoint stays open."""
-        self._lazy.close(lambda close: close())
+        self._lazy.close()
         self.state.close()
 
 

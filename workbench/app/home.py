@@ -34,6 +34,7 @@ from workbench.errors import WorkbenchError
 from workbench.runs import RunFolder, grouped
 from workbench.views import spark, units
 from workbench.views.run import run_sentence, worst_spike
+from workbench.views.run_html import SMALL
 from workbench.views.run_pictures import thinned
 
 __all__ = ["Home", "health_strip"]
@@ -42,7 +43,6 @@ OPENED = 100  #: runs whose logs and steps are read for the cards; the others sa
 STEPS = 24  #: newest steps of a run in a card, and the number of them that is checked
 ALARMS = 3  #: findings of the watch that are shown
 SAID = {"error": "error", "warn": "warning"}
-SMALL = 256 << 20  #: bytes of runs, last saved first, up to which a check reads the values, too
 FAR = 3  #: newest steps of a run in a store that are checked: each costs several requests
 #: State of a step → mark; the colours are those of the pictures.
 DOTS = {"sound": "●", "finding": "▲", "incomplete": "○", "unseen": "◌"}

@@ -82,7 +82,7 @@ class Workbench(pn.viewable.Viewer):
         """Stop the jobs and release the checkpoint."""
         with ExitStack() as all_of_them:  # the others are closed even if one fails
             all_of_them.callback(self.state.close)
-            self._lazy.close(all_of_them.callback)
+            all_of_them.callback(self._lazy.close)
             if self._left_over is not None:
                 all_of_them.callback(self._left_over.close)
             self.picker.job.reset()

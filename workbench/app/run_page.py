@@ -28,7 +28,7 @@ from workbench.analysis.health import StepHealth
 from workbench.analysis.run import CheckpointPair, Run, is_echo_save
 from workbench.analysis.summary import Summary, histogram, summarise
 from workbench.app import style
-from workbench.app.home import DOTS, SMALL
+from workbench.app.home import DOTS
 from workbench.app.jail import relative_words
 from workbench.app.jobs import Job, Progress, Schedule, steady
 from workbench.app.linked import Linked
@@ -43,6 +43,7 @@ from workbench.runs import grouped
 from workbench.tensor import LazyTensor
 from workbench.views import units
 from workbench.views.run import run_sentence, spike_sentence, worst_spike
+from workbench.views.run_html import SMALL
 from workbench.views.run_pictures import (
     LAYER_MEASURES,
     Curves,
@@ -161,7 +162,7 @@ class RunPage(pn.viewable.Viewer):
             size="small",
             color="primary",
             margin=(5, 10),
-            sx={"& .MuiToggleButton-root": {"whiteSpace": "nowrap"}},
+            sx=style.ONE_LINE,
         )
         self._measures.param.watch(lambda event: state.param.update(measure=event.new), "value")
         self._body = pn.Column(sizing_mode="stretch_width")

@@ -13,7 +13,7 @@ from bokeh.models.widgets.tables import HTMLTemplateFormatter
 
 from workbench.app.words import THIN, html
 
-__all__ = ["HTML", "LINKS", "message", "pane", "progress", "table", "two_columns"]
+__all__ = ["HTML", "LINKS", "ONE_LINE", "message", "pane", "progress", "table", "two_columns"]
 
 HTML = """
 :host { color: inherit; }
@@ -46,6 +46,7 @@ a:hover, a:focus-visible { text-decoration-thickness: 2px; }
 nav a { text-decoration: none; } nav a:hover { text-decoration: underline; }
 """
 
+ONE_LINE = {"& .MuiToggleButton-root": {"whiteSpace": "nowrap"}}  #: for a group of toggle buttons
 WIDEST_NAME = 240  #: minimum width in pixels of a column without a fixed width
 
 TABLE = """

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from workbench.doctor.reasoning.diagnosis import Diagnosis
 
-__all__ = ["run_html", "run_page", "write_run"]
+__all__ = ["SMALL", "run_html", "run_page", "write_run"]
 
 ROWS = 40  #: of a table in a notebook; a page has all steps up to PAGE_ROWS
 PAGE_ROWS = 500

@@ -21,7 +21,6 @@ from workbench.app.layouts import ReadyLayout, found_of
 from workbench.app.save import csv_button, json_button
 from workbench.app.tabs.layout_fit import FitPart
 from workbench.app.tabs.layout_parts import (
-    ONE_LINE,
     BytesPart,
     LayoutPart,
     Looked,
@@ -73,7 +72,7 @@ class LayoutView(Looked):
         self._stale: set[str] = set()
         self._choice = pmui.RadioButtonGroup(
             options={VIEWS[name][0]: name for name in self.views}, value=self.looked_at, label="Picture",
-            size="small", color="primary", margin=(10, 10), sx=ONE_LINE,
+            size="small", color="primary", margin=(10, 10), sx=style.ONE_LINE,
         )  # fmt: skip
         self._choice.param.watch(lambda event: self.param.update(view=event.new), "value")
         self._part = pn.Column(sizing_mode="stretch_width")

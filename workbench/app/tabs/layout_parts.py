@@ -57,7 +57,6 @@ from workbench.views.phases_pictures import COLUMNS, ROWS, gantt_picture, heat_p
 
 __all__ = [
     "MARKED",
-    "ONE_LINE",
     "WIDE",
     "BytesPart",
     "LayoutPart",
@@ -69,7 +68,6 @@ __all__ = [
 ]
 
 MARKED = 2_000  #: maximum number of framed chunks
-ONE_LINE = {"& .MuiToggleButton-root": {"whiteSpace": "nowrap"}}
 WIDE: dict[str, Any] = {"size": "small", "margin": (10, 10, 5, 10)}
 
 
@@ -281,7 +279,7 @@ class ShardsPart(LayoutPart):
         )
         self._by = pmui.RadioButtonGroup(
             options={"by rank": "rank", "by file": "file"}, value="rank", label="Colour", size="small", color="primary",
-            margin=(10, 10, 5, 10), sx=ONE_LINE,
+            margin=(10, 10, 5, 10), sx=style.ONE_LINE,
         )  # fmt: skip
         self._down = pmui.Select(label="Vertical axis", width=110, **WIDE)
         self._across = pmui.Select(label="Horizontal axis", width=110, **WIDE)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -171,10 +172,11 @@ class LazyTabs:
         state.param.watch(self._switch, "tab", precedence=1)
         self._make()
 
-    def close(self, close: Callable[[Callable[[], None]], Any]) -> None:
-        """Hand what ends each tab to ``close``."""
-        for tab in self.made.values():
-            close(tab.close)
+    def close(self) -> None:
+        """Stop the jobs of all tabs, even if one fails to."""
+        with ExitStack() as all_of_them:
+            for tab in self.made.values():
+                all_of_them.callback(tab.close)
 
     def _make(self, *_: Any) -> None:
         name = self._state.tab
