@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import re
@@ -397,7 +398,9 @@ def test_a_report_is_one_file_that_fetches_nothing(run, tmp_path, capsys):
     assert not re.search(r"(?:src|href)=|url\(|@import", plain)
     assert "step-40.pt" in text and "NaN" in text and "at step 41" in text
     assert (tmp_path / "loss.svg").stat().st_size > 1000
-    assert main(["report", str(run / "step-10.pt"), str(run / "step-20.pt"), "-o", str(page)]) == 0
+    capsys.readouterr()
+    assert main(["report", str(run / "step-10.pt"), str(run / "step-20.pt"), "-o", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": str(page), "figure": None}
     assert "step-20.pt" in page.read_text("utf-8")
     assert main(["report", str(run / "step-40.pt"), "-o", str(page), "--deep"]) == 0
     assert "values.nan" in page.read_text("utf-8")

@@ -16,7 +16,7 @@ from html import escape
 from workbench import formats
 from workbench.analysis.run import Run, run
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import note, open_as
+from workbench.cli.common import note, open_as, print_json
 from workbench.core.place import Place
 from workbench.core.scan import Progress
 from workbench.errors import UsageError
@@ -28,7 +28,7 @@ __all__ = ["report"]
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the file, and print its path.
+    """Write the file, and print a note with its path.
 
     Options: ``paths output figure logs deep threads`` and the common ones.
     """
@@ -52,6 +52,8 @@ def report(options: argparse.Namespace) -> int:
             else:
                 write_page(_checkpoint(options, progress), target)
         note(f"wrote {str(target)!r}")
+    if options.json:
+        print_json({"output": None if target is None else str(target), "figure": options.figure})
     return 0
 
 
