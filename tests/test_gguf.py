@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import workbench as wb
 from tests.gguf_files import Writer, scalar, write
 from tests.reader_suite import check_reader, refused, same_bits
+from workbench.core import engine
 from workbench.core.decoding import ggml
 from workbench.core.dtypes import BLOCKS
 from workbench.core.source import PreadSource
@@ -265,6 +266,18 @@ def test_the_two_types_without_a_decoder_in_gguf_follow_ggml() -> None:
     block = rng.integers(0, 256, 292, dtype=np.uint8)
     block[:4] = np.array([0.5], np.float32).view(np.uint8)
     assert ggml.decode("Q8_K", block).tolist() == [0.5 * int(q) for q in block[4:260].view(np.int8)]
+
+
+def test_compiled_code_decodes_every_type_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random blocks, so that scales are NaN, infinite, subnormal and negative too; numpy's are the reference's."""
+    rng = np.random.default_rng(18)
+    for name in (*ggml._GRIDS, *ggml._OTHERS):
+        data = rng.integers(0, 256, 60 * BLOCKS[name][1], dtype=np.uint8)
+        found = []
+        for compiled in (False, True):
+            monkeypatch.setattr(engine, "compiled_in_use", lambda compiled=compiled: compiled)
+            found.append(ggml.decode(name, data).view(np.uint32))
+        assert np.array_equal(*found), name
 
 
 def test_scales_that_are_not_finite_decode_without_warnings(recwarn: pytest.WarningsRecorder) -> None:

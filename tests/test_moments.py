@@ -187,7 +187,7 @@ def test_numba_finds_what_numpy_finds(name, data):
 def test_every_half_is_converted_exactly(native):
     import numba
 
-    from workbench.analysis import fast_numbers
+    from workbench.core import fast_numbers
 
     if native and not fast_numbers._converts_halves():
         pytest.skip("this processor has no half → float conversion")

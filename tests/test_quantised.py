@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from tests.reader_suite import check_reader, same_bits
+from workbench.core import engine
 from workbench.core.decoding.floats import E2M1, E8M0, rounded, widened
 from workbench.core.dtypes import by_name
 from workbench.errors import CorruptError, SelectionError
@@ -22,6 +23,12 @@ from workbench.errors import CorruptError, SelectionError
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
 KEY = "model.layers.0.self_attn.k_proj"
 SCHEMES = ("bnb_int8", "bnb_nf4", "ct_int8_channel", "ct_nvfp4", "ct_pack_int4_g32", "mlx_q4_g64", "torchao_fp8")
+
+
+@pytest.fixture(params=["numpy", "compiled"], autouse=True)
+def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either code that decodes."""
+    monkeypatch.setattr(engine, "compiled_in_use", lambda: request.param == "compiled")
 
 
 def copied(samples: Path, name: str, folder: Path, **changes: torch.Tensor | None) -> Path:

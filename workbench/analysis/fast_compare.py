@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis import compare_numpy as flat
-from workbench.analysis import fast_numbers
 from workbench.analysis.numbers import fp8_table
+from workbench.core import fast_numbers
 from workbench.core.arrays import Array
 from workbench.core.kernels import kernel, loop, ready, reordered
 
@@ -64,7 +64,7 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
     """The kernel of one type.
 
     Args:
-        number: what its bits mean, of :mod:`workbench.analysis.fast_numbers`.
+        number: what its bits mean, of :mod:`workbench.core.fast_numbers`.
         signed: integers of the size of the type.
         decoded: whether blocks are decoded once, before the loops, which then see float32.
     """

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.analysis import fast_numbers, plain_stats
+from workbench.analysis import plain_stats
 from workbench.analysis.bit_patterns import LAYOUTS, pattern_value
+from workbench.core import fast_numbers
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.kernels import kernel, loop, ready, reordered
@@ -118,7 +119,7 @@ def _fold_of(number: Any, mantissa: int | None = None) -> Any:
     """The kernel of one type.
 
     Args:
-        number: what its bits mean, of :mod:`workbench.analysis.fast_numbers`.
+        number: what its bits mean, of :mod:`workbench.core.fast_numbers`.
         mantissa: its bits, where squares could leave float32 without a scale.
     """
 

@@ -7,10 +7,11 @@ cannot be imported gets the same results from numpy.
 from __future__ import annotations
 
 import importlib
+import sys
 
 from workbench.errors import MissingExtraError
 
-__all__ = ["WORTH_NUMBA", "engine"]
+__all__ = ["WORTH_NUMBA", "compiled_in_use", "engine"]
 
 WORTH_NUMBA = 256 << 20  #: bytes of a pass from which importing numba and its compiled code (half a second) pays
 
@@ -33,3 +34,8 @@ def engine(nbytes: int, fast: bool | None = None) -> str:
             raise MissingExtraError(f"compiled passes need numba, which cannot be imported: {error}") from error
         return "numpy"
     return "numba"
+
+
+def compiled_in_use() -> bool:
+    """Return whether a pass has imported compiled code; what it calls may then use compiled code, too."""
+    return "workbench.core.kernels" in sys.modules

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from workbench.core import engine
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.errors import UnsupportedFormatError
@@ -52,6 +53,10 @@ def widened(raw: Array, dtype: DType) -> Array:
         return E4M3[raw]
     if name == "float8_e8m0fnu":
         return E8M0[raw]
+    if name == "float16" and engine.compiled_in_use():
+        from workbench.core.decoding import fast_decode
+
+        return fast_decode.widened(raw)
     if name in ("float32", "float16", "int8", "uint8", "int16", "uint16"):
         return raw.view(dtype.numpy).astype(np.float32, copy=False)
     raise UnsupportedFormatError(f"quantised weights with numbers of type {dtype} are not decoded")
@@ -65,6 +70,10 @@ def rounded(values: Array, dtype: DType) -> Array:
     """
     if dtype.name == "float32":
         return values.astype(np.float32, copy=False).view(np.uint32)
+    if dtype.name in ("float16", "bfloat16") and engine.compiled_in_use():
+        from workbench.core.decoding import fast_decode
+
+        return fast_decode.rounded(values, dtype.name)
     if dtype.name == "float16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.uint16)

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.core import engine
 from workbench.core.arrays import Array
 from workbench.core.decoding.codebooks import SIGNS, codebook
 from workbench.core.dtypes import BLOCKS, by_name
@@ -44,6 +45,8 @@ __all__ = ["CODES", "HAS_CELLS", "cells", "decode"]
 CODES = np.array([by_name(name).code for name in BLOCKS], np.uint8)  #: codes of the block types
 HALF = (2.0**-11, 2.0**-25)  #: what rounding to float16 may cost: of the number itself, or of any subnormal one
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+_WHOLE = np.arange(-128, 128, dtype=np.float32)  #: integers; a slice of it is the table of a type
+_SIGNED = np.arange(256).astype(np.uint8).view(np.int8).astype(np.float32)  #: of bytes as ``int8``
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  #: doubled
 
 
@@ -59,8 +62,8 @@ def decode(name: str, data: Array) -> Array:
     """
     with np.errstate(invalid="ignore", over="ignore"):  # a NaN or an infinite scale is stored; so are its products
         blocks = _blocks(name, data)
-        found = _GRIDS[name](blocks).values if name in _GRIDS else _OTHERS[name](blocks)
-        return np.asarray(found, np.float32).reshape(-1)
+        found = _GRIDS[name](blocks) if name in _GRIDS else _OTHERS[name](blocks)
+        return np.asarray(found if isinstance(found, np.ndarray) else found.values, np.float32).reshape(-1)
 
 
 def cells(name: str, data: Array) -> Array:
@@ -87,13 +90,14 @@ def _blocks(name: str, data: Array) -> Array:
 
 @dataclass(frozen=True)
 class _CodeGrid:
-    """Elements as ``d · times · level - least``, each the nearest level of its run.
+    """Elements as ``d · times · table[code] - least``, each the nearest level of its run.
 
     Attributes:
         d: the float16 (or, of some types, exact number) that scales a block.
-        times: what multiplies it in each run.
-        level: of each element.
+        codes: ``uint8`` of each element; the last axis is a run.
+        table: ``float32`` that a code means, its level.
         ends: the first and the last level.
+        times: what multiplies ``d`` in each run.
         least: what is subtracted.
         levels: all levels in order; those of integers are one apart.
         loose: how many steps beyond the first or the last level a number may be that became it; ``None`` if these were
@@ -103,7 +107,8 @@ class _CodeGrid:
     """
 
     d: Array
-    level: Array
+    codes: Array
+    table: Array
     ends: tuple[float, float]
     times: Array | float = 1.0
     least: Array | None = None
@@ -116,12 +121,18 @@ class _CodeGrid:
     @property
     def values(self) -> Array:
         """The elements, in the order of operations of the reference."""
-        found = self.d * np.float32(self.times) * self.level
-        return found if self.least is None else found - self.least
+        scale = self.d * np.float32(self.times)
+        more = None if self.least is None else -self.least
+        if engine.compiled_in_use():
+            from workbench.core.decoding import fast_decode
+
+            return fast_decode.spread(self.codes, self.table, scale, more=more)
+        found = scale * self.table[self.codes]
+        return found if more is None else found + more
 
     def cells(self) -> Array:
         """``(N, 2)``: the ends of the cell of each element."""
-        level, times = self.level, np.abs(self.times)
+        level, times = self.table[self.codes], np.abs(self.times)
         off = np.abs(self.d) * HALF[0] + HALF[1]  # what the float16 may be off by
         step = np.broadcast_to((np.abs(self.d) + off) * times, level.shape)
         below: Array | float = 0.5
@@ -151,6 +162,38 @@ class _CodeGrid:
         return np.stack([values - down - slack, values + up + slack], axis=-1).astype(np.float32).reshape(-1, 2)
 
 
+@dataclass(frozen=True)
+class _Codewords:
+    """Elements as ``d · (book[index] + delta) · sign``.
+
+    Attributes:
+        d: of each run, ``(…)``.
+        book: ``(rows, 4 or 8) float32``.
+        indices: of its rows, ``(…, rows of a run)``.
+        signs: ``uint8``, a byte of signs for eight elements, low bit first; set means negative.
+        delta: what is added to each row, ``float32`` of the shape of ``indices`` or one of each run.
+    """
+
+    d: Array
+    book: Array
+    indices: Array
+    signs: Array | None = None
+    delta: Array | None = None
+
+    @property
+    def values(self) -> Array:
+        """The elements, in the order of operations of the reference."""
+        if engine.compiled_in_use():
+            from workbench.core.decoding import fast_decode
+
+            return fast_decode.looked_up(self.d, self.book, self.indices, self.signs, self.delta)
+        rows = self.book[self.indices]
+        if self.delta is not None:
+            rows = rows + self.delta[..., None]
+        found: Array = self.d[..., None, None] * rows
+        return found if self.signs is None else found.reshape(-1, 8) * _signs(self.signs.reshape(-1))
+
+
 # ---- pieces of blocks ----------------------------------------------------------------------------------------------
 
 
@@ -172,6 +215,11 @@ def _shifted(packed: Array, run: int, shifts: range) -> Array:
     """``(N, R, S, run)``: runs of bytes, each under every shift."""
     count = len(packed)
     return packed.reshape(count, -1, 1, run) >> np.array(shifts, packed.dtype).reshape(1, 1, -1, 1)
+
+
+def _whole(first: int, last: int) -> Array:
+    """The table of codes that count from ``first`` to ``last``."""
+    return _WHOLE[first + 128 : last + 129]
 
 
 def _signs(bits: Array) -> Array:
@@ -197,34 +245,34 @@ def _q1_0(blocks: Array) -> Array:
 
 
 def _q4_0(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.float32) - 8, (-8, 7), loose=1)
+    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 2:]), _whole(-8, 7), (-8, 7), loose=1)
 
 
 def _q4_1(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 4:]).astype(np.float32), (0, 15), least=-_half(blocks, 2))
+    return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 4:]), _whole(0, 15), (0, 15), least=-_half(blocks, 2))
 
 
 def _fifth(blocks: Array, at: int) -> Array:
     """Five bits: nibbles from ``at + 4`` on, their high bits in the four bytes at ``at``."""
     high = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
-    return (_nibbles(blocks[:, at + 4 :]) | high << 4).astype(np.float32)
+    return _nibbles(blocks[:, at + 4 :]) | high << 4
 
 
 def _q5_0(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 2) - 16, (-16, 15), loose=1)
+    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 2), _whole(-16, 15), (-16, 15), loose=1)
 
 
 def _q5_1(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 4), (0, 31), least=-_half(blocks, 2))
+    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 4), _whole(0, 31), (0, 31), least=-_half(blocks, 2))
 
 
 def _q8_0(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_half(blocks, 0), blocks[:, 2:].view(np.int8).astype(np.float32), (-127, 127))
+    return _CodeGrid(_half(blocks, 0), blocks[:, 2:], _SIGNED, (-127, 127))
 
 
 def _nonlinear(d: Array, codes: Array, times: Array | float = 1.0) -> _CodeGrid:
     ends = float(_NONLINEAR[0]), float(_NONLINEAR[-1])
-    return _CodeGrid(d, _NONLINEAR[codes], ends, times, levels=_NONLINEAR, loose=None)
+    return _CodeGrid(d, codes, _NONLINEAR, ends, times, levels=_NONLINEAR, loose=None)
 
 
 def _iq4_nl(blocks: Array) -> _CodeGrid:
@@ -235,7 +283,7 @@ def _mxfp4(blocks: Array) -> _CodeGrid:
     e = blocks[:, :1].astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, 1), (np.maximum(e, 1) - 1) << np.uint32(23))
     d = bits.astype(np.uint32).view(np.float32)
-    return _CodeGrid(d, _E2M1[_nibbles(blocks[:, 1:])], (-12, 12), levels=np.unique(_E2M1), loose=4, again=True)
+    return _CodeGrid(d, _nibbles(blocks[:, 1:]), _E2M1, (-12, 12), levels=np.unique(_E2M1), loose=4, again=True)
 
 
 def _nvfp4(blocks: Array) -> Array:
@@ -244,7 +292,7 @@ def _nvfp4(blocks: Array) -> Array:
     normal = (1 + mantissa / np.float32(8)) * np.exp2(exponent - 7)
     scale = np.where(exponent == 0, mantissa * np.float32(2**-9), normal) * np.float32(0.5)
     scale = np.where((x == 0) | (x == 0x7F), np.float32(0), scale)
-    return scale[:, :, None] * _E2M1[_nibbles(blocks[:, 4:].reshape(-1, 4, 8))]
+    return _CodeGrid(scale[:, :, None], _nibbles(blocks[:, 4:].reshape(-1, 4, 8)), _E2M1, (-12, 12)).values
 
 
 # ---- blocks of 256 -------------------------------------------------------------------------------------------------
@@ -254,12 +302,12 @@ def _fitted(
     d: Array, times: Array, codes: Array, ends: tuple[int, int], dmin: Array | None = None, least: Array | None = None
 ) -> _CodeGrid:
     """Runs with a rounded multiple of ``d`` as scale, and of ``dmin`` as minimum, which ggml fits to their numbers."""
-    level = codes.astype(np.float32)
+    table = _whole(*ends)
     if dmin is None or least is None:
-        return _CodeGrid(d[:, :, None], level, ends, times[:, :, None], loose=None, again=True)
+        return _CodeGrid(d[:, :, None], codes, table, ends, times[:, :, None], loose=None, again=True)
     lost = np.abs(dmin) / 2 + (np.abs(dmin) * HALF[0] + HALF[1]) * (least + 1)
     ranges = 2 if ends == (0, 3) else 1  # Q2_K fits by the weight |x|: zeros have none
-    return _CodeGrid(d[:, :, None], level, ends, times[:, :, None], (dmin * least)[:, :, None], None, None,
+    return _CodeGrid(d[:, :, None], codes, table, ends, times[:, :, None], (dmin * least)[:, :, None], None, None,
                  lost[:, :, None], ranges, True)  # fmt: skip
 
 
@@ -275,9 +323,9 @@ def _q3_k(blocks: Array) -> _CodeGrid:
     low = (packed[:, None, :8] >> np.array([[0], [4]], np.uint8)).reshape(count, 16) & 15
     high = (packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8)).reshape(count, 16) & 3
     scales = (low | high << 4).astype(np.float32) - 32
-    q = (_shifted(blocks[:, 32:96], 32, range(0, 8, 2)) & 3).reshape(count, 16, 16).astype(np.float32)
-    absent = (_shifted(blocks[:, :32], 32, range(8)) & 1 ^ 1).reshape(count, 16, 16).astype(np.float32)
-    return _fitted(_half(blocks, 108), scales, q - 4 * absent, (-4, 3))
+    q = (_shifted(blocks[:, 32:96], 32, range(0, 8, 2)) & 3).reshape(count, 16, 16)
+    high = (_shifted(blocks[:, :32], 32, range(8)) & 1).reshape(count, 16, 16)
+    return _fitted(_half(blocks, 108), scales, q | high << 2, (-4, 3))
 
 
 def _q4_k(blocks: Array) -> _CodeGrid:
@@ -299,12 +347,11 @@ def _q6_k(blocks: Array) -> _CodeGrid:
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
     low = (_shifted(blocks[:, :128], 64, range(0, 8, 4)) & 15).reshape(count, 8, 32)
     high = (_shifted(blocks[:, 128:192], 32, range(0, 8, 2)) & 3).reshape(count, 8, 32)
-    q = (low | high << 4).astype(np.float32) - 32
-    return _fitted(_half(blocks, 208), scales, q.reshape(count, 16, 16), (-32, 31))
+    return _fitted(_half(blocks, 208), scales, (low | high << 4).reshape(count, 16, 16), (-32, 31))
 
 
 def _q8_k(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_words(blocks, 0, 4, "<f4"), blocks[:, 4:260].view(np.int8).astype(np.float32), (-128, 127))
+    return _CodeGrid(_words(blocks, 0, 4, "<f4"), blocks[:, 4:260], _SIGNED, (-128, 127))
 
 
 def _iq4_xs(blocks: Array) -> _CodeGrid:
@@ -322,89 +369,85 @@ def _tq1_0(blocks: Array) -> _CodeGrid:
     for start, stop, run, digits in ((0, 32, 32, 5), (32, 48, 16, 5), (48, 52, 4, 4)):
         powers = np.array([1, 3, 9, 27, 81][:digits], np.uint8).reshape(1, 1, -1, 1)
         parts.append((blocks[:, start:stop].reshape(count, -1, 1, run) * powers).reshape(count, -1))
-    q = (np.concatenate(parts, axis=-1).astype(np.uint16) * 3 >> 8).astype(np.float32) - 1
-    return _CodeGrid(_half(blocks, 52), q, (-1, 1))
+    codes = (np.concatenate(parts, axis=-1).astype(np.uint16) * 3 >> 8).astype(np.uint8)
+    return _CodeGrid(_half(blocks, 52), codes, _whole(-1, 1), (-1, 1))
 
 
 def _tq2_0(blocks: Array) -> _CodeGrid:
-    q = (_shifted(blocks[:, :64], 32, range(0, 8, 2)) & 3).reshape(len(blocks), -1).astype(np.float32) - 1
-    return _CodeGrid(_half(blocks, 64), q, (-1, 1))
+    codes = (_shifted(blocks[:, :64], 32, range(0, 8, 2)) & 3).reshape(len(blocks), -1)
+    return _CodeGrid(_half(blocks, 64), codes, _whole(-1, 2), (-1, 1))
 
 
 # ---- blocks of 256 with a codebook ---------------------------------------------------------------------------------
 
 
 def _by_seven(word: Array) -> Array:
-    """Signs of 32 values from four indices of 7 bits in a word."""
-    return _signs(SIGNS[(word[..., None] >> np.array([0, 7, 14, 21], np.uint32)) & 0x7F])
+    """Signs of 32 values, a byte for eight, from four indices of 7 bits in a word."""
+    return SIGNS[(word[..., None] >> np.array([0, 7, 14, 21], np.uint32)) & 0x7F]
 
 
-def _iq2_xxs(blocks: Array) -> Array:
+def _iq2_xxs(blocks: Array) -> _Codewords:
     words = _words(blocks, 2, 66, "<u4").reshape(len(blocks), 8, 2)
     d = _half(blocks, 0) * (np.float32(0.5) + (words[..., 1] >> 28).astype(np.float32)) * np.float32(0.25)
     indices = np.ascontiguousarray(words[..., 0]).view(np.uint8).reshape(len(blocks), 8, 4)
-    return d[..., None, None] * codebook("IQ2_XXS")[indices] * _by_seven(words[..., 1])
+    return _Codewords(d, codebook("IQ2_XXS"), indices, _by_seven(words[..., 1]))
 
 
 def _quarters(blocks: Array, packed: Array) -> Array:
-    """``(N, 16, 1, 1)``: scales of 4 bits, as IQ2_XS and IQ2_S have them."""
+    """``(N, 16)``: scales of 4 bits, as IQ2_XS and IQ2_S have them."""
     scales = (packed[:, :, None] >> np.array([0, 4], np.uint8)).reshape(len(blocks), 16) & 15
-    d = _half(blocks, 0) * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(0.25)
-    return d[:, :, None, None]
+    return _half(blocks, 0) * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(0.25)
 
 
-def _iq2_xs(blocks: Array) -> Array:
+def _iq2_xs(blocks: Array) -> _Codewords:
     words = _words(blocks, 2, 66, "<u2").reshape(len(blocks), 16, 2)
-    d = _quarters(blocks, blocks[:, 66:])
-    return d * codebook("IQ2_XS")[words & 511] * _signs(SIGNS[words >> 9])
+    return _Codewords(_quarters(blocks, blocks[:, 66:]), codebook("IQ2_XS"), words & 511, SIGNS[words >> 9])
 
 
-def _iq2_s(blocks: Array) -> Array:
+def _iq2_s(blocks: Array) -> _Codewords:
     count = len(blocks)
     high = (blocks[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(count, 32) & 3
     indices = (blocks[:, 2:34] | high.astype(np.uint16) << 8).reshape(count, 16, 2)
-    signs = _signs(blocks[:, 34:66].reshape(count, 16, 2))
-    return _quarters(blocks, blocks[:, 74:]) * codebook("IQ2_S")[indices] * signs
+    return _Codewords(_quarters(blocks, blocks[:, 74:]), codebook("IQ2_S"), indices, blocks[:, 34:66])
 
 
-def _iq3_xxs(blocks: Array) -> Array:
-    count = len(blocks)
+def _iq3_xxs(blocks: Array) -> _Codewords:
     words = _words(blocks, 66, 98, "<u4")
     d = _half(blocks, 0) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.5)
-    values = codebook("IQ3_XXS")[blocks[:, 2:66]].reshape(count, 8, 4, 8)
-    return d[..., None, None] * values * _by_seven(words)
+    return _Codewords(d, codebook("IQ3_XXS"), blocks[:, 2:66].reshape(-1, 8, 8), _by_seven(words))
 
 
-def _iq3_s(blocks: Array) -> Array:
+def _iq3_s(blocks: Array) -> _Codewords:
     count = len(blocks)
     scales = (blocks[:, 106:, None] >> np.array([0, 4], np.uint8)).reshape(count, 8) & 15
     d = _half(blocks, 0) * (1 + 2 * scales).astype(np.float32)
     high = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16)
-    values = codebook("IQ3_S")[blocks[:, 2:66] | high << 8].reshape(count, 8, 4, 8)
-    return d[..., None, None] * values * _signs(blocks[:, 74:106]).reshape(count, 8, 4, 8)
+    return _Codewords(d, codebook("IQ3_S"), (blocks[:, 2:66] | high << 8).reshape(count, 8, 8), blocks[:, 74:106])
 
 
-def _iq1_s(blocks: Array) -> Array:
-    count, eighth = len(blocks), np.float32(0.125)
+def _iq1_s(blocks: Array) -> _Codewords:
+    count = len(blocks)
     words = _words(blocks, 34, 50, "<u2")
     d = _half(blocks, 0) * (2 * ((words >> 12) & 7) + 1).astype(np.float32)
-    delta = np.where(words & 0x8000, -eighth, eighth)
     high = ((words[..., None] >> np.array([0, 3, 6, 9], np.uint16)) & 7).reshape(count, 32)
-    values = codebook("IQ1_S")[blocks[:, 2:34] | high << 8].reshape(count, 8, 4, 8)
-    return d[..., None, None] * (values + delta[..., None, None])
+    indices = (blocks[:, 2:34] | high << 8).reshape(count, 8, 4)
+    return _Codewords(d, codebook("IQ1_S"), indices, delta=_eighths(words & 0x8000)[..., None])
 
 
-def _iq1_m(blocks: Array) -> Array:
-    count, eighth = len(blocks), np.float32(0.125)
+def _iq1_m(blocks: Array) -> _Codewords:
+    count = len(blocks)
     words = _words(blocks, 48, 56, "<u2")
     parts = (words & 0xF000) >> np.array([12, 8, 4, 0], np.uint16)
     d = np.bitwise_or.reduce(parts, axis=1).astype(np.uint16).view(np.float16).astype(np.float32)
     scales = ((words[..., None] >> np.array([0, 3, 6, 9], np.uint16)) & 7).reshape(count, 16)
     d = d[:, None] * (2 * scales + 1).astype(np.float32)
     high = (blocks[:, 32:48, None] >> np.array([0, 4], np.uint8)).reshape(count, 32)
-    delta = np.where(high & 8, -eighth, eighth).reshape(count, 16, 2, 1)
-    values = codebook("IQ1_S")[blocks[:, :32] | (high & 7).astype(np.uint16) << 8].reshape(count, 16, 2, 8)
-    return d[..., None, None] * (values + delta)
+    indices = (blocks[:, :32] | (high & 7).astype(np.uint16) << 8).reshape(count, 16, 2)
+    return _Codewords(d, codebook("IQ1_S"), indices, delta=_eighths(high & 8).reshape(count, 16, 2))
+
+
+def _eighths(negative: Array) -> Array:
+    return np.where(negative, np.float32(-0.125), np.float32(0.125))
 
 
 _GRIDS: dict[str, Callable[[Array], _CodeGrid]] = {
@@ -412,7 +455,7 @@ _GRIDS: dict[str, Callable[[Array], _CodeGrid]] = {
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0, "MXFP4": _mxfp4,
 }  # fmt: skip
-_OTHERS: dict[str, Callable[[Array], Array]] = {
+_OTHERS: dict[str, Callable[[Array], Array | _Codewords]] = {
     "Q1_0": _q1_0, "IQ1_S": _iq1_s, "IQ1_M": _iq1_m, "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s,
     "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s, "NVFP4": _nvfp4,
 }  # fmt: skip

@@ -25,6 +25,7 @@ from math import gcd
 
 import numpy as np
 
+from workbench.core import engine
 from workbench.core.arrays import Array
 from workbench.core.decoding.floats import E2M1, E8M0, rounded, widened
 from workbench.core.decoding.values import StoredParts
@@ -32,6 +33,9 @@ from workbench.core.dtypes import by_name
 from workbench.errors import CorruptError
 
 __all__ = ["Codes", "Scaled", "Transposed", "unit_of"]
+
+
+_BYTES = np.arange(256, dtype=np.uint8)
 
 
 def unit_of(columns: int, block: int) -> int:
@@ -59,27 +63,18 @@ class Codes:
     offset: int = 0
     table: str = ""
 
-    def read(self, stored: StoredParts, first: int, stop: int) -> Array:
-        """Return elements ``[first, stop)`` as ``float32``."""
+    def read(self, stored: StoredParts, first: int, stop: int) -> tuple[Array, Array]:
+        """Return elements ``[first, stop)`` as ``uint8``, and the ``float32`` numbers that those mean."""
         if not self.bits:
-            return widened(stored.elements(self.key, first, stop), by_name(self.dtype))
+            return stored.elements(self.key, first, stop).reshape(-1), widened(_BYTES, by_name(self.dtype))
         element = 8 * stored.itemsize(self.key)
         packed = stored.elements(self.key, first * self.bits // element, -(-stop * self.bits // element))
-        flat = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
-        if self.bits == 8:
-            numbers = flat
-        elif self.bits == 4:
-            pair = (flat >> 4, flat & 15) if self.kind == "high" else (flat & 15, flat >> 4)
-            numbers = np.stack(pair, axis=-1).reshape(-1)
-        else:  # a stream of bits
-            one = np.unpackbits(flat, bitorder="little")[: (stop - first) * self.bits].reshape(-1, self.bits)
-            numbers = one @ (1 << np.arange(self.bits))
-        numbers = numbers[: stop - first]
+        codes = _stream(packed.reshape(-1), self.bits, self.kind == "high").reshape(-1)[: stop - first]
         if self.kind == "e2m1":
-            return E2M1[numbers]
+            return codes, E2M1
         if self.table:
-            return stored.whole(self.table).reshape(-1).view(np.float32)[numbers]
-        return numbers.astype(np.float32) - np.float32(self.offset)
+            return codes, stored.whole(self.table).reshape(-1).view(np.float32)
+        return codes, np.arange(1 << self.bits, dtype=np.float32) - np.float32(self.offset)
 
 
 @dataclass(frozen=True)
@@ -122,13 +117,12 @@ class Scaled:
         out = by_name(self.out)
         named = stored.whole(self.groups).reshape(-1).view(np.int32) if self.groups else None
         each = 1 if self.groups else self.unit
-        codes = self.codes.read(stored, first, stop).reshape(-1, each)
+        codes, table = self.codes.read(stored, first, stop)
         at = self._scales_of(np.arange(first, stop, each), None if named is None or -1 in named else named)
         with np.errstate(invalid="ignore", over="ignore"):
             scale = self._scale(stored, at)
-            if self.zeros:
-                codes = codes - self._zeros(stored, at)[:, None]
-            values = codes * scale[:, None]
+            zeros = self._zeros(stored, at) if self.zeros else None
+            values = _spread(codes.reshape(-1, each), table, scale, zeros)
             if self.factor != 1:
                 values = values * np.float32(self.factor)
             if self.bias:
@@ -211,28 +205,72 @@ class Transposed:
         else:
             each = self.bits * self.outputs
             words = stored.elements(self.codes, low // 32 * each, high // 32 * each)
-            columns = words.reshape(-1, self.bits, self.outputs).swapaxes(1, 2)  # 32 inputs of an output in a row
-            codes = _stream(columns, self.bits).swapaxes(1, 2).reshape(-1, self.outputs)
+            codes = _columns(words.reshape(-1, self.bits, self.outputs), self.bits)
         with np.errstate(invalid="ignore", over="ignore"):
-            return rounded(((codes - zeros[group]) * scales[group]).reshape(-1), out)
+            if engine.compiled_in_use():
+                from workbench.core.decoding import fast_decode
+
+                values = fast_decode.by_column(codes, zeros, scales, group)
+            else:
+                values = (codes - zeros[group]) * scales[group]
+            return rounded(values.reshape(-1), out)
 
     def _along(self, words: Array) -> Array:
-        """The numbers of rows of words."""
-        numbers = _stream(words, self.bits)
-        if not self.awq:
-            return numbers
-        return numbers.reshape(len(words), -1, 8)[:, :, AWQ].reshape(len(words), -1)
+        """The codes of rows of words."""
+        return _stream(words, self.bits, order=AWQ if self.awq else None)
 
 
 AWQ = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  #: which four bits of a word are column 0, 1 …
 
 
-def _stream(words: Array, bits: int) -> Array:
-    """``(…, W)`` words of 32 bits as ``(…, W · 32 / bits) float32``, low bits first."""
-    data = np.ascontiguousarray(words).view(np.uint8)
-    one = np.unpackbits(data, axis=-1, bitorder="little").reshape(*words.shape[:-1], -1, bits)
-    found: Array = (one @ (1 << np.arange(bits))).astype(np.float32)
+def _spread(codes: Array, table: Array, scale: Array, zero: Array | None) -> Array:
+    """``(table[codes] - zero) · scale`` of runs with a scale and a zero each."""
+    if engine.compiled_in_use():
+        from workbench.core.decoding import fast_decode
+
+        return fast_decode.spread(codes, table, scale, zero)
+    numbers = table[codes]
+    found: Array = (numbers if zero is None else numbers - zero[:, None]) * scale[:, None]
     return found
+
+
+def _columns(words: Array, bits: int) -> Array:
+    """``(N, bits, columns) uint32`` as ``(32 · N, columns) uint8``: the codes go down each column."""
+    if 8 % bits:
+        return _stream(words.swapaxes(1, 2), bits).swapaxes(1, 2).reshape(-1, words.shape[2])
+    rows, shifts = words.view(np.uint32).reshape(-1, words.shape[2]), np.arange(0, 32, bits, dtype=np.uint32)
+    if engine.compiled_in_use():
+        from workbench.core.decoding import fast_decode
+
+        return fast_decode.unpacked(rows, bits, shifts).reshape(-1, words.shape[2])
+    found = rows[:, None, :] >> shifts[:, None] & np.uint32((1 << bits) - 1)
+    return found.astype(np.uint8).reshape(-1, words.shape[2])
+
+
+def _stream(words: Array, bits: int, high: bool = False, order: Array | None = None) -> Array:
+    """``(…, W)`` words as ``(…, W · 8 · itemsize / bits) uint8``, low bits first.
+
+    Args:
+        high: the high bits of each byte first.
+        order: for words of 32 bits, which of its numbers is the first, the second …
+    """
+    data = np.ascontiguousarray(words)
+    if 8 % bits:
+        one = np.unpackbits(data.view(np.uint8), axis=-1, bitorder="little")
+        one = one[..., : one.shape[-1] // bits * bits].reshape(*words.shape[:-1], -1, bits)
+        return (one @ (1 << np.arange(bits, dtype=np.uint8))).astype(np.uint8)
+    each = 8 // bits
+    at = np.arange(4 * each).reshape(4, each)[:, ::-1].reshape(-1) if high else np.arange(4 * each)
+    shifts = ((at if order is None else order) * bits).astype(np.uint32)
+    if data.nbytes % 4 == 0 and engine.compiled_in_use():
+        from workbench.core.decoding import fast_decode
+
+        found = fast_decode.unpacked(data.reshape(-1).view(np.uint32)[:, None], bits, shifts)
+    elif order is None:
+        found = data.view(np.uint8)[..., None] >> shifts[:each].astype(np.uint8) & np.uint8((1 << bits) - 1)
+    else:
+        found = (data[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8)
+    return found.reshape(*words.shape[:-1], -1)
 
 
 def _in_range(groups: Array, count: int, key: str) -> Array:
