@@ -11,9 +11,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from workbench.core.arrays import Array
 from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError, WorkbenchError
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 BLOCK = 8 << 10  #: bytes that are read around a small request
+SMALL = 512  #: bytes of a run below which runs that are near each other are read together
 _MOST = 1 << 30  #: bytes of one system call; Linux gives at most 2 GiB
 
 
@@ -129,10 +132,21 @@ class PreadSource(Source):
         self._check(start, start + len(buffer))
 
     def read_runs(self, rows: Array, starts: Sequence[int]) -> None:
-        flat, nbytes = memoryview(rows.reshape(-1)), rows.shape[1]
-        for number, start in enumerate(starts):
-            self._fill(flat[number * nbytes : (number + 1) * nbytes], start)
-        self._check(min(starts), max(starts) + nbytes)
+        nbytes, first = rows.shape[1], np.asarray(starts, np.int64)
+        steps = np.diff(first)
+        apart = (steps < 0) | (steps > self.gap) | (nbytes >= SMALL)
+        for low, high in pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(first)]):
+            if high - low == 1:
+                self._fill(memoryview(rows[low]), int(first[low]))
+                continue
+            at = low  # those near each other are read with what is between them
+            while at < high:
+                stop = max(int(np.searchsorted(first[low:high], first[at] + self.span)) + low, at + 1)
+                data = np.empty(int(first[stop - 1] - first[at]) + nbytes, np.uint8)
+                self._fill(memoryview(data), int(first[at]))
+                rows[at:stop] = sliding_window_view(data, nbytes)[first[at:stop] - first[at]]
+                at = stop
+        self._check(int(first.min()), int(first.max()) + nbytes)
 
     def fileno(self) -> int:
         """The descriptor, good for as long as the source is held."""

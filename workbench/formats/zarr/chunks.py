@@ -244,7 +244,9 @@ class Adder:
         """Add the chunks of arrays that are described; yield the keys that belong to none."""
         touched: dict[int, _Described] = {}
         for row, key in enumerate(values.keys):
-            cut = key.rfind("/")
+            cut = key.rfind("/c/")  # of zarr 3, unless an array has such a name
+            if cut < 0 or key[: cut + 2] in tensors:
+                cut = key.rfind("/")
             owner = tensors.get(key[:cut]) if cut > 0 else None
             while owner is None and cut > 0:
                 cut = key.rfind("/", 0, cut)
