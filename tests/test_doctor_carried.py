@@ -305,3 +305,105 @@ def test_only_what_is_off_is_named(tmp_path: Path) -> None:
     ]
     moved = {"0.weight", "5.weight"} | {f"optimizer state {number}" for number in numbers}
     assert {name for pair in sign.evidence["from"] for name in pair} <= moved
+
+
+# ---- what a single update shows --------------------------------------------------------------------------------------
+
+
+class Scheduled(Run):
+    """With a schedule, and a data loader's position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1000)
+        self.position, self.strides = 0, (1, 1)
+
+    def train(self, count: int) -> None:
+        for _ in range(count):
+            super().train(1)
+            for _ in range(self.strides[0]):
+                self.schedule.step()
+            self.position += self.strides[1]
+
+    def save(self, path: Path) -> Path:
+        stored = torch.load(super().save(path), weights_only=False)
+        stored |= {"lr_scheduler": self.schedule.state_dict(), "dataloader": {"batches": self.position}}
+        torch.save(stored, path)
+        return path
+
+
+@pytest.mark.parametrize("k", [1, 12])
+@pytest.mark.parametrize(("factor", "cause"), [(16.0, "B10"), (1 / 16, "B10"), (2.0, None)])
+def test_gradients_of_another_scale_are_asked_about(tmp_path: Path, factor: float, cause: str | None, k: int) -> None:
+    def scaled(run: Run) -> None:
+        for one in run.net.parameters():
+            one.register_hook(lambda gradient: gradient * factor)
+
+    found = resumed(tmp_path, scaled, k)
+    assert [(one.cause, str(one.severity)) for one in found.causes[:1]] == ([(cause, "warn")] if cause else [])
+    if cause:
+        times = next(one.evidence["times"] for one in found if one.rule == "P30")
+        assert factor / 2 < times < factor * 2, "the batches differ in their gradients, too"
+
+
+def test_a_layer_that_was_always_trained_and_now_stands_is_asked_about(tmp_path: Path) -> None:
+    found = resumed(tmp_path, lambda run: run.net[2].requires_grad_(False), 1)
+    assert (found.causes[0].cause, found.causes[0].severity) == ("H1", "warn"), found.verdict
+    assert "did not advance in 1 update" in str([one.message for one in found])
+
+
+def test_a_step_in_which_nothing_was_trained_is_a_warning(tmp_path: Path) -> None:
+    def orphaned(run: Run) -> None:
+        run.optimizer.step = lambda: None
+        run.averages = False
+
+    found = resumed(tmp_path, orphaned, 1)
+    assert found.causes[0].severity == "warn" and "N25" in {one.rule for one in found}, found.verdict
+
+
+@pytest.mark.parametrize(("strides", "cause", "words"), [
+    ((1, 1), None, ""), ((2, 1), "C3", "more often"), ((0, 1), "C3", "less often"), ((1, 0), "C6", "did not advance"),
+])  # fmt: skip
+def test_a_schedule_and_data_that_leave_the_step_show_after_one_update(
+    tmp_path: Path, strides: tuple[int, int], cause: str | None, words: str
+) -> None:
+    run = Scheduled()
+    run.train(FIRST)
+    before = run.save(tmp_path / f"step-{FIRST}.pt")
+    run.strides = strides
+    run.train(1)
+    found = wb.doctor(before, run.save(tmp_path / f"step-{FIRST + 1}.pt"))
+    assert [one.cause for one in found.causes] == ([cause] if cause else []), found.verdict
+    assert not cause or words in found.causes[0].title
+
+
+def test_an_update_that_is_longer_than_any_stated_rate_is_no_average(tmp_path: Path) -> None:
+    def doubled(run: Run) -> None:
+        step, group = run.optimizer.step, run.optimizer.param_groups[0]
+
+        def twice() -> None:
+            group["lr"] *= 2
+            step()
+            group["lr"] /= 2
+
+        run.optimizer.step = twice
+
+    found = resumed(tmp_path, doubled, 1)
+    assert found.causes[0].cause == "C2", found.verdict
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_a_save_that_rounds_the_weights_is_named(tmp_path: Path, kind: Any) -> None:
+    def rounding(run: Run) -> None:
+        save = run.save
+
+        def rounded(path: Path) -> Path:
+            stored = torch.load(save(path), weights_only=False)
+            model = {name: one.to(kind).to(one.dtype) for name, one in stored["model"].items()}
+            torch.save(stored | {"model": model}, path)
+            return path
+
+        run.save = rounded
+
+    found = resumed(tmp_path, rounding, 1)
+    assert found.causes[0].cause == "D7", found.verdict

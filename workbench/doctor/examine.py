@@ -39,6 +39,7 @@ from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.files import check_files
 from workbench.doctor.rules.load import check_echo
 from workbench.doctor.rules.measured import counter_rows, load_rows, print_rows, state_rows, train_rows
+from workbench.doctor.rules.one import narrowed
 from workbench.doctor.rules.prints import paired
 from workbench.doctor.rules.prints_signs import check_prints
 from workbench.doctor.rules.settings import setting_rows
@@ -234,6 +235,7 @@ class _Passes:
         self.pairs[where] = values.states
         pictured["pair"] = values
         self._take(check_carried(pair, values.updates, values.states), where)
+        self._take(narrowed(self.alone[start], self.alone["after"]), where)
         signs = list(values.signs)
         if suspects := _suspects(values.signs):
             rows = check_rows(pair, suspects)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from workbench.doctor.causes.case import Case, Match
+from workbench.doctor.causes.case import Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS
@@ -16,6 +17,8 @@ __all__ = ["PRECISION", "SCHEDULES"]
 ECHO = "an echo, saved right after the load and before any update"
 ARGS = "the arguments of both launches"
 EARLY, LATE = 0.6, 1.5  #: share of the expected position below which it restarted; from which it was stepped twice
+SOME = 0.5  #: share of the parameters
+LONGER = 3.0  #: times the reach of the updates; averages and weights of other steps are further away
 VALUES = ("near", "other", "part", "ratio")  #: changes of values without another form
 OF_SCALES = ("amax_history", "scale", "scale_inv", "extra_state")
 
@@ -103,14 +106,23 @@ def schedule_lost(case: Case) -> Iterator[Match]:
         declared = _declared(case, fast)
         leg = "load" if any(one.rule == "R14" for one in fast) else case.resumed
         doubt = declared or behind or case.fired("N6")
+        replayed = any(one.rule == "P13" for one in fast) and not case.fired("P12")
+        if replayed:  # the weights are the old ones, moved along the update: only its length is another
+            fast += case.fired("P05", "P11", where=where_of(fast[0]))
         yield Match(leg, 0.4 if doubt else 0.85, signs=tuple(fast),
                     question="the learning rate is higher than before: was that intended?")  # fmt: skip
     train = case.change("train")
-    far = train.hit(train.weights, "near", "slight")
-    if far and train.whole(train.weights, far) and not train.hit(MOMENTS) and case.start == "echo":
+    far = train.hit(train.weights)
+    worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
+    like = set(train.hit(train.weights, "near", "slight", "part"))
+    length = bool(far) and far <= like and max(worst) < LONGER and train.whole(train.weights, far, SOME)
+    if case.start == "echo":
+        length = bool(far & like) and train.whole(train.weights, train.hit(train.weights, "near", "slight"))
+    if length and not train.hit(MOMENTS):
         title = "The updates were larger than any stated learning rate allows."
         question = "was the learning rate raised without a record in the files?"
-        yield Match("train", 0.7, frozenset(far), question=question, title=title)
+        strength = 0.7 if case.start == "echo" else 0.92
+        yield Match("train", strength, frozenset(far & like), question=question, title=title)
 
 
 def stepped_twice(case: Case) -> Iterator[Match]:
@@ -120,7 +132,9 @@ def stepped_twice(case: Case) -> Iterator[Match]:
         leg = "load" if any(sign.rule == "R11" for sign, _ in ahead) else case.resumed
         more = [sign for sign, ratio in _rates(case)]
         question = "the schedule's position does not match the updates: was it moved on purpose?"
-        yield Match(leg, strength, question=question, signs=(*(sign for sign, _ in ahead), *more))
+        less = all(ratio < 1 for _, ratio in ahead)
+        title = "The schedule was stepped less often than the optimizer." if less else ""
+        yield Match(leg, strength, question=question, signs=(*(sign for sign, _ in ahead), *more), title=title)
 
 
 def another_length(case: Case) -> Iterator[Match]:
@@ -148,8 +162,12 @@ def _data(case: Case) -> Iterator[tuple[Sign, bool]]:
 def data_again(case: Case) -> Iterator[Match]:
     signs = [sign for sign, behind in _data(case) if behind and not _step_is_off(case)]
     if signs:
-        yield Match(case.resumed, 0.95, signs=tuple(signs),
-                    question="the data starts over: was a new epoch or a restart intended?")  # fmt: skip
+        stands = all(one.evidence.get("stands") for one in signs)
+        title = "The position in the data did not advance." if stands else ""
+        question = "the data starts over: was a new epoch or a restart intended?"
+        if stands:
+            question = "the position stored with the data stayed the same: is it stored once an epoch?"
+        yield Match(case.resumed, 0.95, signs=tuple(signs), question=question, title=title)
 
 
 def another_order(case: Case) -> Iterator[Match]:
@@ -292,6 +310,9 @@ def moments_rounded(case: Case) -> Iterator[Match]:
 def weights_cast(case: Case) -> Iterator[Match]:
     if signs := _narrower(case, False):
         yield Match("train", 0.9, signs=tuple(signs))
+    if signs := case.fired("P31"):
+        rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
+        yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) & names:
@@ -457,7 +478,7 @@ PRECISION = (
          "as for masters: small updates so far are lost",
          "load the weights in the type that the training uses; do not resume from an export",
          ECHO, "catalogue D7",
-         explains="P27 P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 N3",
+         explains="P31 P27 P05 P06 P08 P11 P12 P13 P17 P18 S09 R07 N3",
          pattern=weights_cast),
     made("D8", "The loss scale was reset.", "the scaler's state was not restored", "skipped steps, then normal",
          "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766",

@@ -316,6 +316,16 @@ def orphan_groups(case: Case) -> Iterator[Match]:
                     title="The updates were made with a lower learning rate than is stored.")  # fmt: skip
 
 
+def gradients_scaled(case: Case) -> Iterator[Match]:
+    signs = case.fired("P30")
+    if signs and not case.change("train").hit(MOMENTS):
+        times = float(signs[0].evidence["times"])
+        words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
+        yield Match("train", 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
+                    question="were the loss, the batch or the data changed on purpose?",
+                    title=f"The gradients are {words} than those before.")  # fmt: skip
+
+
 def compressed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = change.hit(("state1", "state2", STATE)) - change.hit(("state1", "state2", STATE), *GONE)
@@ -461,10 +471,16 @@ OPTIMIZER = (
     made("B9", "Two optimizers share storage.", "a state dict was loaded without a copy",
          "two runs influence each other", "deepcopy the state dict before loading it", ECHO, "pytorch 35047",
          losses="the first loss is right, then a slow bump"),
-    made("B10", "The second moments lag behind the gradients.", "β2 is too high for a shift in the data",
-         "a spike several steps after the gradients grew", "lower β2 (.95), clip updates",
+    made("B10", "The second moments lag behind the gradients.",
+         "the loss is summed where it was averaged, its scale is not removed, or the data shifted",
+         "a spike several steps after the gradients grew",
+         "compare how the loss and the gradients are scaled and averaged before and after the resume; after a shift in "
+         "the data, lower β2 (.95) and clip updates",
          "checkpoints closer to the spike", "catalogue B10",
-         losses="the first loss is right, then a slow bump"),
+         explains="P30 P06 P08",
+         losses="the first loss is right, then a slow bump",
+         everywhere=True,
+         pattern=gradients_scaled),
     made("B11", "The optimizer's compressed state is inconsistent.",
          "codes, scales or factors of 8-bit, factored or AMSGrad states come from different saves", "a bump or NaN",
          "restore all parts of the state from one save", ECHO, "catalogue B11",

@@ -113,7 +113,8 @@ class OneState:
         numbers: role → counts over its elements.
         bound: m² ≤ K·v. unbound: why it was not checked.
         unrounded, compared, ulps: weights that differ from their rounded master, all compared, largest distance.
-        low: role → (elements that a 16-bit type holds, all): masters in the weight's type, moments in bf16.
+        low: role → (elements that a 16-bit type holds, all): masters in the weight's type, moments in bf16, float32
+            weights without masters in float16 or bf16.
         digest: hash of the weights' (or masters') bits and positions.
         shrunk: elements whose largest second moment is below the current one.
         averaged: (weights that differ from their average, all), if an average is stored.
@@ -275,8 +276,13 @@ class OneFold:
 
 
 def _low_of(kinds: Mapping[str, str | None]) -> dict[str, str]:
-    """Return role → the 16-bit type that lacks the low bits: the weights' type for masters, bf16 for moments."""
+    """Return role → the 16-bit type that lacks the low bits: the weights' type for masters, bf16 for moments.
+
+    For weights, it is float16: what bf16 holds has none of these bits either.
+    """
     found = {role: "bfloat16" for role in ("exp_avg", "exp_avg_sq") if kinds.get(role) == "float32"}
+    if kinds.get("param") == "float32" and "master" not in kinds:
+        found["param"] = "float16"
     kind = kinds.get("param") or "bfloat16"
     return found | ({"master": kind} if kinds.get("master") == "float32" and kind in _HALF else {})
 

@@ -113,11 +113,12 @@ def _settles(words: str, case: Case) -> str:
 
 
 def _ordered(one: CauseExplanation) -> list[Sign]:
-    """Return the signs, proof before consequences, the strongest first in each half."""
+    """Return the signs, proof before consequences, the strongest first in each half, then as the pattern has them."""
     from workbench.doctor.reasoning.cover import weight
 
+    rank = {id(sign): number for number, sign in enumerate(one.match.signs)} if one.match is not None else {}
     return [
-        *sorted(one.proof, key=lambda sign: -weight(sign)),
+        *sorted(one.proof, key=lambda sign: (-weight(sign), rank.get(id(sign), len(rank)))),
         *sorted(one.follows, key=lambda sign: -weight(sign)),
     ]
 

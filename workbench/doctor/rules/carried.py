@@ -10,12 +10,14 @@
     m_B·m_A      averages of gradients keep a part of their old value                                 P26
     W_B = W_A    the base under adapters is not trained                                               P27
     e_B ≠ e_A    an average of weights that changed                                                   P28
+    g² ≈ v       gradients since then, from v_B − β2^k·v_A, are as large as before                    P30
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,9 @@ MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect f
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
 STANDS = 10  #: updates
 RANKED = 8  #: matrices
+LARGER = (
+    4.0  #: root mean square of gradients over that of earlier ones; healthy runs of the lab stay within 0.3 and 2.5
+)
 #: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", *FACTORED})
@@ -105,7 +110,15 @@ P28 = Rule(
     f"equal bit for bit over {STANDS} updates or more", "definition of the average", "warn",
     "averages that are updated less often", "update the averages after every step",
 )  # fmt: skip
-register(P21, P22, P23, P24, P25, P26, P27, P28)
+P30 = Rule(
+    "P30", "gradients of another scale", ("B10", "C10", "D8"), "pair",
+    "the mean square of the gradients since then, (v_B − β2^k·v_A)/(1 − β2^k), is about that of those before",
+    f"more than {LARGER:g} times, or less than 1/{LARGER:g}, in the median parameter, and half that in "
+    f"{MOST:.0%} of them; after {SETTLED} updates",
+    "definition of exp_avg_sq", "warn", "other data, another loss or batch on purpose; a spike in the loss itself",
+    "compare how the loss is scaled and averaged, and the clipping, before and after the resume",
+)  # fmt: skip
+register(P21, P22, P23, P24, P25, P26, P27, P28, P30)
 
 
 def check_carried(
@@ -120,6 +133,7 @@ def check_carried(
     """
     found = Outcome()
     _profiles(pair, updates, states, found)
+    _gradients(pair, updates, states, found)
     _averages(pair, updates, states, found)
     _batches(pair, found)
     _squares(pair, updates, found)
@@ -171,6 +185,40 @@ def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
     slope = float(((x - x.mean()) * (y - y.mean())).mean() / x.var())
     rest = (y - y.mean()) - slope * (x - x.mean())
     return (slope, float(np.median(v_b[both] / v_a[both]))) if rest.std() <= SHARP else None
+
+
+def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
+    """Check the size of the gradients since the earlier state against its own second moments."""
+    sizes: dict[str, float] = {}
+    held = {
+        fqn: roles["exp_avg_sq"]
+        for fqn, roles in pair.shared()
+        if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
+    }
+    for fqn in _spread(list(held)):
+        update = updates[fqn]
+        if update.betas is None or update.k < 1 or (update.before or 0) < SETTLED:
+            continue
+        both = _both(pair, fqn, held[fqn], "P30", found)
+        if both is None or not all(np.isfinite(one).all() for one in both):
+            continue
+        v_a, v_b = (float(one.mean(dtype=np.float64)) for one in both)
+        fade, old = update.betas[1] ** update.k, v_a / (1 - update.betas[1] ** (update.before or 0))
+        if old > 0:
+            sizes[fqn] = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
+    if not sizes:
+        found.not_checked.setdefault("P30", Inapplicable("no second moments of earlier gradients can be compared"))
+        return
+    found.checked["P30"] = f"{many(len(sizes), 'parameter')}"
+    middle = median(sizes.values())
+    large, small = middle > LARGER, middle < 1 / LARGER
+    agree = [fqn for fqn, size in sizes.items() if (size > LARGER / 2 if large else size < 2 / LARGER)]
+    if not (large or small) or len(agree) < MOST * len(sizes):
+        return
+    kind = "larger" if large else "smaller"
+    times = middle if large else 1 / max(middle, 1e-30)
+    text = f"the gradients of {many(len(agree), 'parameter')} are {times:.3g} times {kind} than those before"
+    found.signs.append(P30.sign(text, {"kind": kind, "times": middle}, agree[:NAMED], hit=len(agree), of=len(sizes)))
 
 
 def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:

@@ -143,9 +143,13 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     behind = not new and all(0 <= moved[name] < k for name in off)  # no gradient, or updates that the trainer skipped
     named = bool(k) and NAME in (a.source("step"), b.source("step"))  # a file name may be arbitrary
     mixture = any(parse(name).routed for name in (*b.steps.by_name, *pair.b.params))
+    every = (
+        a.steps.usual if a.step is None else a.step
+    ) or 0  # the counter of a parameter with a gradient in every update
     still = [
         name for name in off
-        if moved[name] == 0 and k >= STILL and not parse(name).routed
+        if moved[name] == 0 and not parse(name).routed
+        and (k >= STILL or (k > 0 and a.steps.by_name.get(name) == every and every >= SURELY))
         and (not (mixture and is_numbered(name)) or (k >= SURELY and a.steps.by_name.get(name) == a.steps.usual))
     ]  # fmt: skip
     still = still if behind and len(off) < len(moved) else []
@@ -158,7 +162,7 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
         ))  # fmt: skip
         words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
     if still and not reset_meant(b):
-        words = f"did not advance, although {k:,} updates were expected: were these parameters frozen?"
+        words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
     elif behind:
         words += "; counters do not advance without a gradient or in skipped updates"
     kept = [name for name in off if name in b.steps.by_name]
@@ -298,14 +302,17 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     if first is None or last is None or last <= first:
         return "the steps are not stored, or do not advance"
     declared = _declared(a, b)
-    if a.step is None and (k := passed(a, b)) is not None:
+    updates = (b.steps.usual or 0) - (a.steps.usual or 0)
+    alike = len(a.steps.counts) == len(b.steps.counts) == 1 and updates > 0 and not scaled(b)
+    if a.step is None and not alike and (k := passed(a, b)) is not None:
         last = first + k
     moved = _moved(a, b)
-    updates = (b.steps.usual or 0) - (a.steps.usual or 0)
-    if moved is not None and abs(moved - (last - first)) > 1:
+    ends = _ends(a, b)
+    aligned = ends is not None and ends[0] == first  # then it is not a matter of when the two are counted
+    if moved is not None and abs(moved - (last - first)) > (0 if aligned else 1):
         if moved > 0 and moved == updates:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
-        if not (scaled(b) and 0.5 * (last - first) <= moved):
+        if not (scaled(b) and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
         return "an optimizer stores no lr"
@@ -442,10 +449,11 @@ def data_advances(pair: Pair) -> list[Sign] | str:
         if not old or new is None or old % first or a.value("global_batch") != b.value("global_batch"):
             continue  # an epoch or batch size of its own: the data per update is unknown
         due = old // first * (last - first)
-        if abs(new - old - due) > old // first:
+        if abs(new - old - due) > old // first or new == old:
             words = f"{fact.replace('_', ' ')} went from {old:,} to {new:,}; "
-            words += f"{many(last - first, 'update')} should advance it by {due:,}"
+            words += f"{many(last - first, 'update')} should have advanced it by {due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
+            evidence["stands"] = new == old
             found.append(P20.sign(words, evidence))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
     return found if known else "no position of the data is stored"

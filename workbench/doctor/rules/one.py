@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from workbench.doctor.facts.evidence import State
-from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import SlotBlock, TensorSlot, stream
 from workbench.doctor.passes.one import Numbers, OneState
 from workbench.errors import WorkbenchError, WorkerError
@@ -67,6 +67,10 @@ register(
          f"share > {LOW_SHARE:.0%} and {LOW_LEAST} or more; 2^-16 by chance",
          "catalogue, 3.4", "error", "no update yet since a start from 16-bit weights",
          "load the masters; do not rebuild them from the weights", looked=lambda one: one.low.get("master", (0, 0))[1]),
+    Rule("P31", "weights that lost their low bits", ("D7", "D1"), "pair", "an update sets low bits of float32 weights",
+         f"share without them > {LOW_SHARE:.0%} and {LOW_LEAST} or more; at most half of that before",
+         "catalogue, 3.4", "error", "a cast on purpose",
+         "save the weights in the type that they are trained in"),
     Rule("S10", "moments with 16-bit values", ("D4",), "one", "an update sets low bits",
          f"share > {LOW_SHARE:.0%} and {LOW_LEAST} or more; 2^-16 by chance",
          "catalogue, D4", "warn", "an optimizer that keeps its moments in 16 bits on purpose",
@@ -228,6 +232,30 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
             share = sum(one[2] for one in low) / of
             text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (0.002% would by chance)"
             yield _sign(rule, low, text, share=share)
+
+
+def narrowed(before: Mapping[str, OneState], after: Mapping[str, OneState]) -> Outcome:
+    """Compare how many float32 weights fit into 16 bits in two checkpoints.
+
+    Args:
+        before, after: fqn → sums.
+    """
+    held = [
+        fqn for fqn in after if "param" in after[fqn].low and before.get(fqn, after[fqn]).low.get("param", (0, 0))[1]
+    ]
+    if not held:
+        return Outcome(not_checked={"P31": Inapplicable("no float32 weights without masters are stored on both sides")})
+    lost = []
+    for fqn in held:
+        (old, of), (now, full) = before[fqn].low["param"], after[fqn].low["param"]
+        if now >= LOW_LEAST and now > LOW_SHARE * full and 2 * old * full < now * of:
+            lost.append((fqn, "", now))
+    signs = []
+    if lost:
+        share = sum(one[2] for one in lost) / sum(after[fqn].low["param"][1] for fqn, *_ in lost)
+        text = f"{share:.1%} of the numbers in {_names(lost)} fit into 16 bits, which they did not before"
+        signs.append(_sign("P31", lost, text, share=share))
+    return Outcome(signs, {"P31": many(len(held), "weight")})
 
 
 def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Sign]:

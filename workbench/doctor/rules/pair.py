@@ -11,6 +11,7 @@ from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
+from workbench.doctor.rules.stated import scaled
 
 __all__ = ["adams", "judge_pair"]
 
@@ -174,8 +175,9 @@ def _counts(
     trained = {fqn: sums for fqn, sums in (trained or going).items() if fqn in due_to_change}
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
         joined = [sums for sums in trained.values() if math.isfinite(sums.ratio)]
-        moved = any(sums.still < sums.count for sums in joined)
+        moved = any(sums.ratio != 1 for sums in joined)  # an update multiplies some second moment by less than 1
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
+        skipped = skipped and any(scaled(state.facts) for state in (pair.a, pair.b))
         steps = max(due[fqn] for fqn in trained)
         why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
