@@ -3,6 +3,7 @@
 ::
 
     Home, run page ──► runs.open(jail, path)          reads the logs again if a checkpoint or a log has changed
+                   ──► runs.known(jail, path)         the run as last read, without looking
                    ──► runs.health(found, place)      what is known of a step, without looking
                    ──► runs.check(found, place)       a verification, kept until the step's files change
 """
@@ -20,7 +21,7 @@ from workbench.analysis.run import Run, open_run
 from workbench.app.jail import Jail
 from workbench.core.remote.url import is_url
 from workbench.core.scan import Progress
-from workbench.errors import NotACheckpointError
+from workbench.errors import NotACheckpointError, OpenError
 from workbench.runs import Found, discover
 from workbench.runs.logs import ABOVE
 
@@ -56,6 +57,16 @@ class RunCache:
         made = open_run(place, above=min(ABOVE, depth))
         self.keep_run(place, made)
         return made
+
+    def known(self, jail: Jail, path: str) -> Run | None:
+        """Return a run as it was last read, without looking at its files; ``None`` if it was not, or leaves ROOT."""
+        try:
+            place = str(jail.resolve(path))
+        except OpenError:
+            return None
+        with self._lock:
+            held = self._runs.get(place)
+        return None if held is None else held[1]
 
     def keep_run(self, place: str, made: Run) -> None:
         """Keep a run that was opened elsewhere, until its files change."""

@@ -330,7 +330,7 @@ class RunPage(pn.viewable.Viewer):
 
     def _other_runs(self) -> str:
         """Return the other runs under ROOT as links that draw them over this one, or remove them."""
-        listing = None if self._picker is None else self._picker.job.result
+        listing = None if self._picker is None else self._picker.listing
         state = self._state
         folders = [] if listing is None else grouped(listing.found)[0]
         on = separated(state.versus)
