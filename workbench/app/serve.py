@@ -13,19 +13,23 @@ import ipaddress
 import os
 import re
 import socket
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.app.jail import BucketJail, jail_of
+from workbench.app.found import checkpoints
+from workbench.app.jail import BucketJail, Jail, jail_of
 from workbench.app.outlet import Outlet
 from workbench.core.place import Place
 from workbench.core.remote.url import current_options, keep_options
-from workbench.errors import UsageError
+from workbench.errors import UsageError, WorkbenchError
 
 __all__ = ["Serving", "serve", "start"]
 
+BUNDLES = 8  #: pages' scripts and style sheets that are kept: by prefix, and by what is loaded
 CHECK = 500  #: milliseconds between two checks for sessions whose page was closed
 
 
@@ -121,6 +125,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     from workbench.app.page import create_app
 
     scan_on(how.executor)
+    _lighten()
     access = None if how.auth is None else Access.of(how.auth, how.user, how.password_file, how.users)
     if access is not None:
         options |= options_of(access)
@@ -156,9 +161,54 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
 
         server.watching = Watching(jail.root, how.watch)
         server.watching.start()
+    if not isinstance(jail, BucketJail):  # a store is asked when there is someone to see the answer
+        threading.Thread(target=_look_round, args=(jail,), name="workbench-first-look", daemon=True).start()
     if show:
         server.io_loop.add_callback(server.show, "/")
     return server
+
+
+def _look_round(jail: Jail) -> None:
+    """Search ROOT before the first page asks for it: it then begins with the list, and does not wait for pandas."""
+    with suppress(WorkbenchError, OSError):  # the page tells what is wrong
+        checkpoints(jail)
+
+
+def _lighten() -> None:
+    """Let this process's pages share what is the same in all of them, and fetch less.
+
+    panel-material-ui 0.16.6 (``base.py``, ``FONT_CSS``) adds ``material-icons.css``, which declares the fonts of its own
+    style sheet once more, without their ranges of characters. A browser then fetches twelve of them, one after the
+    other, until one has the letters that it needs. Panel 1.9.4 (``io/resources.py``) asks every class of components
+    for its scripts and style sheets whenever a page is requested, which takes longer than all else of its HTML.
+    """
+    from panel.io import server
+    from panel_material_ui.base import FONT_CSS
+
+    FONT_CSS.clear()
+    server.bundle_resources = _bundle
+
+
+def _bundle(roots: Any, resources: Any) -> tuple[str, str]:
+    """Return the HTML of scripts and of style sheets; the same while no component's class is added."""
+    import panel as pn
+    from bokeh.model import Model
+    from panel.io.resources import bundle_resources
+
+    config = pn.config
+    key = (
+        resources.mode, resources.root_url, pn.state.rel_path, len(Model.model_class_reverse_map),
+        tuple(pn.state._extensions or ()), tuple(config.css_files), tuple(config.raw_css), str(config.design), config.theme,
+    )  # fmt: skip
+    if key not in _bundles:
+        while len(_bundles) >= BUNDLES:
+            _bundles.pop(next(iter(_bundles)))
+        scripts, sheets = bundle_resources(roots, resources)
+        _bundles[key] = scripts, sheets
+    return _bundles[key]
+
+
+_bundles: dict[Any, tuple[str, str]] = {}
 
 
 def _prefix(text: str) -> str:
