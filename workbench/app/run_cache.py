@@ -4,6 +4,7 @@
 
     Home, run page ──► runs.open(jail, path)          reads the logs again if a checkpoint or a log has changed
                    ──► runs.known(jail, path)         the run as last read, without looking
+                   ──► runs.answer(run, question, …)  a diagnosis, the layers: computed once
                    ──► runs.health(found, place)      what is known of a step, without looking
                    ──► runs.check(found, place)       a verification, kept until the step's files change
 """
@@ -14,7 +15,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from workbench.analysis.health import StepHealth, check_step, unseen
 from workbench.analysis.run import Run, open_run
@@ -28,8 +31,10 @@ from workbench.runs.logs import ABOVE
 __all__ = ["RunCache", "shared_runs"]
 
 KEPT = 200  #: runs in memory
+ANSWERS = 8  #: of each run: the diagnoses last asked for, and its layers
 FAR = 60  #: seconds after which the logs of a run in a store are read again
 CHECKED = 20_000  #: steps whose health is in memory
+T = TypeVar("T")
 
 
 class RunCache:
@@ -39,6 +44,7 @@ class RunCache:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, tuple[Any, Run]] = OrderedDict()
         self._health: OrderedDict[tuple[str, int, float], StepHealth] = OrderedDict()
+        self._answers: WeakKeyDictionary[Run, OrderedDict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
     def open(self, jail: Jail, path: str) -> Run:
         """Open a run, or return the one that is open if neither its checkpoints nor its logs have changed.
@@ -76,6 +82,20 @@ class RunCache:
             self._runs.move_to_end(place)
             while len(self._runs) > KEPT:
                 self._runs.popitem(last=False)
+
+    def answer(self, run: Run, question: tuple[Any, ...], ask: Callable[[], T]) -> T:
+        """Return what was computed of a run, by any page; a run whose files change is another one, and asked anew."""
+        with self._lock:
+            held = self._answers.setdefault(run, OrderedDict())
+            if question in held:
+                held.move_to_end(question)
+                return cast(T, held[question])
+        made = ask()
+        with self._lock:
+            held[question] = made
+            while len(held) > ANSWERS:
+                held.popitem(last=False)
+        return made
 
     def health(self, found: Found, place: str) -> StepHealth:
         """Return what is known of a step."""
