@@ -68,10 +68,10 @@ class Overview(Tab):
             self.body[:] = []
             return
         self._health[:], self._training.object = [self.work], ""
-        self.body[:] = self._parts(ckpt, lease.glance)
-        self.run.look()
         if ckpt.catalog.chunks <= AT_ONCE:
             self.work.start()
+        self.body[:] = self._parts(ckpt, lease.glance)
+        self.run.look()
 
     def close(self) -> None:
         self.work.reset()
