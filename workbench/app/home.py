@@ -6,8 +6,8 @@
     last step 52,000 · saved 12 min ago                 ●●●●●▲●●●●●●         ▲ finding         ◌ not checked yet
     The loss jumps at step 48,012 by 0.41, right after a resume
 
-Cards appear at once, with what other pages have read before; a job then reads each run's logs and checks the structure of
-its steps, the last saved run first.
+Cards appear at once, with what other pages have read before. A job then reads each run's logs and checks the structure
+of its steps, the last saved run first.
 """
 
 from __future__ import annotations

@@ -115,4 +115,3 @@ class Picker(pn.viewable.Viewer):
         row = int(frame.index.get_loc(label))
         if self.table.selection != [row]:
             self.table.param.update(page=row // PAGE + 1, selection=[row])
-

@@ -543,14 +543,15 @@ class RunPage(pn.viewable.Viewer):
             if not frame.equals(self._rows.value):
                 self._rows.value = frame
             return
-        self._listed, self._rows = shown, style.table(frame, COLUMNS, page_size=PAGE)
-        self._rows.on_click(self._row_clicked)
+        table = style.table(frame, COLUMNS, page_size=PAGE)
+        table.on_click(self._row_clicked)
+        self._listed, self._rows = shown, table
         self._steps[:] = [
             style.pane(f"<h3>{units.plural(len(frame), 'checkpoint')}</h3>"),
-            self._rows,
+            table,
             pn.FlexBox(
                 text_button(f"{name}-report.html", self._report, "report"),
-                csv_button(f"{name}-steps", lambda: self._rows.value, "steps CSV"),
+                csv_button(f"{name}-steps", lambda: table.value, "steps CSV"),
                 csv_button(f"{name}-metrics", self._metrics_frame, "metrics CSV"),
                 margin=(0, 5),
             ),
