@@ -91,7 +91,10 @@ class Home(pn.viewable.Viewer):
         self._body = pn.Column(self._page, sizing_mode="stretch_width")
         self._drawing = False  # a callback that will draw is on its way
         picker.job.param.watch(self._listed, "status")
-        self._listed()
+        if picker.job.status == "done":
+            self._listed()
+        else:
+            self._list()
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
@@ -101,9 +104,10 @@ class Home(pn.viewable.Viewer):
         self.job.reset()
 
     def _listed(self, *_: Any) -> None:
-        self._list()
-        if self._folders and self._picker.job.status == "done":
-            self.job.start(self._read)
+        if self._picker.job.status == "done":
+            self._list()
+            if self._folders:
+                self.job.start(self._read)
 
     def _list(self) -> None:
         """Show the runs that were found, with what is known of them."""

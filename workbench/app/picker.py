@@ -42,16 +42,15 @@ class Picker(pn.viewable.Viewer):
         self._later = schedule or (lambda callback: callback())
         self.listing = found_before(state.jail)
         self.job = Job(schedule)
-        self._words = style.pane(self._number())
+        self._words = style.pane("")
         self._refresh = pmui.Button(
             label="Refresh", variant="outlined", color="primary", size="small", on_click=lambda _: self.refresh()
         )
         self._narrow = pmui.TextInput(label="Find a checkpoint", size="small", sizing_mode="stretch_width")
         self.table = style.table(
-            None if self.listing is None else self.listing.frame,
+            None,  # rows are sent to a table that is drawn
             {"path": ("Checkpoint", CELL, None)},
             page_size=PAGE,
-            pagination="remote",
             selectable=1,
             hidden_columns=["about", "state"],
             stylesheets=[style.TABLE, SHEET],
@@ -59,8 +58,7 @@ class Picker(pn.viewable.Viewer):
         self.table.on_click(self._clicked)
         self._narrow.param.watch(self._fill, "value_input")
         self.job.param.watch(self._fill, "status")
-        # A selection that is sent together with its rows is lost.
-        state.param.watch(lambda _: self._later(self._mark), "path")
+        state.param.watch(self._mark, "path")
         self.refresh()
 
     def __panel__(self) -> pn.viewable.Viewable:
@@ -75,18 +73,16 @@ class Picker(pn.viewable.Viewer):
         if self.job.status == "failed":
             self._words.object = style.message(self.job.error, "error")
         elif self.job.status == "running":
-            if self.listing is None:
-                self._words.object = '<p class="muted">Searching for checkpoints …</p>'
+            self._words.object = '<p class="muted">Searching for checkpoints …</p>'
         elif self.job.result is not None:
             self.listing = self.job.result
             frame = self.listing.frame
             wanted = self._narrow.value_input.casefold()
             if wanted:
                 frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]
-            if not frame.equals(self.table.value):
-                self.table.param.update(value=frame, selection=[])
-            self._words.object = self._number()
-            self._later(self._mark)
+            self.table.param.update(value=frame, selection=[])
+            self._words.object = f'<p class="muted">{_number(len(self.listing.found))} under ROOT</p>'
+            self._later(self._mark)  # a selection sent together with its rows is lost
 
     def _clicked(self, event: Any) -> None:
         if event.row is not None:
@@ -95,13 +91,6 @@ class Picker(pn.viewable.Viewer):
     @property
     def _paths(self) -> list[str]:
         return [] if self.listing is None else self.listing.paths
-
-    def _number(self) -> str:
-        if self.listing is None:
-            return ""
-        n = len(self.listing.found)
-        words = "no checkpoint" if n == 0 else f"{count(n)} checkpoint{'s' if n > 1 else ''}"
-        return f'<p class="muted">{words} under ROOT</p>'
 
     def _mark(self, *_: Any) -> None:
         frame, paths = self.table.value, self._paths
@@ -115,3 +104,7 @@ class Picker(pn.viewable.Viewer):
         row = int(frame.index.get_loc(label))
         if self.table.selection != [row]:
             self.table.param.update(page=row // PAGE + 1, selection=[row])
+
+
+def _number(n: int) -> str:
+    return "no checkpoint" if n == 0 else f"{count(n)} checkpoint{'s' if n > 1 else ''}"

@@ -13,19 +13,16 @@ import ipaddress
 import os
 import re
 import socket
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.app.found import checkpoints
-from workbench.app.jail import BucketJail, Jail, jail_of
+from workbench.app.jail import BucketJail, jail_of
 from workbench.app.outlet import Outlet
 from workbench.core.place import Place
 from workbench.core.remote.url import current_options, keep_options
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import UsageError
 
 __all__ = ["Serving", "serve", "start"]
 
@@ -161,17 +158,9 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
 
         server.watching = Watching(jail.root, how.watch)
         server.watching.start()
-    if not isinstance(jail, BucketJail):  # a store is asked when there is someone to see the answer
-        threading.Thread(target=_look_round, args=(jail,), name="workbench-first-look", daemon=True).start()
     if show:
         server.io_loop.add_callback(server.show, "/")
     return server
-
-
-def _look_round(jail: Jail) -> None:
-    """Search ROOT before the first page asks for it: it then begins with the list, and does not wait for pandas."""
-    with suppress(WorkbenchError, OSError):  # the page tells what is wrong
-        checkpoints(jail)
 
 
 def _lighten() -> None:
