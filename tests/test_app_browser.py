@@ -77,7 +77,7 @@ def test_pick_a_checkpoint_and_read_true_numbers(quiet, served, root):
     assert f"{sum(t.numel() for t in tensors.values()):,}" in words
     assert f"{len(tensors):,} in {len(tensors):,} chunks" in words
     assert "safetensors" in words
-    page.locator("canvas").first.wait_for()
+    page.locator(".charts td").first.wait_for()
     link(page, ckpt="llama")
 
 

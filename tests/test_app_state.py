@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from workbench.app import jobs, plots
 from workbench.app.found import checkpoints
+from workbench.app.glance import Glance
 from workbench.app.jail import Jail, jail_of, relative_words
 from workbench.app.jobs import WORKERS, Job
 from workbench.app.look import look
@@ -31,7 +32,7 @@ from workbench.app.search import Search
 from workbench.app.serve import serve
 from workbench.app.state import WorkbenchState, parse_query, query_of
 from workbench.app.tabs.detail import statistics, worst_table
-from workbench.app.tabs.overview import bytes_by_module, module_of
+from workbench.app.tabs.overview import bytes_by_module, charts, module_of
 from workbench.app.tabs.report_view import finding_rows
 from workbench.core import executors
 from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WriteError
@@ -596,11 +597,15 @@ def test_the_heat_map_marks_the_worst_elements_where_they_are(zoo):
     assert cell == values[index]
 
 
-def test_bars_of_equal_short_names_stay_apart():
-    rows = [("a" * 60 + "x" + "b" * 60, 5), ("a" * 60 + "y" + "b" * 60, 3)]
-    picture = plots.bytes_bars(rows, "module")
-    bars = next(layer for layer in picture if isinstance(layer, hv.Bars))
-    assert len(bars) == 2 and set(bars.dimension_values("name")) == {name for name, _ in rows}
+def test_bars_are_in_proportion_with_names_in_full_and_apart():
+    most, half, least = "a" * 60 + "x" + "b" * 60, "a" * 60 + "y" + "b" * 60, "<b>"
+    page = charts(Glance([], [], [(most, 1 << 20), (half, 1 << 19), (least, 1)], [], [], []))
+    rows = re.findall(r'<tr title="(.*?)"><th scope="row">(.*?)</th><td><i style="width:(.*?)%"></i><span>(.*?)<', page)
+    titles, names, widths, sizes = zip(*rows, strict=True)
+    assert titles == (f"{most}: 1\u2009MiB", f"{half}: 512\u2009KiB", "&lt;b&gt;: 1\u2009B")
+    assert all(len(name) == 44 for name in names[:2]) and names[2] == "&lt;b&gt;"
+    assert float(widths[0]) == 2 * float(widths[1]) == 80 and float(widths[2]) < 0.01
+    assert sizes == ("1\u2009MiB", "512\u2009KiB", "1\u2009B") and "Bytes by rank" not in page
 
 
 def test_a_cancelled_look_reads_no_further(tmp_path):

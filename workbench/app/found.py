@@ -13,7 +13,7 @@ from workbench.views import units
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FoundCheckpoints", "checkpoints"]
+__all__ = ["FoundCheckpoints", "checkpoints", "found_before"]
 
 
 class FoundCheckpoints(NamedTuple):
@@ -51,4 +51,13 @@ def checkpoints(jail: Jail) -> FoundCheckpoints:
     ]
     state = ["" if item.complete else safe(item.why or "incomplete") for item in found]
     frame = pd.DataFrame({"path": [safe(item.path) for item in found], "about": about, "state": state}, dtype="str")
-    return FoundCheckpoints(found, frame)
+    _last[str(jail.root)] = told = FoundCheckpoints(found, frame)
+    return told
+
+
+def found_before(jail: Jail) -> FoundCheckpoints | None:
+    """Return what the last search of this ROOT found, by any session: a page can show it until its own has ended."""
+    return _last.get(str(jail.root))
+
+
+_last: dict[str, FoundCheckpoints] = {}

@@ -6,7 +6,8 @@
     last step 52,000 · saved 12 min ago                 ●●●●●▲●●●●●●         ▲ finding         ◌ not checked yet
     The loss jumps at step 48,012 by 0.41, right after a resume
 
-Cards appear at once; a job then reads each run's logs and checks the structure of its steps, the last saved run first.
+Cards appear at once, with what other pages have read before. A job then reads each run's logs and checks the structure
+of its steps, the last saved run first.
 """
 
 from __future__ import annotations
@@ -88,8 +89,12 @@ class Home(pn.viewable.Viewer):
         self._known: dict[str, tuple[str, Run | None]] = {}
         self._page = Linked("", state.restore, SHEET)
         self._body = pn.Column(self._page, sizing_mode="stretch_width")
+        self._drawing = False  # a callback that will draw is on its way
         picker.job.param.watch(self._listed, "status")
-        self._listed()
+        if picker.job.status == "done":
+            self._listed()
+        else:
+            self._list()
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
@@ -99,16 +104,24 @@ class Home(pn.viewable.Viewer):
         self.job.reset()
 
     def _listed(self, *_: Any) -> None:
-        listing = self._picker.job.result
-        if self._picker.job.status != "done" or listing is None:
-            if not self._folders:
-                self._page.text = WELCOME.format(root=html(self._state.jail.name))
+        if self._picker.job.status == "done":
+            self._list()
+            if self._folders:
+                self.job.start(self._read)
+
+    def _list(self) -> None:
+        """Show the runs that were found, with what is known of them."""
+        listing = self._picker.listing
+        if listing is None:
+            self._page.text = WELCOME.format(root=html(self._state.jail.name))
             return
-        folders = grouped(listing.found)[0]
-        self._folders = sorted(folders, key=_order)
+        jail = self._state.jail
+        self._folders = sorted(grouped(listing.found)[0], key=_order)
+        for folder in self._folders[:OPENED]:
+            run = self._runs.known(jail, folder.path)
+            if run is not None:
+                self._known.setdefault(folder.path, (run_sentence(run), run))
         self._draw()
-        if self._folders:
-            self.job.start(self._read)
 
     def _read(self, progress: Progress) -> None:
         """Read runs one after the other; cards change as soon as something is known."""
@@ -129,20 +142,24 @@ class Home(pn.viewable.Viewer):
             for step in folder.steps[-newest:]:
                 told = steady(progress, at / len(self._folders))
                 self._runs.check(step, str(jail.resolve(step.path)), values=values, progress=told)
-            self._later(self._draw)
+            self._soon()
 
     def _tell(self, path: str, words: str, run: Run | None) -> None:
-        def told() -> None:
-            self._known[path] = words, run
-            self._draw()
+        self._known[path] = words, run
+        self._soon()
 
-        self._later(told)
+    def _soon(self) -> None:
+        """Draw on the page's thread, once for all that becomes known until then."""
+        if not self._drawing:
+            self._drawing = True
+            self._later(self._draw)
 
     def _draw(self) -> None:
+        self._drawing = False
         root = html(self._state.jail.name)
         if not self._folders:
             none = "<h2>No runs here</h2><p>A run is a folder with two steps or more.</p>"
-            listing = self._picker.job.result
+            listing = self._picker.listing
             found = [one for one in listing.found if one.complete] if listing is not None else []
             newest = max(found, key=lambda one: one.mtime, default=None)
             if newest is not None:

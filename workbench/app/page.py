@@ -69,7 +69,7 @@ class Workbench(pn.viewable.Viewer):
         self.run_page: RunPage | None = None
         self._trail = Linked("", state.restore, TRAIL)
         self._lazy = LazyTabs(state, MAKERS, SHOWN, schedule)
-        self.tabs, self.made = self._lazy.tabs, self._lazy.made
+        self.made = self._lazy.made
         self._left_over: Integrity | None = None
         self._body = pn.Column(sizing_mode="stretch_width")
         state.param.watch(self._draw, ["status", "notice", "run"], precedence=1)
@@ -77,6 +77,11 @@ class Workbench(pn.viewable.Viewer):
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
+
+    @property
+    def tabs(self) -> pmui.Tabs:
+        """The tabs of a checkpoint; made when they are first shown."""
+        return self._lazy.tabs
 
     def close(self) -> None:
         """Stop the jobs and release the checkpoint."""

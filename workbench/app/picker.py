@@ -8,7 +8,7 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.found import checkpoints
+from workbench.app.found import checkpoints, found_before
 from workbench.app.jobs import Job, Schedule
 from workbench.app.state import WorkbenchState
 from workbench.app.words import count
@@ -30,13 +30,17 @@ small { opacity: .85; } .bad { font-style: italic; }
 
 
 class Picker(pn.viewable.Viewer):
-    """Lists the checkpoints under ROOT, in a job; a click opens one."""
+    """Lists the checkpoints under ROOT, in a job; a click opens one.
+
+    Attributes:
+        listing: what was found; before the first search of a session has ended, what the process knows from the last.
+    """
 
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
         self._state = state
         self._later = schedule or (lambda callback: callback())
-        self._paths: list[str] = []
+        self.listing = found_before(state.jail)
         self.job = Job(schedule)
         self._words = style.pane("")
         self._refresh = pmui.Button(
@@ -44,7 +48,7 @@ class Picker(pn.viewable.Viewer):
         )
         self._narrow = pmui.TextInput(label="Find a checkpoint", size="small", sizing_mode="stretch_width")
         self.table = style.table(
-            None,
+            None,  # rows are sent to a table that is drawn
             {"path": ("Checkpoint", CELL, None)},
             page_size=PAGE,
             selectable=1,
@@ -71,24 +75,29 @@ class Picker(pn.viewable.Viewer):
         elif self.job.status == "running":
             self._words.object = '<p class="muted">Searching for checkpoints …</p>'
         elif self.job.result is not None:
-            self._paths, frame = self.job.result.paths, self.job.result.frame
+            self.listing = self.job.result
+            frame = self.listing.frame
             wanted = self._narrow.value_input.casefold()
             if wanted:
                 frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]
             self.table.param.update(value=frame, selection=[])
-            self._words.object = f'<p class="muted">{_number(len(self._paths))} under ROOT</p>'
+            self._words.object = f'<p class="muted">{_number(len(self.listing.found))} under ROOT</p>'
             self._later(self._mark)  # a selection sent together with its rows is lost
 
     def _clicked(self, event: Any) -> None:
         if event.row is not None:
             self._state.show(self._paths[int(self.table.value.index[event.row])])
 
+    @property
+    def _paths(self) -> list[str]:
+        return [] if self.listing is None else self.listing.paths
+
     def _mark(self, *_: Any) -> None:
-        frame = self.table.value
-        if frame is None or self._state.path not in self._paths:
+        frame, paths = self.table.value, self._paths
+        if frame is None or self._state.path not in paths:
             self.table.selection = []
             return
-        label = self._paths.index(self._state.path)
+        label = paths.index(self._state.path)
         if label not in frame.index:
             self.table.selection = []
             return

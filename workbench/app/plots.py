@@ -7,7 +7,7 @@ of the page's theme, light or dark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import holoviews as hv
@@ -17,49 +17,16 @@ from bokeh.models import SaveTool
 
 from workbench.analysis.heatmap import Heat
 from workbench.analysis.summary import Histogram, Summary
-from workbench.app.words import size
 from workbench.views.picture import OKABE_ITO
 
-__all__ = ["ODD", "ZERO", "bytes_bars", "heat_map", "histogram", "worst_points"]
+__all__ = ["ODD", "ZERO", "heat_map", "histogram", "worst_points"]
 
 ZERO = "#F0E442"  #: exactly zero
 ODD = "#CC79A7"  #: NaN and infinities
 CLIP = 99.9  #: percentile of the cells' magnitudes at which a signed colour scale is clipped
-NAME = 44  #: characters of a bar's name; longer names are cut in the middle
 
 hv.Store.set_current_backend("bokeh")
 _FRAME: dict[str, Any] = {"responsive": True, "toolbar": "above", "show_grid": False, "show_frame": False}
-
-
-def bytes_bars(rows: Sequence[tuple[str, int]], what: str) -> hv.Overlay:
-    """Draw horizontal bars, longest on top.
-
-    Args:
-        rows: name and bytes, in the order to show; names are shown as given.
-        what: what the bars represent, for the tooltip.
-    """
-    names = _distinct([_middle(name) for name, _ in rows])
-    unit, divisor = _unit(max((value for _, value in rows), default=0))
-    scaled = [value / divisor for _, value in rows]
-    texts = [size(value) for _, value in rows]
-    data = list(zip(names, scaled, [name for name, _ in rows], texts, strict=True))[::-1]
-    bars = hv.Bars(data, kdims=[what], vdims=[f"{unit}", "name", "bytes"]).opts(
-        invert_axes=True,
-        color=OKABE_ITO[0],
-        line_width=0,
-        height=12 + 26 * max(len(rows), 1),
-        xlabel="",
-        xaxis=None,
-        ylim=(0, max(scaled, default=1) * 1.25 or 1),
-        default_tools=[],
-        tools=["hover"],
-        hover_tooltips=[(what, "@name"), ("bytes", "@bytes")],
-        **{**_FRAME, "toolbar": None},
-    )
-    labels = hv.Labels([(name, value, f" {text}") for name, value, _, text in data], [what, unit], "text").opts(
-        text_align="left", text_baseline="middle", text_font_size="9pt", text_color="#888888", tools=[]
-    )
-    return bars * labels
 
 
 def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
@@ -160,27 +127,3 @@ def _saved_as(name: str) -> Callable[[Any, Any], None]:
                 tool.filename = name
 
     return hook
-
-
-def _unit(largest: int) -> tuple[str, int]:
-    """Return the binary unit of a byte axis, and its number of bytes."""
-    power = 0
-    while power < 4 and largest >= 1024 << (10 * power):
-        power += 1
-    return ("B", "KiB", "MiB", "GiB", "TiB")[power], 1 << (10 * power)
-
-
-def _middle(name: str) -> str:
-    if len(name) <= NAME:
-        return name
-    return f"{name[: NAME // 2]}…{name[-(NAME // 2 - 1) :]}"
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Make shortened names distinct again: bars of the same name would overlap."""
-    seen: dict[str, int] = {}
-    out = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return out

@@ -3,6 +3,8 @@
 ::
 
     Home, run page ──► runs.open(jail, path)          reads the logs again if a checkpoint or a log has changed
+                   ──► runs.known(jail, path)         the run as last read, without looking
+                   ──► runs.answer(run, question, …)  a diagnosis, the layers: computed once
                    ──► runs.health(found, place)      what is known of a step, without looking
                    ──► runs.check(found, place)       a verification, kept until the step's files change
 """
@@ -13,22 +15,26 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from workbench.analysis.health import StepHealth, check_step, unseen
 from workbench.analysis.run import Run, open_run
 from workbench.app.jail import Jail
 from workbench.core.remote.url import is_url
 from workbench.core.scan import Progress
-from workbench.errors import NotACheckpointError
+from workbench.errors import NotACheckpointError, OpenError
 from workbench.runs import Found, discover
 from workbench.runs.logs import ABOVE
 
 __all__ = ["RunCache", "shared_runs"]
 
 KEPT = 200  #: runs in memory
+ANSWERS = 8  #: of each run: the diagnoses last asked for, and its layers
 FAR = 60  #: seconds after which the logs of a run in a store are read again
 CHECKED = 20_000  #: steps whose health is in memory
+T = TypeVar("T")
 
 
 class RunCache:
@@ -38,6 +44,7 @@ class RunCache:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, tuple[Any, Run]] = OrderedDict()
         self._health: OrderedDict[tuple[str, int, float], StepHealth] = OrderedDict()
+        self._answers: WeakKeyDictionary[Run, OrderedDict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
     def open(self, jail: Jail, path: str) -> Run:
         """Open a run, or return the one that is open if neither its checkpoints nor its logs have changed.
@@ -57,6 +64,16 @@ class RunCache:
         self.keep_run(place, made)
         return made
 
+    def known(self, jail: Jail, path: str) -> Run | None:
+        """Return a run as it was last read, without looking at its files; ``None`` if it was not, or leaves ROOT."""
+        try:
+            place = str(jail.resolve(path))
+        except OpenError:
+            return None
+        with self._lock:
+            held = self._runs.get(place)
+        return None if held is None else held[1]
+
     def keep_run(self, place: str, made: Run) -> None:
         """Keep a run that was opened elsewhere, until its files change."""
         stamp = _stamp(place, made)
@@ -65,6 +82,20 @@ class RunCache:
             self._runs.move_to_end(place)
             while len(self._runs) > KEPT:
                 self._runs.popitem(last=False)
+
+    def answer(self, run: Run, question: tuple[Any, ...], ask: Callable[[], T]) -> T:
+        """Return what was computed of a run, by any page; a run whose files change is another one, and asked anew."""
+        with self._lock:
+            held = self._answers.setdefault(run, OrderedDict())
+            if question in held:
+                held.move_to_end(question)
+                return cast(T, held[question])
+        made = ask()
+        with self._lock:
+            held[question] = made
+            while len(held) > ANSWERS:
+                held.popitem(last=False)
+        return made
 
     def health(self, found: Found, place: str) -> StepHealth:
         """Return what is known of a step."""

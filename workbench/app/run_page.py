@@ -140,6 +140,8 @@ class RunPage(pn.viewable.Viewer):
             "Values over the steps", self._count, self._counted, verb="reading", schedule=schedule, long=True
         )
         self._key, self._places = "", list[tuple[int, str]]()
+        self._rows: pn.widgets.Tabulator | None = None  #: the table of the steps …
+        self._listed = ("", 0)  #: … of this run, which has so many
         self._head = Linked("", state.restore, SHEET)
         self._chips = Linked("", state.restore, SHEET)
         self._why = Linked("", state.restore, SHEET)
@@ -284,9 +286,10 @@ class RunPage(pn.viewable.Viewer):
 
     def _checked(self, event: Any) -> None:
         if event.new == "done" and self.reading is not None:
-            old = self.reading
-            self.reading = Reading(old.run, old.others, self._health(old.run), old.notes)
-            self._redraw()
+            old, health = self.reading, self._health(self.reading.run)
+            if health != old.health:
+                self.reading = Reading(old.run, old.others, health, old.notes)
+                self._redraw()
             if self._unmeasured and self._size() <= SMALL:
                 self._unmeasured = False
                 self.measuring.start()
@@ -316,7 +319,7 @@ class RunPage(pn.viewable.Viewer):
         if window is None and self._drawn is not None:
             self._whole = self._drawn.x_range.start, self._drawn.x_range.end
         self._curves[:] = [_pane(figure)] if figure.children else []
-        self._steps[:] = self._table()
+        self._list_steps()
 
     def _metric_names(self) -> list[str]:
         if self._state.metrics:
@@ -330,7 +333,7 @@ class RunPage(pn.viewable.Viewer):
 
     def _other_runs(self) -> str:
         """Return the other runs under ROOT as links that draw them over this one, or remove them."""
-        listing = None if self._picker is None else self._picker.job.result
+        listing = None if self._picker is None else self._picker.listing
         state = self._state
         folders = [] if listing is None else grouped(listing.found)[0]
         on = separated(state.versus)
@@ -422,7 +425,8 @@ class RunPage(pn.viewable.Viewer):
         assert self.reading is not None
         step = self._step()
         assert step is not None
-        return step, self.reading.run.diagnose(step, progress=progress)
+        run = self.reading.run
+        return step, self._runs.answer(run, ("diagnosis", step), lambda: run.diagnose(step, progress=progress))
 
     def _examined(self, result: tuple[int, Diagnosis]) -> None:
         step, found = result
@@ -454,13 +458,14 @@ class RunPage(pn.viewable.Viewer):
 
         assert self.reading is not None
         run = self.reading.run
-        return timeline([run.place_of(one) for one in run.saves()], by="tensor", progress=progress)
+        places = [run.place_of(one) for one in run.saves()]
+        return self._runs.answer(run, ("layers",), lambda: timeline(places, by="tensor", progress=progress))
 
     def _measured(self, frame: pd.DataFrame) -> None:
         self._layers = frame
         self._measure_it[:] = []
         self._draw_layers()
-        self._steps[:] = self._table()
+        self._list_steps()
 
     def _draw_layers(self, *_: Any) -> None:
         self._measures.value = self._measure_name()
@@ -525,24 +530,41 @@ class RunPage(pn.viewable.Viewer):
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def _table(self) -> list[Any]:
+    def _list_steps(self) -> None:
+        """Show a row for each checkpoint; a table that is there gets the new rows, and keeps its page and order."""
         reading = self.reading
         if reading is None or not reading.run.found:
-            return []
+            self._steps[:] = []
+            return
         frame = step_rows(reading, self._layers)
-        table = style.table(frame, COLUMNS, page_size=PAGE)
-        table.on_click(lambda event: self._open_step(reading.run.found[len(frame) - 1 - int(event.row)].path))
         name = os.path.basename(self._state.run) or "run"
-        return [
+        shown = name, len(frame)
+        if self._rows is not None and self._listed == shown and len(self._steps):
+            if not frame.equals(self._rows.value):
+                self._rows.value = frame
+            return
+        table = style.table(frame, COLUMNS, page_size=PAGE)
+        table.on_click(self._row_clicked)
+        self._listed, self._rows = shown, table
+        self._steps[:] = [
             style.pane(f"<h3>{units.plural(len(frame), 'checkpoint')}</h3>"),
             table,
             pn.FlexBox(
                 text_button(f"{name}-report.html", self._report, "report"),
-                csv_button(f"{name}-steps", lambda: frame, "steps CSV"),
-                csv_button(f"{name}-metrics", lambda: reading.run.metrics.reset_index(), "metrics CSV"),
+                csv_button(f"{name}-steps", lambda: table.value, "steps CSV"),
+                csv_button(f"{name}-metrics", self._metrics_frame, "metrics CSV"),
                 margin=(0, 5),
             ),
         ]
+
+    def _row_clicked(self, event: Any) -> None:
+        assert self.reading is not None
+        found = self.reading.run.found
+        self._open_step(found[len(found) - 1 - int(event.row)].path)
+
+    def _metrics_frame(self) -> pd.DataFrame:
+        assert self.reading is not None
+        return self.reading.run.metrics.reset_index()
 
     def _report(self) -> str:
         from workbench.views.run_html import run_page

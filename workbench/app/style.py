@@ -74,8 +74,8 @@ _TEMPLATES = {"text": _TEXT, "count": _COUNT, "bytes": _BYTES}
 
 def pane(text: str, **params: Any) -> pn.pane.HTML:
     """Return an HTML pane in the page's style; foreign text in it must be escaped."""
-    defaults = {"sizing_mode": "stretch_width", "margin": (0, 10)}
-    return pn.pane.HTML(text, stylesheets=[HTML], **{**defaults, **params})
+    defaults = {"sizing_mode": "stretch_width", "margin": (0, 10), "stylesheets": [HTML]}
+    return pn.pane.HTML(text, **{**defaults, **params})
 
 
 def message(text: str, kind: str = "info") -> str:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import panel as pn
@@ -49,17 +50,26 @@ class JobButton(pn.viewable.Viewer):
         self.job = Job(schedule, long=long)
         self._work, self._done, self._verb, self._ready = work, done, verb, ready or (lambda: "")
         self.button = pmui.Button(label=label, color="primary", on_click=lambda _: self.start())
-        self._cancel = pmui.Button(
-            label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.cancel()
-        )
-        self._bar = style.pane("")
-        self._said = style.pane("")
-        self._running = pn.Row(self._bar, self._cancel, sizing_mode="stretch_width", align="center")
         self._body = pn.Column(self.button, sizing_mode="stretch_width")
         self.job.param.watch(self._progressed, ["progress", "status"])
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
+
+    # Most buttons of a page are never pressed: the rest is made when it is needed.
+
+    @cached_property
+    def _bar(self) -> pn.pane.HTML:
+        return style.pane("")
+
+    @cached_property
+    def _said(self) -> pn.pane.HTML:
+        return style.pane("")
+
+    @cached_property
+    def _running(self) -> pn.Row:
+        cancel = pmui.Button(label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.cancel())
+        return pn.Row(self._bar, cancel, sizing_mode="stretch_width", align="center")
 
     def start(self) -> None:
         """Start, unless ``ready`` gives a reason not to; running work is superseded."""

@@ -10,17 +10,17 @@ import numpy as np
 import panel as pn
 import panel_material_ui as pmui
 
-from workbench.app import plots, style
+from workbench.app import style
 from workbench.app.glance import Glance, bytes_by_module, facts, module_of
 from workbench.app.jobs import Progress
 from workbench.app.save import csv_button
 from workbench.app.tabs.run import RunTab
 from workbench.app.tabs.tab import Tab
-from workbench.app.words import count, html, safe
+from workbench.app.words import count, html, safe, size
 from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
 from workbench.views.doctor_html import fact_words
-from workbench.views.names import shorten
+from workbench.views.names import shorten, shorten_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,11 +28,21 @@ if TYPE_CHECKING:
     from workbench.analysis.report import Report
     from workbench.doctor.facts.state import TrainingState
 
-__all__ = ["Overview", "bytes_by_module", "facts", "health", "module_of"]
+__all__ = ["Overview", "bytes_by_module", "charts", "facts", "health", "module_of"]
 
 BARS = 10  #: bars of one chart; the last one sums up the rest
+NAME = 44  #: characters of a bar's name; longer names are cut in the middle
+LONGEST = 0.8  #: share of a chart's width that the longest bar takes; its size stands behind it
 SHOWN = 12  #: names of objects that are listed
 AT_ONCE = 20_000  #: chunks up to which the structure is checked automatically
+SHEET = """
+.charts { display: grid; gap: 4px 24px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
+.charts table { width: 100%; margin: 12px 0; font-size: 12px; }
+.charts th { text-align: right; padding: 0 10px 0 4px; }
+.charts td { width: 100%; padding: 0; line-height: 24px; } .charts td span { opacity: .75; }
+.charts i { display: inline-block; height: 19px; margin-right: 4px; vertical-align: middle; background: #0072B2;
+  border-left: 1px solid #0072B2; }
+"""
 
 
 class Overview(Tab):
@@ -58,10 +68,10 @@ class Overview(Tab):
             self.body[:] = []
             return
         self._health[:], self._training.object = [self.work], ""
-        self.body[:] = self._parts(ckpt, lease.glance)
-        self.run.look()
         if ckpt.catalog.chunks <= AT_ONCE:
             self.work.start()
+        self.body[:] = self._parts(ckpt, lease.glance)
+        self.run.look()
 
     def close(self) -> None:
         self.work.reset()
@@ -83,18 +93,13 @@ class Overview(Tab):
     def _parts(self, ckpt: Checkpoint, seen: Glance) -> list[Any]:
         tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in seen.facts)
         head = f'<h2 class="name">{html(self.state.path)}</h2><div class="facts">{tiles}</div>'
-        charts = [
-            _chart("Bytes by role", seen.roles, "role"),
-            _chart("Bytes by dtype", seen.dtypes, "type"),
-        ]
         return [
             style.pane(head),
             style.pane("".join(style.message(text, "warning") for text in seen.oddities)),
             self._health,
             self._training,
             self.run,
-            style.two_columns(*charts),
-            _modules(seen),
+            style.pane(charts(seen), stylesheets=[style.HTML, SHEET]),
             csv_button(f"{self.state.path}-bytes", lambda: bytes_frame(seen), "bytes CSV"),
             _files(ckpt),
             _objects(ckpt),
@@ -135,18 +140,27 @@ def bytes_frame(seen: Glance) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["by", "name", "nbytes"])
 
 
-def _chart(title: str, rows: Sequence[tuple[str, int]], what: str) -> pn.Column:
+def charts(seen: Glance) -> str:
+    """Return the HTML of the bytes by role, dtype, module and, if any, rank, side by side where there is room."""
+    pairs = [
+        _chart("Bytes by role", seen.roles) + _chart("Bytes by dtype", seen.dtypes),
+        _chart("Bytes by module", seen.modules) + (_chart("Bytes by rank", seen.ranks) if seen.ranks else ""),
+    ]
+    return "".join(f'<div class="charts">{pair}</div>' for pair in pairs)
+
+
+def _chart(title: str, rows: Sequence[tuple[str, int]]) -> str:
     if len(rows) > BARS:
         rest = rows[BARS - 1 :]
         rows = [*rows[: BARS - 1], (f"{len(rest):,} others", sum(n for _, n in rest))]
-    shown = [(safe(name), n) for name, n in rows]
-    pane = pn.pane.HoloViews(plots.bytes_bars(shown, what), linked_axes=False, sizing_mode="stretch_width")
-    return pn.Column(style.pane(f"<h3>{escape(title)}</h3>"), pane, sizing_mode="stretch_width")
-
-
-def _modules(seen: Glance) -> pn.Column:
-    modules = _chart("Bytes by module", seen.modules, "module")
-    return style.two_columns(modules, _chart("Bytes by rank", seen.ranks, "rank")) if seen.ranks else modules
+    names = [safe(name) for name, _ in rows]
+    most = max((n for _, n in rows), default=0) or 1
+    bars = "".join(
+        f'<tr title="{escape(name)}: {size(n)}"><th scope="row">{escape(short)}</th>'
+        f'<td><i style="width:{100 * LONGEST * n / most:.2f}%"></i><span>{size(n)}</span></td></tr>'
+        for name, short, (_, n) in zip(names, shorten_all(names, [NAME] * len(rows)), rows, strict=True)
+    )
+    return f"<div><h3>{escape(title)}</h3><table>{bars}</table></div>"
 
 
 def _files(ckpt: Checkpoint) -> pn.Column:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import panel as pn
@@ -31,21 +33,18 @@ class RunTab(pn.viewable.Viewer):
         self._state = state
         self.steps: list[Found] = []
         self.work = JobButton("Find other steps", self._find, self._done, verb="searching", schedule=schedule)
-        self._turn = [
-            pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=self._turner(by))
-            for label, by in (("Earlier step", -1), ("Later step", 1))
-        ]
-        self._page = pmui.Button(
-            label="Curves and layers of the run",
-            variant="outlined",
-            color="primary",
-            size="small",
-            on_click=self._whole,
-        )
         self._body = pn.Column(sizing_mode="stretch_width")
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
+
+    @cached_property
+    def _turn(self) -> list[pmui.Button]:
+        return [_button("Earlier step", self._turner(-1)), _button("Later step", self._turner(1))]
+
+    @cached_property
+    def _page(self) -> pmui.Button:
+        return _button("Curves and layers of the run", self._whole)
 
     def look(self) -> None:
         """Find the neighbours of the open checkpoint."""
@@ -101,6 +100,10 @@ def siblings(jail: Jail, path: str) -> list[Found]:
             fields = {field: getattr(one, field) for field in ("format", "step", "nbytes", "mtime", "complete", "why")}
             found.append(Found(path=posixpath.join(folder, one.path), **fields))
     return sorted(found, key=lambda one: (one.step or 0, one.path))
+
+
+def _button(label: str, pressed: Callable[[Any], None]) -> pmui.Button:
+    return pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=pressed)
 
 
 def _here(state: WorkbenchState) -> str:

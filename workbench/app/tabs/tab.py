@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -143,7 +144,7 @@ class LazyTabs:
     """The tabs of a page or of a notebook's cell; one costs nothing before it is first shown.
 
     Attributes:
-        tabs: the row of tabs.
+        tabs: the row of tabs, made when it is first asked for.
         made: those shown so far, by name.
 
     Args:
@@ -159,18 +160,26 @@ class LazyTabs:
     ) -> None:
         self._state, self._makers, self._names, self._schedule = state, makers, tuple(names), schedule
         self.made: dict[str, Any] = {}
-        self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in names}
-        self.tabs = pmui.Tabs(
-            *((makers[name][0], frame) for name, frame in self._frames.items()),
-            active=self._names.index(state.tab),
-            sizing_mode="stretch_width",
-        )
-        self.tabs.param.watch(lambda event: state.param.update(tab=self._names[event.new]), "active")
+        self._frames: dict[str, pn.Column] = {}
         state.param.watch(self._make, ["tab", "status"])
         # What shows a tab runs after all that fills it (``precedence``): a React component (Panel 1.9.4,
         # ``models/react_component.ts``) loses what changes between its first rendering and its effects.
         state.param.watch(self._switch, "tab", precedence=1)
         self._make()
+
+    @cached_property
+    def tabs(self) -> pmui.Tabs:
+        self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in self._names}
+        tabs = pmui.Tabs(sizing_mode="stretch_width")
+        # Given as pairs (panel-material-ui 0.16.6, ``layout/base.py``), each title would have an empty pane, too, whose
+        # type is searched for among all, with an import of matplotlib.
+        tabs.param.update(
+            objects=list(self._frames.values()),
+            _names=[self._makers[name][0] for name in self._names],
+            active=self._names.index(self._state.tab),
+        )
+        tabs.param.watch(lambda event: self._state.param.update(tab=self._names[event.new]), "active")
+        return tabs
 
     def close(self) -> None:
         """Stop the jobs of all tabs, even if one fails to."""
@@ -180,11 +189,12 @@ class LazyTabs:
 
     def _make(self, *_: Any) -> None:
         name = self._state.tab
-        if name in self._frames and name not in self.made and self._state.status == "open":
+        if name in self._names and name not in self.made and self._state.status == "open":
             module, kind = self._makers[name][1:]
             self.made[name] = getattr(import_module(module), kind)(self._state, self._schedule)
+            _ = self.tabs  # makes the frames
             self._frames[name][:] = [self.made[name]]
 
     def _switch(self, *_: Any) -> None:
-        if self._state.tab in self._frames:
+        if self._state.tab in self._frames:  # empty until the tabs are first shown, which begin with the state's
             self.tabs.active = self._names.index(self._state.tab)
