@@ -26,8 +26,8 @@ class Codec:
         compressed: the item is one compressed stream: gzip or zlib, or bare deflate, if its name says so; else zstd.
         within: codec of the stream that begins at ``inner`` in the decoded item and ends by itself; its payload is the
             chunk's.
-        filters: HDF5's, in the order in which they were applied to a chunk: shuffle (the first bytes of all elements, then
-            the second …), gzip, fletcher32 (a checksum that follows).
+        filters: HDF5's, in the order in which they were applied to a chunk: shuffle (the first bytes of all elements,
+            then the second …), gzip, fletcher32 (a checksum that follows).
         text: the item is text, one character a byte.
         varint: the item is a varint of each element, whose low bits it is (protobuf).
         big: elements are big endian.
@@ -105,7 +105,9 @@ TABLE = (
     ),
 )
 CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
-RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE) - len(_FILTERED))
+RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(
+    len(TABLE) - len(_FILTERED)
+)
 RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED, ZSTD_ZSTD, ZSTD_GZIP, DEFLATE, DEFLATE_BE, VARINT = _TURNED
 
 

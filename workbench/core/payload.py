@@ -385,9 +385,7 @@ def inflate(data: Array | memoryview, limit: int, *, what: str, raw: bool = Fals
     return np.frombuffer(out, np.uint8)
 
 
-def unfilter(
-    data: Array | memoryview, limit: int, *, filters: tuple[str, ...], size: int, what: str
-) -> Array:
+def unfilter(data: Array | memoryview, limit: int, *, filters: tuple[str, ...], size: int, what: str) -> Array:
     """Undo HDF5's filters, the last one first; ``size`` is an element's bytes.
 
     Raises:

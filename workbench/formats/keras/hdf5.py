@@ -4,14 +4,14 @@
 
     superblock    89 "HDF" 0d 0a 1a 0a │ version 0 – 3 │ bytes of an address, of a length │ end │ root
     object        header, version 1 or 2 ("OHDR", "OCHK"): messages, in one or more blocks
-      group       symbol table ► "TREE" ► "SNOD": names in a "HEAP"      │ link messages
+      group       symbol table ► "TREE" ► "SNOD": names in a "HEAP" │ link messages, in the header or in a fractal heap
       data set    data space (shape) │ data type │ layout │ filters │ attributes
     layout        compact: in the message │ contiguous: one range │ chunked: an index of ranges
-      index       "TREE" type 1 │ one chunk │ implicit │ fixed array "FAHD", "FADB"
+      index       "TREE" type 1 │ one chunk │ implicit │ fixed array "FAHD", "FADB" │ B-tree of version 2
 
 The parser is bounded: every range is checked against the file, every header and node of an index is read once, and
-links to other files, soft links and cycles are not followed. What is not supported (links and attributes in fractal
-heaps, other indices, virtual data sets, external storage) raises or is noted with the object and the byte.
+links to other files, soft links and cycles are not followed. What is not supported (other indices and filters, virtual
+data sets, external storage) raises or is noted with the object and the byte.
 
 Sources: HDF5 File Format Specification 1.0 – 4.0; hdf5 2.0 ``H5checksum.c``, ``H5Dfarray.c``, ``H5FAdblock.c``.
 """
@@ -31,6 +31,8 @@ from workbench.core.arrays import Array
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
+from workbench.formats.keras.dense import read_records, read_stored
+from workbench.formats.keras.structures import Fields, Structures
 
 __all__ = ["MAGIC", "DataSet", "Element", "Group", "Hdf5"]
 
@@ -43,7 +45,6 @@ NAMES_LIMIT = 64 << 20  #: bytes of the paths of all objects
 NOTED = 8  #: notes that are kept
 TEXT_LIMIT = 64 << 20  #: bytes of all attributes
 MOST_CHUNKS = 1 << 26
-NODE_LIMIT = 16 << 20  #: bytes of a node, a heap of names, or a page of an index
 #: Filters by number, by the names that codecs have.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
@@ -120,64 +121,7 @@ class DataSet(Group):
     filters: tuple[str, ...] = ()
 
 
-class _Fields:
-    """Bytes of the file, read in order."""
-
-    __slots__ = ("at", "begin", "data", "what")
-
-    def __init__(self, data: bytes, begin: int, what: str) -> None:
-        self.data, self.begin, self.what, self.at = data, begin, what, 0
-
-    def take(self, count: int) -> bytes:
-        if count < 0 or count > len(self.data) - self.at:
-            raise CorruptError(
-                f"{self.what}, byte {self.begin + self.at:,}: a field of {count:,} bytes extends beyond the "
-                f"{len(self.data):,} bytes that hold it; the file is damaged"
-            )
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def uint(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "little")
-
-    def pad(self, to: int = 8) -> None:
-        self.take(min(-self.at % to, len(self.data) - self.at))
-
-    @property
-    def left(self) -> int:
-        return len(self.data) - self.at
-
-
-def lookup3(data: bytes) -> int:
-    """Return Jenkins' lookup3 hash of bytes, the checksum of HDF5's metadata."""
-
-    def rot(value: int, bits: int) -> int:
-        return (value << bits | value >> (32 - bits)) & 0xFFFFFFFF
-
-    a = b = c = (0xDEADBEEF + len(data)) & 0xFFFFFFFF
-    at = 0
-    while len(data) - at > 12:
-        a = (a + int.from_bytes(data[at : at + 4], "little")) & 0xFFFFFFFF
-        b = (b + int.from_bytes(data[at + 4 : at + 8], "little")) & 0xFFFFFFFF
-        c = (c + int.from_bytes(data[at + 8 : at + 12], "little")) & 0xFFFFFFFF
-        for bits in (4, 6, 8, 16, 19, 4):
-            a = ((a - c) & 0xFFFFFFFF) ^ rot(c, bits)
-            c = (c + b) & 0xFFFFFFFF
-            a, b, c = b, c, a
-        at += 12
-    if at == len(data):
-        return c
-    rest = data[at:].ljust(12, b"\0")
-    a = (a + int.from_bytes(rest[:4], "little")) & 0xFFFFFFFF
-    b = (b + int.from_bytes(rest[4:8], "little")) & 0xFFFFFFFF
-    c = (c + int.from_bytes(rest[8:], "little")) & 0xFFFFFFFF
-    for bits in (14, 11, 25, 16, 4, 14, 24):
-        c = ((c ^ b) - rot(b, bits)) & 0xFFFFFFFF
-        a, b, c = b, c, a
-    return b
-
-
-class Hdf5:
+class Hdf5(Structures):
     """An open file.
 
     Args:
@@ -196,74 +140,15 @@ class Hdf5:
     """
 
     def __init__(self, view: LazyBytes, name: str, origin: int = 0) -> None:
-        self.view, self.name, self.origin = view, name, origin
-        self.base, self.wide, self.long = 0, 8, 8
+        super().__init__(view, name, origin)
         self.notes: list[str] = []
         self.left_out = 0
-        self._seen: set[tuple[str, int]] = set()
         self._left, self._letters, self._text = OBJECTS, NAMES_LIMIT, TEXT_LIMIT
         self._heaps: dict[int, dict[int, bytes]] = {}
         self._paths: dict[int, str] = {}
         self._sharing = 0
         self.end = 0
         self._root = self._superblock()
-
-    # ---- bytes -------------------------------------------------------------------------------------------------------
-
-    def what(self, path: str = "") -> str:
-        """Name the file, and an object in it, for messages."""
-        return f"{self.name!r}: {path!r}" if path else repr(self.name)
-
-    def _read(self, address: int, count: int, what: str) -> _Fields:
-        """Bytes from an address on."""
-        at = self.base + address
-        if count > NODE_LIMIT:
-            raise UnsafeError(f"{what}, byte {self.origin + at:,}: {count:,} bytes of metadata, over the limit; refused")
-        if at + count > len(self.view):
-            raise TruncatedError(
-                f"{what}: bytes {self.origin + at:,} to {self.origin + at + count:,} are needed and the file ends at "
-                f"{self.origin + len(self.view):,}; it is truncated, or an address in it is wrong"
-            )
-        return _Fields(bytes(self.view[at : at + count]), self.origin + at, what)
-
-    def _marked(self, address: int, count: int, mark: bytes, what: str) -> _Fields:
-        """A structure that begins with four letters; each is read once."""
-        if (mark.decode(), address) in self._seen:
-            raise CorruptError(
-                f"{what}: the {mark.decode()} at byte {self.origin + self.base + address:,} is referred to twice; the "
-                "file is damaged"
-            )
-        self._seen.add((mark.decode(), address))
-        found = self._read(address, count, what)
-        if found.take(4) != mark:
-            raise CorruptError(
-                f"{what}, byte {found.begin:,}: {found.data[:4]!r} where {mark!r} is needed; the file is damaged"
-            )
-        return found
-
-    def _summed(self, data: bytes, begin: int, what: str) -> bytes:
-        """Bytes without the checksum that ends them."""
-        stored, found = int.from_bytes(data[-4:], "little"), lookup3(data[:-4])
-        if stored != found:
-            raise CorruptError(
-                f"{what}: the checksum of bytes {begin:,} to {begin + len(data) - 4:,} is {found:#010x}, stored is "
-                f"{stored:#010x}; the file is damaged"
-            )
-        return data[:-4]
-
-    def _address(self, fields: _Fields) -> int | None:
-        """An address, or ``None`` for the one that means none."""
-        found = fields.uint(self.wide)
-        return None if found == (1 << 8 * self.wide) - 1 else found
-
-    def _version(self, fields: _Fields, known: tuple[int, ...], part: str) -> int:
-        found = fields.uint(1)
-        if found not in known:
-            raise UnsupportedFormatError(
-                f"{fields.what}, byte {fields.begin + fields.at - 1:,}: version {found} of {part} is not known; "
-                f"{known[0]} to {known[-1]} are"
-            )
-        return found
 
     def note(self, text: str) -> None:
         """Remember what was left out; the first :data:`NOTED` of all are kept, and how many more there were."""
@@ -274,10 +159,10 @@ class Hdf5:
     def _superblock(self) -> int:
         """The address of the root's header."""
         what = self.what()
-        fields = self._read(0, min(128, len(self.view)), what)
+        fields = self.read(0, min(128, len(self.view)), what)
         if fields.take(8) != MAGIC:
             raise CorruptError(f"{what} does not begin with HDF5's {MAGIC!r}; the file is damaged")
-        version = self._version(fields, (0, 1, 2, 3), "the superblock")
+        version = self.version(fields, (0, 1, 2, 3), "the superblock")
         if version < 2:
             fields.take(4)
         self.wide, self.long = fields.uint(1), fields.uint(1)
@@ -296,7 +181,7 @@ class Hdf5:
             fields.take(2 * self.wide)
         root = fields.uint(self.wide)
         if version >= 2:
-            self._summed(fields.data[: fields.at + 4], fields.begin, what)
+            self.summed(fields.data[: fields.at + 4], fields.begin, what)
         if self.base:
             raise UnsupportedFormatError(f"{what} begins with a user block of {self.base:,} bytes, which is not read")
         if end > len(self.view):
@@ -317,7 +202,9 @@ class Hdf5:
             self._left -= 1
             self._letters -= len(path)
             if self._left < 0 or self._letters < 0:
-                raise UnsafeError(f"{self.what()} has more than {OBJECTS:,} objects, or names of too many bytes; refused")
+                raise UnsafeError(
+                    f"{self.what()} has more than {OBJECTS:,} objects, or names of too many bytes; refused"
+                )
             what = self.what(path)
             if address in self._paths:
                 self.note(f"{path!r} is another name of {self._paths[address] or '/'!r} and is left out")
@@ -339,10 +226,10 @@ class Hdf5:
                 raise CorruptError(f"{what}, byte {at:,}: neither a group nor a data set; the file is damaged")
 
     def _header(self, address: int, what: str) -> list[Message]:
-        first = self._read(address, min(16, max(len(self.view) - self.base - address, 4)), what)
+        first = self.read(address, min(16, max(len(self.view) - self.base - address, 4)), what)
         if first.data[:4] == b"OHDR":
             return self._second(address, what)
-        self._version(first, (1,), "an object's header")
+        self.version(first, (1,), "an object's header")
         first.take(1)
         count = first.uint(2)
         first.take(4)
@@ -356,7 +243,7 @@ class Hdf5:
                     "referred to twice, or too long; the file is damaged"
                 )
             seen.add(begin)
-            block = self._read(begin, length, what)
+            block = self.read(begin, length, what)
             while block.left >= 8 and count > 0:
                 kind, size, flags = block.uint(2), block.uint(2), block.uint(1)
                 block.take(3)
@@ -368,9 +255,9 @@ class Hdf5:
         return self._resolved(found, what)
 
     def _second(self, address: int, what: str) -> list[Message]:
-        head = self._read(address, min(40, len(self.view) - self.base - address), what)
+        head = self.read(address, min(40, len(self.view) - self.base - address), what)
         head.take(4)
-        self._version(head, (2,), "an object's header")
+        self.version(head, (2,), "an object's header")
         flags = head.uint(1)
         head.take(16 * bool(flags & 0x20) + 4 * bool(flags & 0x10))
         length = head.uint(1 << (flags & 3))
@@ -384,8 +271,8 @@ class Hdf5:
                     "referred to twice, or too long; the file is damaged"
                 )
             seen.add(begin)
-            whole = self._read(begin, size, what)
-            block = _Fields(self._summed(whole.data, whole.begin, what), whole.begin, what)
+            whole = self.read(begin, size, what)
+            block = Fields(self.summed(whole.data, whole.begin, what), whole.begin, what)
             if block.take(skipped)[:4] not in (b"OHDR", b"OCHK"):
                 raise CorruptError(f"{what}, byte {block.begin:,}: not a block of a header; the file is damaged")
             prefix = 4 + 2 * bool(flags & 4)
@@ -400,7 +287,7 @@ class Hdf5:
         return self._resolved(found, what)
 
     def _continued(self, message: Message, what: str) -> tuple[int, int]:
-        fields = _Fields(message.data, message.at, what)
+        fields = Fields(message.data, message.at, what)
         return fields.uint(self.wide), fields.uint(self.long)
 
     def _resolved(self, messages: list[Message], what: str) -> list[Message]:
@@ -409,7 +296,7 @@ class Hdf5:
         for message in messages:
             if message.kind > _KNOWN and message.flags & 0x80:
                 raise UnsupportedFormatError(
-                    f"{what}, byte {message.at:,}: a message of type {message.kind} must be understood, and is not known"
+                    f"{what}, byte {message.at:,}: a message of type {message.kind} is not known and must be"
                 )
             if message.flags & 2 and message.kind in (_SPACE, _TYPE, _PIPELINE, _ATTRIBUTE):
                 message = self._shared(message, what)
@@ -418,8 +305,8 @@ class Hdf5:
 
     def _shared(self, message: Message, what: str) -> Message:
         """The message that another object's header holds (a committed data type)."""
-        fields = _Fields(message.data, message.at, what)
-        version, where = self._version(fields, (1, 2, 3), "a shared message"), fields.uint(1)
+        fields = Fields(message.data, message.at, what)
+        version, where = self.version(fields, (1, 2, 3), "a shared message"), fields.uint(1)
         if version == 3 and where == 1:
             raise UnsupportedFormatError(
                 f"{what}, byte {message.at:,}: a message is shared in a heap, which is not read"
@@ -457,7 +344,7 @@ class Hdf5:
             members[text] = address
 
         for message in messages:
-            fields = _Fields(message.data, message.at, what)
+            fields = Fields(message.data, message.at, what)
             if message.kind == _SYMBOLS:
                 tree, heap = fields.uint(self.wide), fields.uint(self.wide)
                 for name, address, at in self._symbol_table(tree, self._local_heap(heap, what), what):
@@ -466,18 +353,27 @@ class Hdf5:
                 if (link := self._link(fields)) is not None:
                     add(*link, message.at)
             elif message.kind == _LINKS:
-                self._version(fields, (0,), "a group's links")
+                self.version(fields, (0,), "a group's links")
                 fields.take(8 * (fields.uint(1) & 1))
-                if self._address(fields) is not None:
-                    raise UnsupportedFormatError(
-                        f"{what}, byte {message.at:,}: the group keeps its members in a fractal heap, which is not "
-                        "read; write the file with h5py's default libver"
-                    )
+                for stored in self._dense(fields, 4):
+                    if (link := self._link(stored)) is not None:
+                        add(*link, stored.begin)
         return members
 
-    def _link(self, fields: _Fields) -> tuple[bytes, int] | None:
+    def _dense(self, fields: Fields, skipped: int) -> Iterator[Fields]:
+        """Yield the links or attributes that a heap and an index of their names hold, if there is one.
+
+        ``skipped``: bytes of a record of the index before the object's id in the heap; 0 if it comes first.
+        """
+        heap, index = self.address(fields), self.address(fields)
+        if heap is not None and index is not None:
+            yield from read_stored(
+                self, heap, [row[skipped:] for row in read_records(self, index, fields.what)], fields.what
+            )
+
+    def _link(self, fields: Fields) -> tuple[bytes, int] | None:
         """Name and address of a hard link; others are noted."""
-        self._version(fields, (1,), "a link")
+        self.version(fields, (1,), "a link")
         flags = fields.uint(1)
         kind = fields.uint(1) if flags & 8 else 0
         fields.take(8 * bool(flags & 4) + bool(flags & 16))
@@ -490,55 +386,52 @@ class Hdf5:
     def _not_followed(self, name: bytes, what: str, at: int) -> None:
         self.note(f"{what}, byte {at:,}: {name[:80]!r} is a soft or external link, which is not followed")
 
-    def _local_heap(self, address: int, what: str) -> _Fields:
+    def _local_heap(self, address: int, what: str) -> Fields:
         """The names of a group."""
-        fields = self._marked(address, 8 + 2 * self.long + self.wide, b"HEAP", what)
-        self._version(fields, (0,), "a heap of names")
+        fields = self.marked(address, 8 + 2 * self.long + self.wide, b"HEAP", what)
+        self.version(fields, (0,), "a heap of names")
         fields.take(3)
         size = fields.uint(self.long)
         fields.take(self.long)
-        return self._read(fields.uint(self.wide), size, what)
+        return self.read(fields.uint(self.wide), size, what)
 
-    def _symbol_table(self, tree: int, heap: _Fields, what: str) -> Iterator[tuple[bytes, int, int]]:
+    def _symbol_table(self, tree: int, heap: Fields, what: str) -> Iterator[tuple[bytes, int, int]]:
         """Yield name, address and byte of each member of a group of version 1."""
-        for node in self._leaves(tree, 0, self.long, what):
-            head = self._marked(node, 8, b"SNOD", what)
-            self._version(head, (1,), "a symbol table's node")
+        for _, node in self._tree(tree, 0, self.long, what):
+            head = self.marked(node, 8, b"SNOD", what)
+            self.version(head, (1,), "a symbol table's node")
             head.take(1)
             size = 2 * self.wide + 24
-            rows = self._read(node + 8, head.uint(2) * size, what)
+            rows = self.read(node + 8, head.uint(2) * size, what)
             while rows.left:
                 at = rows.begin + rows.at
                 offset, address, kind = rows.uint(self.wide), rows.uint(self.wide), rows.uint(4)
                 rows.take(20)
                 end = heap.data.find(b"\0", offset, offset + NAME_LIMIT)
                 if end < 0:
-                    raise CorruptError(f"{what}, byte {at:,}: a name at byte {offset:,} of a heap of {len(heap.data):,} "
-                                       "does not end; the file is damaged")  # fmt: skip
+                    raise CorruptError(
+                        f"{what}, byte {at:,}: a name at byte {offset:,} of a heap of {len(heap.data):,} does not end; "
+                        "the file is damaged"
+                    )
                 name = heap.data[offset:end]
                 if kind == 2:
                     self._not_followed(name, what, at)
                 else:
                     yield name, address, at
 
-    def _leaves(self, root: int, kind: int, key: int, what: str) -> Iterator[int]:
-        """Yield what the leaves of a B-tree of version 1 refer to, in order; ``key`` in bytes."""
-        for row, address in self._tree(root, kind, key, what):
-            yield address
-
     def _tree(self, root: int, kind: int, key: int, what: str) -> Iterator[tuple[bytes, int]]:
-        """Yield the keys and addresses of the leaves of a B-tree of version 1, in order."""
+        """Yield the keys (of ``key`` bytes) and addresses of the leaves of a B-tree of version 1, in order."""
         waiting: list[tuple[int, int | None]] = [(root, None)]
         while waiting:
             address, expected = waiting.pop()
-            head = self._marked(address, 8 + 2 * self.wide, b"TREE", what)
+            head = self.marked(address, 8 + 2 * self.wide, b"TREE", what)
             found, level, count = head.uint(1), head.uint(1), head.uint(2)
             if found != kind or (expected is not None and level != expected):
                 raise CorruptError(
                     f"{what}, byte {head.begin:,}: a node of type {found} and level {level} where {kind} and "
                     f"{expected or 0} are needed; the file is damaged"
                 )
-            rows = self._read(address + len(head.data), count * (key + self.wide) + key, what)
+            rows = self.read(address + len(head.data), count * (key + self.wide) + key, what)
             children = [(rows.take(key), rows.uint(self.wide)) for _ in range(count)]
             if level:
                 waiting += [(child, level - 1) for _, child in reversed(children)]
@@ -551,12 +444,17 @@ class Hdf5:
         what = self.what(path)
         by_kind: dict[int, Message] = {}
         for message in messages:
-            if message.kind in (_SPACE, _TYPE, _LAYOUT, _PIPELINE) and by_kind.setdefault(message.kind, message) != message:
-                raise CorruptError(f"{what}, byte {message.at:,}: a second message of type {message.kind}; it is damaged")
+            if (
+                message.kind in (_SPACE, _TYPE, _LAYOUT, _PIPELINE)
+                and by_kind.setdefault(message.kind, message) != message
+            ):
+                raise CorruptError(
+                    f"{what}, byte {message.at:,}: a second message of type {message.kind}; it is damaged"
+                )
         if not {_SPACE, _TYPE} <= set(by_kind):
             raise CorruptError(f"{what}, byte {at:,}: a data set without a shape or a type; the file is damaged")
-        shape, most = self._space(_Fields(by_kind[_SPACE].data, by_kind[_SPACE].at, what))
-        element = self._element(_Fields(by_kind[_TYPE].data, by_kind[_TYPE].at, what))
+        shape, most = self._space(Fields(by_kind[_SPACE].data, by_kind[_SPACE].at, what))
+        element = self._element(Fields(by_kind[_TYPE].data, by_kind[_TYPE].at, what))
         found = DataSet(path, at, messages, element, shape)
         if any(message.kind == _EXTERNAL for message in messages):
             found.why = f"has its elements in another file (byte {at:,})"
@@ -566,7 +464,7 @@ class Hdf5:
             found.why = "has no elements (a null data space)"
         if found.why or shape is None:
             return found
-        layout = _Fields(by_kind[_LAYOUT].data, by_kind[_LAYOUT].at, what)
+        layout = Fields(by_kind[_LAYOUT].data, by_kind[_LAYOUT].at, what)
         version = layout.uint(1)
         if version not in (3, 4, 5):
             found.why = f"has a layout of version {version} (byte {layout.begin:,})"
@@ -578,7 +476,7 @@ class Hdf5:
             found.start = layout.begin + layout.at
             found.stop = found.start + len(layout.take(size))
         elif kind == 1:
-            address, size = self._address(layout), layout.uint(self.long)
+            address, size = self.address(layout), layout.uint(self.long)
             if address is not None and size:
                 found.start = self.origin + self.base + address
                 found.stop = found.start + size
@@ -595,11 +493,16 @@ class Hdf5:
                 f"{what}, byte {layout.begin:,}: {found.stop - found.start:,} bytes are stored for {shape} of "
                 f"{element.size} bytes each, {nbytes:,}; the file is damaged"
             )
+        if found.stop > self.origin + len(self.view):
+            raise TruncatedError(
+                f"{what}: its elements are bytes {found.start:,} to {found.stop:,}, and the file ends at byte "
+                f"{self.origin + len(self.view):,}; it is truncated, or an address in it is wrong"
+            )
         return found
 
-    def _space(self, fields: _Fields) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    def _space(self, fields: Fields) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
         """Shape of a data space and the largest it may have; ``None`` for one without elements."""
-        version = self._version(fields, (1, 2), "a data space")
+        version = self.version(fields, (1, 2), "a data space")
         axes, flags = fields.uint(1), fields.uint(1)
         kind = fields.uint(1)
         if version == 1:
@@ -610,7 +513,7 @@ class Hdf5:
             raise CorruptError(f"{fields.what}, byte {fields.begin:,}: the impossible shape {shape[:8]}; it is damaged")
         return (None if version == 2 and kind == 2 else shape), most
 
-    def _element(self, fields: _Fields, depth: int = 2) -> Element:
+    def _element(self, fields: Fields, depth: int = 2) -> Element:
         """A data type."""
         first = fields.uint(1)
         bits, size = fields.uint(3), fields.uint(4)
@@ -644,7 +547,7 @@ class Hdf5:
                  10: "arrays"}  # fmt: skip
         return Element("", size, why=f"has elements of {size} bytes that are {names.get(kind, f'of class {kind}')}")
 
-    def _enumeration(self, fields: _Fields, count: int, size: int, version: int, depth: int) -> Element:
+    def _enumeration(self, fields: Fields, count: int, size: int, version: int, depth: int) -> Element:
         """h5py's booleans, or the integers that an enumeration is stored as."""
         base = self._element(fields, depth - 1)
         names = []
@@ -658,7 +561,7 @@ class Hdf5:
             return Element("bool", 1)
         return base
 
-    def _complex(self, fields: _Fields, count: int, size: int, kind: int, version: int, depth: int) -> Element:
+    def _complex(self, fields: Fields, count: int, size: int, kind: int, version: int, depth: int) -> Element:
         """A complex number: HDF5 2.0's own class, or h5py's compound of ``r`` and ``i``."""
         other = Element("", size, why=f"has elements of {size} bytes that are compounds")
         parts: list[Element] = []
@@ -684,8 +587,8 @@ class Hdf5:
         """Read the filters of a data set; returns how many there are."""
         if message is None:
             return 0
-        fields = _Fields(message.data, message.at, what)
-        version, count = self._version(fields, (1, 2), "a filter pipeline"), fields.uint(1)
+        fields = Fields(message.data, message.at, what)
+        version, count = self.version(fields, (1, 2), "a filter pipeline"), fields.uint(1)
         if version == 1:
             fields.take(6)
         names = []
@@ -701,21 +604,21 @@ class Hdf5:
             names.append(FILTERS.get(number, OTHERS.get(number, f"filter {number}")))
             if names[-1] == "shuffle" and given[:1] != [found.element.size]:
                 names[-1] = "shuffle of another size"
-        found.filters = tuple(names)
+        found.filters, listed = tuple(names), ", ".join(names)
         if codecs.filtered(found.filters, False) is None:
-            found.why = f"is stored through filters that cannot be undone here: {', '.join(names)} (byte {message.at:,})"
+            found.why = f"is stored through filters that cannot be undone here: {listed} (byte {message.at:,})"
         return len(names)
 
     # ---- chunks ------------------------------------------------------------------------------------------------------
 
-    def _chunked(self, layout: _Fields, version: int, found: DataSet, most: tuple[int, ...], filters: int) -> None:
+    def _chunked(self, layout: Fields, version: int, found: DataSet, most: tuple[int, ...], filters: int) -> None:
         """Read the index of a data set in chunks."""
         what, shape = layout.what, found.shape or ()
         address: int | None = None
         flags, kind = 0, 0
         if version == 3:
             axes = layout.uint(1)
-            address = self._address(layout)
+            address = self.address(layout)
             sizes = tuple(layout.uint(4) for _ in range(axes))
         else:
             flags, axes = layout.uint(1), layout.uint(1)
@@ -724,7 +627,13 @@ class Hdf5:
             kind = layout.uint(1)
         chunk = found.chunk = sizes[:-1]
         nbytes = prod(chunk) * found.element.size
-        if not shape or len(chunk) != len(shape) or sizes[-1:] != (found.element.size,) or 0 in chunk or nbytes >= 1 << 40:
+        if (
+            not shape
+            or len(chunk) != len(shape)
+            or sizes[-1:] != (found.element.size,)
+            or 0 in chunk
+            or nbytes >= 1 << 40
+        ):
             raise CorruptError(
                 f"{what}, byte {layout.begin:,}: chunks of {sizes} for {shape} of {found.element.size} bytes each; the "
                 "file is damaged"
@@ -745,11 +654,11 @@ class Hdf5:
             grid = tuple(-(-n // size) for n, size in zip(ends, chunk, strict=True))
             if kind == 1:
                 size, mask = (layout.uint(self.long), layout.uint(4)) if flags & 2 else (nbytes, 0)
-                address = self._address(layout)
+                address = self.address(layout)
                 places = np.zeros(0 if address is None else 1, np.int64)
                 rows = places, places + min(address or 0, _FAR), places + min(size, _FAR), places + mask
             elif kind == 2:
-                address = self._address(layout)
+                address = self.address(layout)
                 if address is not None and address + prod(grid) * nbytes > len(self.view):
                     raise TruncatedError(
                         f"{what}: {prod(grid):,} chunks of {nbytes:,} bytes follow byte {self.origin + address:,}, and "
@@ -759,13 +668,18 @@ class Hdf5:
                 rows = places, (address or 0) + places * nbytes, np.full_like(places, nbytes), np.zeros_like(places)
             elif kind == 3:
                 layout.take(1)
-                rows = self._fixed_array(self._address(layout), bool(filters), nbytes, what)
+                rows = self._fixed_array(self.address(layout), bool(filters), nbytes, what)
+            elif kind == 5:
+                layout.take(6)
+                rows = self._record_rows(self.address(layout), bool(filters), grid, nbytes, what)
             else:
-                name = {4: "an extensible array", 5: "a B-tree of version 2"}.get(kind, f"of type {kind}")
+                name = {4: "an extensible array"}.get(kind, f"of type {kind}")
                 found.why = f"has an index of chunks that is {name} (byte {layout.begin:,}), which is not read"
                 return
             if len(rows[0]) and rows[0].max() >= prod(grid):
-                raise CorruptError(f"{what}, byte {layout.begin:,}: more chunks than the grid {grid} has; it is damaged")
+                raise CorruptError(
+                    f"{what}, byte {layout.begin:,}: more chunks than the grid {grid} has; it is damaged"
+                )
             at = np.stack(np.unravel_index(rows[0], grid), axis=1)
             inside = (at < np.array(whole, np.int64)).all(axis=1)
             rows = (at * np.array(chunk, np.int64))[inside], *(column[inside] for column in rows[1:])
@@ -799,7 +713,35 @@ class Hdf5:
             addresses.append(address)
         table = np.frombuffer(b"".join(parts), np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (axes + 1,))]))
         starts = np.array(addresses, np.uint64).astype(np.int64)
-        return table["at"][:, :axes].astype(np.int64), starts, table["size"].astype(np.int64), table["mask"].astype(np.int64)
+        return (
+            table["at"][:, :axes].astype(np.int64),
+            starts,
+            table["size"].astype(np.int64),
+            table["mask"].astype(np.int64),
+        )
+
+    def _record_rows(
+        self, address: int | None, filtered: bool, grid: tuple[int, ...], nbytes: int, what: str
+    ) -> tuple[Array, Array, Array, Array]:
+        """Places, addresses, bytes and filter masks of the chunks that a B-tree of version 2 lists."""
+        none = np.empty(0, np.int64)
+        records = list(read_records(self, address, what)) if address is not None else []
+        if not records:
+            return none, none, none, none
+        table = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
+        width = table.shape[1] - self.wide - 4 * filtered - 8 * len(grid)  # bytes of a chunk's size
+        if not 0 <= width <= 8 or (width and not filtered):
+            raise CorruptError(f"{what}: a chunk's record has {table.shape[1]} bytes; the file is damaged")
+        at = np.stack(
+            [_integers(table[:, n : n + 8]) for n in range(table.shape[1] - 8 * len(grid), table.shape[1], 8)], axis=1
+        )
+        if (at < 0).any() or (at >= np.array(grid, np.int64)).any():
+            raise CorruptError(f"{what}: a chunk is outside of the grid of {grid}; the file is damaged")
+        places, starts = np.ravel_multi_index(tuple(at.T), grid), _integers(table[:, : self.wide])
+        if not filtered:
+            return places, starts, np.full_like(places, nbytes), np.zeros_like(places)
+        end = self.wide + width
+        return places, starts, _integers(table[:, self.wide : end]), _integers(table[:, end : end + 4])
 
     def _fixed_array(
         self, address: int | None, filtered: bool, nbytes: int, what: str
@@ -808,29 +750,31 @@ class Hdf5:
         none = np.empty(0, np.int64)
         if address is None:
             return none, none, none, none
-        head = self._marked(address, 12 + self.long + self.wide, b"FAHD", what)
-        self._summed(head.data, head.begin, what)
-        self._version(head, (0,), "a fixed array")
+        head = self.marked(address, 12 + self.long + self.wide, b"FAHD", what)
+        self.summed(head.data, head.begin, what)
+        self.version(head, (0,), "a fixed array")
         head.take(1)
         item, bits = head.uint(1), head.uint(1)
-        count, block = head.uint(self.long), self._address(head)
+        count, block = head.uint(self.long), self.address(head)
         width = item - self.wide - 4 if filtered else 0  # bytes of a chunk's size
         if not 0 <= width <= 8 or item != self.wide + (4 + width) * filtered or bits > 24 or count > MOST_CHUNKS:
-            raise CorruptError(f"{what}, byte {head.begin:,}: a fixed array of {count:,} items of {item} bytes; damaged")
+            raise CorruptError(
+                f"{what}, byte {head.begin:,}: a fixed array of {count:,} items of {item} bytes; damaged"
+            )
         if block is None:
             return none, none, none, none
         pages = -(-count >> bits) if count > 1 << bits else 0
         prefix = 6 + self.wide + -(-pages // 8)
-        data = self._marked(block, prefix + 4 if pages else prefix + count * item + 4, b"FADB", what)
-        self._summed(data.data, data.begin, what)
+        data = self.marked(block, prefix + 4 if pages else prefix + count * item + 4, b"FADB", what)
+        self.summed(data.data, data.begin, what)
         parts = [(0, data.data[prefix:-4])]
         if pages:  # each with a checksum of its own; those without a chunk were never written
             parts, at = [], block + prefix + 4
             for page in range(pages):
                 length = min(count - (page << bits), 1 << bits) * item
                 if data.data[6 + self.wide + page // 8] & 128 >> page % 8:
-                    stored = self._read(at, length + 4, what)
-                    parts.append((page << bits, self._summed(stored.data, stored.begin, what)))
+                    stored = self.read(at, length + 4, what)
+                    parts.append((page << bits, self.summed(stored.data, stored.begin, what)))
                 at += length + 4
         if not parts:
             return none, none, none, none
@@ -855,33 +799,35 @@ class Hdf5:
         what = self.what(of.path or "/")
         for message in of.messages:
             if message.kind == _ATTRIBUTE:
-                name, value = self._attribute(_Fields(message.data, message.at, what))
+                name, value = self._attribute(Fields(message.data, message.at, what))
                 if value is not None:
                     found[name] = value
             elif message.kind == _ATTRIBUTES:
-                fields = _Fields(message.data, message.at, what)
-                self._version(fields, (0,), "an attribute table")
+                fields = Fields(message.data, message.at, what)
+                self.version(fields, (0,), "an attribute table")
                 fields.take(2 * (fields.uint(1) & 1))
-                if self._address(fields) is not None:
-                    self.note(f"{what}, byte {message.at:,}: its attributes are in a fractal heap and not read")
+                for stored in self._dense(fields, 0):
+                    name, value = self._attribute(stored)
+                    if value is not None:
+                        found[name] = value
         return found
 
-    def _attribute(self, fields: _Fields) -> tuple[str, Any]:
-        version = self._version(fields, (1, 2, 3), "an attribute")
+    def _attribute(self, fields: Fields) -> tuple[str, Any]:
+        version = self.version(fields, (1, 2, 3), "an attribute")
         flags = fields.uint(1)
         sizes = [fields.uint(2) for _ in range(3)]
         fields.take(version == 3)
         parts = []
         for size in sizes:
             at = fields.begin + fields.at
-            parts.append(_Fields(fields.take(size), at, fields.what))
+            parts.append(Fields(fields.take(size), at, fields.what))
             if version == 1:
                 fields.take(min(-size % 8, fields.left))
         name = parts[0].data.rstrip(b"\0").decode("utf-8", "backslashreplace")
         for bit, kind, part in ((1, _TYPE, 1), (2, _SPACE, 2)):
             if version > 1 and flags & bit:
                 shared = self._shared(Message(kind, parts[part].data, parts[part].begin, 2), fields.what)
-                parts[part] = _Fields(shared.data, shared.at, fields.what)
+                parts[part] = Fields(shared.data, shared.at, fields.what)
         element = self._element(parts[1])
         shape, _ = self._space(parts[2])
         if element.why or shape is None:
@@ -891,7 +837,7 @@ class Hdf5:
             raise UnsafeError(f"{fields.what}, byte {fields.begin:,}: attributes of over {TEXT_LIMIT:,} bytes; refused")
         return name, self.values(fields.take(element.size * prod(shape)), element, shape, fields)
 
-    def values(self, data: bytes, element: Element, shape: tuple[int, ...], fields: _Fields | None = None) -> Any:
+    def values(self, data: bytes, element: Element, shape: tuple[int, ...], fields: Fields | None = None) -> Any:
         """The elements of an attribute or a data set of text, as nested lists."""
         count = prod(shape)
         parts = [data[n * element.size : (n + 1) * element.size] for n in range(count if element.size else 0)]
@@ -907,8 +853,8 @@ class Hdf5:
 
     def _text_of(self, reference: bytes, what: str) -> bytes:
         """A text of any length: bytes of an object of a global heap."""
-        fields = _Fields(reference, 0, what)
-        length, address, number = fields.uint(4), self._address(fields), fields.uint(4)
+        fields = Fields(reference, 0, what)
+        length, address, number = fields.uint(4), self.address(fields), fields.uint(4)
         if not length or not address:
             return b""
         self._text -= length
@@ -924,11 +870,11 @@ class Hdf5:
 
     def _global_heap(self, address: int, what: str) -> dict[int, bytes]:
         if address not in self._heaps:
-            head = self._marked(address, 8 + self.long, b"GCOL", what)
-            self._version(head, (1,), "a global heap")
+            head = self.marked(address, 8 + self.long, b"GCOL", what)
+            self.version(head, (1,), "a global heap")
             head.take(3)
             size = head.uint(self.long)
-            fields = self._read(address, size, what)
+            fields = self.read(address, size, what)
             fields.take(min(len(head.data), size))
             objects: dict[int, bytes] = {}
             while fields.left >= 8 + self.long:

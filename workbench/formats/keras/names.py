@@ -103,7 +103,9 @@ def _layer(one: Mapping[str, Any], path: str, trained: bool, depth: int) -> Iter
         yield from _contained(config, f"{path}/", trained, depth)
     elif keras and kind in ("Bidirectional", "TimeDistributed") and isinstance(config.get("layer"), dict):
         yield Layer(path, own, (), trained)
-        parts = {"layer": ""} if kind == "TimeDistributed" else {"forward_layer": "forward_", "backward_layer": "backward_"}
+        parts = (
+            {"layer": ""} if kind == "TimeDistributed" else {"forward_layer": "forward_", "backward_layer": "backward_"}
+        )
         for part, prefix in parts.items():
             inner = dict(config["layer"])
             if isinstance(inner.get("config"), dict):
@@ -262,7 +264,9 @@ def legacy_meaning(
     for key in keys:
         if key.startswith("optimizer_weights/"):
             rest = key.removeprefix("optimizer_weights/").removeprefix("training/").partition("/")[2].removesuffix(":0")
-            found[key] = (None, "step") if rest in _STEP else slots.get(rest, (None, "other")) if adam else (None, "other")
+            found[key] = (
+                (None, "step") if rest in _STEP else slots.get(rest, (None, "other")) if adam else (None, "other")
+            )
         else:
             found.setdefault(key, (key, "param"))
     return found

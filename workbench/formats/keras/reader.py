@@ -30,9 +30,9 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import STORED, locate
-from workbench.errors import CorruptError, NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError
+from workbench.errors import NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError
 from workbench.formats.format import Format
-from workbench.formats.keras.hdf5 import MAGIC, DataSet, Group, Hdf5
+from workbench.formats.keras.hdf5 import MAGIC, DataSet, Hdf5
 from workbench.formats.keras.names import legacy_meaning, meaning
 
 WEIGHTS = "model.weights.h5"
@@ -144,8 +144,8 @@ def read_catalog(place: Place) -> Catalog:
     left = [f"{one.path!r} {one.why} and is left out" for one in sets if one.why]
     if raw:
         notes.append(
-            f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (opaque bytes, as "
-            "h5py writes bfloat16 and float8): shown as bits"
+            f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (opaque bytes, "
+            "as h5py writes bfloat16 and float8): shown as bits"
         )
     if holes:
         notes.append(f"{holes[0]!r}{f' and {len(holes) - 1:,} more' * (len(holes) > 1)}: never written, so a hole")
@@ -202,7 +202,7 @@ def _add(builder: CatalogBuilder, tensor: int, one: DataSet, file: str) -> int:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Return the documents of the archive, the attributes of the file, its text, the iteration and the learning rate."""
+    """Return the archive's documents, the file's attributes and text, the iteration and the learning rate."""
     file5, archive = _open(place)
     found: dict[str, Any] = {name.partition(".")[0]: partial(_document, archive, name) for name in DOCUMENTS if archive
                              is not None and name in archive.records}  # fmt: skip
