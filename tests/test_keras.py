@@ -351,7 +351,7 @@ def many_keys(made: bytes, at: int) -> bytes:
         (data_set((8,), contiguous(EIGHT), FLOAT[:10]), CorruptError, "extends beyond"),
         (lambda at: ([space((8,))], b""), CorruptError, "neither a group nor a data set"),
         (lambda at: ([(200, b"")], b""), CorruptError, "neither a group nor a data set"),
-        (lambda at: ([(2, struct.pack("<BBQQ", 0, 0, 512, 512))], b""), TruncatedError, "'w': bytes 512 to 550 are needed"),
+        (lambda at: ([(2, struct.pack("<BBQQ", 0, 0, 512, 512))], b""), TruncatedError, "bytes 512 to 550"),
     ],
 )  # fmt: skip
 def test_a_hostile_file_is_refused(tmp_path: Path, part: Part, kind: Any, words: str) -> None:
@@ -431,7 +431,7 @@ def test_a_user_block_a_compressed_member_and_other_weights_are_named(tmp_path: 
 def test_random_damage_ends_in_one_of_our_errors(tmp_path: Path, name: str) -> None:
     whole, chance = FIXTURES.read(name), random.Random(name)
     begin = whole.find(b"\x89HDF")
-    for _ in range(60):
+    for _ in range(40):
         data = bytearray(whole[: chance.randrange(len(whole))] if chance.random() < 0.1 else whole)
         for _ in range(chance.randrange(1, 6)):
             at = chance.randrange(len(data)) if data else 0

@@ -92,7 +92,7 @@ def kinds(path: str, version: str) -> None:
         h5py.Dataset(made)[...] = values[:3, :2]
         if version == "earliest":
             many = file.create_group("many")
-            for number in range(120):
+            for number in range(60):
                 many[f"w{number}"] = np.float32(number)
             long = more.create_dataset("long", (900,), "i2", chunks=(1,))
             long[...] = np.arange(900)
@@ -100,8 +100,8 @@ def kinds(path: str, version: str) -> None:
             long = more.create_dataset("long", (1500,), "i2", chunks=(1,))  # a fixed array in pages
             long[...] = np.arange(1500)
             many = file.create_group("many")
-            for number in range(300):
-                many[f"w{number}"] = np.int8(number % 100)
+            for number in range(60):
+                many[f"w{number}"] = np.int8(number)
 
 
 def holes() -> None:

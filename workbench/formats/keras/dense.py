@@ -92,7 +92,9 @@ def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str)
     table, start, most = head.uint(2), head.uint(long), head.uint(long)
     bits, _ = head.uint(2), head.uint(2)
     root, rows = file.address(head), head.uint(2)
-    good = start and most >= start and not start & (start - 1) and not most & (most - 1) and 0 < bits <= 64
+    good = (
+        start and most >= start and not start & (start - 1) and not most & (most - 1) and 0 < bits <= 64 and rows <= 64
+    )
     if not good or not 0 < table <= 1 << 10:
         raise CorruptError(f"{what}, byte {head.begin:,}: a heap of blocks of {start:,} bytes; the file is damaged")
     wide_offset = (bits + 7) // 8
@@ -102,18 +104,18 @@ def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str)
         blocks.add(root, 0, start, rows)
     offsets = sorted(blocks.found)
     for one in ids:
-        kind = one[0] >> 4
+        kind = one[0] >> 4 if one else 0
         if kind:
             raise UnsupportedFormatError(f"{what}: an object of kind {kind} of a heap, which is not read")
         offset = int.from_bytes(one[1 : 1 + wide_offset], "little")
         length = int.from_bytes(one[1 + wide_offset : 1 + wide_offset + wide_length], "little")
         place = bisect_right(offsets, offset) - 1
-        block = blocks.found[offsets[place]] if place >= 0 else None
-        inside = offset - offsets[place]
+        first = offsets[place] if place >= 0 else 0
+        block, inside = blocks.found.get(first), offset - first
         if block is None or inside + length > len(block.data):
             raise CorruptError(
-                f"{what}, byte {head.begin:,}: an object of {length:,} bytes at {offset:,} is not in the heap; the file "
-                "is damaged"
+                f"{what}, byte {head.begin:,}: an object of {length:,} bytes at {offset:,} is not in the heap; the "
+                "file is damaged"
             )
         yield Fields(block.data[inside : inside + length], block.begin + inside, what)
 

@@ -397,7 +397,18 @@ class Hdf5(Structures):
 
     def _symbol_table(self, tree: int, heap: Fields, what: str) -> Iterator[tuple[bytes, int, int]]:
         """Yield name, address and byte of each member of a group of version 1."""
-        for _, node in self._tree(tree, 0, self.long, what):
+
+        def name_at(offset: int, at: int) -> bytes:
+            end = heap.data.find(b"\0", offset, offset + NAME_LIMIT)
+            if end < 0:
+                raise CorruptError(
+                    f"{what}, byte {at:,}: a name at byte {offset:,} of a heap of {len(heap.data):,} does not end; the "
+                    "file is damaged"
+                )
+            return heap.data[offset:end]
+
+        last = b""
+        for _, node, greatest in self._tree(tree, 0, self.long, what):
             head = self.marked(node, 8, b"SNOD", what)
             self.version(head, (1,), "a symbol table's node")
             head.take(1)
@@ -407,20 +418,22 @@ class Hdf5(Structures):
                 at = rows.begin + rows.at
                 offset, address, kind = rows.uint(self.wide), rows.uint(self.wide), rows.uint(4)
                 rows.take(20)
-                end = heap.data.find(b"\0", offset, offset + NAME_LIMIT)
-                if end < 0:
-                    raise CorruptError(
-                        f"{what}, byte {at:,}: a name at byte {offset:,} of a heap of {len(heap.data):,} does not end; "
-                        "the file is damaged"
-                    )
-                name = heap.data[offset:end]
+                name = name_at(offset, at)
+                if name <= last:
+                    raise CorruptError(f"{what}, byte {at:,}: the name {name[:80]!r} is out of order; it is damaged")
+                last = name
                 if kind == 2:
                     self._not_followed(name, what, at)
                 else:
                     yield name, address, at
+            if last != (expected := name_at(int.from_bytes(greatest, "little"), head.begin)):
+                raise CorruptError(
+                    f"{what}, byte {head.begin:,}: the last name of a node is {last[:80]!r} and should be "
+                    f"{expected[:80]!r}; members of the group are lost"
+                )
 
-    def _tree(self, root: int, kind: int, key: int, what: str) -> Iterator[tuple[bytes, int]]:
-        """Yield the keys (of ``key`` bytes) and addresses of the leaves of a B-tree of version 1, in order."""
+    def _tree(self, root: int, kind: int, key: int, what: str) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield what the leaves of a B-tree of version 1 refer to, in order, between the keys before and after it."""
         waiting: list[tuple[int, int | None]] = [(root, None)]
         while waiting:
             address, expected = waiting.pop()
@@ -432,11 +445,12 @@ class Hdf5(Structures):
                     f"{expected or 0} are needed; the file is damaged"
                 )
             rows = self.read(address + len(head.data), count * (key + self.wide) + key, what)
-            children = [(rows.take(key), rows.uint(self.wide)) for _ in range(count)]
+            parts = [(rows.take(key), rows.uint(self.wide)) for _ in range(count)]
             if level:
-                waiting += [(child, level - 1) for _, child in reversed(children)]
+                waiting += [(child, level - 1) for _, child in reversed(parts)]
             else:
-                yield from children
+                keys = [*(before for before, _ in parts[1:]), rows.take(key)]
+                yield from ((before, child, after) for (before, child), after in zip(parts, keys, strict=False))
 
     # ---- data sets ---------------------------------------------------------------------------------------------------
 
@@ -708,7 +722,7 @@ class Hdf5(Structures):
         """Offsets, addresses, bytes and filter masks of the chunks that a B-tree of version 1 lists."""
         key = 8 + 8 * (axes + 1)
         parts, addresses = [], []
-        for row, address in self._tree(root, 1, key, what) if root is not None else ():
+        for row, address, _ in self._tree(root, 1, key, what) if root is not None else ():
             parts.append(row)
             addresses.append(address)
         table = np.frombuffer(b"".join(parts), np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (axes + 1,))]))

@@ -269,4 +269,5 @@ FORMAT = Format(
     read_objects=read_objects,
     single_file=True,
     suffixes=(".keras", ".weights.h5"),
+    own_bytes=True,
 )
