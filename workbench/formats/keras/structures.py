@@ -76,7 +76,7 @@ def lookup3(data: bytes) -> int:
 
 
 class Structures:
-    """A file's bytes, each structure of which is read once.
+    """A file's bytes; each structure is read once.
 
     Attributes:
         view, name: the bytes, and the file's name for messages.
