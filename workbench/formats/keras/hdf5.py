@@ -696,7 +696,8 @@ class Hdf5(Structures):
                 )
             at = np.stack(np.unravel_index(rows[0], grid), axis=1)
             inside = (at < np.array(whole, np.int64)).all(axis=1)
-            rows = (at * np.array(chunk, np.int64))[inside], *(column[inside] for column in rows[1:])
+            _, starts, lengths, masks = rows
+            rows = (at * np.array(chunk, np.int64))[inside], starts[inside], lengths[inside], masks[inside]
         self._settle(found, rows, filters, nbytes, what)
 
     def _settle(self, found: DataSet, rows: Any, filters: int, nbytes: int, what: str) -> None:

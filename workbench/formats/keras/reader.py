@@ -139,7 +139,7 @@ def read_catalog(place: Place) -> Catalog:
         fqn, role = meanings[one.path]
         tensor = builder.tensor(one.path, by_name(element), one.shape or (), fqn=fqn, role=role)
         largest = max(largest, _add(builder, tensor, one, file))
-        if one.start < 0 and one.chunk is None and prod(one.shape or ()):
+        if one.start < 0 and one.chunk is None and 0 not in (one.shape or ()):
             holes.append(one.path)
     left = [f"{one.path!r} {one.why} and is left out" for one in sets if one.why]
     if raw:
@@ -189,11 +189,11 @@ def _add(builder: CatalogBuilder, tensor: int, one: DataSet, file: str) -> int:
         int(mask): codecs.filtered(tuple(name for n, name in enumerate(one.filters) if not int(mask) >> n & 1), big)
         for mask in np.unique(one.masks)
     }
-    codec = np.array([known[int(mask)] for mask in one.masks], np.int64)
+    used = np.array([known[int(mask)] for mask in one.masks], np.int64)
     sizes = np.minimum(np.array(shape, np.int64) - one.offsets, np.array(one.chunk, np.int64))
     builder.block(
-        np.full(len(codec), tensor), one.offsets, sizes, builder.file(file), one.starts, one.starts + one.sizes,
-        codec=codec, strides=np.broadcast_to(np.array(row_major(one.chunk), np.int64), sizes.shape),
+        np.full(len(used), tensor), one.offsets, sizes, builder.file(file), one.starts, one.starts + one.sizes,
+        codec=used, strides=np.broadcast_to(np.array(row_major(one.chunk), np.int64), sizes.shape),
     )  # fmt: skip
     return prod(one.chunk) * size + 4 * bool(one.filters)
 
@@ -243,8 +243,8 @@ def _scalar(place: Place, catalog: Catalog, key: str) -> Any:
     if row == catalog.row_ptr[tensor + 1] or not codecs.BITS[catalog.codec[row]] or dtype.numpy is None:
         return None
     data = place.read(place.file or "", start=int(catalog.start[row]), length=dtype.itemsize)
-    order = ">" if codecs.TABLE[catalog.codec[row]].big else "<"
-    return np.frombuffer(data, np.dtype(dtype.numpy).newbyteorder(order))[0].item()
+    found = np.frombuffer(data, dtype.numpy)[0]
+    return (found.byteswap() if codecs.TABLE[catalog.codec[row]].big else found).item()
 
 
 def _text(place: Place, key: str) -> Any:
@@ -263,7 +263,7 @@ FORMAT = Format(
     name="keras",
     title="Keras (.keras, HDF5)",
     marks="*.keras, *.weights.h5, *.h5",
-    read_from="keras 2.13 – 3.15",
+    read_from="keras 3.15, h5py 3.16",
     detect=detect,
     read_catalog=read_catalog,
     read_objects=read_objects,
