@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from workbench.errors import CorruptError, UnsupportedFormatError
-from workbench.formats.keras.structures import Fields, Structures
+from workbench.formats.keras.structures import StructureFields, Structures
 
 __all__ = ["read_records", "read_stored"]
 
@@ -73,7 +73,7 @@ def read_records(file: Structures, address: int, what: str) -> Iterator[bytes]:
 # ---- heaps -----------------------------------------------------------------------------------------------------------
 
 
-def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str) -> Iterator[Fields]:
+def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str) -> Iterator[StructureFields]:
     """Yield the objects of a fractal heap that ids (and bytes that follow them) stand for.
 
     Raises:
@@ -99,7 +99,7 @@ def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str)
         raise CorruptError(f"{what}, byte {head.begin:,}: a heap of blocks of {start:,} bytes; the file is damaged")
     wide_offset = (bits + 7) // 8
     wide_length = min((most.bit_length() + 6) // 8, _bytes_of(largest))
-    blocks = _Blocks(file, start, most, table, wide_offset, bool(flags & 2), what)
+    blocks = _HeapBlocks(file, start, most, table, wide_offset, bool(flags & 2), what)
     if root is not None:
         blocks.add(root, 0, start, rows)
     offsets = sorted(blocks.found)
@@ -117,10 +117,10 @@ def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str)
                 f"{what}, byte {head.begin:,}: an object of {length:,} bytes at {offset:,} is not in the heap; the "
                 "file is damaged"
             )
-        yield Fields(block.data[inside : inside + length], block.begin + inside, what)
+        yield StructureFields(block.data[inside : inside + length], block.begin + inside, what)
 
 
-class _Blocks:
+class _HeapBlocks:
     """The blocks of a heap, by their first byte in its space."""
 
     def __init__(
@@ -128,7 +128,7 @@ class _Blocks:
     ) -> None:
         self.file, self.start, self.most, self.table = file, start, most, table
         self.offset, self.checked, self.what = offset, checked, what
-        self.found: dict[int, Fields] = {}
+        self.found: dict[int, StructureFields] = {}
 
     def add(self, address: int, first: int, size: int, rows: int, depth: int = DEPTH) -> None:
         """Add a block of ``size`` bytes, or those below one with rows."""

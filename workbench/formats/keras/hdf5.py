@@ -32,9 +32,10 @@ from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 from workbench.formats.keras.dense import read_records, read_stored
-from workbench.formats.keras.structures import Fields, Structures
+from workbench.formats.keras.structures import StructureFields, Structures
+from workbench.formats.keras.types import Element, read_element
 
-__all__ = ["MAGIC", "DataSet", "Element", "Group", "Hdf5"]
+__all__ = ["MAGIC", "DataSet", "Element", "Hdf5", "Hdf5Group"]
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 OBJECTS = 1 << 20  #: groups and data sets of a file
@@ -52,27 +53,6 @@ _SPACE, _LINKS, _TYPE, _LINK, _EXTERNAL, _LAYOUT, _PIPELINE = 1, 2, 3, 6, 7, 8, 
 _ATTRIBUTE, _CONTINUED, _SYMBOLS, _ATTRIBUTES = 12, 16, 17, 21
 _FAR = 1 << 62  #: an address beyond every file
 _KNOWN = 0x17  #: the last message that the specification describes
-#: Bytes, first bit and bits of the exponent, first bit and bits of the mantissa, bias → element type.
-_FLOATS = {
-    (2, 10, 5, 0, 10, 15): "float16", (2, 7, 8, 0, 7, 127): "bfloat16", (4, 23, 8, 0, 23, 127): "float32",
-    (8, 52, 11, 0, 52, 1023): "float64",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Element:
-    """The type of the elements of a data set or an attribute.
-
-    Attributes:
-        name: of :mod:`workbench.core.dtypes`; ``text`` or ``texts`` of strings of a fixed or any length; otherwise
-            empty, with the reason in ``why``.
-        size: bytes.
-    """
-
-    name: str
-    size: int
-    big: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +66,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class Group:
+class Hdf5Group:
     """A group; ``at`` is the byte of its header, ``messages`` those of its attributes."""
 
     path: str
@@ -95,7 +75,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class DataSet(Group):
+class DataSet(Hdf5Group):
     """A data set.
 
     Attributes:
@@ -194,7 +174,7 @@ class Hdf5(Structures):
 
     # ---- objects -----------------------------------------------------------------------------------------------------
 
-    def walk(self) -> Iterator[Group]:
+    def walk(self) -> Iterator[Hdf5Group]:
         """Yield every group and data set, each before what it contains; the root's path is empty."""
         waiting: list[tuple[str, int, int]] = [("", self._root, 0)]
         while waiting:
@@ -218,7 +198,7 @@ class Hdf5(Structures):
             elif kinds & {_SYMBOLS, _LINKS, _LINK}:
                 if depth == DEPTH:
                     raise UnsafeError(f"{what}, byte {at:,}: more than {DEPTH} groups in each other; refused")
-                yield Group(path, at, messages)
+                yield Hdf5Group(path, at, messages)
                 members = self._members(messages, path)
                 for name in sorted(members, reverse=True):
                     waiting.append((f"{path}/{name}" if path else name, members[name], depth + 1))
@@ -272,7 +252,7 @@ class Hdf5(Structures):
                 )
             seen.add(begin)
             whole = self.read(begin, size, what)
-            block = Fields(self.summed(whole.data, whole.begin, what), whole.begin, what)
+            block = StructureFields(self.summed(whole.data, whole.begin, what), whole.begin, what)
             if block.take(skipped)[:4] not in (b"OHDR", b"OCHK"):
                 raise CorruptError(f"{what}, byte {block.begin:,}: not a block of a header; the file is damaged")
             prefix = 4 + 2 * bool(flags & 4)
@@ -287,7 +267,7 @@ class Hdf5(Structures):
         return self._resolved(found, what)
 
     def _continued(self, message: Message, what: str) -> tuple[int, int]:
-        fields = Fields(message.data, message.at, what)
+        fields = StructureFields(message.data, message.at, what)
         return fields.uint(self.wide), fields.uint(self.long)
 
     def _resolved(self, messages: list[Message], what: str) -> list[Message]:
@@ -305,7 +285,7 @@ class Hdf5(Structures):
 
     def _shared(self, message: Message, what: str) -> Message:
         """The message that another object's header holds (a committed data type)."""
-        fields = Fields(message.data, message.at, what)
+        fields = StructureFields(message.data, message.at, what)
         version, where = self.version(fields, (1, 2, 3), "a shared message"), fields.uint(1)
         if version == 3 and where == 1:
             raise UnsupportedFormatError(
@@ -344,7 +324,7 @@ class Hdf5(Structures):
             members[text] = address
 
         for message in messages:
-            fields = Fields(message.data, message.at, what)
+            fields = StructureFields(message.data, message.at, what)
             if message.kind == _SYMBOLS:
                 tree, heap = fields.uint(self.wide), fields.uint(self.wide)
                 for name, address, at in self._symbol_table(tree, self._local_heap(heap, what), what):
@@ -360,7 +340,7 @@ class Hdf5(Structures):
                         add(*link, stored.begin)
         return members
 
-    def _dense(self, fields: Fields, skipped: int) -> Iterator[Fields]:
+    def _dense(self, fields: StructureFields, skipped: int) -> Iterator[StructureFields]:
         """Yield the links or attributes that a heap and an index of their names hold, if there is one.
 
         ``skipped``: bytes of a record of the index before the object's id in the heap; 0 if it comes first.
@@ -371,7 +351,7 @@ class Hdf5(Structures):
                 self, heap, [row[skipped:] for row in read_records(self, index, fields.what)], fields.what
             )
 
-    def _link(self, fields: Fields) -> tuple[bytes, int] | None:
+    def _link(self, fields: StructureFields) -> tuple[bytes, int] | None:
         """Name and address of a hard link; others are noted."""
         self.version(fields, (1,), "a link")
         flags = fields.uint(1)
@@ -386,7 +366,7 @@ class Hdf5(Structures):
     def _not_followed(self, name: bytes, what: str, at: int) -> None:
         self.note(f"{what}, byte {at:,}: {name[:80]!r} is a soft or external link, which is not followed")
 
-    def _local_heap(self, address: int, what: str) -> Fields:
+    def _local_heap(self, address: int, what: str) -> StructureFields:
         """The names of a group."""
         fields = self.marked(address, 8 + 2 * self.long + self.wide, b"HEAP", what)
         self.version(fields, (0,), "a heap of names")
@@ -395,7 +375,7 @@ class Hdf5(Structures):
         fields.take(self.long)
         return self.read(fields.uint(self.wide), size, what)
 
-    def _symbol_table(self, tree: int, heap: Fields, what: str) -> Iterator[tuple[bytes, int, int]]:
+    def _symbol_table(self, tree: int, heap: StructureFields, what: str) -> Iterator[tuple[bytes, int, int]]:
         """Yield name, address and byte of each member of a group of version 1."""
 
         def name_at(offset: int, at: int) -> bytes:
@@ -467,8 +447,8 @@ class Hdf5(Structures):
                 )
         if not {_SPACE, _TYPE} <= set(by_kind):
             raise CorruptError(f"{what}, byte {at:,}: a data set without a shape or a type; the file is damaged")
-        shape, most = self._space(Fields(by_kind[_SPACE].data, by_kind[_SPACE].at, what))
-        element = self._element(Fields(by_kind[_TYPE].data, by_kind[_TYPE].at, what))
+        shape, most = self._space(StructureFields(by_kind[_SPACE].data, by_kind[_SPACE].at, what))
+        element = read_element(StructureFields(by_kind[_TYPE].data, by_kind[_TYPE].at, what))
         found = DataSet(path, at, messages, element, shape)
         if any(message.kind == _EXTERNAL for message in messages):
             found.why = f"has its elements in another file (byte {at:,})"
@@ -478,7 +458,7 @@ class Hdf5(Structures):
             found.why = "has no elements (a null data space)"
         if found.why or shape is None:
             return found
-        layout = Fields(by_kind[_LAYOUT].data, by_kind[_LAYOUT].at, what)
+        layout = StructureFields(by_kind[_LAYOUT].data, by_kind[_LAYOUT].at, what)
         version = layout.uint(1)
         if version not in (3, 4, 5):
             found.why = f"has a layout of version {version} (byte {layout.begin:,})"
@@ -514,7 +494,7 @@ class Hdf5(Structures):
             )
         return found
 
-    def _space(self, fields: Fields) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    def _space(self, fields: StructureFields) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
         """Shape of a data space and the largest it may have; ``None`` for one without elements."""
         version = self.version(fields, (1, 2), "a data space")
         axes, flags = fields.uint(1), fields.uint(1)
@@ -527,81 +507,11 @@ class Hdf5(Structures):
             raise CorruptError(f"{fields.what}, byte {fields.begin:,}: the impossible shape {shape[:8]}; it is damaged")
         return (None if version == 2 and kind == 2 else shape), most
 
-    def _element(self, fields: Fields, depth: int = 2) -> Element:
-        """A data type."""
-        first = fields.uint(1)
-        bits, size = fields.uint(3), fields.uint(4)
-        kind = first & 15
-        big = bool(bits & 1) and size > 1
-        if kind == 0:
-            offset, precision = fields.uint(2), fields.uint(2)
-            if offset == 0 and precision == 8 * size and size in (1, 2, 4, 8):
-                return Element(f"{'int' if bits & 8 else 'uint'}{precision}", size, big)
-            return Element("", size, why=f"has integers of {precision} bits in {size} bytes")
-        if kind == 1:
-            offset, precision = fields.uint(2), fields.uint(2)
-            form = (size, *fields.take(4), fields.uint(4))
-            name = _FLOATS.get(form)
-            if name and not bits & 0x40 and (bits >> 4 & 3, bits >> 8 & 255, offset, precision) == (
-                2, 8 * size - 1, 0, 8 * size
-            ):  # fmt: skip
-                return Element(name, size, big)
-            return Element("", size, why=f"has floats of {size} bytes in a form that is not IEEE's")
-        if kind == 3:
-            return Element("text", size)
-        if kind == 5 and size in (1, 2):
-            return Element(f"bits{8 * size}", size)
-        if kind == 8 and depth:
-            return self._enumeration(fields, bits & 0xFFFF, size, first >> 4, depth)
-        if kind in (6, 11) and depth:
-            return self._complex(fields, bits & 0xFFFF, size, kind, first >> 4, depth)
-        if kind == 9 and bits & 15 == 1:
-            return Element("texts", size)
-        names = {2: "times", 4: "bit fields", 5: "opaque bytes", 6: "compounds", 7: "references", 9: "sequences",
-                 10: "arrays"}  # fmt: skip
-        return Element("", size, why=f"has elements of {size} bytes that are {names.get(kind, f'of class {kind}')}")
-
-    def _enumeration(self, fields: Fields, count: int, size: int, version: int, depth: int) -> Element:
-        """h5py's booleans, or the integers that an enumeration is stored as."""
-        base = self._element(fields, depth - 1)
-        names = []
-        for _ in range(min(count, 3)):
-            end = fields.data.find(b"\0", fields.at)
-            names.append(fields.take(end - fields.at))
-            fields.take(1)
-            if version < 3:
-                fields.take(min(-(len(names[-1]) + 1) % 8, fields.left))
-        if names == [b"FALSE", b"TRUE"] and size == 1 and fields.take(2) == b"\0\1":
-            return Element("bool", 1)
-        return base
-
-    def _complex(self, fields: Fields, count: int, size: int, kind: int, version: int, depth: int) -> Element:
-        """A complex number: HDF5 2.0's own class, or h5py's compound of ``r`` and ``i``."""
-        other = Element("", size, why=f"has elements of {size} bytes that are compounds")
-        parts: list[Element] = []
-        if kind == 11:
-            parts = [self._element(fields, depth - 1)] * 2
-        elif count == 2:
-            for want, offset in ((b"r\0", 0), (b"i\0", size // 2)):
-                if fields.left < 4 or fields.take(2) != want:
-                    return other
-                fields.take(6 * (version < 3))  # names are padded, and offsets have four bytes
-                found = fields.uint(4 if version < 3 else 1)
-                fields.take(28 * (version == 1))
-                if found != offset:
-                    return other
-                begin = fields.at
-                parts.append(self._element(fields, depth - 1))
-                fields.at = begin + 20
-        name = {"float32": "complex64", "float64": "complex128"}.get(parts[0].name if parts else "")
-        good = name and parts[0] == parts[1] and 2 * parts[0].size == size
-        return Element(name, size, parts[0].big) if good and name else other
-
     def _filters(self, message: Message | None, found: DataSet, what: str) -> int:
         """Read the filters of a data set; returns how many there are."""
         if message is None:
             return 0
-        fields = Fields(message.data, message.at, what)
+        fields = StructureFields(message.data, message.at, what)
         version, count = self.version(fields, (1, 2), "a filter pipeline"), fields.uint(1)
         if version == 1:
             fields.take(6)
@@ -625,7 +535,9 @@ class Hdf5(Structures):
 
     # ---- chunks ------------------------------------------------------------------------------------------------------
 
-    def _chunked(self, layout: Fields, version: int, found: DataSet, most: tuple[int, ...], filters: int) -> None:
+    def _chunked(
+        self, layout: StructureFields, version: int, found: DataSet, most: tuple[int, ...], filters: int
+    ) -> None:
         """Read the index of a data set in chunks."""
         what, shape = layout.what, found.shape or ()
         address: int | None = None
@@ -804,7 +716,7 @@ class Hdf5(Structures):
 
     # ---- attributes --------------------------------------------------------------------------------------------------
 
-    def attributes(self, of: Group) -> dict[str, Any]:
+    def attributes(self, of: Hdf5Group) -> dict[str, Any]:
         """Return the attributes of an object: numbers, text, or nested lists of them; others are noted and left out.
 
         Raises:
@@ -814,11 +726,11 @@ class Hdf5(Structures):
         what = self.what(of.path or "/")
         for message in of.messages:
             if message.kind == _ATTRIBUTE:
-                name, value = self._attribute(Fields(message.data, message.at, what))
+                name, value = self._attribute(StructureFields(message.data, message.at, what))
                 if value is not None:
                     found[name] = value
             elif message.kind == _ATTRIBUTES:
-                fields = Fields(message.data, message.at, what)
+                fields = StructureFields(message.data, message.at, what)
                 self.version(fields, (0,), "an attribute table")
                 fields.take(2 * (fields.uint(1) & 1))
                 for stored in self._dense(fields, 0):
@@ -827,7 +739,7 @@ class Hdf5(Structures):
                         found[name] = value
         return found
 
-    def _attribute(self, fields: Fields) -> tuple[str, Any]:
+    def _attribute(self, fields: StructureFields) -> tuple[str, Any]:
         version = self.version(fields, (1, 2, 3), "an attribute")
         flags = fields.uint(1)
         sizes = [fields.uint(2) for _ in range(3)]
@@ -835,15 +747,15 @@ class Hdf5(Structures):
         parts = []
         for size in sizes:
             at = fields.begin + fields.at
-            parts.append(Fields(fields.take(size), at, fields.what))
+            parts.append(StructureFields(fields.take(size), at, fields.what))
             if version == 1:
                 fields.take(min(-size % 8, fields.left))
         name = parts[0].data.rstrip(b"\0").decode("utf-8", "backslashreplace")
         for bit, kind, part in ((1, _TYPE, 1), (2, _SPACE, 2)):
             if version > 1 and flags & bit:
                 shared = self._shared(Message(kind, parts[part].data, parts[part].begin, 2), fields.what)
-                parts[part] = Fields(shared.data, shared.at, fields.what)
-        element = self._element(parts[1])
+                parts[part] = StructureFields(shared.data, shared.at, fields.what)
+        element = read_element(parts[1])
         shape, _ = self._space(parts[2])
         if element.why or shape is None:
             return name, None
@@ -852,7 +764,9 @@ class Hdf5(Structures):
             raise UnsafeError(f"{fields.what}, byte {fields.begin:,}: attributes of over {TEXT_LIMIT:,} bytes; refused")
         return name, self.values(fields.take(element.size * prod(shape)), element, shape, fields)
 
-    def values(self, data: bytes, element: Element, shape: tuple[int, ...], fields: Fields | None = None) -> Any:
+    def values(
+        self, data: bytes, element: Element, shape: tuple[int, ...], fields: StructureFields | None = None
+    ) -> Any:
         """The elements of an attribute or a data set of text, as nested lists."""
         count = prod(shape)
         parts = [data[n * element.size : (n + 1) * element.size] for n in range(count if element.size else 0)]
@@ -868,7 +782,7 @@ class Hdf5(Structures):
 
     def _text_of(self, reference: bytes, what: str) -> bytes:
         """A text of any length: bytes of an object of a global heap."""
-        fields = Fields(reference, 0, what)
+        fields = StructureFields(reference, 0, what)
         length, address, number = fields.uint(4), self.address(fields), fields.uint(4)
         if not length or not address:
             return b""

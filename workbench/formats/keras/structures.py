@@ -13,12 +13,12 @@ from __future__ import annotations
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
-__all__ = ["Fields", "Structures", "lookup3"]
+__all__ = ["StructureFields", "Structures", "lookup3"]
 
 NODE_LIMIT = 16 << 20  #: bytes of a node, a heap of names, or a page of an index
 
 
-class Fields:
+class StructureFields:
     """Bytes of the file, read in order."""
 
     __slots__ = ("at", "begin", "data", "what")
@@ -93,7 +93,7 @@ class Structures:
         """Name the file, and an object in it, for messages."""
         return f"{self.name!r}: {path!r}" if path else repr(self.name)
 
-    def read(self, address: int, count: int, what: str) -> Fields:
+    def read(self, address: int, count: int, what: str) -> StructureFields:
         """Bytes from an address on."""
         at = self.base + address
         if count > NODE_LIMIT:
@@ -105,9 +105,9 @@ class Structures:
                 f"{what}: bytes {self.origin + at:,} to {self.origin + at + count:,} are needed and the file ends at "
                 f"{self.origin + len(self.view):,}; it is truncated, or an address in it is wrong"
             )
-        return Fields(bytes(self.view[at : at + count]), self.origin + at, what)
+        return StructureFields(bytes(self.view[at : at + count]), self.origin + at, what)
 
-    def marked(self, address: int, count: int, mark: bytes, what: str) -> Fields:
+    def marked(self, address: int, count: int, mark: bytes, what: str) -> StructureFields:
         """A structure that begins with four letters; each is read once."""
         if (mark, address) in self._seen:
             raise CorruptError(
@@ -132,12 +132,12 @@ class Structures:
             )
         return data[:-4]
 
-    def address(self, fields: Fields) -> int | None:
+    def address(self, fields: StructureFields) -> int | None:
         """An address, or ``None`` for the one that means none."""
         found = fields.uint(self.wide)
         return None if found == (1 << 8 * self.wide) - 1 else found
 
-    def version(self, fields: Fields, known: tuple[int, ...], part: str) -> int:
+    def version(self, fields: StructureFields, known: tuple[int, ...], part: str) -> int:
         found = fields.uint(1)
         if found not in known:
             raise UnsupportedFormatError(
