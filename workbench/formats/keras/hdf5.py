@@ -32,6 +32,7 @@ from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 from workbench.formats.keras.dense import read_records, read_stored
+from workbench.formats.keras.indices import MOST_CHUNKS, fixed_array, read_tree, record_rows, tree_rows
 from workbench.formats.keras.structures import StructureFields, Structures
 from workbench.formats.keras.types import Element, read_element
 
@@ -45,7 +46,6 @@ NAME_LIMIT = 64 << 10  #: bytes of a name
 NAMES_LIMIT = 64 << 20  #: bytes of the paths of all objects
 NOTED = 8  #: notes that are kept
 TEXT_LIMIT = 64 << 20  #: bytes of all attributes
-MOST_CHUNKS = 1 << 26
 #: Filters by number, by the names that codecs have.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
@@ -388,7 +388,7 @@ class Hdf5(Structures):
             return heap.data[offset:end]
 
         last = b""
-        for _, node, greatest in self._tree(tree, 0, self.long, what):
+        for _, node, greatest in read_tree(self, tree, 0, self.long, what):
             head = self.marked(node, 8, b"SNOD", what)
             self.version(head, (1,), "a symbol table's node")
             head.take(1)
@@ -411,26 +411,6 @@ class Hdf5(Structures):
                     f"{what}, byte {head.begin:,}: the last name of a node is {last[:80]!r} and should be "
                     f"{expected[:80]!r}; members of the group are lost"
                 )
-
-    def _tree(self, root: int, kind: int, key: int, what: str) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield what the leaves of a B-tree of version 1 refer to, in order, between the keys before and after it."""
-        waiting: list[tuple[int, int | None]] = [(root, None)]
-        while waiting:
-            address, expected = waiting.pop()
-            head = self.marked(address, 8 + 2 * self.wide, b"TREE", what)
-            found, level, count = head.uint(1), head.uint(1), head.uint(2)
-            if found != kind or (expected is not None and level != expected):
-                raise CorruptError(
-                    f"{what}, byte {head.begin:,}: a node of type {found} and level {level} where {kind} and "
-                    f"{expected or 0} are needed; the file is damaged"
-                )
-            rows = self.read(address + len(head.data), count * (key + self.wide) + key, what)
-            parts = [(rows.take(key), rows.uint(self.wide)) for _ in range(count)]
-            if level:
-                waiting += [(child, level - 1) for _, child in reversed(parts)]
-            else:
-                keys = [*(before for before, _ in parts[1:]), rows.take(key)]
-                yield from ((before, child, after) for (before, child), after in zip(parts, keys, strict=False))
 
     # ---- data sets ---------------------------------------------------------------------------------------------------
 
@@ -573,7 +553,7 @@ class Hdf5(Structures):
         if 0 in shape:
             return
         if kind == 0:
-            rows = self._tree_rows(address, len(chunk), what)
+            rows = tree_rows(self, address, len(chunk), what)
         else:
             # places are counted in the grid of the largest shape
             ends = tuple(size if n >> 8 * self.long - 1 else n for n, size in zip(most, shape, strict=True))
@@ -594,10 +574,10 @@ class Hdf5(Structures):
                 rows = places, (address or 0) + places * nbytes, np.full_like(places, nbytes), np.zeros_like(places)
             elif kind == 3:
                 layout.take(1)
-                rows = self._fixed_array(self.address(layout), bool(filters), nbytes, what)
+                rows = fixed_array(self, self.address(layout), bool(filters), nbytes, what)
             elif kind == 5:
                 layout.take(6)
-                rows = self._record_rows(self.address(layout), bool(filters), grid, nbytes, what)
+                rows = record_rows(self, self.address(layout), bool(filters), grid, nbytes, what)
             else:
                 name = {4: "an extensible array"}.get(kind, f"of type {kind}")
                 found.why = f"has an index of chunks that is {name} (byte {layout.begin:,}), which is not read"
@@ -630,89 +610,6 @@ class Hdf5(Structures):
                 f"file of {end:,} bytes; it is damaged or truncated"
             )
         found.offsets, found.starts, found.sizes, found.masks = offsets, starts, sizes, masks
-
-    def _tree_rows(self, root: int | None, axes: int, what: str) -> tuple[Array, Array, Array, Array]:
-        """Offsets, addresses, bytes and filter masks of the chunks that a B-tree of version 1 lists."""
-        key = 8 + 8 * (axes + 1)
-        parts, addresses = [], []
-        for row, address, _ in self._tree(root, 1, key, what) if root is not None else ():
-            parts.append(row)
-            addresses.append(address)
-        table = np.frombuffer(b"".join(parts), np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (axes + 1,))]))
-        starts = np.array(addresses, np.uint64).astype(np.int64)
-        return (
-            table["at"][:, :axes].astype(np.int64),
-            starts,
-            table["size"].astype(np.int64),
-            table["mask"].astype(np.int64),
-        )
-
-    def _record_rows(
-        self, address: int | None, filtered: bool, grid: tuple[int, ...], nbytes: int, what: str
-    ) -> tuple[Array, Array, Array, Array]:
-        """Places, addresses, bytes and filter masks of the chunks that a B-tree of version 2 lists."""
-        none = np.empty(0, np.int64)
-        records = list(read_records(self, address, what)) if address is not None else []
-        if not records:
-            return none, none, none, none
-        table = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
-        width = table.shape[1] - self.wide - 4 * filtered - 8 * len(grid)  # bytes of a chunk's size
-        if not 0 <= width <= 8 or (width and not filtered):
-            raise CorruptError(f"{what}: a chunk's record has {table.shape[1]} bytes; the file is damaged")
-        at = np.stack(
-            [_integers(table[:, n : n + 8]) for n in range(table.shape[1] - 8 * len(grid), table.shape[1], 8)], axis=1
-        )
-        if (at < 0).any() or (at >= np.array(grid, np.int64)).any():
-            raise CorruptError(f"{what}: a chunk is outside of the grid of {grid}; the file is damaged")
-        places, starts = np.ravel_multi_index(tuple(at.T), grid), _integers(table[:, : self.wide])
-        if not filtered:
-            return places, starts, np.full_like(places, nbytes), np.zeros_like(places)
-        end = self.wide + width
-        return places, starts, _integers(table[:, self.wide : end]), _integers(table[:, end : end + 4])
-
-    def _fixed_array(
-        self, address: int | None, filtered: bool, nbytes: int, what: str
-    ) -> tuple[Array, Array, Array, Array]:
-        """Places, addresses, bytes and filter masks of the chunks that a fixed array lists."""
-        none = np.empty(0, np.int64)
-        if address is None:
-            return none, none, none, none
-        head = self.marked(address, 12 + self.long + self.wide, b"FAHD", what)
-        self.summed(head.data, head.begin, what)
-        self.version(head, (0,), "a fixed array")
-        head.take(1)
-        item, bits = head.uint(1), head.uint(1)
-        count, block = head.uint(self.long), self.address(head)
-        width = item - self.wide - 4 if filtered else 0  # bytes of a chunk's size
-        if not 0 <= width <= 8 or item != self.wide + (4 + width) * filtered or bits > 24 or count > MOST_CHUNKS:
-            raise CorruptError(
-                f"{what}, byte {head.begin:,}: a fixed array of {count:,} items of {item} bytes; damaged"
-            )
-        if block is None:
-            return none, none, none, none
-        pages = -(-count >> bits) if count > 1 << bits else 0
-        prefix = 6 + self.wide + -(-pages // 8)
-        data = self.marked(block, prefix + 4 if pages else prefix + count * item + 4, b"FADB", what)
-        self.summed(data.data, data.begin, what)
-        parts = [(0, data.data[prefix:-4])]
-        if pages:  # each with a checksum of its own; those without a chunk were never written
-            parts, at = [], block + prefix + 4
-            for page in range(pages):
-                length = min(count - (page << bits), 1 << bits) * item
-                if data.data[6 + self.wide + page // 8] & 128 >> page % 8:
-                    stored = self.read(at, length + 4, what)
-                    parts.append((page << bits, self.summed(stored.data, stored.begin, what)))
-                at += length + 4
-        if not parts:
-            return none, none, none, none
-        places = np.concatenate([np.arange(first, first + len(part) // item) for first, part in parts])
-        table = np.frombuffer(b"".join(part for _, part in parts), np.uint8).reshape(-1, item)
-        there = ~(table[:, : self.wide] == 255).all(axis=1)
-        places, table = places[there], table[there]
-        starts = _integers(table[:, : self.wide])
-        if not filtered:
-            return places, starts, np.full_like(places, nbytes), np.zeros_like(places)
-        return places, starts, _integers(table[:, self.wide : -4]), _integers(table[:, -4:])
 
     # ---- attributes --------------------------------------------------------------------------------------------------
 
@@ -815,10 +712,3 @@ class Hdf5(Structures):
                 fields.pad()
             self._heaps[address] = objects
         return self._heaps[address]
-
-
-def _integers(columns: Array) -> Array:
-    """Little-endian integers of ``(N, bytes) uint8``, as ``int64``."""
-    wide = np.zeros((len(columns), 8), np.uint8)
-    wide[:, : columns.shape[1]] = columns
-    return wide.view("<i8")[:, 0]
