@@ -60,7 +60,7 @@ MODULES = {
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
         ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
         ("torch_save", "torch.save"), ("nemo", "layered.nemo"), ("tensorflow", "tensorflow"), ("flax", "flax"),
-        ("onnx", "onnx"), ("keras", "keras.reader"), ("npz", "npz"),
+        ("onnx", "onnx"), ("npz", "npz"), ("keras", "keras.reader"),
     )
 }  # fmt: skip
 
