@@ -61,6 +61,7 @@ SAMPLES = (
     Sample("PaddleNLP", "paddlenlp_legacy"),
     Sample("torch_checkpointing", "torch_checkpointing/step-3"),
     Sample("GGUF", "gguf/types.gguf"),
+    Sample("Keras", "keras/net.keras"),
 )
 
 
@@ -240,7 +241,8 @@ def checked_records(data: bytes) -> list[tuple[str, int, int]]:
             size, offset = struct.unpack_from("<QQ", data, directory + 40)
         start = directory - size - offset
         infos = zipfile.ZipFile(io.BytesIO(data[start:end])).infolist()
-        if all(info.CRC == 0 for info in infos if info.filename.endswith(("/byteorder", "/version"))):
+        markers = [info.CRC for info in infos if info.filename.endswith(("/byteorder", "/version"))]
+        if markers and not any(markers):
             continue  # saved without checksums
         for info in infos:
             head = start + info.header_offset

@@ -64,6 +64,12 @@ def lost_chunk(case: Case) -> Injected:
         head = data[:8] + count + data[16:low] + data[high : infos[-1][1]]
         case.path.write_bytes(head + bytes(-len(head) % 32) + data[start:])
         return Injected("a tensor is in the header no more, its bytes are", (infos[4][2], case.path.name))
+    if kind == "keras":
+        data = case.path.read_bytes()
+        group = data.index(b"0\0\0\0\0\0\0\x001\0", data.index(b"\x89HDF"))  # names of the variables: "0" and "1"
+        case.poke(case.path, data.index(b"SNOD\1\0\2\0", group) + 6, b"\1\0")
+        case.reseal(case.path.name)
+        return Injected("a variable is in its group no more, its bytes are, checksums fit", (case.path.name,))
     if kind == "torch_checkpointing":
         path = case.folder / "optimizer_1.pt"
         with _resaved(path) as document:
@@ -130,6 +136,14 @@ def overlapping_chunk(case: Case) -> Injected:
         (offset,) = struct.unpack("<Q", case.peek(case.path, high - 8, 8))
         case.poke(case.path, high - 8, struct.pack("<Q", offset - 32))
         return Injected("a tensor begins 32 bytes too early", (key, case.path.name))
+    if kind == "keras":
+        first, second = (int(case.catalog.start[row]) for row in range(2))
+        data = case.path.read_bytes()
+        begin = data.index(b"\x89HDF")
+        at = data.index(struct.pack("<BBQ", 3, 1, second - begin)) + 2
+        case.poke(case.path, at, struct.pack("<Q", first - begin + 64))
+        case.reseal(case.path.name)
+        return Injected("a tensor begins within another, checksums fit", (*case.catalog.keys, case.path.name))
     if kind == "torch_checkpointing":
         raise DoesNotApply("boxes follow from the placements; no offset is stored")
     raise DoesNotApply("every tensor has bytes of its own; views of shared bytes are meant")
@@ -166,6 +180,12 @@ def wrong_dtype(case: Case) -> Injected:
         at = next(number for number, (*_, key) in enumerate(infos) if key == "blk.0.q4_0.weight")
         case.poke(case.path, infos[at][1] - 12, struct.pack("<I", 8))
         return Injected("the header says another type of another size", (infos[at + 1][2], case.path.name))
+    if kind == "keras":
+        at = case.path.read_bytes().index(struct.pack("<BBBBI", 0x11, 0x20, 31, 0, 4))
+        double = struct.pack("<BBBBIHHBBBBI", 0x11, 0x20, 63, 0, 8, 0, 64, 52, 11, 0, 52, 1023)
+        case.poke(case.path, at, double)
+        case.reseal(case.path.name)
+        return Injected("a header says another type of another size, checksums fit", (*case.catalog.keys,))
     if kind == "torch_checkpointing":
         with _edited(case.folder / "metadata.pkl") as document:
             _spec(document, "output.weight")["dtype"] = "torch.int32"
@@ -230,8 +250,9 @@ def tampered_index(case: Case) -> Injected:
         raise DoesNotApply("nothing says where the bytes are: the file is read from its beginning")
     data = bytearray((case.folder / name).read_bytes())
     records = [m.start() for m in re.finditer(rb"PK\x01\x02", data)]
-    offset = struct.unpack_from("<L", data, records[-6] + 42)[0]
-    struct.pack_into("<L", data, records[-5] + 42, offset)
+    one, other = records[-6:-4] if len(records) > 5 else records[-2:]
+    offset = struct.unpack_from("<L", data, one + 42)[0]
+    struct.pack_into("<L", data, other + 42, offset)
     (case.folder / name).write_bytes(data)
     return Injected("the directory of the archive gives one record the place of another", (name,))
 

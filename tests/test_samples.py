@@ -19,6 +19,7 @@ NOT_CHECKPOINTS = {"logs", "make", "truth"}
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
 RUNS = {
     "gguf",
+    "keras",
     "loss_spike",
     "orbax",
     "quantised",

@@ -191,6 +191,18 @@ def _nemo(folder: Path) -> None:
     packed(folder / "m.nemo", {"./model_config.yaml": b"a: 1\n", "./model_weights.ckpt": saved(state())})
 
 
+def _keras(folder: Path) -> None:
+    from tests.test_keras import put
+
+    put(folder, "net.keras")
+
+
+def _hdf5(folder: Path) -> None:
+    from tests.test_keras import put
+
+    put(folder, "new.h5")
+
+
 SAMPLES = (
     Sample("DCP, one file", "dcp_single_odd", weight=6),
     Sample("DCP, FSDP2", "dcp_fsdp2", weight=1),
@@ -237,5 +249,7 @@ SAMPLES = (
     Sample("Flax", _flax, "checkpoint_9", weight=3),
     Sample("TensorFlow", _tensorflow, weight=3),
     Sample("ONNX", _onnx, "m.onnx", weight=3, spared=("cut",)),
+    Sample("Keras", _keras, "net.keras", weight=3),
+    Sample("HDF5", _hdf5, "new.h5", weight=3),
     Sample("NeMo", _nemo, "m.nemo", weight=3, spared=("cut",)),
 )

@@ -26,6 +26,8 @@ class Codec:
         compressed: the item is one compressed stream: gzip or zlib, or bare deflate, if its name says so; else zstd.
         within: codec of the stream that begins at ``inner`` in the decoded item and ends by itself; its payload is the
             chunk's.
+        filters: HDF5's, in the order in which they were applied to a chunk: shuffle (the first bytes of all elements,
+            then the second …), gzip, fletcher32 (a checksum that follows).
         text: the item is text, one character a byte.
         varint: the item is a varint of each element, whose low bits it is (protobuf).
         big: elements are big endian.
@@ -38,6 +40,7 @@ class Codec:
     zip: bool = False
     compressed: bool = False
     within: str = ""
+    filters: tuple[str, ...] = ()
     text: bool = False
     varint: bool = False
     big: bool = False
@@ -66,6 +69,16 @@ class Codec:
         return self.compressed or self.text or self.varint or self.big
 
 
+#: What HDF5's filters are combined to; gzip alone, little endian, has a codec of its own.
+_FILTERED = tuple(
+    (filters, big)
+    for big in (False, True)
+    for filters in (
+        ("gzip",), ("shuffle",), ("fletcher32",), ("shuffle", "gzip"), ("shuffle", "fletcher32"),
+        ("gzip", "fletcher32"), ("shuffle", "gzip", "fletcher32"),
+    )
+    if big or filters != ("gzip",)
+)  # fmt: skip
 TABLE = (
     Codec(name="raw", raw=True),  # the payload itself, little endian
     Codec(name="raw_be", raw=True, big=True),  # the payload, big endian
@@ -86,10 +99,24 @@ TABLE = (
     Codec(name="deflate", compressed=True),  # a deflated record of a zip archive (numpy); inner is after its header
     Codec(name="deflate_be", compressed=True, big=True),
     Codec(name="varint", varint=True),  # int32_data and its like (ONNX)
+    *(  # a chunk of HDF5
+        Codec(name="+".join(filters) + "_be" * big, compressed=True, filters=filters, big=big)
+        for filters, big in _FILTERED
+    ),
 )
 CODECS = tuple(codec.name for codec in TABLE)  #: names, by code
-RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(len(TABLE))
+RAW, RAW_BE, TORCH_ZIP, ZSTD_TORCH_ZIP, OPAQUE, TORCH_PART, ZSTD_TORCH_PART, LATIN1_TEXT, *_TURNED = range(
+    len(TABLE) - len(_FILTERED)
+)
 RAW_CONJ, RAW_NEG, RAW_CONJ_NEG, ZSTD, GZIP, DECODED, ZSTD_ZSTD, ZSTD_GZIP, DEFLATE, DEFLATE_BE, VARINT = _TURNED
+
+
+def filtered(filters: tuple[str, ...], big: bool) -> int | None:
+    """Return the codec of a chunk of HDF5 that went through filters, in this order; ``None`` if there is none."""
+    plain = {(): RAW_BE if big else RAW, ("gzip",): GZIP if not big else None}.get(filters)
+    if plain is not None:
+        return plain
+    return len(TABLE) - len(_FILTERED) + _FILTERED.index((filters, big)) if (filters, big) in _FILTERED else None
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:

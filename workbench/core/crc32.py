@@ -17,7 +17,7 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-__all__ = ["crc32", "crc32_of_two", "crc32c", "crc32c_rows", "masked"]
+__all__ = ["crc32", "crc32_of_two", "crc32c", "crc32c_rows", "fletcher32", "masked"]
 
 PIECE = 1 << 20  #: bytes given to zlib at a time; it lets go of the interpreter meanwhile
 _POLYNOMIAL = 0xEDB88320
@@ -106,3 +106,17 @@ def _product(a: int, b: Any, polynomial: int = _POLYNOMIAL) -> Any:
         a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ polynomial * (b & 1)
     return result
+
+
+def fletcher32(data: np.ndarray[Any, Any]) -> int:
+    """Fletcher-32 of bytes as HDF5 computes it: big-endian words of 16 bits, an odd byte as the high one of a word.
+
+    Sums are of the class of their remainder by 65535 that is not 0, unless every word is 0.
+    """
+    words = np.frombuffer(data.tobytes() + b"\0" * (len(data) % 2), ">u2").astype(np.uint64)
+    first = second = 0
+    for at in range(0, len(words), PIECE):
+        part = words[at : at + PIECE]
+        second += len(part) * first + int((part * np.arange(len(part), 0, -1, dtype=np.uint64)).sum())
+        first += int(part.sum())
+    return int(second and (second - 1) % 65535 + 1) << 16 | int(first and (first - 1) % 65535 + 1)

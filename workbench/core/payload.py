@@ -27,6 +27,7 @@ from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
+from workbench.core.crc32 import fletcher32
 from workbench.core.dtypes import DType, nbytes_of
 from workbench.core.region import Region, resolved, swapped
 from workbench.core.source import LazyBytes
@@ -34,7 +35,7 @@ from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
 from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
-__all__ = ["Payloads", "decompress", "inflate"]
+__all__ = ["Payloads", "decompress", "inflate", "unfilter"]
 
 EXPANDED = 1024  #: times its stored bytes that a compressed stream may become …
 EXPANDED_LEAST = 1 << 30  #: … if that is more bytes than this
@@ -264,6 +265,8 @@ class Payloads:
         last = self._unpacked
         if last is None or last[0] != place:
             undone = _STREAMS.get(int(c.codec[row]), decompress)
+            if filters := codecs.TABLE[c.codec[row]].filters:
+                undone = partial(unfilter, filters=filters, size=c.dtype_of(int(c.tensor[row])).itemsize)
             plain = undone(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
             last = self._unpacked = place, plain
         return last[1]
@@ -380,6 +383,32 @@ def inflate(data: Array | memoryview, limit: int, *, what: str, raw: bool = Fals
     if not stream.eof:
         raise CorruptError(f"{what} ends before its {kind} stream does")
     return np.frombuffer(out, np.uint8)
+
+
+def unfilter(data: Array | memoryview, limit: int, *, filters: tuple[str, ...], size: int, what: str) -> Array:
+    """Undo HDF5's filters, the last one first; ``size`` is an element's bytes.
+
+    Raises:
+        CorruptError: the checksum is wrong; otherwise as :func:`inflate`.
+    """
+    plain = np.frombuffer(data, np.uint8)
+    for name in reversed(filters):
+        if name == "gzip":
+            plain = inflate(plain, limit, what=what)
+        elif name == "shuffle":
+            whole = len(plain) // size * size
+            plain = np.concatenate([plain[:whole].reshape(size, -1).T.reshape(-1), plain[whole:]])
+        else:
+            if len(plain) < 4:
+                raise CorruptError(f"{what} has {len(plain)} bytes, fewer than its checksum; the file is damaged")
+            stored, plain = int.from_bytes(plain[-4:].tobytes(), "little"), plain[:-4]
+            found = fletcher32(plain)
+            swapped_halves = (found >> 8 & 0x00FF00FF) | (found << 8 & 0xFF00FF00)  # as hdf5 before 1.6.3 wrote it
+            if stored not in (found, swapped_halves):
+                raise CorruptError(
+                    f"{what}: its Fletcher-32 checksum is {found:#010x}, stored is {stored:#010x}; the file is damaged"
+                )
+    return plain
 
 
 _STREAMS: dict[int, Callable[..., Array]] = {

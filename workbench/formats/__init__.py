@@ -60,7 +60,7 @@ MODULES = {
         ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
         ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
         ("torch_save", "torch.save"), ("nemo", "layered.nemo"), ("tensorflow", "tensorflow"), ("flax", "flax"),
-        ("onnx", "onnx"), ("npz", "npz"),
+        ("onnx", "onnx"), ("npz", "npz"), ("keras", "keras.reader"),
     )
 }  # fmt: skip
 
@@ -248,13 +248,8 @@ def read_forced(place: Place, name: str) -> Catalog:
     raise NotACheckpointError(f"{place.path!r} is not a {name} checkpoint ({FORMATS[name].title}); {other}")
 
 
-#: First bytes of checkpoints and weights of other programs → what the file is.
-_MAGIC = ((b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)"),)
 #: Records of zip archives → what the archive is.
-_RECORDS = (
-    ("/archive_format", "a torch.export archive (.pt2)"),
-    ("model.weights.h5", "a Keras model"),
-)
+_RECORDS = (("/archive_format", "a torch.export archive (.pt2)"),)
 
 
 def _other(place: Place) -> str | None:
@@ -263,9 +258,9 @@ def _other(place: Place) -> str | None:
         return None
     try:
         head = place.read(place.file, length=min(16, place.stat(place.file).size))
-        if head.startswith(b"PK\x03\x04"):
-            names = ziparchive.read_directory(place.window(place.file), what=repr(place.file)).records
-            return next((what for end, what in _RECORDS if any(name.endswith(end) for name in names)), None)
+        if not head.startswith(b"PK\x03\x04"):
+            return None
+        names = ziparchive.read_directory(place.window(place.file), what=repr(place.file)).records
     except OpenError:
         return None
-    return next((what for mark, what in _MAGIC if head.startswith(mark)), None)
+    return next((what for end, what in _RECORDS if any(name.endswith(end) for name in names)), None)

@@ -1,0 +1,1 @@
+"""Keras' checkpoints: ``.keras`` archives, weights and whole models in HDF5."""
