@@ -245,9 +245,8 @@ class Adder:
         touched: dict[int, _Described] = {}
         for row, key in enumerate(values.keys):
             cut = key.rfind("/c/")  # of zarr 3, unless an array has such a name
-            if cut < 0 or key[: cut + 2] in tensors:
-                cut = key.rfind("/")
-            owner = tensors.get(key[:cut]) if cut > 0 else None
+            owner = tensors.get(key[:cut]) if cut > 0 and key[: cut + 2] not in tensors else None
+            cut = cut if owner is not None else len(key)
             while owner is None and cut > 0:
                 cut = key.rfind("/", 0, cut)
                 owner = tensors.get(key[:cut]) if cut > 0 else None
