@@ -114,14 +114,15 @@ class SpikeWalk:
                 self._learn(value)
                 at += 1
                 continue
-            residual = value - self._predict()
-            sigma = self._sigma()
-            near = at in self.near and residual > NEAR_ONSET * sigma and residual > NEAR_NATS
-            if near or (residual > ONSET * sigma and residual > NATS):
-                stop = self._event(at, self._predict(), sigma)
-                if stop is not None:
-                    at = stop
-                    continue
+            level = self._predict()
+            residual, near = value - level, at in self.near
+            if residual > (NEAR_NATS if near else NATS):  # the scale takes most of the time, and few points need it
+                sigma = self._sigma()
+                if residual > (NEAR_ONSET if near else ONSET) * sigma:
+                    stop = self._event(at, level, sigma)
+                    if stop is not None:
+                        at = stop
+                        continue
             self._learn(value)
             at += 1
         return self.found
