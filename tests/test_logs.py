@@ -22,7 +22,9 @@ import pytest
 from workbench.core.place import Place
 from workbench.names.metrics import meaning, pick_metric
 from workbench.runs.logs import find_logs, read_logs
+from workbench.runs.logs.grown import LinesReading, read_grown
 from workbench.runs.logs.joined import join
+from workbench.runs.logs.printed import PrintedLogs
 from workbench.runs.logs.record import MetricLog
 
 LOGS = Path(__file__).resolve().parents[1] / "sample_ckpts" / "logs"
@@ -416,8 +418,7 @@ def test_memory_is_that_of_the_numbers_not_of_the_file(tmp_path):
 
 
 def test_a_log_of_too_many_values_is_read_up_to_the_limit(tmp_path):
-    from workbench.runs.logs.printed import read_printed
-
-    lines = (f"iter {step}: loss 3.5, time 3.00ms, mfu 1.00%" for step in range(1000))
-    (log,) = read_printed("t.log", lines, 300)
+    path = put(tmp_path, "t.log", "".join(f"iter {step}: loss 3.5, time 3.00ms, mfu 1.00%\n" for step in range(1000)))
+    reading = LinesReading(PrintedLogs("t.log", 300), "t.log")
+    (log,) = read_grown(Place(path).source("t.log"), str(path), "text", lambda: reading, None, False)
     assert log.points("loss") == 100 and "the rest was not read" in log.notes[0]

@@ -29,7 +29,7 @@ from workbench.core.shown import Shown, above
 from workbench.errors import NotACheckpointError, UsageError
 from workbench.names.metrics import MEANINGS
 from workbench.runs import Found, discover, grouped
-from workbench.runs.logs import ABOVE, FoundLogs, find_logs, read_logs
+from workbench.runs.logs import ABOVE, FoundLogs, GrownLogs, find_logs, read_logs
 from workbench.runs.logs.joined import JoinedLog, Resume, join
 
 if TYPE_CHECKING:
@@ -118,12 +118,14 @@ def open_run(
     storage_options: Mapping[str, Any] | None = None,
     above: int = ABOVE,
     growing: bool = False,
+    known: GrownLogs | None = None,
 ) -> Run:
     """Open a run as :func:`run` does.
 
     Args:
         above: folders above it in which logs are looked for.
         growing: the run is still being logged: a last line that nothing ends may be half of a number and is left out.
+        known: what was read of the logs before; of a log that has grown, the rest is read.
     """
     path = os.fsdecode(root)
     found = [one for one in discover(path, depth=4, storage_options=storage_options) if one.step is not None]
@@ -131,11 +133,11 @@ def open_run(
     named = None if logs is None else [logs] if isinstance(logs, (str, os.PathLike)) else list(logs)
     place = Place(path, storage_options)
     if named is not None:
-        read = read_logs(named, storage_options, growing=growing)
+        read = read_logs(named, storage_options, growing=growing, known=known)
     elif place.file is not None and not found:
-        read = read_logs([path], storage_options, growing=growing)
+        read = read_logs([path], storage_options, growing=growing, known=known)
     else:
-        read = find_logs(place, skip=[one.path for one in found], above=above, growing=growing)
+        read = find_logs(place, skip=[one.path for one in found], above=above, growing=growing, known=known)
     if not found and not read.logs:
         raise NotACheckpointError(f"{path!r} holds neither checkpoints with steps in their names nor a log")
     return Run(path, tuple(found), read)

@@ -43,7 +43,7 @@ from workbench.errors import (
     WorkbenchError,
 )
 from workbench.runs import Found, discover, grouped
-from workbench.runs.logs import ABOVE, is_log
+from workbench.runs.logs import ABOVE, GrownLogs, is_log
 
 __all__ = ["CHECKS", "KINDS", "WatchEvent", "Watcher"]
 
@@ -216,6 +216,7 @@ class Watcher:
         self._runs: dict[str, WatchedRun] = {}
         self._unchecked: list[tuple[Found, str]] = []
         self._noted: set[str] = set()
+        self._grown = GrownLogs()
         self.exit_code, self.steps = 0, 0
 
     # ---- looking ------------------------------------------------------------------------------------------------
@@ -492,7 +493,7 @@ class Watcher:
                 try:
                     depth = 0 if folder == "." else folder.count("/") + 1
                     near = min(ABOVE, self._above + depth)
-                    there = open_run(self._at(folder), self._logs, above=near, growing=True)
+                    there = open_run(self._at(folder), self._logs, above=near, growing=True, known=self._grown)
                     state.logs = self._stats(there.log_files)
                     resumes, spikes = records(there.resumes), records(there.spikes)
                     why = None
