@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ SPIKES = (
     "after", "advice",
 )  # fmt: skip
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
+BEGINS = 5  #: rows between two saves from which it is no chance that a log begins after one
+_GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
 ALIKE = 0.05  #: median relative difference of the losses of two logs of one run: digits, and means of several steps
 FILES = (
@@ -234,6 +237,7 @@ class Run(Shown):
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
         self.path = path
         self.found = tuple(found)
+        self._said = read.said
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
         self.notes: list[str] = list(read.notes)
         self.log_files = tuple(read.files)
@@ -590,7 +594,31 @@ class Run(Shown):
                 why = f"{save.path!r} was saved right after a load"
                 if first not in found:
                     found[first] = Resume(first, save.step, 0, save.step, False, why)
+        for resume in self._beside():
+            found.setdefault(resume.first_after, resume)
         return [found[step] for step in sorted(found)]
+
+    def _beside(self) -> Iterator[Resume]:
+        """Resumes that the log of the loss does not show: a console beside it names the step that was loaded, or the
+        log begins right after a checkpoint."""
+        loss = self._loss()
+        if loss is None or self._counted:
+            return
+        steps, zero, interval = loss[0], 1 if self._zero_based else 0, self._joined[0].interval
+        known = [one.first_after for one in self._joined[0].resumes]
+        for log in self._said:
+            for mark in log.starts:
+                at = int(np.searchsorted(steps, (mark.loaded or 0) + 1 - zero))
+                there = mark.loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
+                if there and not any(abs(int(steps[at]) - one) <= interval for one in known):
+                    why = f"{mark.text} ({log.path!r})"
+                    yield Resume(int(steps[at]), int(steps[at - 1]), 0, mark.loaded, mark.fresh, why)
+        first = int(steps[0])
+        saves = sorted({one.step for one in self.saves() if one.step is not None})
+        if first in known or len(saves) < 2 or min(np.diff(saves)) < BEGINS * interval:
+            return
+        if any(max(1, first - interval + zero) <= step <= first - 1 + zero for step in saves):
+            yield Resume(first, None, 0, None, False, "the log begins right after a checkpoint")
 
     @cached_property
     def _events(self) -> list[Spike]:

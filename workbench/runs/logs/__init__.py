@@ -77,11 +77,13 @@ class FoundLogs:
     Attributes:
         logs: what was read, one per run of a program, those with points only.
         root: the folder that the paths are relative to.
+        said: texts without rows that say that a checkpoint was loaded.
         notes: what was not read, and why, one sentence each.
         files: paths or URLs of all that was looked into, with what turned out not to be a log.
     """
 
     logs: list[MetricLog] = field(default_factory=list)
+    said: list[MetricLog] = field(default_factory=list)
     root: str = ""
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -158,6 +160,7 @@ def read_logs(
         else:
             found = _read(place, [*_walk(place, "", DEPTH, set(), given=True)], growing, known)
         out.logs += found.logs
+        out.said += found.said
         out.files += found.files
         out.notes += found.notes
         out.root = out.root or place.root
@@ -342,6 +345,7 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
         for log in logs:
             out.notes += log.notes
         out.logs += [log for log in logs if log.columns]
+        out.said += [log for log in logs if not log.columns and log.starts]
     return out
 
 

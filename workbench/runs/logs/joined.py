@@ -184,7 +184,7 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -
     if epochs is not None:  # counted in each epoch
         of_rows = np.searchsorted(np.frombuffer(epochs.rows, np.int64), rows, "right") - 1
         numbers = np.floor(np.frombuffer(epochs.values, np.float64)[np.maximum(of_rows, 0)])
-        if (numbers[falls] > numbers[falls - 1]).all():
+        if np.array_equal(np.flatnonzero(np.diff(numbers) > 0) + 1, falls):
             return none
     apart = np.diff(falls)
     return none if len(falls) > 2 and apart.max() - apart.min() <= 0.02 * apart.max() else falls
@@ -287,22 +287,27 @@ def _resumes(
         fresh = any(mark.fresh for mark in said) and loaded is None
         if at == 0:
             # the first attempt: a resume only if a line names the step that was loaded, and training went on from there
-            if loaded is None or loaded <= 0 or not first - _interval(steps) <= loaded <= first:
+            near = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
+            if loaded is None or loaded <= 0 or not near:
                 continue
-            found.append(Resume(first, None, 0, loaded, False, _why(said, 0), time=_time(log, int(rows[at]))))
+            found.append(Resume(first, None, 0, loaded, False, _why(said, 0, log.unit), time=_time(log, int(rows[at]))))
             continue
         stopped = int(steps[at - 1])
         repeated = max(0, stopped - first + 1)
-        why = _why(said, repeated) + _pause(log, rows, at)
+        why = _why(said, repeated, log.unit) + _pause(log, rows, at)
         difference = _difference(steps, values, at) if repeated else math.nan
         found.append(Resume(first, stopped, repeated, loaded, fresh, why, difference, _time(log, int(rows[at]))))
     return found
 
 
-def _why(marks: Sequence[StartMark], repeated: int) -> str:
-    words = [mark.text or mark.why for mark in marks]
+def _why(marks: Sequence[StartMark], repeated: int, unit: str) -> str:
+    words = [mark.text or mark.why for mark in marks if mark.why != "counter"]
+    counters = [mark.text for mark in marks if mark.why == "counter"]
+    row = "row" if unit == "lines" else "step"
+    if counters and (not (words or repeated) or unit == "lines"):
+        words.append(counters[0])
     if repeated:
-        words.append(f"{repeated:,} steps are logged again" if repeated > 1 else "a step is logged again")
+        words.append(f"{repeated:,} {row}s are logged again" if repeated > 1 else f"a {row} is logged again")
     return "; ".join(dict.fromkeys(words)) or "the step does not rise"
 
 

@@ -294,6 +294,8 @@ _NEXT = re.compile(r"\b(?:resum|continu|restart)(?:ed|ing)\s+(?:\w+\s+)?(?:at|wi
 _FROM = re.compile(r"(?:\bfrom|checkpoint|ckpt)\b[ :='\"`]*((?=\S*\d)[^\s'\"`,;()]+)", re.IGNORECASE)
 #: Who wrote a line: torchrun's, Ray's and fairseq2's prefixes, and Composer's file logger's.
 _WHO = re.compile(r"^\s*(?:\[(?:rank|Rank )(\d+)\]:?|\((?:[\w.]+) pid=(\d+)[^)]*\)|\[stdout\]:|\[stderr\]:)\s?")
+COUNTED = "hf_trainer, by the row"
+BARRED = 0.8  #: of the Trainer's rows that are followed by a bar, if the bars are the steps
 _HF_KEYS = ("'loss'", "'eval_loss'")
 
 
@@ -309,7 +311,6 @@ class PrintedLogs:
         self.held: dict[str, float] | None = None  # of the Trainer: the bar that follows shows the step
         self.total = 0  # of the training's bar; those of evaluations are shorter
         self.lines = 0
-        self.bars = False
         self.last: tuple[str, int, int] | None = None
 
     def feed(self, line: str) -> None:
@@ -371,10 +372,10 @@ class PrintedLogs:
         if _AGAIN.search(line) and not _ELSE.search(line):
             self._mark(StartMark(0, "restart line", _loaded_in(line), text=line.strip()[:200]))
 
-    def _mark(self, mark: StartMark) -> None:
-        if not self.bars:
-            self._count(0)  # the row before the line is complete
+    def _mark(self, mark: StartMark, held: bool = False) -> None:
         self.marks.append(mark)
+        if not held:
+            self.held = None  # its bar never came
 
     def _composer(self, line: str, who: int) -> bool:
         if "[batch=" in line and (head := _COMPOSER_HEAD.search(line)):
@@ -396,8 +397,7 @@ class PrintedLogs:
         """The Trainer prints a dict without a step, and right after it the bar, which shows the step."""
         if "/" in line and "<" in line and (count := _BAR_COUNT.search(line)) and "=" not in line[count.end() :]:
             done, total = int(count[1]), int(count[2])
-            if total >= self.total:
-                self.total, self.bars = total, True
+            self.total = max(self.total, total)
             if self.held is not None and total == self.total:
                 time = _BAR_TIME.match(line, count.end())
                 shown = {} if time is None else {"the progress bar's time": _seconds(time)}
@@ -408,37 +408,30 @@ class PrintedLogs:
         if not text.startswith("{"):
             return False
         if "'train_runtime'" in text:  # the row about a whole training: what follows is of another start
-            self._mark(
-                StartMark(0, "restart line", text="the training before it had ended ('train_runtime' was logged)")
-            )
+            words = "the training before it had ended ('train_runtime' was logged)"
+            self._mark(StartMark(0, "restart line", text=words))
             return True
         if not any(key in text for key in _HF_KEYS):
             return False
-        if not self.bars:
-            self._count(who)
         self.held = pairs(_DICT.findall(text))
+        self._count(self.held, who)
         return True
 
-    def _count(self, who: int) -> None:
-        """Take the held row if no bar was printed: its number is its step, until the epoch goes back."""
-        row = self.held
-        if row is None:
-            return
-        self.held = None
-        epoch = row.get("epoch", math.nan)
-        rate = row.get("learning_rate", math.nan)
+    def _count(self, row: dict[str, float], who: int) -> None:
+        """Keep a row under its number, in case no bars are printed; where the epoch goes back, the number does."""
+        epoch, rate = row.get("epoch", math.nan), row.get("learning_rate", math.nan)
         if self.epochs and epoch < self.epochs[-1]:
             self.lines = bisect_left(self.epochs, epoch)
             same = range(self.lines, bisect_right(self.epochs, epoch))  # an epoch has few digits: several rows show it
             self.lines = next((at for at in same if self.rates[at] == rate), self.lines)
-            self.marks.append(StartMark(0, "counter", text=f"the epoch falls from {self.epochs[-1]:g} to {epoch:g}"))
+            text = f"the epoch falls from {self.epochs[-1]:g} to {epoch:g}"
+            self._mark(StartMark(0, "counter", text=text), held=True)
             del self.epochs[self.lines :], self.rates[self.lines :]
         self.lines += 1
         if math.isfinite(epoch) and len(self.epochs) == self.lines - 1:
             self.epochs.append(epoch)
             self.rates.append(rate)
-        self._row("hf_trainer", who, PrintedRow(self.lines, row))
-        self.logs["hf_trainer", who].unit = "lines"
+        self._row(COUNTED, who, PrintedRow(self.lines, row))
 
     @property
     def kept(self) -> int:
@@ -446,13 +439,22 @@ class PrintedLogs:
         return sum(log.kept for log in self.logs.values())
 
     def done(self) -> list[MetricLog]:
-        """Return the logs; a dict whose bar never came is counted, or left out where others have a step."""
-        if not self.bars:
-            self._count(0)
+        """Return the logs. Of the Trainer's, the one with steps, unless its bars are missing for many rows."""
+        for (program, who), log in list(self.logs.items()):
+            if program == COUNTED:
+                log.kind, log.unit = "hf_trainer", "lines"
+                barred = self.logs.get(("hf_trainer", who))
+                if barred is None or barred.rows < BARRED * log.rows:
+                    self.logs["hf_trainer", who] = log
+                del self.logs[program, who]
         lowest: dict[str, MetricLog] = {}
         for (program, _), log in sorted(self.logs.items()):
             if program not in lowest or (not _has_loss(lowest[program]) and _has_loss(log)):
                 lowest[program] = log
+        if not lowest and any(mark.loaded is not None for mark in self.marks):  # a console beside a log of rows
+            said = MetricLog(self.path, "text", files=[self.path])
+            said.starts = list(self.marks)
+            return [said]
         return list(lowest.values())
 
 
