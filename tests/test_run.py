@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.lab import restarts
 from tests.lab.curves import Score, curves, measured
 from workbench.analysis.spikes import find_spikes
 from workbench.cli import main
@@ -336,6 +337,41 @@ def test_hard_curves_of_a_seed_that_was_not_tuned_on():
     score = measured(seed=4, each=1)
     assert score.curves == 54 and score.hits + score.missed > 15
     assert score.precision >= 0.85 and score.recall >= 0.85 and score.alarmed <= 0.05 * score.healthy
+
+
+def noisy(count: int, sigma: float, seed: int = 0) -> np.ndarray:
+    return np.exp(np.log(2) + sigma * np.random.default_rng(seed).normal(size=count))
+
+
+def test_two_points_are_an_event_if_the_noise_never_went_that_far():
+    curve = noisy(200, 0.02)
+    curve[150:152] *= math.exp(0.2), math.exp(0.12)
+    (one,) = find_spikes(curve.tolist())
+    assert one.onset == 150 and one.kind == "spike"
+    curve[100:140:4] *= math.exp(-0.17)  # the noise is wild, on the other side
+    assert find_spikes(curve.tolist()) == []
+
+
+def test_a_rise_that_no_single_point_shows_is_an_event():
+    """As of a learning rate that is ten times too high: 0.6 nats over a hundred points."""
+    rise = np.clip((np.arange(400) - 200) / 100, 0, 1) * 0.6
+    (one,) = find_spikes((noisy(400, 0.04) * np.exp(rise)).tolist())
+    assert 195 <= one.onset <= 240 and one.kind == "level shift" and one.height > 0.8
+    back = rise * np.where(np.arange(400) > 300, np.exp(-(np.arange(400) - 300) / 10), 1)
+    (one,) = find_spikes((noisy(400, 0.04) * np.exp(back)).tolist())
+    assert 195 <= one.onset <= 240 and one.alarm and one.recovered
+
+
+def test_noise_that_swells_is_no_event():
+    sigma = np.where(np.arange(400) > 200, 0.09, 0.03)
+    assert find_spikes((2 * np.exp(sigma * np.random.default_rng(5).normal(size=400))).tolist()) == []
+
+
+@pytest.mark.parametrize("seed", [11])
+def test_restarts_of_a_lab_are_found_and_none_is_invented(seed):
+    """A part of the runs of docs/run.md; ``python -m tests.lab.restarts`` measures all."""
+    hits, false, _, traced = np.sum(list(restarts.measured(seed, 48).values()), axis=0)
+    assert traced > 40 and hits >= 0.98 * traced and false == 0
 
 
 def test_the_score_counts_as_it_says():

@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,20 @@ KINDS = (
 )  # fmt: skip
 #: What a program prints when it goes on; ``None``: nothing.
 LINES = {
-    "hf": ("  Continuing training from global step {at}", "Resuming training from checkpoint with epoch 0 and global step {at}"),
-    "megatron": ("  successfully loaded checkpoint from out [ t 1/1, p 1/1 ] at iteration {at}", " loading distributed checkpoint from out at iteration {at}"),
+    "hf": (
+        "  Continuing training from global step {at}",
+        "Resuming training from checkpoint with epoch 0 and global step {at}",
+    ),
+    "megatron": (
+        "  successfully loaded checkpoint from out [ t 1/1, p 1/1 ] at iteration {at}",
+        " loading distributed checkpoint from out at iteration {at}",
+    ),
     "titan": ("[titan] x - root - INFO - Loading the checkpoint from outputs/checkpoint/step-{at}.",),
-    "nanogpt": ("Resuming training from out", "=> loaded checkpoint 'out/ckpt-{at}.pt' (epoch 2)", "Resumed from step {at}"),
+    "nanogpt": (
+        "Resuming training from out",
+        "=> loaded checkpoint 'out/ckpt-{at}.pt' (epoch 2)",
+        "Resumed from step {at}",
+    ),
     "deepspeed": ("[Torch] Loading checkpoint from out/global_step{at}/mp_rank_00_model_states.pt...",),
     "fairseq2": ("[Rank 0] T INFO fairseq2 - Training restored. Resuming from step {at}.",),
 }  # fmt: skip
@@ -55,12 +66,12 @@ class Attempt:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def attempts(r: np.random.Generator, interval: int, kind: str) -> tuple[list[Attempt], list[int], int]:
-    """Starts of one run, the steps of its checkpoints, and how many steps an epoch has."""
+def attempts(r: np.random.Generator, interval: int) -> tuple[list[Attempt], int]:
+    """Starts of one run, and how many steps an epoch has."""
     save = interval * int(r.integers(4, 12))
     last = save * int(r.integers(6, 12))
     epoch = int(r.integers(last // 4, last))
-    out, at, saved = [Attempt(1, last)], 0, set[int]()
+    out, at = [Attempt(1, last)], 0
     for _ in range(int(r.choice([0, 1, 1, 2, 3]))):
         low = at + save
         if low >= last - save:
@@ -68,10 +79,9 @@ def attempts(r: np.random.Generator, interval: int, kind: str) -> tuple[list[Att
         newest = int(r.integers(low // save, last // save)) * save
         dies = newest + (0 if r.random() < 0.5 else int(r.integers(interval, save)))
         out[-1].last = dies
-        saved |= set(range(save, dies + 1, save))
         at = newest if r.random() < 0.8 or newest - save <= at else newest - save
         out.append(Attempt(at + 1, last))
-    return out, sorted(saved | set(range(save, last + 1, save))), epoch
+    return out, epoch
 
 
 def make(folder: Path, seed: int) -> Made:
@@ -79,7 +89,7 @@ def make(folder: Path, seed: int) -> Made:
     r = np.random.default_rng((77, seed))
     kind = KINDS[seed % len(KINDS)]
     interval = int(r.choice([1, 5, 10, 20]))
-    starts, saves, per_epoch = attempts(r, interval, kind)
+    starts, per_epoch = attempts(r, interval)
     noise, clock = r.normal(0, 0.02, starts[-1].last + 1), 1.7e9
     jitter = float(r.choice([0, 1e-3]))
     for start in starts:
@@ -94,13 +104,15 @@ def make(folder: Path, seed: int) -> Made:
             })  # fmt: skip
     starts = [one for one in starts if one.rows]
     made = Made(kind, [one.rows[0]["step"] for one in starts[1:]])
-    # one row that is there twice, and equal, is one point
-    same = 0 if jitter else -1
-    repeated = [b.rows[0]["step"] - a.rows[-1]["step"] <= same for a, b in zip(starts, starts[1:], strict=False)]
     traced = write(folder, kind, starts, interval, r)
-    timed = [b.rows[0]["elapsed"] + 1 < a.rows[-1]["elapsed"] for a, b in zip(starts, starts[1:], strict=False)]
-    shown = [again or (time if traced == "timer" else bool(traced)) for again, time in zip(repeated, timed, strict=True)]
-    made.traced = [step for step, there in zip(made.restarts, shown, strict=True) if there]
+    for before, after in pairwise(starts):
+        first, last = after.rows[0], before.rows[-1]
+        again = first["step"] < last["step"] or (
+            first["step"] == last["step"] and jitter > 0
+        )  # or else it is one point
+        timed = first["elapsed"] + 1 < last["elapsed"]
+        if again or (timed if traced == "timer" else traced):
+            made.traced.append(first["step"])
     if traced == "last":
         made.restarts = made.traced = made.restarts[-1:]
     return made
@@ -178,9 +190,11 @@ def printed(kind: str, x: dict[str, Any], total: int) -> str:
     if kind == "hf":
         return f"{{'loss': '{loss:.4f}', 'learning_rate': '{lr:.4e}', 'epoch': '{x['epoch']:.4g}'}}"
     if kind == "megatron":
-        return f" iteration {step:8d}/ {total:7d} | consumed samples: {x['tokens']:12d} | learning rate: {lr:.6E} | lm loss: {loss:.6E} |"
+        fields = f"consumed samples: {x['tokens']:12d} | learning rate: {lr:.6E} | lm loss: {loss:.6E} |"
+        return f" iteration {step:8d}/ {total:7d} | {fields}"
     if kind == "titan":
-        return f"[titan] T - root - INFO - step: {step:2}  loss: {loss:8.5f}  grad_norm:  0.7432  memory: 1.00GiB(1.00%)  tps: 6,512"
+        fields = f"loss: {loss:8.5f}  grad_norm:  0.7432  memory: 1.00GiB(1.00%)  tps: 6,512"
+        return f"[titan] T - root - INFO - step: {step:2}  {fields}"
     if kind == "nanogpt":
         return f"iter {step}: loss {loss:.4f}, time 12.50ms, mfu 31.20%"
     if kind == "deepspeed":
@@ -198,16 +212,15 @@ def measured(seed: int, count: int = 120) -> dict[str, list[int]]:
             made = make(Path(name), 1000 * seed + number)
             run = wb.run(name)
             found = [int(step) for step in run.resumes["step"]]
-            if made.kind == "hf":  # its rows are counted: the number of the row
-                found = sorted(found)
-                want = sorted(made.traced)
-                hits = min(len(found), len(want))
+            if made.kind == "hf":  # its steps are the numbers of its rows
+                hits = min(len(found), len(made.traced))
+                false = len(found) - hits
             else:
-                hits = len(set(found) & set(made.restarts))
+                hits, false = len(set(found) & set(made.traced)), len(set(found) - set(made.restarts))
             row = table.setdefault(made.kind, [0, 0, 0, 0])
-            for n, value in enumerate((hits, len(found) - hits, len(made.restarts), len(made.traced))):
+            for n, value in enumerate((hits, false, len(made.restarts), len(made.traced))):
                 row[n] += value
-            if "-v" in sys.argv and (len(found) - hits or hits < len(made.traced)):
+            if "-v" in sys.argv and (false or hits < len(made.traced)):
                 print(1000 * seed + number, made, found)
     return table
 
@@ -216,5 +229,6 @@ if __name__ == "__main__":
     for seed in [int(word) for word in sys.argv[1:] if word.isdigit()] or [1]:
         table = measured(seed)
         hits, false, restarts, traced = (sum(row[n] for row in table.values()) for n in range(4))
-        print(f"seed {seed}: precision {hits / max(1, hits + false):.3f}, recall {hits / max(1, traced):.3f} of {traced} traced")
-        print(f"  ({restarts} restarts)", {kind: row for kind, row in sorted(table.items())})
+        precision, recall = hits / max(1, hits + false), hits / max(1, traced)
+        print(f"seed {seed}: precision {precision:.3f}, recall {recall:.3f} of {traced} traced of {restarts} restarts")
+        print(" ", dict(sorted(table.items())))

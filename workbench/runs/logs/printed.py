@@ -279,7 +279,7 @@ STARTS: tuple[tuple[str, re.Pattern[str], str], ...] = (
 )  # fmt: skip
 #: What other programs print when they go on from a checkpoint; and the lines that are about something else.
 _AGAIN = re.compile(
-    r"\b(?:resum(?:ed|ing)|continu(?:ed|ing)|restor(?:ed|ing)|restart(?:ed|ing)|(?:re-?)?load(?:ed|ing))\b"
+    r"\b(?:resum(?:ed|ing)|continu(?:ed|ing)(?=.*\b(?:from|at)\b)|restor(?:ed|ing)|restart(?:ed|ing)|(?:re-?)?load(?:ed|ing))\b"
     r".*?\b(?:checkpoints?|ckpt|training|run|state|step|iteration)(?![a-z])",
     re.IGNORECASE,
 )
@@ -289,6 +289,7 @@ _ELSE = re.compile(
     r"|will|every|each)\b",
     re.IGNORECASE,
 )
+_PATH = re.compile(r"\S*/\S*")
 _AT_STEP = re.compile(r"(?<!next )\b(?:global[ _]?step|step|iteration|iter)[ :=#]{1,3}(\d{1,18})\b", re.IGNORECASE)
 _NEXT = re.compile(r"\b(?:resum|continu|restart)(?:ed|ing)\s+(?:\w+\s+)?(?:at|with)\b", re.IGNORECASE)
 _FROM = re.compile(r"(?:\bfrom|checkpoint|ckpt)\b[ :='\"`]*((?=\S*\d)[^\s'\"`,;()]+)", re.IGNORECASE)
@@ -364,12 +365,12 @@ class PrintedLogs:
                 step = int(found[1])
                 mark = StartMark(0, mark.why, step - 1 if step > 1 else None, step, step <= 1, mark.text)
             elif kind == "path":
-                mark = StartMark(0, mark.why, loaded=_step_in(found[1]), text=mark.text)
+                mark = StartMark(0, mark.why, loaded=_loaded_in(line, found[1]), text=mark.text)
             elif kind == "fresh":
                 mark = StartMark(0, mark.why, fresh=True, text=mark.text)
             self._mark(mark)
             return
-        if _AGAIN.search(line) and not _ELSE.search(line):
+        if _AGAIN.search(line) and not _ELSE.search(_PATH.sub("", line)):
             self._mark(StartMark(0, "restart line", _loaded_in(line), text=line.strip()[:200]))
 
     def _mark(self, mark: StartMark, held: bool = False) -> None:
@@ -486,8 +487,10 @@ def _step_in(path: str) -> int | None:
     return None
 
 
-def _loaded_in(line: str) -> int | None:
+def _loaded_in(line: str, path: str = "") -> int | None:
     """The step of the checkpoint that a line names; ``None`` if it names none, or the step that comes next."""
+    if path and (step := _step_in(path)) is not None:
+        return step
     for found in _FROM.finditer(line):
         step = _step_in(found[1])
         if step is not None:
