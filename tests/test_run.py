@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -280,6 +281,51 @@ def test_without_a_pair_the_message_says_what_to_keep(tmp_path):
 
 
 # ---- spikes -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_spike_each_resume_is_compared_or_named(tmp_path, monkeypatch):
+    for step in (20, 30, 40, 50):
+        save(tmp_path, step)
+    curve = spiky(1000, 60)
+    log(tmp_path / "log.csv", [(s, curve[s]) for s in [*range(1, 26), *range(21, 46), *range(41, 61)]])
+    run = wb.run(tmp_path)
+    assert list(run.resumes["step"]) == [21, 41] and not len(run.spikes)
+    found = run.diagnose()
+    assert "chosen because the run was resumed before step 41" in found.notes
+    assert found.notes[-1].startswith("the resume before step 21 was compared, too: ")
+    monkeypatch.setattr(import_module("workbench.doctor.of_run"), "EARLIER", 0)
+    found = run.diagnose()
+    want = "the resume before step 21 was not compared; compare 'step-20.pt' with 'step-30.pt'"
+    assert found.notes[-1] == want and [one.step for one in found.subjects] == [40, 50]
+
+
+def test_what_to_do_without_a_log_is_said_for_the_place_where_it_is_shown(tmp_path):
+    for step in (1, 2):
+        save(tmp_path / "a", step)
+    run = wb.run(tmp_path / "a")
+    assert "name it with logs= or --logs" in repr(run).replace("\n", " ").replace("               ", "")
+    page = Path(run.to_html(tmp_path / "page.html", diagnose=False)).read_text("utf-8")
+    assert "--logs" not in page and "copy it into the folder of the run, or beside it" in page
+
+
+def test_a_console_beside_the_rows_names_the_step_that_was_loaded(tmp_path):
+    log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(1, 121)})
+    (tmp_path / "out.txt").write_text("hello\nResuming training from step 60\n")
+    run = wb.run(tmp_path)
+    assert run.resumes[["step", "from_step"]].values.tolist() == [[61, 60]]
+    assert run.resumes["why"][0] == "Resuming training from step 60 ('out.txt')"
+    (tmp_path / "out.txt").write_text("Loading checkpoint out/step-60 to evaluate it\n")
+    assert len(wb.run(tmp_path).resumes) == 0
+
+
+def test_a_log_that_begins_right_after_a_checkpoint_began_with_a_resume(tmp_path):
+    for step in (60, 80, 100):
+        save(tmp_path, step)
+    log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(61, 121)})
+    (row,) = wb.run(tmp_path).resumes.to_dict("records")
+    assert (row["step"], row["from_step"]) == (61, 60) and row["why"] == "the log begins right after a checkpoint"
+    log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(70, 121)})
+    assert len(wb.run(tmp_path).resumes) == 0
 
 
 def test_nan_is_an_event_wherever_it_is():

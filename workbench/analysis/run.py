@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "NO_LOG",
     "CheckpointPair",
     "Run",
     "RunComparison",
@@ -54,6 +55,8 @@ SPIKES = (
     "step", "height", "sigma", "kind", "recovered", "peak_step", "end_step", "points", "suspected", "resume", "before",
     "after", "advice",
 )  # fmt: skip
+#: Where it is shown, what to do is added: text names an option, a page the folder.
+NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
 BEGINS = 5  #: rows between two saves from which it is no chance that a log begins after one
 _GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
@@ -142,7 +145,13 @@ def open_run(
     else:
         read = find_logs(place, skip=[one.path for one in found], above=above, growing=growing, known=known)
     if not found and not read.logs:
-        raise NotACheckpointError(f"{path!r} holds neither checkpoints with steps in their names nor a log")
+        error = NotACheckpointError(
+            f"{path!r} holds neither checkpoints with steps in their names nor a log"
+            + (f" ({'; '.join(read.notes[:2])})" if read.notes else "")
+        )
+        for note in read.notes:
+            error.add_note(note)
+        raise error
     return Run(path, tuple(found), read)
 
 
@@ -231,6 +240,7 @@ class Run(Shown):
         path: as given.
         found: its checkpoints, by step.
         notes: what was not read, and what is odd, one sentence each.
+        log_notes: those of the notes that are about reading logs.
         log_files: paths or URLs of the files that were looked into for logs.
     """
 
@@ -240,6 +250,7 @@ class Run(Shown):
         self._said = read.said
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
         self.notes: list[str] = list(read.notes)
+        self.log_notes = tuple(read.notes)
         self.log_files = tuple(read.files)
         if self._joined:
             self.notes += self._joined[0].notes
@@ -420,8 +431,8 @@ class Run(Shown):
         """Diagnose a jump of the loss with the doctor, on the checkpoints before and after it.
 
         Args:
-            step: a logged step; by default the highest spike, or level shift soon after a resume; or else the last
-                resume; or else all steps are compared.
+            step: a logged step; by default the highest spike, or level shift soon after a resume; or else each resume,
+                of which the worst is returned and the others are in its notes; or else all steps are compared.
             options: as for ``wb.doctor``: ``betas``, ``lr``, ``weight_decay``, ``deep``, ``threads``, ``progress`` ….
 
         Returns:
@@ -529,7 +540,7 @@ class Run(Shown):
             return
         if loss is None:
             if not self._joined:
-                self.notes.append("no log was found beside or above the checkpoints; name it with logs= or --logs")
+                self.notes.append(NO_LOG)
             return
         first, last = int(loss[0][0]), int(loss[0][-1])
         if min(steps) > last + max(1, self._joined[0].interval):
@@ -608,11 +619,12 @@ class Run(Shown):
         known = [one.first_after for one in self._joined[0].resumes]
         for log in self._said:
             for mark in log.starts:
-                at = int(np.searchsorted(steps, (mark.loaded or 0) + 1 - zero))
-                there = mark.loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
+                loaded = mark.first if mark.loaded is None else mark.loaded
+                at = int(np.searchsorted(steps, (loaded or 0) + 1 - zero))
+                there = loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
                 if there and not any(abs(int(steps[at]) - one) <= interval for one in known):
                     why = f"{mark.text} ({log.path!r})"
-                    yield Resume(int(steps[at]), int(steps[at - 1]), 0, mark.loaded, mark.fresh, why)
+                    yield Resume(int(steps[at]), int(steps[at - 1]), 0, loaded, mark.fresh, why)
         first = int(steps[0])
         saves = sorted({one.step for one in self.saves() if one.step is not None})
         if first in known or len(saves) < 2 or min(np.diff(saves)) < BEGINS * interval:

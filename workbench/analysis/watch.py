@@ -502,14 +502,22 @@ class Watcher:
             state.stale, ended = False, self._clock()
             state.again = ended + SHARE * (ended - began)
             if why is not None:
-                if not isinstance(why, NotACheckpointError):  # that nothing is saved or logged yet
+                if isinstance(why, NotACheckpointError):  # nothing is saved or logged yet
+                    yield from self._noted_logs(getattr(why, "__notes__", ()))
+                else:
                     yield from self._note(str(why))
                 continue
+            yield from self._noted_logs(there.log_notes)
             silent = self._from_now and not self._looks
             for event in self._logged(there, state, resumes, spikes):
                 self._busy = True
                 if not silent:
                     yield self._counted(event)
+
+    def _noted_logs(self, notes: Sequence[str]) -> Iterator[WatchEvent]:
+        """What was not read of the logs, once: counts in these words grow with the log."""
+        for words in notes:
+            yield from self._note(words, once=_NUMBER.sub("#", words))
 
     def _stats(self, paths: Any) -> Mapping[str, FileStat | None]:
         """The present identity of log files; those below the root are in the listing."""
@@ -572,9 +580,9 @@ class Watcher:
         self.exit_code = max(self.exit_code, _SEVERITIES.index(event.severity))
         return event
 
-    def _note(self, words: str) -> Iterator[WatchEvent]:
-        if words not in self._noted:
-            self._noted.add(words)
+    def _note(self, words: str, once: str = "") -> Iterator[WatchEvent]:
+        if (once or words) not in self._noted:
+            self._noted.add(once or words)
             yield WatchEvent("note", self._clock(), self.path, None, "", words)
 
 

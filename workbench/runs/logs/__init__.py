@@ -315,6 +315,8 @@ class _Reader:
             if one.kind != "tensorboard" and not is_text(source):
                 self.notes.append(f"{one.path!r} is binary and was not read")
                 return []
+            if source.size == 0 and one.kind != "text":  # a console without output is no loss
+                self.notes.append(f"{one.path!r} is empty")
             at = f"{self.place.root.rstrip('/')}/{one.path}"
             return read_grown(source, at, one.kind, lambda: make(one.path), self.known, self.growing)
         except WorkbenchError as error:

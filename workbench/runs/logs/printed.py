@@ -452,7 +452,9 @@ class PrintedLogs:
         for (program, _), log in sorted(self.logs.items()):
             if program not in lowest or (not _has_loss(lowest[program]) and _has_loss(log)):
                 lowest[program] = log
-        if not lowest and any(mark.loaded is not None for mark in self.marks):  # a console beside a log of rows
+        if not lowest and any(
+            mark.loaded is not None or mark.first is not None for mark in self.marks
+        ):  # a console beside a log of rows
             said = MetricLog(self.path, "text", files=[self.path])
             said.starts = list(self.marks)
             return [said]

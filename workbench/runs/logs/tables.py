@@ -296,7 +296,7 @@ def read_databases(place: Place, path: str, limit: int) -> list[MetricLog]:
         CorruptError: it is damaged. UsageError: it is in a store; copy it to a disk.
     """
     if not place.local:
-        raise UsageError(f"{path!r} is an SQLite database in a store; copy it to a disk and pass it with --logs")
+        raise UsageError(f"{path!r} is an SQLite database, which cannot be read in a store: copy it to a disk")
     # immutable: no lock is taken and no file made, and a writer is not disturbed; rows that are still in the
     # write-ahead log are not seen
     uri = f"file:{quote(place.resolve(path))}?mode=ro&immutable=1"
