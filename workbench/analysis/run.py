@@ -431,8 +431,8 @@ class Run(Shown):
         """Diagnose a jump of the loss with the doctor, on the checkpoints before and after it.
 
         Args:
-            step: a logged step; by default the highest spike, or level shift soon after a resume; or else each resume,
-                of which the worst is returned and the others are in its notes; or else all steps are compared.
+            step: a logged step; by default the highest spike, or level shift soon after a resume; or else each resume:
+                the worst is returned, and its notes name the others; or else all steps are compared.
             options: as for ``wb.doctor``: ``betas``, ``lr``, ``weight_decay``, ``deep``, ``threads``, ``progress`` ….
 
         Returns:

@@ -14,9 +14,9 @@
       rng_state.pth │ rng_state_R.pth      objects, one per rank
       training_args.bin                    a pickled TrainingArguments, shown as an inert record
 
-``trainer_state.json`` may be missing: ``optimizer.pt`` beside such weights is in the Trainer's layout, whoever wrote it.
-Keys of the optimizer's file get the prefix ``optimizer.``. Ids are mapped to parameters only where that is certain,
-which is rare with safetensors' sorted names. Source: transformers 5.23 ``trainer.py``, ``trainer_pt_utils.py``.
+``trainer_state.json`` may be missing: ``optimizer.pt`` beside such weights has its layout. Keys of
+the optimizer's file get the prefix ``optimizer.``. Ids are mapped to parameters only where that is certain, which is
+rare with safetensors' sorted names. Source: transformers 5.23 ``trainer.py``, ``trainer_pt_utils.py``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _weights(place: Place) -> str | None:
 FORMAT = Format(
     name="hf_trainer",
     title="Hugging Face Trainer checkpoint-N",
-    marks="trainer_state.json",
+    marks="trainer_state.json, or optimizer.pt beside the weights",
     read_from="transformers 5.23",
     detect=detect,
     read_catalog=read_catalog,

@@ -28,7 +28,7 @@ from workbench.errors import UsageError, WorkbenchError
 from workbench.names.metrics import pick_metric
 from workbench.names.steps import step_of
 from workbench.runs.logs.binary import WANDB_MAGIC, EventsReading, read_wandb
-from workbench.runs.logs.grown import GrownLogs, LinesReading, Reading, read_grown
+from workbench.runs.logs.grown import FileReading, GrownLogs, LinesReading, read_grown
 from workbench.runs.logs.lines import is_text
 from workbench.runs.logs.printed import PrintedLogs
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
@@ -250,7 +250,7 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
 
 
 def _numbered(kind: str, path: str, at: str, name: str) -> LogFile:
-    """Files whose names differ in a number that is no rank's may be the starts of one run."""
+    """Files whose names differ in a number other than a rank may be the starts of one run."""
     group = path if _RANKS.search(name) else f"{at}/{_DIGITS.sub('#', name)}"
     return LogFile(kind, group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
 
@@ -299,7 +299,7 @@ def _above(place: Place, name: str) -> Iterator[LogFile]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _LogReader:
     """How the files of a place are read: with an unfinished last line or without, and what was read of them before."""
 
     place: Place
@@ -325,7 +325,7 @@ class _Reader:
 
 
 #: Kind of file → its reading.
-_READINGS: dict[str, Callable[[str], Reading]] = {
+_READINGS: dict[str, Callable[[str], FileReading]] = {
     "tensorboard": EventsReading,
     "text": lambda path: LinesReading(PrintedLogs(path, VALUES), path),
     "jsonl": lambda path: LinesReading(JsonRows(path), path),
@@ -340,7 +340,7 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
     groups: dict[tuple[str, str], list[LogFile]] = {}
     for one in files:
         groups.setdefault((one.kind, one.group), []).append(one)
-    reader = _Reader(place, growing, known, out.notes)
+    reader = _LogReader(place, growing, known, out.notes)
     for (kind, _), members in sorted(groups.items()):
         members.sort(key=lambda one: one.order)
         logs = _files(reader, kind, members) if kind in _READINGS else _group(reader, kind, members)
@@ -351,7 +351,7 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
     return out
 
 
-def _group(reader: _Reader, kind: str, members: list[LogFile]) -> list[MetricLog]:
+def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
     """Logs whose files have rows in common."""
     place, notes = reader.place, reader.notes
     log = MetricLog(members[-1 if kind == "hf_trainer" else 0].path, kind)  # the newest state has the whole history
@@ -383,7 +383,7 @@ def _group(reader: _Reader, kind: str, members: list[LogFile]) -> list[MetricLog
     return [log]
 
 
-def _files(reader: _Reader, kind: str, members: list[LogFile]) -> list[MetricLog]:
+def _files(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
     """Logs of files that each are one start of a run, or one metric of it, joined in their order."""
     joined: list[MetricLog] = []
     for one in members:

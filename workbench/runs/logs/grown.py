@@ -26,7 +26,7 @@ from workbench.core.source import PreadSource, Source
 from workbench.runs.logs.lines import end_of_lines, stripped_lines
 from workbench.runs.logs.record import LogFull, MetricLog
 
-__all__ = ["GrownLogs", "LineReader", "LinesReading", "Reading", "read_grown"]
+__all__ = ["FileReading", "GrownLogs", "LineTaker", "LinesReading", "read_grown"]
 
 HEAD, TAIL = (
     4 << 10,
@@ -35,7 +35,7 @@ HEAD, TAIL = (
 KEPT = 8_000_000  #: values of all logs together that are kept: 192 MB
 
 
-class LineReader(Protocol):
+class LineTaker(Protocol):
     """Takes lines; see :class:`~workbench.runs.logs.tables.JsonRows`."""
 
     @property
@@ -46,7 +46,7 @@ class LineReader(Protocol):
     def done(self) -> list[MetricLog]: ...
 
 
-class Reading(Protocol):
+class FileReading(Protocol):
     """A file that is being read."""
 
     @property
@@ -66,7 +66,7 @@ class Reading(Protocol):
 class LinesReading:
     """A text file."""
 
-    def __init__(self, reader: LineReader, path: str) -> None:
+    def __init__(self, reader: LineTaker, path: str) -> None:
         self._reader, self._path, self._full = reader, path, False
 
     def read(self, source: Source, start: int) -> int:
@@ -108,7 +108,7 @@ class _Known:
     mtime_ns: int
     stop: int
     digest: bytes
-    reading: Reading
+    reading: FileReading
 
 
 class GrownLogs:
@@ -119,7 +119,9 @@ class GrownLogs:
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
         self.nbytes = 0  #: read so far, without digests
 
-    def read(self, path: str, kind: str, source: PreadSource, make: Callable[[], Reading]) -> tuple[Reading, int]:
+    def read(
+        self, path: str, kind: str, source: PreadSource, make: Callable[[], FileReading]
+    ) -> tuple[FileReading, int]:
         """Return a copy of the reading of a file up to its last complete part, and where that ends."""
         info = os.fstat(source.fileno())
         inode, key = (info.st_dev, info.st_ino), (path, kind)
@@ -156,7 +158,7 @@ def _digest(source: Source, stop: int) -> bytes:
 
 
 def read_grown(
-    source: Source, path: str, kind: str, make: Callable[[], Reading], known: GrownLogs | None, growing: bool
+    source: Source, path: str, kind: str, make: Callable[[], FileReading], known: GrownLogs | None, growing: bool
 ) -> list[MetricLog]:
     """Return the logs of a file.
 

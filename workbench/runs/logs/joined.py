@@ -170,7 +170,7 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
 
 
 def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -> Ints:
-    """Positions at which a counter begins again; none if it is no counter, or one of something else than the run."""
+    """Positions at which a counter begins again; none unless it counts over the whole run."""
     change = np.diff(values)
     falls = np.flatnonzero(change < 0) + 1
     others = len(change) - len(falls)

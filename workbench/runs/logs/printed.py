@@ -497,8 +497,8 @@ def _loaded_in(line: str, path: str = "") -> int | None:
         step = _step_in(found[1])
         if step is not None:
             return step
-    found = _AT_STEP.search(line)
-    return None if found is None or _NEXT.search(line[: found.start()]) else int(found[1])
+    said = _AT_STEP.search(line)
+    return None if said is None or _NEXT.search(line[: said.start()]) else int(said[1])
 
 
 def _seconds(found: re.Match[str]) -> float:

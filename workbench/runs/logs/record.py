@@ -67,7 +67,7 @@ class MetricLog:
         kind: the format: ``tensorboard``, ``megatron`` ….
         unit: what its steps count: ``step``, or ``samples``, ``tokens``, ``lines`` where no step is logged.
         columns: metric → its values.
-        counters: what only ever rises while a program runs, and is no metric: its running time, its progress bar's.
+        counters: what rises while a program runs, besides the metrics: its running time, that of its progress bar.
         starts: where the trainer was started, in written order.
         times: seconds since the epoch by row; empty where the log has no absolute time.
         files: all its files.

@@ -221,7 +221,8 @@ class CsvRows:
         step = whole(cells[at]) if len(cells) > at else None
         if step is None:
             return
-        values, counters = {}, {}
+        values: dict[str, float] = {}
+        counters: dict[str, float] = {}
         for n, name, role in self._columns:
             text = cells[n] if n < len(cells) else ""
             value = number(text) if text else None
