@@ -169,8 +169,8 @@ def test_objects(call, samples: Path) -> None:
 
 def test_every_sample_lists_shows_and_tells_its_objects(call, samples: Path) -> None:
     for row in json_of(call, "ls", samples)["checkpoints"]:
-        if row["path"].startswith("truth"):
-            continue  # files of unrelated checkpoints side by side: names are there twice
+        if row["path"].startswith(("truth", "logs/")):
+            continue  # files of unrelated checkpoints side by side: names are there twice; a state without weights
         path = samples / row["path"]
         first = json_of(call, "ls", path, ".")["tensors"][0]["key"]
         for words in (("ls", path, "."), ("show", path, first), ("objects", path)):

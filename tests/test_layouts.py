@@ -160,6 +160,19 @@ def test_a_bin_trainer_checkpoint_joins_every_id(tmp_path: Path) -> None:
     assert not [note for note in ckpt.notes if "numbered" in note]
 
 
+def test_the_trainers_files_without_its_state_keep_their_optimizer(tmp_path: Path) -> None:
+    """Scripts, and people who copy checkpoints by hand, leave out ``trainer_state.json``."""
+    target = tmp_path / "checkpoint-6"
+    shutil.copytree(Path(__file__).parents[1] / "sample_ckpts" / "trainer_run" / "checkpoint-6", target)
+    whole = wb.open(target)
+    (target / "trainer_state.json").unlink()
+    ckpt = wb.open(target)
+    assert ckpt.format == "hf_trainer" and ckpt.step == 6 and set(ckpt) == set(whole)
+    moments = torch.load(target / "optimizer.pt", weights_only=True)["state"]
+    assert torch.equal(ckpt["optimizer.state.0.exp_avg"].torch(), moments[0]["exp_avg"])
+    assert any("no trainer_state.json" in note for note in ckpt.notes)
+
+
 # ---- accelerate ----------------------------------------------------------------------------------------------
 
 

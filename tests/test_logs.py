@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 import sqlite3
 import struct
@@ -21,8 +22,10 @@ import pytest
 
 from workbench.core.place import Place
 from workbench.names.metrics import meaning, pick_metric
-from workbench.runs.logs import find_logs, read_logs
+from workbench.runs.logs import GrownLogs, find_logs, read_logs
+from workbench.runs.logs.grown import LinesReading, read_grown
 from workbench.runs.logs.joined import join
+from workbench.runs.logs.printed import PrintedLogs
 from workbench.runs.logs.record import MetricLog
 
 LOGS = Path(__file__).resolve().parents[1] / "sample_ckpts" / "logs"
@@ -416,8 +419,196 @@ def test_memory_is_that_of_the_numbers_not_of_the_file(tmp_path):
 
 
 def test_a_log_of_too_many_values_is_read_up_to_the_limit(tmp_path):
-    from workbench.runs.logs.printed import read_printed
-
-    lines = (f"iter {step}: loss 3.5, time 3.00ms, mfu 1.00%" for step in range(1000))
-    (log,) = read_printed("t.log", lines, 300)
+    path = put(tmp_path, "t.log", "".join(f"iter {step}: loss 3.5, time 3.00ms, mfu 1.00%\n" for step in range(1000)))
+    reading = LinesReading(PrintedLogs("t.log", 300), "t.log")
+    (log,) = read_grown(Place(path).source("t.log"), str(path), "text", lambda: reading, None, False)
     assert log.points("loss") == 100 and "the rest was not read" in log.notes[0]
+
+
+# ---- resumes without a step that falls ----------------------------------------------------------------------------
+
+
+def rows_of(*starts: range, **columns) -> str:
+    """JSON lines with the loss, and columns as functions of the step and of the first step of its start."""
+    return "".join(
+        json.dumps({"step": s, "loss": 3 - s / 1000} | {name: of(s, start.start) for name, of in columns.items()})
+        + "\n"
+        for start in starts
+        for s in start
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ({"_runtime": lambda s, first: 2.5 * (s - first) + 9}, "_runtime falls from 106.5 to 9"),
+        ({"elapsed_time": lambda s, first: f"0:0{(s - first) // 20}:{(s - first) % 20 + 9:02}"}, "elapsed_time falls"),
+        ({"consumed_samples": lambda s, first: 32 * (s - first + 1)}, "'consumed_samples' falls from 1,280 to 32"),
+        ({"epoch": lambda s, first: (s - (10 if first > 1 else 0)) / 100}, "'epoch' falls from 0.4 to 0.31"),
+    ],
+)
+def test_a_counter_that_begins_again_is_a_resume(column, why, tmp_path):
+    put(tmp_path, "a.jsonl", rows_of(range(1, 41), range(41, 81), **column))
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.stopped_after, resume.repeated) == (41, 40, 0) and resume.why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"time": lambda s, first: 0.9 + 0.1 * math.sin(s)},  # of the step
+        {"tokens": lambda s, first: 4096 - 96 * (s % 30 == 0)},  # of the batch
+        {"epoch": lambda s, first: s // 40, "elapsed": lambda s, first: s % 40 + 1.5},  # in the epoch
+        {"epoch": lambda s, first: s % 40 / 40},  # the part of the epoch that is done
+        {"timestamp": lambda s, first: 1.7e9 + s + 900 * (s > 40)},  # a pause
+        {"timestamp": lambda s, first: 1.7e9 + s - 900 * (s > 40)},  # a wall clock that was set
+    ],
+)
+def test_what_no_restart_explains_is_no_resume(column, tmp_path):
+    put(tmp_path, "a.jsonl", rows_of(range(1, 100), **column))
+    assert join(one(tmp_path)).resumes == []
+
+
+def trainer(epochs, rates=None) -> str:
+    return "".join(f"{{'loss': '2.5', 'learning_rate': '{r}', 'epoch': '{e:.2f}'}}\n" for e, r in epochs)
+
+
+def test_the_trainers_epoch_that_goes_back_is_a_resume(tmp_path):
+    steps = [(s / 20, s) for s in range(1, 31)] + [(s / 20, s) for s in range(21, 61)]
+    text = "Loading checkpoint shards: 100%|###| 4/4 [00:01<00:00,  3.9it/s]\n" + trainer(steps)
+    put(tmp_path, "train.log", text)
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.stopped_after, resume.repeated) == (21, 30, 10)
+    assert resume.why == "the epoch falls from 1.5 to 1.05; 10 rows are logged again"
+    # five rows have one epoch: the learning rate tells them apart
+    steps = [(s // 5 / 100, s) for s in range(1, 31)] + [(s // 5 / 100, s) for s in range(23, 61)]
+    put(tmp_path, "train.log", trainer(steps))
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.repeated) == (23, 8)
+
+
+def test_the_trainers_bar_and_its_last_row_show_a_restart(tmp_path):
+    bar = "  1%|#| {}/90 [00:{:02}<10:00, 1.0it/s]\r"
+    row = "{{'loss': 2.5, 'epoch': {:.2f}}}\n"
+    put(tmp_path, "a.log", "".join(row.format(s / 30) + bar.format(s, s % 40 + 5) for s in range(1, 60)))
+    (resume,) = join(one(tmp_path)).resumes
+    assert resume.first_after == 40 and resume.why == "the progress bar's time falls from 44 to 5"
+    put(tmp_path, "a.log", trainer([(s / 30, s) for s in range(1, 60)]).replace("'59'", "'59'"))
+    assert join(one(tmp_path)).resumes == []
+    lines = trainer([(s / 30, s) for s in range(1, 60)]).splitlines(keepends=True)
+    lines.insert(30, "{'train_runtime': 9.5, 'train_loss': 2.4, 'epoch': 1.0}\n")
+    put(tmp_path, "a.log", "".join(lines))
+    (resume,) = join(one(tmp_path)).resumes
+    assert resume.first_after == 31 and "'train_runtime' was logged" in resume.why
+
+
+@pytest.mark.parametrize(
+    ("line", "loaded"),
+    [
+        ("INFO: Resumed from step 60", 60),
+        ("Resuming training from checkpoint out/checkpoint-60", 60),
+        ("=> loaded checkpoint 'ckpt/model_step_60.pt' (epoch 5)", 60),
+        ("=> loaded checkpoint 'last.pt' (epoch 5)", None),
+        ("Loaded checkpoint at iteration 60", 60),
+        ("Checkpoint found; resuming at step 61", None),  # the next step, or the one that was saved
+        ("restored checkpoint from /data/run/60", 60),
+        ("Restoring states from the checkpoint path at out/epoch=1-step=60.ckpt", 60),
+        ("[Torch] Loading checkpoint from out/global_step60/mp_rank_00_model_states.pt...", 60),
+        ("Continuing training from global step 60", 60),
+    ],
+)
+def test_lines_of_a_restart_are_read(line, loaded, tmp_path):
+    text = "iter {}: loss 2.5, time 3.00ms, mfu 1.00%\n"
+    rows = [text.format(s) for s in range(1, 121)]
+    put(tmp_path, "t.log", "".join([*rows[:60], f"{line}\n", *rows[60:]]))
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.loaded, resume.why) == (61, loaded, line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Loading checkpoint shards: 100%|###| 4/4 [00:01<00:00, 3.9it/s]",
+        "No checkpoint found, not resuming training",
+        "loaded dataset state from step 40",
+        "Loading the best checkpoint for evaluation from out/checkpoint-40",
+        "resume_from_checkpoint: out/checkpoint-40",
+        "saved checkpoint to out/checkpoint-60",
+        "failed to load checkpoint out/checkpoint-60",
+        "Loaded reference model checkpoint out/checkpoint-60",
+        "epoch done, continuing with the next step",
+    ],
+)
+def test_lines_about_something_else_are_no_restart(line, tmp_path):
+    text = "iter {}: loss 2.5, time 3.00ms, mfu 1.00%\n"
+    put(tmp_path, "t.log", "".join(text.format(s) + (f"{line}\n" if s == 60 else "") for s in range(1, 121)))
+    assert join(one(tmp_path)).resumes == []
+
+
+def test_a_file_that_a_restart_emptied_begins_after_the_step_that_it_names(tmp_path):
+    line = "steps: {} loss: 2.5 iter time (s): 0.9 samples/sec: 3.5\n"
+    put(tmp_path, "t.log", "Resuming from step 60\n" + "".join(line.format(s) for s in range(70, 200, 10)))
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.stopped_after, resume.loaded) == (70, None, 60)
+
+
+def test_numbered_files_of_rows_are_the_starts_of_one_run_or_other_runs(tmp_path):
+    put(tmp_path, "a/m-1.jsonl", rows_of(range(1, 41)))
+    put(tmp_path, "a/m-2.jsonl", rows_of(range(41, 81)))
+    put(tmp_path, "a/m-10.jsonl", rows_of(range(71, 91)))
+    assert [r.first_after for r in join(one(tmp_path / "a")).resumes] == [41, 71]
+    for seed in (1, 2):
+        put(tmp_path, f"b/seed{seed}.jsonl", rows_of(range(1, 41 * seed)))
+    assert len(logs(tmp_path / "b")) == 2
+
+
+# ---- files that grow ----------------------------------------------------------------------------------------------
+
+
+def same(found: list[MetricLog], want: list[MetricLog]) -> bool:
+    def plain(log: MetricLog) -> tuple:
+        columns = {name: (c.rows, c.steps, c.values) for name, c in {**log.columns, **log.counters}.items()}
+        return columns, log.starts, log.times, log.rows, log.kept, log.notes, log.unit
+
+    return [repr(plain(log)) for log in found] == [repr(plain(log)) for log in want]
+
+
+@pytest.mark.parametrize("growing", [True, False])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "mlflow" not in kind and kind not in ("trackio", "wandb")])
+def test_a_log_that_grows_is_read_as_a_whole_one(kind, growing, tmp_path):
+    known = GrownLogs()
+    files = {
+        path: path.read_bytes() for path in (LOGS / kind).rglob("*") if path.is_file() and path.name != "truth.json"
+    }
+    for part in (0.2, 0.5, 0.51, 0.9, 1, 0):
+        for path, data in files.items() if part else ():
+            put(tmp_path, str(path.relative_to(LOGS / kind)), data[: int(part * len(data))])
+        found = find_logs(Place(tmp_path), growing=growing, known=known)
+        want = find_logs(Place(tmp_path), growing=growing)
+        assert same(found.logs, want.logs) and found.notes == want.notes
+    whole = sum(len(data) for path, data in files.items() if path.name != "trainer_state.json")
+    assert known.nbytes <= whole
+
+
+def test_a_log_that_was_emptied_replaced_or_rewritten_is_read_again(tmp_path):
+    known = GrownLogs()
+
+    def read() -> list[float]:
+        return loss(find_logs(Place(tmp_path), known=known).logs[0])[1]
+
+    path = put(tmp_path, "a.csv", "step,loss\n" + "".join(f"{s},2.5\n" for s in range(1000)))
+    assert read() == [2.5] * 1000
+    before = known.nbytes
+    with path.open("a") as handle:
+        handle.write("1000,1.5\n")
+    assert read() == [2.5] * 1000 + [1.5] and known.nbytes - before == 9
+    put(tmp_path, "a.csv", "step,loss\n1,9\n")
+    assert read() == [9]
+    put(tmp_path, "a.csv", "step,loss\n1,8\n")  # of the same size, at another time
+    os.utime(path, ns=(1, 1))
+    assert read() == [8]
+    other = put(tmp_path, "b", "step,loss\n1,8\n2,7\n")
+    other.rename(path)
+    assert read() == [8, 7]
+    put(tmp_path, "a.csv", "step,loss\n1,6\n2,5\n3,4\n")  # longer, and another text before
+    assert read() == [6, 5, 4]

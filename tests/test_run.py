@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.lab import restarts
 from tests.lab.curves import Score, curves, measured
 from workbench.analysis.spikes import find_spikes
 from workbench.cli import main
@@ -281,6 +283,51 @@ def test_without_a_pair_the_message_says_what_to_keep(tmp_path):
 # ---- spikes -----------------------------------------------------------------------------------------------------
 
 
+def test_without_a_spike_each_resume_is_compared_or_named(tmp_path, monkeypatch):
+    for step in (20, 30, 40, 50):
+        save(tmp_path, step)
+    curve = spiky(1000, 60)
+    log(tmp_path / "log.csv", [(s, curve[s]) for s in [*range(1, 26), *range(21, 46), *range(41, 61)]])
+    run = wb.run(tmp_path)
+    assert list(run.resumes["step"]) == [21, 41] and not len(run.spikes)
+    found = run.diagnose()
+    assert "chosen because the run was resumed before step 41" in found.notes
+    assert found.notes[-1].startswith("the resume before step 21 was compared, too: ")
+    monkeypatch.setattr(import_module("workbench.doctor.of_run"), "EARLIER", 0)
+    found = run.diagnose()
+    want = "the resume before step 21 was not compared; compare 'step-20.pt' with 'step-30.pt'"
+    assert found.notes[-1] == want and [one.step for one in found.subjects] == [40, 50]
+
+
+def test_what_to_do_without_a_log_is_said_for_the_place_where_it_is_shown(tmp_path):
+    for step in (1, 2):
+        save(tmp_path / "a", step)
+    run = wb.run(tmp_path / "a")
+    assert "name it with logs= or --logs" in repr(run).replace("\n", " ").replace("               ", "")
+    page = Path(run.to_html(tmp_path / "page.html", diagnose=False)).read_text("utf-8")
+    assert "--logs" not in page and "copy it into the folder of the run, or beside it" in page
+
+
+def test_a_console_beside_the_rows_names_the_step_that_was_loaded(tmp_path):
+    log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(1, 121)})
+    (tmp_path / "out.txt").write_text("hello\nResuming training from step 60\n")
+    run = wb.run(tmp_path)
+    assert run.resumes[["step", "from_step"]].values.tolist() == [[61, 60]]
+    assert run.resumes["why"][0] == "Resuming training from step 60 ('out.txt')"
+    (tmp_path / "out.txt").write_text("Loading checkpoint out/step-60 to evaluate it\n")
+    assert len(wb.run(tmp_path).resumes) == 0
+
+
+def test_a_log_that_begins_right_after_a_checkpoint_began_with_a_resume(tmp_path):
+    for step in (60, 80, 100):
+        save(tmp_path, step)
+    log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(61, 121)})
+    (row,) = wb.run(tmp_path).resumes.to_dict("records")
+    assert (row["step"], row["from_step"]) == (61, 60) and row["why"] == "the log begins right after a checkpoint"
+    log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(70, 121)})
+    assert len(wb.run(tmp_path).resumes) == 0
+
+
 def test_nan_is_an_event_wherever_it_is():
     (first,) = find_spikes([3.0, math.nan, math.nan, 3.0])
     assert (first.kind, first.onset, first.end, first.over) == ("nan", 1, 3, 2) and first.alarm
@@ -336,6 +383,41 @@ def test_hard_curves_of_a_seed_that_was_not_tuned_on():
     score = measured(seed=4, each=1)
     assert score.curves == 54 and score.hits + score.missed > 15
     assert score.precision >= 0.85 and score.recall >= 0.85 and score.alarmed <= 0.05 * score.healthy
+
+
+def noisy(count: int, sigma: float, seed: int = 0) -> np.ndarray:
+    return np.exp(np.log(2) + sigma * np.random.default_rng(seed).normal(size=count))
+
+
+def test_two_points_are_an_event_if_the_noise_never_went_that_far():
+    curve = noisy(200, 0.02)
+    curve[150:152] *= math.exp(0.2), math.exp(0.12)
+    (one,) = find_spikes(curve.tolist())
+    assert one.onset == 150 and one.kind == "spike"
+    curve[100:140:4] *= math.exp(-0.17)  # the noise is wild, on the other side
+    assert find_spikes(curve.tolist()) == []
+
+
+def test_a_rise_that_no_single_point_shows_is_an_event():
+    """As of a learning rate that is ten times too high: 0.6 nats over a hundred points."""
+    rise = np.clip((np.arange(400) - 200) / 100, 0, 1) * 0.6
+    (one,) = find_spikes((noisy(400, 0.04) * np.exp(rise)).tolist())
+    assert 195 <= one.onset <= 240 and one.kind == "level shift" and one.height > 0.8
+    back = rise * np.where(np.arange(400) > 300, np.exp(-(np.arange(400) - 300) / 10), 1)
+    (one,) = find_spikes((noisy(400, 0.04) * np.exp(back)).tolist())
+    assert 195 <= one.onset <= 240 and one.alarm and one.recovered
+
+
+def test_noise_that_swells_is_no_event():
+    sigma = np.where(np.arange(400) > 200, 0.09, 0.03)
+    assert find_spikes((2 * np.exp(sigma * np.random.default_rng(5).normal(size=400))).tolist()) == []
+
+
+@pytest.mark.parametrize("seed", [11])
+def test_restarts_of_a_lab_are_found_and_none_is_invented(seed):
+    """A part of the runs of docs/run.md; ``python -m tests.lab.restarts`` measures all."""
+    hits, false, _, traced = np.sum(list(restarts.measured(seed, 48).values()), axis=0)
+    assert traced > 40 and hits >= 0.98 * traced and false == 0
 
 
 def test_the_score_counts_as_it_says():

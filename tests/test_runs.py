@@ -82,9 +82,12 @@ def test_a_checkpoint_itself_is_found_as_a_dot(tmp_path: Path) -> None:
     assert (item.path, item.format, item.step) == (".", "torch_save", 3)
 
 
-def test_depth_is_bounded(tmp_path: Path) -> None:
-    save_dcp(tmp_path / "a" / "b" / "c" / "step-1")
-    assert find(tmp_path) == [] and len(find(tmp_path, depth=4)) == 1
+def test_depth_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_dcp(tmp_path / "a" / "b" / "c" / "d" / "run" / "step-1")
+    assert len(find(tmp_path)) == 1 and find(tmp_path, depth=5) == [] and len(find(tmp_path, depth=6)) == 1
+    save_dcp(tmp_path / "a" / "b" / "step-1")
+    monkeypatch.setattr("workbench.runs.DEEP", 2)  # what lies higher is listed all the same
+    assert [item.path for item in find(tmp_path)] == ["a/b/step-1"]
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

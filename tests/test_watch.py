@@ -201,6 +201,24 @@ def test_a_step_without_what_the_others_have_waits(tmp_path):
     assert "it has no 'optimizer.pt', which the other steps have" in late[-2].words + late[-1].words
 
 
+def test_logs_that_cannot_be_read_are_noted_once(tmp_path):
+    def grow() -> None:
+        with (tmp_path / "odd.jsonl").open("a") as handle:
+            handle.write("not a row\n" * 3)
+
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    (tmp_path / "train.log").write_bytes(b"\0" * 100)
+    grow()
+    events = follow(tmp_path, [nothing, grow, nothing, grow, nothing])
+    assert sorted(event.words for event in events if event.kind == "note") == [
+        "'metrics.jsonl' is empty",
+        "'odd.jsonl': 3 lines are not rows with a step",
+        "'train.log' is binary and was not read",
+    ]
+    save(tmp_path, 10)  # also where there are steps
+    assert len([event for event in follow(tmp_path, []) if event.kind == "note"]) == 3
+
+
 def test_a_step_that_stays_half_written_is_called_incomplete_once(tmp_path):
     save(tmp_path, 10)
     data, path = torch_bytes(20), tmp_path / "step-20.pt"

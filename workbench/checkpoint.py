@@ -181,7 +181,7 @@ class _Objects:
 
 @needs_descriptors()
 def discover(
-    root: str | os.PathLike[str], *, depth: int = 3, storage_options: Mapping[str, Any] | None = None
+    root: str | os.PathLike[str], *, depth: int = runs.DEPTH, storage_options: Mapping[str, Any] | None = None
 ) -> pd.DataFrame:
     """List the checkpoints under a folder or URL, one row each: path format step nbytes mtime complete why.
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,14 @@ from workbench.core.shown import Shown, above
 from workbench.errors import NotACheckpointError, UsageError
 from workbench.names.metrics import MEANINGS
 from workbench.runs import Found, discover, grouped
-from workbench.runs.logs import ABOVE, FoundLogs, find_logs, read_logs
+from workbench.runs.logs import ABOVE, FoundLogs, GrownLogs, find_logs, read_logs
 from workbench.runs.logs.joined import JoinedLog, Resume, join
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "NO_LOG",
     "CheckpointPair",
     "Run",
     "RunComparison",
@@ -53,7 +55,11 @@ SPIKES = (
     "step", "height", "sigma", "kind", "recovered", "peak_step", "end_step", "points", "suspected", "resume", "before",
     "after", "advice",
 )  # fmt: skip
+#: Where it is shown, what to do is added: text names an option, a page the folder.
+NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
+BEGINS = 5  #: rows between two saves from which it is no chance that a log begins after one
+_GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
 ALIKE = 0.05  #: median relative difference of the losses of two logs of one run: digits, and means of several steps
 FILES = (
@@ -118,12 +124,14 @@ def open_run(
     storage_options: Mapping[str, Any] | None = None,
     above: int = ABOVE,
     growing: bool = False,
+    known: GrownLogs | None = None,
 ) -> Run:
     """Open a run as :func:`run` does.
 
     Args:
         above: folders above it in which logs are looked for.
         growing: the run is still being logged: a last line that nothing ends may be half of a number and is left out.
+        known: what was read of the logs before; of a log that has grown, the rest is read.
     """
     path = os.fsdecode(root)
     found = [one for one in discover(path, depth=4, storage_options=storage_options) if one.step is not None]
@@ -131,13 +139,19 @@ def open_run(
     named = None if logs is None else [logs] if isinstance(logs, (str, os.PathLike)) else list(logs)
     place = Place(path, storage_options)
     if named is not None:
-        read = read_logs(named, storage_options, growing=growing)
+        read = read_logs(named, storage_options, growing=growing, known=known)
     elif place.file is not None and not found:
-        read = read_logs([path], storage_options, growing=growing)
+        read = read_logs([path], storage_options, growing=growing, known=known)
     else:
-        read = find_logs(place, skip=[one.path for one in found], above=above, growing=growing)
+        read = find_logs(place, skip=[one.path for one in found], above=above, growing=growing, known=known)
     if not found and not read.logs:
-        raise NotACheckpointError(f"{path!r} holds neither checkpoints with steps in their names nor a log")
+        error = NotACheckpointError(
+            f"{path!r} holds neither checkpoints with steps in their names nor a log"
+            + (f" ({'; '.join(read.notes[:2])})" if read.notes else "")
+        )
+        for note in read.notes:
+            error.add_note(note)
+        raise error
     return Run(path, tuple(found), read)
 
 
@@ -226,14 +240,17 @@ class Run(Shown):
         path: as given.
         found: its checkpoints, by step.
         notes: what was not read, and what is odd, one sentence each.
+        log_notes: those of the notes that are about reading logs.
         log_files: paths or URLs of the files that were looked into for logs.
     """
 
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
         self.path = path
         self.found = tuple(found)
+        self._said = read.said
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
         self.notes: list[str] = list(read.notes)
+        self.log_notes = tuple(read.notes)
         self.log_files = tuple(read.files)
         if self._joined:
             self.notes += self._joined[0].notes
@@ -414,8 +431,8 @@ class Run(Shown):
         """Diagnose a jump of the loss with the doctor, on the checkpoints before and after it.
 
         Args:
-            step: a logged step; by default the highest spike, or level shift soon after a resume; or else the last
-                resume; or else all steps are compared.
+            step: a logged step; by default the highest spike, or level shift soon after a resume; or else each resume:
+                the worst is returned, and its notes name the others; or else all steps are compared.
             options: as for ``wb.doctor``: ``betas``, ``lr``, ``weight_decay``, ``deep``, ``threads``, ``progress`` ….
 
         Returns:
@@ -523,7 +540,7 @@ class Run(Shown):
             return
         if loss is None:
             if not self._joined:
-                self.notes.append("no log was found beside or above the checkpoints; name it with logs= or --logs")
+                self.notes.append(NO_LOG)
             return
         first, last = int(loss[0][0]), int(loss[0][-1])
         if min(steps) > last + max(1, self._joined[0].interval):
@@ -588,7 +605,32 @@ class Run(Shown):
                 why = f"{save.path!r} was saved right after a load"
                 if first not in found:
                     found[first] = Resume(first, save.step, 0, save.step, False, why)
+        for resume in self._beside():
+            found.setdefault(resume.first_after, resume)
         return [found[step] for step in sorted(found)]
+
+    def _beside(self) -> Iterator[Resume]:
+        """Resumes that the log of the loss does not show: a console beside it names the step that was loaded, or the
+        log begins right after a checkpoint."""
+        loss = self._loss()
+        if loss is None or self._counted:
+            return
+        steps, zero, interval = loss[0], 1 if self._zero_based else 0, self._joined[0].interval
+        known = [one.first_after for one in self._joined[0].resumes]
+        for log in self._said:
+            for mark in log.starts:
+                loaded = mark.first if mark.loaded is None else mark.loaded
+                at = int(np.searchsorted(steps, (loaded or 0) + 1 - zero))
+                there = loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
+                if there and not any(abs(int(steps[at]) - one) <= interval for one in known):
+                    why = f"{mark.text} ({log.path!r})"
+                    yield Resume(int(steps[at]), int(steps[at - 1]), 0, loaded, mark.fresh, why)
+        first = int(steps[0])
+        saves = sorted({one.step for one in self.saves() if one.step is not None})
+        if first in known or len(saves) < 2 or min(np.diff(saves)) < BEGINS * interval:
+            return
+        if any(max(1, first - interval + zero) <= step <= first - 1 + zero for step in saves):
+            yield Resume(first, None, 0, None, False, "the log begins right after a checkpoint")
 
     @cached_property
     def _events(self) -> list[Spike]:

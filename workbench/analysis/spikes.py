@@ -9,6 +9,7 @@
     prediction  median of the last 24 quiet points along their slope, which never rises, corrected by the median of the
                 last residuals; from the onset on it is frozen
     sigma       robust scale of the last 72 residuals, not below 0.85 of that of the last 192, and 0.0015
+    rise        six points in a row above the quiet points of 60 points ago, as from a learning rate that is too high
     kinds       spike         most of the height is gone soon after the peak
                 unresolved    the log ends before that can be seen
                 level shift   the loss stays up: curriculum, data, learning rate, divergence; shown, not an alarm
@@ -32,7 +33,15 @@ RECENT, LONG = 72, 192  #: residuals that give the scale
 FLOOR = 0.0015  #: of sigma, in nats
 ONSET, NATS = 5.0, 0.10  #: sigma and nats of the first point
 PEAK, SINGLE = 8.0, 14.0  #: sigma of the peak with two points over ONSET; of one point alone
+FURTHER = 1.2  #: times the furthest of the last LONG residuals, on either side, that the peak has to reach
+LOW, APART, FOLLOW = (
+    6.5,
+    1.7,
+    0.5,
+)  #: sigma, and times that residual, of a peak that a second point of this share follows
 SUPPORT = 2.5  #: sigma that the mean of the two points after a single one has to reach
+RISE_PAST, RISE_GAP, RISE_POINTS = 24, 60, 6  #: quiet points of long ago, how long, and points that are above them
+RISE_NATS, RISE_SIGMA = 0.15, 4.0  #: of the median of these points: a rise that no single point shows
 NEAR, NEAR_ONSET, NEAR_NATS = 6, 4.0, 0.05  #: points after a resume; sigma and nats of one of them
 QUIET, QUIET_POINTS = 2.5, 3  #: the end
 WATCHED = 24  #: points after the peak in which a spike has to lose half of its height
@@ -102,6 +111,7 @@ class SpikeWalk:
         self.residuals: deque[float] = deque(maxlen=LONG)
         self.sigma, self.tails, self.age = math.inf, False, 0
         self.found: list[Spike] = []
+        self.past: deque[float] = deque(maxlen=RISE_PAST + RISE_GAP)  # quiet points, further back than the baseline
 
     def run(self) -> list[Spike]:
         at = 0
@@ -114,23 +124,49 @@ class SpikeWalk:
                 self._learn(value)
                 at += 1
                 continue
-            residual = value - self._predict()
-            sigma = self._sigma()
-            near = at in self.near and residual > NEAR_ONSET * sigma and residual > NEAR_NATS
-            if near or (residual > ONSET * sigma and residual > NATS):
-                stop = self._event(at, self._predict(), sigma)
-                if stop is not None:
-                    at = stop
-                    continue
+            level = self._predict()
+            residual, near = value - level, at in self.near
+            if residual > (NEAR_NATS if near else NATS):  # the scale takes most of the time, and few points need it
+                sigma = self._sigma()
+                if residual > (NEAR_ONSET if near else ONSET) * sigma:
+                    stop = self._event(at, level, sigma)
+                    if stop is not None:
+                        at = stop
+                        continue
             self._learn(value)
             at += 1
+            if at % RISE_POINTS == 0 and (onset := self._slow_rise(at)) is not None:
+                at = onset
         return self.found
+
+    def _slow_rise(self, at: int) -> int | None:
+        """Look for a rise that no single point shows; record it, and return where the walk continues."""
+        if len(self.past) < self.past.maxlen or at < len(self.past):  # type: ignore[operator]
+            return None
+        before = list(self.past)[:RISE_PAST]
+        level = _median(before)
+        now = list(self.past)[-RISE_POINTS:]
+        rise = _median(now) - level
+        if rise <= RISE_NATS:
+            return None
+        sigma = max(self._sigma(), 1.4826 * _median([abs(one - level) for one in before]))
+        if rise <= RISE_SIGMA * sigma or min(now) - level < ONSET * sigma / 2:
+            return None
+        onset = at - 1
+        while onset > at - RISE_GAP and self.curve[onset - 1] - level > QUIET * sigma:
+            onset -= 1
+        last = self.found[-1] if self.found else None
+        if last is not None and (last.end is None or last.end > onset - RISE_GAP):
+            return None
+        stop = self._event(onset, level, sigma, slow=True)
+        return None if stop is None else max(stop, at)
 
     def _learn(self, value: float) -> None:
         if len(self.quiet) >= self.base // 2:
             self.residuals.append(value - self._predict(corrected=False))
             self.age = 0
         self.quiet.append(value)
+        self.past.append(value)
 
     def _slope(self) -> float:
         half = len(self.quiet) // 2
@@ -158,7 +194,7 @@ class SpikeWalk:
         long = 0.85 * 1.4826 * _median([abs(one - centre) for one in every])
         return max(spread, tail, long, FLOOR)
 
-    def _event(self, onset: int, level: float, sigma: float) -> int | None:
+    def _event(self, onset: int, level: float, sigma: float, slow: bool = False) -> int | None:
         """Follow an excursion; record it if it counts; return where the walk continues, or ``None`` if it does not."""
         curve = self.curve
         peak, height, over, calm, end = onset, -math.inf, 0, 0, None
@@ -178,7 +214,7 @@ class SpikeWalk:
             if at - peak >= WATCHED and end is None:
                 break
             at += 1
-        counts = self._counts(onset, level, sigma, height / sigma, over)
+        counts = slow or self._counts(onset, level, sigma, height / sigma, over)
         if not counts and onset not in self.near:
             return None
         kind = self._kind(peak, level, height, end)
@@ -189,15 +225,19 @@ class SpikeWalk:
             return end
         if kind == "level shift":
             self.quiet.clear()
+            self.past.clear()
         return max(at, onset + 1)
 
     def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:
+        far = max(map(abs, self.residuals)) / sigma
+        if height < FURTHER * far:
+            return False
         if height > PEAK and over >= 2:
             return True
-        if height <= SINGLE:
-            return False
         after = [value - level for value in self.curve[onset + 1 : onset + 3] if math.isfinite(value)]
-        return not after or sum(after) / len(after) > SUPPORT * sigma
+        if height > SINGLE:
+            return not after or sum(after) / len(after) > SUPPORT * sigma
+        return height > max(LOW, APART * far) and bool(after) and max(after) > FOLLOW * height * sigma
 
     def _kind(self, peak: int, level: float, height: float, end: int | None) -> str:
         after = [value - level for value in self.curve[peak + 1 : peak + 1 + WATCHED] if math.isfinite(value)]

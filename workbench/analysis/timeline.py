@@ -123,7 +123,7 @@ class _Step:
 def _steps(run: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Checkpoint]) -> list[_Step]:
     if isinstance(run, (str, bytes, os.PathLike)):
         root = os.fsdecode(run)
-        found = discover(root)
+        found = discover(root, depth=3)
         if len(found) != 1:  # one is a run of one step, whether or not its name says which
             found = [one for one in found if one.step is not None]
         if not found:

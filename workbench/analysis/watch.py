@@ -43,7 +43,7 @@ from workbench.errors import (
     WorkbenchError,
 )
 from workbench.runs import Found, discover, grouped
-from workbench.runs.logs import ABOVE, is_log
+from workbench.runs.logs import ABOVE, GrownLogs, is_log
 
 __all__ = ["CHECKS", "KINDS", "WatchEvent", "Watcher"]
 
@@ -216,6 +216,7 @@ class Watcher:
         self._runs: dict[str, WatchedRun] = {}
         self._unchecked: list[tuple[Found, str]] = []
         self._noted: set[str] = set()
+        self._grown = GrownLogs()
         self.exit_code, self.steps = 0, 0
 
     # ---- looking ------------------------------------------------------------------------------------------------
@@ -492,7 +493,7 @@ class Watcher:
                 try:
                     depth = 0 if folder == "." else folder.count("/") + 1
                     near = min(ABOVE, self._above + depth)
-                    there = open_run(self._at(folder), self._logs, above=near, growing=True)
+                    there = open_run(self._at(folder), self._logs, above=near, growing=True, known=self._grown)
                     state.logs = self._stats(there.log_files)
                     resumes, spikes = records(there.resumes), records(there.spikes)
                     why = None
@@ -501,14 +502,22 @@ class Watcher:
             state.stale, ended = False, self._clock()
             state.again = ended + SHARE * (ended - began)
             if why is not None:
-                if not isinstance(why, NotACheckpointError):  # that nothing is saved or logged yet
+                if isinstance(why, NotACheckpointError):  # nothing is saved or logged yet
+                    yield from self._noted_logs(getattr(why, "__notes__", ()))
+                else:
                     yield from self._note(str(why))
                 continue
+            yield from self._noted_logs(there.log_notes)
             silent = self._from_now and not self._looks
             for event in self._logged(there, state, resumes, spikes):
                 self._busy = True
                 if not silent:
                     yield self._counted(event)
+
+    def _noted_logs(self, notes: Sequence[str]) -> Iterator[WatchEvent]:
+        """What was not read of the logs, once: counts in these words grow with the log."""
+        for words in notes:
+            yield from self._note(words, once=_NUMBER.sub("#", words))
 
     def _stats(self, paths: Any) -> Mapping[str, FileStat | None]:
         """The present identity of log files; those below the root are in the listing."""
@@ -571,9 +580,9 @@ class Watcher:
         self.exit_code = max(self.exit_code, _SEVERITIES.index(event.severity))
         return event
 
-    def _note(self, words: str) -> Iterator[WatchEvent]:
-        if words not in self._noted:
-            self._noted.add(words)
+    def _note(self, words: str, once: str = "") -> Iterator[WatchEvent]:
+        if (once or words) not in self._noted:
+            self._noted.add(once or words)
             yield WatchEvent("note", self._clock(), self.path, None, "", words)
 
 

@@ -26,7 +26,7 @@ from workbench.core.remote.url import is_url
 from workbench.core.scan import Progress
 from workbench.errors import NotACheckpointError, OpenError
 from workbench.runs import Found, discover
-from workbench.runs.logs import ABOVE
+from workbench.runs.logs import ABOVE, GrownLogs
 
 __all__ = ["RunCache", "shared_runs"]
 
@@ -42,6 +42,7 @@ class RunCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._grown = GrownLogs()
         self._runs: OrderedDict[str, tuple[Any, Run]] = OrderedDict()
         self._health: OrderedDict[tuple[str, int, float], StepHealth] = OrderedDict()
         self._answers: WeakKeyDictionary[Run, OrderedDict[tuple[Any, ...], Any]] = WeakKeyDictionary()
@@ -60,7 +61,7 @@ class RunCache:
         if known is not None and known[0] == _stamp(place, known[1]):
             return known[1]
         depth = 0 if path == "." else len(path.strip("/").split("/"))
-        made = open_run(place, above=min(ABOVE, depth))
+        made = open_run(place, above=min(ABOVE, depth), known=self._grown)
         self.keep_run(place, made)
         return made
 

@@ -42,7 +42,7 @@ from workbench.errors import UsageError, WorkbenchError
 from workbench.runs import grouped
 from workbench.tensor import LazyTensor
 from workbench.views import units
-from workbench.views.run import run_sentence, spike_sentence, worst_spike
+from workbench.views.run import page_notes, run_sentence, spike_sentence, worst_spike
 from workbench.views.run_html import SMALL
 from workbench.views.run_pictures import (
     LAYER_MEASURES,
@@ -302,7 +302,7 @@ class RunPage(pn.viewable.Viewer):
             return
         run = reading.run
         title = state.jail.name if state.run == "." else state.run
-        words = "".join(style.message(relative_words(note), "info") for note in (*reading.notes, *run.notes))
+        words = "".join(style.message(relative_words(note), "info") for note in (*reading.notes, *page_notes(run)))
         self._head.text = (
             f'<h1 class="name">{html(title)}</h1><p class="muted">{_about(run)}</p>'
             f'<p class="verdict">{html(run_sentence(run))}</p>{_bad_steps(reading)}{words}'

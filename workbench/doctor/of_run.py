@@ -3,8 +3,8 @@
 ::
 
     a step        the last checkpoint before it, the first after it
-    nothing       those of the highest spike, or level shift soon after a resume; without, those around the last resume;
-                  else all neighbours
+    nothing       those of the highest spike, or level shift soon after a resume; without, those around each resume, the
+                  last one first; else all neighbours
     nothing found, and a resume before the spike has another pair: that pair, too
 
 A log whose learning rate is not the one that the checkpoints store may be of another run; a note says so.
@@ -25,6 +25,7 @@ from workbench.errors import UsageError
 __all__ = ["diagnose_run"]
 
 AROUND = 3  #: logged points before and after a checkpoint whose learning rates may be the stored one
+EARLIER = 4 << 30  #: bytes of the checkpoints around earlier resumes that are compared unasked
 APART = 0.02  #: relative difference that rounding in the log explains
 
 
@@ -35,7 +36,7 @@ def diagnose_run(run: Run, step: int | None = None, **options: Any) -> Diagnosis
     if chosen is None:
         chosen, why = _worst(run)
     if chosen is None:
-        return doctor(run.path, **options)
+        return _each_resume(run, options) if len(run.resumes) else doctor(run.path, **options)
     pair = run.pair(chosen)
     if pair.before is None and pair.after is None:
         raise UsageError(f"{why}; {pair.advice}")
@@ -56,10 +57,41 @@ def _worst(run: Run) -> tuple[int | None, str]:
         step = int(row["step"])
         high = "is NaN or infinite" if row["kind"] == "nan" else f"rises by {row['height']:.2f}"
         return step, f"the loss {high} at step {step:,}"
-    if len(run.resumes):
-        step = int(run.resumes["step"].iloc[-1])
-        return step, f"the run was resumed before step {step:,}"
     return None, ""
+
+
+def _each_resume(run: Run, options: dict[str, Any]) -> Diagnosis:
+    """Compare the checkpoints around each resume: the last one, then those before it while they are small."""
+    compared: list[tuple[int, CheckpointPair, Diagnosis]] = []
+    notes, seen, left = [], set(), EARLIER
+    for step in reversed([int(step) for step in run.resumes["step"]]):
+        pair = run.pair(step)
+        if pair.before is None and pair.after is None:
+            notes.append(f"the resume before step {step:,} was not compared: {pair.advice}")
+            continue
+        if compared and _paths(pair) in seen:
+            notes.append(f"the resume before step {step:,} has the same two checkpoints")
+            continue
+        seen.add(_paths(pair))
+        nbytes = sum(one.nbytes for one in (pair.before, pair.after) if one is not None)
+        if compared and (pair.before is None or pair.after is None or nbytes > left):
+            notes.append(f"the resume before step {step:,} was not compared; {pair.advice}")
+            continue
+        left -= nbytes if compared else 0
+        compared.append((step, pair, _compare(run, pair, f"the run was resumed before step {step:,}", options)))
+    if not compared:
+        step = int(run.resumes["step"].iloc[-1])
+        raise UsageError(f"the run was resumed before step {step:,}; {run.pair(step).advice}")
+    chosen = max(compared, key=lambda one: one[2].exit_code)  # of equals, the last resume
+    for step, pair, found in compared:
+        if step != chosen[0]:
+            said = (
+                f"{found.verdict} {pair.advice[0].upper()}{pair.advice[1:]}."
+                if found.exit_code
+                else "nothing was found"
+            )
+            notes.append(f"the resume before step {step:,} was compared, too: {said}")
+    return replace(chosen[2], notes=(*chosen[2].notes, *notes))
 
 
 def _resumed(run: Run, step: int) -> CheckpointPair | None:

@@ -69,10 +69,7 @@ class _Table(Mapping[str, Format]):
     """Name → record: the built-in ones, then those of other packages."""
 
     def __getitem__(self, name: str) -> Format:
-        if name in MODULES:
-            found: Format = import_module(MODULES[name]).FORMAT
-            return found
-        return third_party()[name]
+        return _built_in(name) if name in MODULES else third_party()[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter([*MODULES, *third_party()])
@@ -86,6 +83,12 @@ _SAFETENSORS_ONLY = re.compile(
     r"model(-\d+(-of-\d+)?)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json"
 )
 _DCP_ONLY = re.compile(r"\.metadata|__\d+_\d+(\.[0-9a-f]{8})?\.distcp")
+
+
+@cache
+def _built_in(name: str) -> Format:
+    found: Format = import_module(MODULES[name]).FORMAT
+    return found
 
 
 @cache

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
-__all__ = ["MEANINGS", "STEP_NAMES", "is_validation", "meaning", "normalised", "pick_metric"]
+__all__ = ["MEANINGS", "STEP_NAMES", "counter", "is_validation", "meaning", "normalised", "pick_metric"]
 
 MEANINGS = ("loss", "lr", "grad_norm", "throughput")
 #: Names of the step in rows of JSON or CSV, best first. A row's own number (``_step``) can begin again at 0.
@@ -61,6 +62,27 @@ _LOOSE = {
 _PART = re.compile(r"aux|load_?balanc|z_?loss|mtp|critic|value|kl|router|indexer|max_loss|scale")
 
 
+#: What rises for as long as a program runs, or over all its data: a restart sets it back.
+_COUNTERS = {
+    "epoch": re.compile(r"(?:^|[/_.])epoch$"),
+    "elapsed": re.compile(
+        r"(?:^|.*[/_.])(?:elapsed(?:_time)?|time_elapsed|run_?time|total_time|wall_?(?:clock|time)?|uptime"
+        r"|(?:time_)?since_start)(?:_?\(?(?:ms|s|secs?|seconds|m|mins?|minutes|h|hrs?|hours)\)?)?$|^time$"
+    ),
+    "amount": re.compile(
+        r"(?:^|[/_.])(?:(?:consumed|seen|processed|cumulative|total|num)_(?:train_|training_|input_)*)?"
+        r"(?:samples|tokens|examples|sequences)(?:_(?:seen|consumed|processed|total))?$|total_flos$"
+    ),
+}
+
+
+def counter(name: str) -> str | None:
+    """Return what a number counts while a program runs: ``epoch``, ``elapsed`` (time) or ``amount`` (of data)."""
+    plain = normalised(name)
+    return next((what for what, pattern in _COUNTERS.items() if pattern.search(plain)), None)
+
+
+@lru_cache(4096)
 def normalised(name: str) -> str:
     """Return a name in lower case, with ``_`` for spaces and dashes, without the run's name of an exported table."""
     name = name.rsplit(" - ", 1)[-1]  # W&B's export: "run - train/loss"

@@ -26,7 +26,7 @@ from workbench.core.place import Place
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
 from workbench.names.steps import is_step, step_of
 
-__all__ = ["Found", "RunFolder", "discover", "grouped", "locate", "pick"]
+__all__ = ["DEPTH", "Found", "RunFolder", "discover", "grouped", "locate", "pick"]
 
 #: Megatron's; DeepSpeed's, and that of what its ds_to_universal.py made
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
@@ -37,6 +37,8 @@ PARTS = re.compile(
     r"|(scheduler|scaler)\.pdparams|.+-(?!00001-)\d{5}-of-\d{5}\.gguf"
 )
 MAX_NAMED = 3
+DEPTH = 6  #: levels below a root: <project>/<user>/<date>/<run>/checkpoints/step-10
+SURE, DEEP = 3, 20_000  #: levels that are listed whatever they hold; folders below them: some 10 s on a slow disk
 _NUMBER = re.compile(r"\d+")
 
 
@@ -77,9 +79,11 @@ class RunFolder:
 
 
 def discover(
-    root: str | os.PathLike[str], *, depth: int = 3, storage_options: Mapping[str, Any] | None = None
+    root: str | os.PathLike[str], *, depth: int = DEPTH, storage_options: Mapping[str, Any] | None = None
 ) -> list[Found]:
     """Checkpoints in a folder and in the folders below it, ``depth`` levels deep, sorted by path and step.
+
+    Of the folders more than :data:`SURE` levels down, no more than :data:`DEEP` are looked into.
 
     Raises:
         NotACheckpointError: the root does not exist.
@@ -90,7 +94,7 @@ def discover(
     if place.file is not None:
         name = formats.detect(place)
         return [] if name is None else [_found(place, ".", name, place.name)]
-    found = list(_walk(place, "", depth))
+    found = list(_walk(place, "", depth, [DEEP]))
     return sorted(found, key=lambda item: (os.path.dirname(item.path), item.step is None, item.step or 0, item.path))
 
 
@@ -146,7 +150,7 @@ def pick(place: Place) -> tuple[Found, str] | None:
     """
     if place.file is not None:
         return None
-    found = [item for item in _walk(place, "", 2) if item.path != "."]
+    found = [item for item in _walk(place, "", 2, [DEEP]) if item.path != "."]
     if not found:
         return None
     steps = [item for item in found if item.step is not None]
@@ -190,7 +194,7 @@ def _some(found: list[Found]) -> str:
 # ---- walking -------------------------------------------------------------------------------------------------------
 
 
-def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
+def _walk(place: Place, relative: str, depth: int, budget: list[int]) -> Iterator[Found]:
     name = None
     try:
         files = place.files
@@ -209,8 +213,10 @@ def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
     known = formats.record(name or "")
     if known.closed:
         return
-    single = [o for o in formats.FORMATS.values() if o.single_file and (o.name != name or o.loose)]
-    endings = tuple(end for other in single for end in (other.beside if name else other.suffixes))
+    endings: tuple[str, ...] = ()
+    if files:
+        single = [o for o in formats.FORMATS.values() if o.single_file and (o.name != name or o.loose)]
+        endings = tuple(end for other in single for end in (other.beside if name else other.suffixes))
     for file in files:
         if file.endswith(endings) and not PARTS.fullmatch(file):
             yield from _single(place, relative, file)
@@ -220,7 +226,11 @@ def _walk(place: Place, relative: str, depth: int) -> Iterator[Found]:
         inner = f"{relative}/{folder}" if relative else folder
         if folder.startswith(".") or place.is_link(folder) or known.owns(folder):
             continue
-        yield from _walk(place.sub(folder), inner, depth - 1)
+        if inner.count("/") >= SURE:
+            if budget[0] <= 0:
+                return
+            budget[0] -= 1
+        yield from _walk(place.sub(folder), inner, depth - 1, budget)
 
 
 def _single(place: Place, relative: str, file: str) -> Iterator[Found]:

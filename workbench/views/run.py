@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from workbench.analysis.run import NEAR, Run, RunComparison, spike_rank
+from workbench.analysis.run import NEAR, NO_LOG, Run, RunComparison, spike_rank
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
@@ -65,7 +65,7 @@ def event_lines(run: Run) -> list[str]:
             "LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}" + ("" if len(spikes) else "; no spike")
         )
     for note in run.notes[:2]:
-        lines += _headed("NOTE", safe(note))
+        lines += _headed("NOTE", _advised(note))
     return lines
 
 
@@ -156,7 +156,17 @@ def _lines(run: Run) -> Iterator[str]:
     if len(sources) and not spikes:
         yield from _row("spikes", "none")
     for note in run.notes[:3]:
-        yield from _row("note", safe(note))
+        yield from _row("note", _advised(note))
+
+
+def _advised(note: str) -> str:
+    return safe(f"{note}; name it with logs= or --logs" if note == NO_LOG else note)
+
+
+def page_notes(run: Run) -> list[str]:
+    """Return the notes of a run as a page shows them: there, no option can be typed."""
+    there = f"{NO_LOG}: copy it into the folder of the run, or beside it"
+    return [there if note == NO_LOG else note for note in run.notes]
 
 
 def _from(row: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from workbench.views import spark, units
 from workbench.views.doctor_html import diagnosis_html
 from workbench.views.names import safe
 from workbench.views.pages import page_of, page_path, write_page
-from workbench.views.run import run_sentence, spike_sentence, worst_spike
+from workbench.views.run import page_notes, run_sentence, spike_sentence, worst_spike
 from workbench.views.run_pictures import (
     LAYER_MEASURES,
     curves_of,
@@ -61,7 +61,7 @@ def run_html(run: Run) -> str:
         parts.append(f'<div style="color:#0072B2;max-width:640px">{drawn}</div>')
     parts.append(_events(run))
     parts.append(_steps(run, {}, ROWS))
-    parts += [f"<div>{escape(safe(note))}</div>" for note in run.notes]
+    parts += [f"<div>{escape(safe(note))}</div>" for note in page_notes(run)]
     return f'<div class="workbench-run">{"".join(parts)}</div>'
 
 
@@ -101,7 +101,7 @@ def run_page(
             f"{row['first']:,} to {row['last']:,}"
             for row in run.sources.to_dict("records")
         ]
-        parts.append(f"<h2>Logs</h2><ul>{_items([*rows, *map(safe, run.notes)])}</ul>")
+        parts.append(f"<h2>Logs</h2><ul>{_items([*rows, *map(safe, page_notes(run))])}</ul>")
     return page_of(safe(run.path), "".join(parts), figures)
 
 

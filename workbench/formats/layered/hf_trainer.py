@@ -14,8 +14,9 @@
       rng_state.pth │ rng_state_R.pth      objects, one per rank
       training_args.bin                    a pickled TrainingArguments, shown as an inert record
 
-Keys of the optimizer's file get the prefix ``optimizer.``. Ids are mapped to parameters only where that is certain,
-which is rare with safetensors' sorted names. Source: transformers 5.23 ``trainer.py``, ``trainer_pt_utils.py``.
+``trainer_state.json`` may be missing: ``optimizer.pt`` beside such weights has its layout. Keys of
+the optimizer's file get the prefix ``optimizer.``. Ids are mapped to parameters only where that is certain, which is
+rare with safetensors' sorted names. Source: transformers 5.23 ``trainer.py``, ``trainer_pt_utils.py``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from workbench.formats.layered import parts
 from workbench.formats.safetensors.weight_index import missing_weights
 
 STATE = "trainer_state.json"
+_WEIGHTS = re.compile(r"(?:model|adapter_model)\.safetensors(?:\.index\.json)?|pytorch_model\.bin(?:\.index\.json)?")
 _LOOP = re.compile(r"optimizer\.(?:pt|bin)|scheduler\.pt|rng_state(?:_\d+)?\.pth")
 _STATES = re.compile(r"scheduler\.pt|scaler\.pt|rng_state(?:_\d+)?\.pth|training_args\.bin")
 _RNG = re.compile(r"rng_state_(\d+)\.pth")
@@ -45,9 +47,12 @@ SHARDED_OPTIMIZER = "optimizer"  #: of ``save_optimizer_distributed``, beside ``
 
 
 def detect(place: Place) -> bool:
-    """Return whether a folder with ``trainer_state.json`` is a checkpoint, not just the parent of checkpoints."""
-    if place.file is not None or STATE not in place.files:
+    """Return whether a folder with ``trainer_state.json`` is a checkpoint, not just the parent of checkpoints; or has
+    the Trainer's weights and optimizer without it."""
+    if place.file is not None:
         return False
+    if STATE not in place.files:
+        return "optimizer.pt" in place.files and any(_WEIGHTS.fullmatch(name) for name in place.files)
     if _weights(place) is not None or any(_LOOP.fullmatch(name) for name in place.files):
         return True
     return not any(_STEP_FOLDER.fullmatch(name) for name in place.folders)
@@ -72,7 +77,7 @@ def read_catalog(place: Place) -> Catalog:
         IncompleteError: there are no weights.
         OpenError: as the parts' readers raise.
     """
-    state = place.read_json(STATE)
+    state = place.read_json(STATE) if STATE in place.files else {}
     if not isinstance(state, dict):
         raise CorruptError(f"{STATE!r} is a JSON {type(state).__name__}, not the Trainer's record")
     weights = _weights(place)
@@ -82,6 +87,10 @@ def read_catalog(place: Place) -> Catalog:
             f"adapter_model.safetensors or {FSDP}/); the save was interrupted, or they were moved"
         )
     notes: list[str] = []
+    if STATE not in place.files:
+        notes.append(
+            f"no {STATE}: the step is that of the folder's name, and the Trainer cannot resume from here as it was"
+        )
     found = [parts.folder(place, weights, FSDP if weights == "dcp" else "", False)]
     for name in (FSDP_OPTIMIZER, SHARDED_OPTIMIZER):
         if name in place.folders:
@@ -99,7 +108,8 @@ def read_catalog(place: Place) -> Catalog:
     world = len(ranks) or (1 if "rng_state.pth" in place.files else None)
     facts = {"step": step if type(step) is int else None, "world_size": world}
     catalog = parts.combine("hf_trainer", place, found, notes, facts)
-    catalog.metadata_files.append(STATE)
+    if STATE in place.files:
+        catalog.metadata_files.append(STATE)
     return catalog
 
 
@@ -128,7 +138,7 @@ def _weights(place: Place) -> str | None:
 FORMAT = Format(
     name="hf_trainer",
     title="Hugging Face Trainer checkpoint-N",
-    marks="trainer_state.json",
+    marks="trainer_state.json, or optimizer.pt beside the weights",
     read_from="transformers 5.23",
     detect=detect,
     read_catalog=read_catalog,

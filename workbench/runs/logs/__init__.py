@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.place import Place
 from workbench.errors import UsageError, WorkbenchError
+from workbench.names.metrics import pick_metric
 from workbench.names.steps import step_of
-from workbench.runs.logs.binary import WANDB_MAGIC, read_events, read_wandb
-from workbench.runs.logs.lines import EndedLines, is_text, stripped_lines
-from workbench.runs.logs.printed import read_printed
+from workbench.runs.logs.binary import WANDB_MAGIC, EventsReading, read_wandb
+from workbench.runs.logs.grown import FileReading, GrownLogs, LinesReading, read_grown
+from workbench.runs.logs.lines import is_text
+from workbench.runs.logs.printed import PrintedLogs
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
-from workbench.runs.logs.tables import read_csv, read_databases, read_jsonl, read_mlflow, read_trainer_state
+from workbench.runs.logs.tables import CsvRows, JsonRows, read_databases, read_mlflow, read_trainer_state
 
-__all__ = ["ABOVE", "FoundLogs", "MetricLog", "StartMark", "find_logs", "is_log", "read_logs"]
+__all__ = ["ABOVE", "FoundLogs", "GrownLogs", "MetricLog", "StartMark", "find_logs", "is_log", "read_logs"]
 
 DEPTH = 6  #: folders below the root that are searched: mlruns/<experiment>/<run>/metrics/train/loss
 ABOVE = 2  #: folders above the root that are searched if there is no log below it
@@ -64,6 +66,7 @@ _VERSION = re.compile(r"version_(\d+)")
 #: Folders that are made anew at each start: the Trainer's, torchtitan's, Lightning's.
 _DATED = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|\d{8}[-_]\d{4,6}|version_\d+")
 _RANKS = re.compile(r"(?:rank|node|worker|proc|gpu|local)[-_]?\d+", re.IGNORECASE)
+_DIGITS = re.compile(r"[0-9]+")
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -74,11 +77,13 @@ class FoundLogs:
     Attributes:
         logs: what was read, one per run of a program, those with points only.
         root: the folder that the paths are relative to.
+        said: texts without rows that say that a checkpoint was loaded.
         notes: what was not read, and why, one sentence each.
         files: paths or URLs of all that was looked into, with what turned out not to be a log.
     """
 
     logs: list[MetricLog] = field(default_factory=list)
+    said: list[MetricLog] = field(default_factory=list)
     root: str = ""
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -95,7 +100,14 @@ class LogFile:
     name: str = ""  #: of the metric, where each has a file
 
 
-def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE, growing: bool = False) -> FoundLogs:
+def find_logs(
+    place: Place,
+    *,
+    skip: Sequence[str] = (),
+    above: int = ABOVE,
+    growing: bool = False,
+    known: GrownLogs | None = None,
+) -> FoundLogs:
     """Return the logs in a run's folder, or else beside it and above.
 
     Args:
@@ -103,11 +115,12 @@ def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE, gro
         skip: checkpoints in it, relative paths; only ``trainer_state.json`` of the last few is looked for in them.
         above: folders above it that are searched.
         growing: leave out a last line that nothing ends.
+        known: what was read of these files before; of a file that has grown, the rest is read.
 
     Logs above count if their name contains the folder's, or if nothing else there could mean another run: the folder
     has to be the only one with a name like its own.
     """
-    found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip), growing)
+    found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip), growing, known)
     at, inner = place, place.name
     for _ in range(above):
         if found.logs:
@@ -120,7 +133,7 @@ def find_logs(place: Place, *, skip: Sequence[str] = (), above: int = ABOVE, gro
         except WorkbenchError:
             break
         notes = found.notes
-        found = _read(outer, files, growing)
+        found = _read(outer, files, growing, known)
         found.notes = notes + found.notes
         at, inner = outer, os.path.basename(outer.root)
     return found
@@ -131,8 +144,9 @@ def read_logs(
     storage_options: Mapping[str, Any] | None = None,
     *,
     growing: bool = False,
+    known: GrownLogs | None = None,
 ) -> FoundLogs:
-    """Return the logs in files or folders that the user named; ``growing`` as for :func:`find_logs`.
+    """Return the logs in files or folders that the user named; ``growing`` and ``known`` as for :func:`find_logs`.
 
     Raises:
         OpenError: a path does not exist. UsageError: none of the files is a log in a known format.
@@ -142,10 +156,11 @@ def read_logs(
         place = Place(path, storage_options)
         if place.file is not None:
             one = _file(place.files, place.file, "", given=True)
-            found = _read(place, [one] if one else [LogFile("text", place.file, (), place.file)], growing)
+            found = _read(place, [one] if one else [LogFile("text", place.file, (), place.file)], growing, known)
         else:
-            found = _read(place, [*_walk(place, "", DEPTH, set(), given=True)], growing)
+            found = _read(place, [*_walk(place, "", DEPTH, set(), given=True)], growing, known)
         out.logs += found.logs
+        out.said += found.said
         out.files += found.files
         out.notes += found.notes
         out.root = out.root or place.root
@@ -226,14 +241,18 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
         if name == "metrics.csv" and version:
             return LogFile("lightning_csv", os.path.dirname(at), (int(version[1]),), path)
         monitor = name.startswith(("Train_", "Eval_"))  # DeepSpeed: one metric a file
-        return LogFile("deepspeed_csv" if monitor else "csv", at if monitor else path, (path,), path)
+        return LogFile("deepspeed_csv", at, (path,), path) if monitor else _numbered("csv", path, at, name)
     if name.endswith((".jsonl", ".ndjson")):
-        return LogFile("jsonl", path, (), path)
+        return _numbered("jsonl", path, at, name)
     if (_TEXT.fullmatch(name) and not _NOT_TEXT.fullmatch(name)) or given:
-        ranks = _RANKS.search(name)
-        group = path if ranks else f"{at}/{re.sub(r'[0-9]+', '#', name)}"
-        return LogFile("text", group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
+        return _numbered("text", path, at, name)
     return None
+
+
+def _numbered(kind: str, path: str, at: str, name: str) -> LogFile:
+    """Files whose names differ in a number other than a rank may be the starts of one run."""
+    group = path if _RANKS.search(name) else f"{at}/{_DIGITS.sub('#', name)}"
+    return LogFile(kind, group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
 
 
 def is_log(name: str) -> bool:
@@ -279,27 +298,63 @@ def _above(place: Place, name: str) -> Iterator[LogFile]:
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
-def _read(place: Place, files: Sequence[LogFile], growing: bool) -> FoundLogs:
+@dataclass(frozen=True, slots=True)
+class _LogReader:
+    """How the files of a place are read: with an unfinished last line or without, and what was read of them before."""
+
+    place: Place
+    growing: bool
+    known: GrownLogs | None
+    notes: list[str]
+
+    def file(self, one: LogFile) -> list[MetricLog]:
+        """Return the logs of a file of its own; none, and a note, if it cannot be read."""
+        make = _READINGS[one.kind]
+        try:
+            source = self.place.source(one.path)
+            if one.kind != "tensorboard" and not is_text(source):
+                self.notes.append(f"{one.path!r} is binary and was not read")
+                return []
+            if source.size == 0 and one.kind != "text":  # a console without output is no loss
+                self.notes.append(f"{one.path!r} is empty")
+            at = f"{self.place.root.rstrip('/')}/{one.path}"
+            return read_grown(source, at, one.kind, lambda: make(one.path), self.known, self.growing)
+        except WorkbenchError as error:
+            self.notes.append(str(error))
+            return []
+
+
+#: Kind of file → its reading.
+_READINGS: dict[str, Callable[[str], FileReading]] = {
+    "tensorboard": EventsReading,
+    "text": lambda path: LinesReading(PrintedLogs(path, VALUES), path),
+    "jsonl": lambda path: LinesReading(JsonRows(path), path),
+} | {
+    kind: lambda path, kind=kind: LinesReading(CsvRows(path, kind), path)  # type: ignore[misc]
+    for kind in ("csv", "lightning_csv", "deepspeed_csv")
+}
+
+
+def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLogs | None) -> FoundLogs:
     out = FoundLogs(root=place.root, files=[f"{place.root.rstrip('/')}/{one.path}" for one in files])
     groups: dict[tuple[str, str], list[LogFile]] = {}
     for one in files:
         groups.setdefault((one.kind, one.group), []).append(one)
-    for (kind, group), members in sorted(groups.items()):
+    reader = _LogReader(place, growing, known, out.notes)
+    for (kind, _), members in sorted(groups.items()):
         members.sort(key=lambda one: one.order)
-        logs = _group(place, kind, group, members, out.notes, growing)
+        logs = _files(reader, kind, members) if kind in _READINGS else _group(reader, kind, members)
         for log in logs:
             out.notes += log.notes
         out.logs += [log for log in logs if log.columns]
+        out.said += [log for log in logs if not log.columns and log.starts]
     return out
 
 
-def _group(
-    place: Place, kind: str, group: str, members: list[LogFile], notes: list[str], growing: bool
-) -> list[MetricLog]:
-    if kind == "text":
-        return _texts(place, members, notes, growing)
+def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
+    """Logs whose files have rows in common."""
+    place, notes = reader.place, reader.notes
     log = MetricLog(members[-1 if kind == "hf_trainer" else 0].path, kind)  # the newest state has the whole history
-    log.zero_based = kind == "lightning_csv"
     for one in members:
         try:
             if kind == "database":
@@ -311,26 +366,15 @@ def _group(
                 read_trainer_state(log, place, one.path)
                 continue
             source = place.source(one.path)
-            if kind == "tensorboard":
-                read_events(log, source, one.path)
-            elif kind == "wandb":
+            if kind == "wandb":
                 if source.read_bytes(0, 7) == WANDB_MAGIC:
                     read_wandb(log, source, one.path)
                 else:
                     notes.append(f"{one.path!r} does not begin as a .wandb file")
-            elif kind == "mlflow_files":
-                read_mlflow(log, EndedLines(source) if growing else source, one.path, one.name)
             elif not is_text(source):
                 notes.append(f"{one.path!r} is binary and was not read")
-            elif kind == "jsonl":
-                read_jsonl(log, EndedLines(source) if growing else source, one.path)
             else:
-                log.by_metric = kind == "deepspeed_csv"
-                if len(members) > 1 and not log.by_metric:
-                    log.start(StartMark(log.rows, "new file"))
-                read_csv(log, EndedLines(source) if growing else source, one.path)
-                if kind == "deepspeed_csv":
-                    log.unit = "samples"
+                read_mlflow(log, source, one.path, one.name, reader.growing)
         except LogFull:
             notes.append(f"{one.path!r} has more than {log.limit:,} values; the rest was not read")
             break
@@ -339,47 +383,38 @@ def _group(
     return [log]
 
 
-def _texts(place: Place, members: list[LogFile], notes: list[str], growing: bool) -> list[MetricLog]:
-    """Printed logs; files whose names differ in a number are the starts of one run, unless they log the same steps."""
-    joined: dict[str, MetricLog] = {}
+def _files(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
+    """Logs of files that each are one start of a run, or one metric of it, joined in their order."""
+    joined: list[MetricLog] = []
     for one in members:
-        try:
-            source = place.source(one.path)
-            if not is_text(source):
-                notes.append(f"{one.path!r} is binary and was not read")
-                continue
-            lines = stripped_lines(EndedLines(source) if growing else source)
-            logs = read_printed(one.path, lines, VALUES)
-        except WorkbenchError as error:
-            notes.append(str(error))
-            continue
-        for log in logs:
-            old = joined.get(log.kind)
+        for log in reader.file(one):
+            old = next((known for known in joined if known.kind == log.kind and _continues(known, log)), None)
             if old is None:
-                joined[log.kind] = log
-            elif not _parallel(old, log):
-                _append(old, log)
-    return list(joined.values())
+                if log.kind != kind and any(known.kind == log.kind for known in joined):
+                    continue  # a printed log of another rank
+                joined.append(log)
+                continue
+            try:
+                # an event file begins with a mark of its own; DeepSpeed's files each hold one metric
+                old.extend(log, "" if kind in ("tensorboard", "deepspeed_csv") else "new file")
+            except LogFull:
+                reader.notes.append(f"{one.path!r} has more than {old.limit:,} values; the rest was not read")
+    return joined
 
 
-def _parallel(a: MetricLog, b: MetricLog) -> bool:
-    """Whether two logs are of the same steps, as those of two ranks are."""
-    one, two = ({s for c in log.columns.values() for s in (c.steps[0], c.steps[-1])} for log in (a, b))
-    return one == two
-
-
-def _append(log: MetricLog, more: MetricLog) -> None:
-    base = log.rows
-    log.start(StartMark(base, "new file"))
-    for mark in more.starts:
-        log.start(StartMark(base + mark.row, mark.why, mark.loaded, mark.first, mark.fresh, mark.text))
-    for name, column in more.columns.items():
-        rows, steps, values = column.rows, column.steps, column.values
-        mine = log.columns.setdefault(name, type(column)())
-        mine.rows.extend(row + base for row in rows)
-        mine.steps.extend(steps)
-        mine.values.extend(values)
-    log.rows += more.rows
-    log.kept += more.kept
-    log.files += more.files
-    log.notes += more.notes
+def _continues(old: MetricLog, log: MetricLog) -> bool:
+    """Whether a file is a later start of the run that another one logs, rather than another rank or another run."""
+    if log.kind in ("tensorboard", "lightning_csv", "deepspeed_csv"):
+        return True  # grouped by more than their names
+    if log.kind not in ("jsonl", "csv"):
+        one, two = ({s for c in log.columns.values() for s in (c.steps[0], c.steps[-1])} for log in (old, log))
+        return one != two
+    shared = [name for name in log.columns if name in old.columns]
+    name = pick_metric("loss", [(name, log.points(name)) for name in shared])
+    if name is None:
+        return False
+    before, after = old.columns[name].steps, log.columns[name].steps
+    first, last, begin = before[0], before[-1], after[0]
+    interval = max(after[1] - begin, 1) if len(after) > 1 else 1
+    same = len(before) < 2 or len(after) < 2 or interval == before[-1] - before[-2]
+    return same and first < begin <= last + interval

@@ -27,9 +27,9 @@ from workbench.core.protobuf import BadMessage, fields, signed
 from workbench.core.source import Source
 from workbench.names.metrics import STEP_NAMES
 from workbench.runs.logs.printed import numbers_of
-from workbench.runs.logs.record import MetricLog, StartMark
+from workbench.runs.logs.record import LogFull, MetricLog, StartMark
 
-__all__ = ["WANDB_MAGIC", "read_events", "read_wandb"]
+__all__ = ["WANDB_MAGIC", "EventsReading", "read_wandb"]
 
 WANDB_MAGIC = b":W&B\xe1\xbe\x00"
 RECORD = 64 << 20  #: bytes of the largest record that is read; images and histograms take megabytes
@@ -41,8 +41,8 @@ _FLOAT, _DOUBLE = 1, 2  # TensorProto.dtype
 class _ReadAhead:
     """Sequential bytes of a source, read in large pieces."""
 
-    def __init__(self, source: Source) -> None:
-        self.source, self.at, self.buffer, self.start = source, 0, b"", 0
+    def __init__(self, source: Source, start: int = 0) -> None:
+        self.source, self.at, self.buffer, self.start = source, start, b"", 0
 
     def take(self, count: int) -> bytes | None:
         """Return the next bytes, or ``None`` where the file ends before."""
@@ -56,30 +56,47 @@ class _ReadAhead:
         return self.buffer[begin : begin + count]
 
 
-def read_events(log: MetricLog, source: Source, path: str) -> None:
-    """Append the scalars of one event file. A cut tail is normal and ends the file.
+class EventsReading:
+    """The scalars of one event file. A cut tail is normal and ends the file."""
 
-    Raises:
-        LogFull: there are more values than are kept.
-    """
-    log.start(StartMark(log.rows, "new file"))
-    log.files.append(path)
-    ahead = _ReadAhead(source)
-    while (head := ahead.take(12)) is not None:
-        (size,) = struct.unpack_from("<Q", head)
-        if size > RECORD:
-            log.notes.append(
-                f"{path!r} has a record of {size:,} bytes at byte {ahead.at - 12:,}; the rest was not read"
-            )
-            return
-        data = ahead.take(size)
-        if data is None or ahead.take(4) is None:
-            return
-        try:
-            _event(log, data)
-        except BadMessage:
-            log.notes.append(f"{path!r} is damaged at byte {ahead.at - size - 4:,}; the rest was not read")
-            return
+    def __init__(self, path: str) -> None:
+        self._log = MetricLog(path, "tensorboard", files=[path])
+        self._log.start(StartMark(0, "new file"))
+        self._ended = ""  # why the rest is not read
+
+    def read(self, source: Source, start: int) -> int:
+        """Take the complete records from a byte on; return where they end."""
+        ahead, path = _ReadAhead(source, start), self._log.path
+        while not self._ended and (head := ahead.take(12)) is not None:
+            (size,) = struct.unpack_from("<Q", head)
+            if size > RECORD:
+                self._ended = f"{path!r} has a record of {size:,} bytes at byte {start:,}"
+                break
+            data = ahead.take(size)
+            if data is None or ahead.take(4) is None:
+                break
+            try:
+                _event(self._log, data)
+            except BadMessage:
+                self._ended = f"{path!r} is damaged at byte {start + 12:,}"
+            except LogFull:
+                self._ended = f"{path!r} has more than {self._log.limit:,} values"
+            start = ahead.at
+        return start
+
+    def rest(self, source: Source, start: int) -> None:
+        """Take nothing: a record that is cut holds no scalar."""
+
+    @property
+    def kept(self) -> int:
+        """Values so far."""
+        return self._log.kept
+
+    def done(self) -> list[MetricLog]:
+        """Return the log."""
+        if self._ended:
+            self._log.notes.append(f"{self._ended}; the rest was not read")
+        return [self._log]
 
 
 def _event(log: MetricLog, data: bytes) -> None:
@@ -204,4 +221,4 @@ def _history(log: MetricLog, data: bytes) -> None:
     if step is None or not math.isfinite(step):
         return
     kept = {name: value for name, value in row.items() if not name.startswith("_") and name not in STEP_NAMES}
-    log.add(int(step), kept, time)
+    log.add(int(step), kept, time, {"_runtime": row["_runtime"]} if "_runtime" in row else None)

@@ -7,9 +7,10 @@
     ghost                61 … 72                     the abandoned branch is kept
 
 A resume is where the step of one series, in written order, does not rise: ``step[i] <= step[i - 1]``; or where a
-restart line, a new file or a start event says so. A clock that goes back is not a resume. A step that is logged twice
-with the same value is one point, and a file in which many steps are repeated without a restart was written by several
-ranks.
+restart line, a new file or a start event says so, or a counter that only rises while a program runs: its time, the
+epoch, the consumed samples. A wall clock that goes back is not a resume, and neither is a pause. A step that is logged
+twice with the same value is one point, and a file in which many steps are repeated without a restart was written by
+several ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.names.metrics import MEANINGS, pick_metric
+from workbench.names.metrics import MEANINGS, counter, pick_metric
 from workbench.runs.logs.record import LoggedColumn, MetricLog, StartMark
 
 __all__ = ["Curve", "JoinedLog", "Resume", "join"]
@@ -32,6 +33,10 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 REPEATED = 0.05  #: share of steps that are logged twice in a row from which several ranks must have written the file
 FALLS = 0.10  #: share of points at which the step falls from which the file is not one series
 FEW = 3  #: repeats that are no evidence for several ranks
+COUNTED = 0.5  #: of the rows that a counter has to be in
+COUNTER_FALLS = 0.02  #: share of rows at which a counter may fall
+RISES = 0.5  #: of the other rows at which it has to rise
+PAUSE, PAUSES = 60.0, 20  #: seconds, and median distances of rows, from which a pause is mentioned
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ def join(log: MetricLog) -> JoinedLog:
     if series is None:
         series = max(names, key=lambda one: (one[1], one[0]))[0]
     out.points = log.points(series)
+    marks = [] if log.by_metric else _starts(log, log.columns[series])
     for name, _ in names:
         column = log.columns[name]
         steps = _in_steps(column, log, name, out.notes if name == series else [])
@@ -130,15 +136,58 @@ def join(log: MetricLog) -> JoinedLog:
             steps, _ = _whole_run(steps, column, log)
         rows = np.frombuffer(column.rows, np.int64)
         values = np.frombuffer(column.values, np.float64)
-        kept, starts, note = _attempts(steps, values, rows, [] if log.by_metric else log.starts)
+        kept, starts, note = _attempts(steps, values, rows, marks)
         if note and name == series:
             out.notes.append(note)
         out.curves[name] = _surviving(name, steps[kept], values[kept], starts)
         if name == series:
             out.interval = _interval(out.curves[name].steps)
-            marks = log.starts if not log.by_metric else []
             out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, marks, log)
     return out
+
+
+def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
+    """The marks of a log, and those where a counter falls that only rises while a program runs."""
+    rows = np.frombuffer(series.rows, np.int64)
+    falls = rows[np.flatnonzero(np.diff(np.frombuffer(series.steps, np.int64)) <= 0) + 1]
+    known = np.unique(np.concatenate([falls, np.array([mark.row for mark in log.starts], np.int64)]))
+    found = list(log.starts)
+    epochs = next((column for name, column in log.columns.items() if counter(name) == "epoch"), None)
+    kinds = [(name, counter(name), column) for name, column in log.columns.items()]
+    for name, what, column in [*kinds, *((name, "elapsed", column) for name, column in log.counters.items())]:
+        if what is None:
+            continue
+        here = np.isin(np.frombuffer(column.rows, np.int64), rows)
+        at, values = np.frombuffer(column.rows, np.int64)[here], np.frombuffer(column.values, np.float64)[here]
+        if len(at) < COUNTED * len(rows):
+            continue
+        for fall in _falls(what, at, values, epochs):
+            near = known[(known > at[fall - 1]) & (known <= at[fall])]
+            words = f"{name!r}" if name in log.columns else name
+            text = f"{words} falls from {values[fall - 1]:,.6g} to {values[fall]:,.6g}"
+            found.append(StartMark(int(near[0] if len(near) else at[fall]), "counter", text=text))
+    return sorted(found, key=lambda mark: mark.row)
+
+
+def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -> Ints:
+    """Positions at which a counter begins again; none unless it counts over the whole run."""
+    change = np.diff(values)
+    falls = np.flatnonzero(change < 0) + 1
+    others = len(change) - len(falls)
+    none = falls[:0]
+    if not len(falls) or len(falls) > max(min(FEW, len(values) // 8), COUNTER_FALLS * len(values)):
+        return none
+    if what != "epoch" and (change > 0).sum() < RISES * others:
+        return none  # the tokens of a batch, the time of a step
+    if what == "epoch":  # the part of an epoch that is done goes from 1 to 0
+        return falls[~((values[falls - 1] > 0.9) & (values[falls - 1] <= 1) & (values[falls] < 0.1))]
+    if epochs is not None:  # counted in each epoch
+        of_rows = np.searchsorted(np.frombuffer(epochs.rows, np.int64), rows, "right") - 1
+        numbers = np.floor(np.frombuffer(epochs.values, np.float64)[np.maximum(of_rows, 0)])
+        if np.array_equal(np.flatnonzero(np.diff(numbers) > 0) + 1, falls):
+            return none
+    apart = np.diff(falls)
+    return none if len(falls) > 2 and apart.max() - apart.min() <= 0.02 * apart.max() else falls
 
 
 def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str]) -> Ints:
@@ -238,23 +287,39 @@ def _resumes(
         fresh = any(mark.fresh for mark in said) and loaded is None
         if at == 0:
             # the first attempt: a resume only if a line names the step that was loaded, and training went on from there
-            if loaded is None or loaded <= 0 or not first - 1 <= max(loaded, 0) <= first:
+            near = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
+            if loaded is None or loaded <= 0 or not near:
                 continue
-            found.append(Resume(first, None, 0, loaded, False, _why(said, 0), time=_time(log, int(rows[at]))))
+            found.append(Resume(first, None, 0, loaded, False, _why(said, 0, log.unit), time=_time(log, int(rows[at]))))
             continue
         stopped = int(steps[at - 1])
         repeated = max(0, stopped - first + 1)
-        why = _why(said, repeated)
+        why = _why(said, repeated, log.unit) + _pause(log, rows, at)
         difference = _difference(steps, values, at) if repeated else math.nan
         found.append(Resume(first, stopped, repeated, loaded, fresh, why, difference, _time(log, int(rows[at]))))
     return found
 
 
-def _why(marks: Sequence[StartMark], repeated: int) -> str:
-    words = [mark.text or mark.why for mark in marks]
+def _why(marks: Sequence[StartMark], repeated: int, unit: str) -> str:
+    words = [mark.text or mark.why for mark in marks if mark.why != "counter"]
+    counters = [mark.text for mark in marks if mark.why == "counter"]
+    row = "row" if unit == "lines" else "step"
+    if counters and (not (words or repeated) or unit == "lines"):
+        words.append(counters[0])
     if repeated:
-        words.append(f"{repeated:,} steps are logged again" if repeated > 1 else "a step is logged again")
+        words.append(f"{repeated:,} {row}s are logged again" if repeated > 1 else f"a {row} is logged again")
     return "; ".join(dict.fromkeys(words)) or "the step does not rise"
+
+
+def _pause(log: MetricLog, rows: Ints, at: int) -> str:
+    """Words about a pause before a resume. A pause alone is none: saves and evaluations take time, too."""
+    if rows[-1] >= len(log.times):
+        return ""
+    apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
+    seconds = float(apart[at - 1])
+    if not seconds > max(PAUSE, PAUSES * float(np.median(apart))):
+        return ""
+    return f"; no row for {seconds / 3600:,.1f} h" if seconds >= 3600 else f"; no row for {seconds / 60:,.0f} min"
 
 
 def _difference(steps: Ints, values: Floats, at: int) -> float:

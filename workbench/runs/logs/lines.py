@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from workbench.core.arrays import Array
-from workbench.core.source import FileStat, Source
+from workbench.core.source import Source
 
-__all__ = ["BLOCK", "LINE", "EndedLines", "is_text", "stripped_lines"]
+__all__ = ["BLOCK", "LINE", "end_of_lines", "is_text", "stripped_lines"]
 
 BLOCK = 1 << 20  #: bytes that are read at once
 LINE = 1 << 20  #: bytes of the longest line that is read
@@ -21,26 +20,16 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _END = re.compile(rb"[\r\n]+")
 
 
-class EndedLines(Source):
-    """A text file up to its last end of a line: what a program is still writing may be half of a number."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        stop = source.size
-        while stop > 0:
-            start = max(0, stop - BLOCK)
-            data = source.read_bytes(start, stop)
-            stop = start
-            if (last := max(data.rfind(b"\n"), data.rfind(b"\r"))) >= 0:
-                stop = start + last + 1
-                break
-        self.stat = FileStat(stop, source.stat.mtime_ns, source.stat.tag)
-
-    def read_into(self, buffer: Array, start: int) -> None:
-        self._source.read_into(buffer, start)
-
-    def read_bytes(self, start: int, stop: int) -> bytes:
-        return self._source.read_bytes(start, min(stop, self.size))
+def end_of_lines(source: Source, start: int = 0) -> int:
+    """Return where the last line ends that something ends, or ``start``: what follows may be half of a number."""
+    stop = source.size
+    while stop > start:
+        begin = max(start, stop - BLOCK)
+        data = source.read_bytes(begin, stop)
+        if (last := max(data.rfind(b"\n"), data.rfind(b"\r"))) >= 0:
+            return begin + last + 1
+        stop = begin
+    return start
 
 
 def is_text(source: Source) -> bool:
@@ -48,19 +37,19 @@ def is_text(source: Source) -> bool:
     return b"\0" not in source.read_bytes(0, min(_HEAD, source.size))
 
 
-def stripped_lines(source: Source) -> Iterator[str]:
+def stripped_lines(source: Source, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the lines without their ends, without colours, and without empty ones."""
-    for raw in byte_lines(source):
+    for raw in byte_lines(source, start, source.size if stop is None else stop):
         text = raw.decode("utf-8", "replace")
         yield _ANSI.sub("", text) if "\x1b" in text else text
 
 
-def byte_lines(source: Source) -> Iterator[bytes]:
+def byte_lines(source: Source, start: int, stop: int) -> Iterator[bytes]:
     """Yield the lines as bytes. The last one is yielded even if nothing ends it."""
     rest, skipping = b"", False
-    for start in range(0, source.size, BLOCK):
-        data = rest + source.read_bytes(start, min(start + BLOCK, source.size))
-        parts = _END.split(data)
+    for at in range(start, stop, BLOCK):
+        data = rest + source.read_bytes(at, min(at + BLOCK, stop))
+        parts = _END.split(data) if b"\r" in data else data.split(b"\n")
         rest = parts.pop()
         for part in parts:
             if skipping:  # the end of a line that was too long

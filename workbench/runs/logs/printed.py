@@ -28,14 +28,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.names.steps import step_of
-from workbench.runs.logs.record import LogFull, MetricLog, StartMark
+from workbench.names.steps import parse_name
+from workbench.runs.logs.record import MetricLog, StartMark
 
-__all__ = ["read_printed"]
+__all__ = ["PrintedLogs", "number", "numbers_of"]
 
 NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 DIGITS = 18  #: of a step; more do not fit 64 bits
@@ -47,6 +49,7 @@ class PrintedRow:
 
     step: int
     values: dict[str, float]
+    counters: dict[str, float] = field(default_factory=dict)
 
 
 #: A line → its row, or ``None`` if it is not one.
@@ -56,7 +59,7 @@ LineReader = Callable[[str], PrintedRow | None]
 def number(text: str) -> float | None:
     """Return ``1,234.5``, ``4.3E+00``, ``nan`` or ``-inf`` as a float; ``None`` for anything else."""
     try:
-        return float(text.replace(",", ""))
+        return float(text.replace(",", "") if "," in text else text)
     except ValueError:
         return None
 
@@ -71,8 +74,19 @@ def pairs(found: Iterable[tuple[str, str]]) -> dict[str, float]:
     return out
 
 
+def fields(text: str) -> dict[str, float]:
+    """Return names and numbers of ``name: number | name: number |``."""
+    out = {}
+    for part in text.split("|"):
+        name, colon, value = part.rpartition(":")
+        found = value.strip()
+        if colon and _NUMBER.fullmatch(found):
+            out[name.rpartition(":")[2].strip()] = float(found.replace(",", ""))
+    return out
+
+
 _COLON = re.compile(rf"\s*([^:|,]+?)\s*:\s*({NUM})(?![\w.])", re.IGNORECASE)
-_BAR = re.compile(rf"([^|:]+?)\s*:\s*({NUM})\s*(?=\||$)", re.IGNORECASE)
+_NUMBER = re.compile(NUM, re.IGNORECASE)
 _EQUAL = re.compile(rf"([\w/.-]+)=({NUM})(?=[,\]\s])", re.IGNORECASE)
 _TIGHT = re.compile(rf"([\w/.()%-]+):({NUM})(?=\s|$)", re.IGNORECASE)
 _DICT = re.compile(rf"'([\w/.@ -]+)':\s*'?({NUM})'?\s*(?=[,}}])", re.IGNORECASE)
@@ -96,6 +110,7 @@ _VERL = re.compile(rf"\bstep:(\d{{1,{DIGITS}}}) - (.*)")
 _VERL_FIELD = re.compile(rf"([\w/.@-]+):({NUM})(?=\s|$)", re.IGNORECASE)
 _TORCHTUNE = re.compile(rf"^\s*Step (\d{{1,{DIGITS}}}) \| (.*)")
 _BAR_COUNT = re.compile(rf"(?:^|[|\s])(\d{{1,{DIGITS}}})/(\d{{1,{DIGITS}}}) \[")
+_BAR_TIME = re.compile(r"(?:(\d{1,6}):)?(\d{1,2}):(\d{2})<")
 _BAR_EPOCH = re.compile(r"epoch (\d{1,9})", re.IGNORECASE)
 
 
@@ -103,7 +118,7 @@ def _megatron(line: str) -> PrintedRow | None:
     found = _MEGATRON.search(line)
     if found is None:
         return None
-    values = pairs(_BAR.findall(found[2]))
+    values = fields(found[2])
     # a loss that is NaN has no field: only the count of such iterations shows it (training_log in training.py)
     if values.get("number of nan iterations", 0) > 0 and not any(name.endswith("loss") for name in values):
         values["lm loss"] = math.nan
@@ -114,7 +129,7 @@ def _nemo(line: str) -> PrintedRow | None:
     found = _NEMO.search(line)
     if found is None:
         return None
-    values = pairs(_BAR.findall(found[2]))
+    values = fields(found[2])
     step = values.pop("global_step", None)
     return PrintedRow(int(found[1]) if step is None or not math.isfinite(step) else int(step), values)
 
@@ -218,8 +233,18 @@ PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
     ("deepspeed", "step", _deepspeed, False),
 )
 #: One of these is in every line that is read; looked for first, because most lines are something else.
-PARTS = ("loss", "step", "iteration ", "batch=", "heckpoint", " [", "Step ", "Resuming", "Training", "scratch")
-_VALIDATION = re.compile(r"\b(?:val|valid|validate|validation|eval|evaluation)\b", re.IGNORECASE)
+PARTS = (
+    "loss", "step", "iteration ", "batch=", "heckpoint", " [", "Step ", "esum", "estor", "estart", "Training",
+    "scratch", "ckpt",
+)  # fmt: skip
+_VALIDATION = re.compile(r"\b(?:val|valid|validate|validation|eval|evaluation)\b")
+
+
+def about_validation(line: str) -> bool:
+    """Return whether a line says that it is about validation."""
+    plain = line.lower()
+    return "val" in plain and _VALIDATION.search(plain) is not None
+
 
 #: Lines about a start: the number is the step of the checkpoint that was loaded (``loaded``), or of the next row.
 STARTS: tuple[tuple[str, re.Pattern[str], str], ...] = (
@@ -233,6 +258,7 @@ STARTS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("oading checkpoint from", re.compile(r"[Ll]oading checkpoint from (\S+)"), "path"),
     ("Autoresuming training", re.compile(r"Autoresuming training from checkpoint"), "line"),
     ("Restored all states", re.compile(r"Restored all states from the checkpoint at (\S+)"), "path"),
+    ("Restoring states", re.compile(r"Restoring states from the checkpoint path at (\S+)"), "path"),
     ("Resuming from step", re.compile(r"Resuming from step (\d{1,18})"), "loaded"),
     ("restoring from this run", re.compile(r"restoring from this run's directory step (\d{1,18})"), "loaded"),
     ("Resuming training from step", re.compile(r"Resuming training from step (\d{1,18})"), "first"),
@@ -251,8 +277,26 @@ STARTS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("Training from scratch", re.compile(r"Training from scratch"), "fresh"),
     ("a new model from scratch", re.compile(r"Initializing a new model from scratch"), "fresh"),
 )  # fmt: skip
+#: What other programs print when they go on from a checkpoint; and the lines that are about something else.
+_AGAIN = re.compile(
+    r"\b(?:resum(?:ed|ing)|continu(?:ed|ing)(?=.*\b(?:from|at)\b)|restor(?:ed|ing)|restart(?:ed|ing)|(?:re-?)?load(?:ed|ing))\b"
+    r".*?\b(?:checkpoints?|ckpt|training|run|state|step|iteration)(?![a-z])",
+    re.IGNORECASE,
+)
+_ELSE = re.compile(
+    r"\b(?:no|not|never|without|cannot|fail\w*|error|skip\w*|shards?|data\w*|tokenizer|vocab\w*|config\w*|pre-?train\w*"
+    r"|base|initial\w*|teacher|reference|ref|reward|critic|ema|best|eval\w*|valid\w*|test\w*|metadata|weights|if|when"
+    r"|will|every|each)\b",
+    re.IGNORECASE,
+)
+_PATH = re.compile(r"\S*/\S*")
+_AT_STEP = re.compile(r"(?<!next )\b(?:global[ _]?step|step|iteration|iter)[ :=#]{1,3}(\d{1,18})\b", re.IGNORECASE)
+_NEXT = re.compile(r"\b(?:resum|continu|restart)(?:ed|ing)\s+(?:\w+\s+)?(?:at|with)\b", re.IGNORECASE)
+_FROM = re.compile(r"(?:\bfrom|checkpoint|ckpt)\b[ :='\"`]*((?=\S*\d)[^\s'\"`,;()]+)", re.IGNORECASE)
 #: Who wrote a line: torchrun's, Ray's and fairseq2's prefixes, and Composer's file logger's.
 _WHO = re.compile(r"^\s*(?:\[(?:rank|Rank )(\d+)\]:?|\((?:[\w.]+) pid=(\d+)[^)]*\)|\[stdout\]:|\[stderr\]:)\s?")
+COUNTED = "hf_trainer, by the row"
+BARRED = 0.8  #: of the Trainer's rows that are followed by a bar, if the bars are the steps
 _HF_KEYS = ("'loss'", "'eval_loss'")
 
 
@@ -263,11 +307,11 @@ class PrintedLogs:
         self.path, self.limit = path, limit
         self.logs: dict[tuple[str, int], MetricLog] = {}
         self.marks: list[StartMark] = []  # since the last row: they belong to the next
+        self.epochs, self.rates = array("d"), array("d")  # of the Trainer's rows, where they are counted
         self.batch: int | None = None  # Composer's step: the lines that follow are its values
         self.held: dict[str, float] | None = None  # of the Trainer: the bar that follows shows the step
         self.total = 0  # of the training's bar; those of evaluations are shorter
         self.lines = 0
-        self.bars = False
         self.last: tuple[str, int, int] | None = None
 
     def feed(self, line: str) -> None:
@@ -284,7 +328,7 @@ class PrintedLogs:
             if marker in line:
                 row = reader(line)
                 if row is not None and row.values:
-                    if program not in ("megatron", "verl", "levanter") and _VALIDATION.search(line):
+                    if program not in ("megatron", "verl", "levanter") and about_validation(line):
                         return  # these three log both in one line, under names of their own
                     self._row(program, who, row, zero)
                     return
@@ -303,7 +347,7 @@ class PrintedLogs:
         if program == "openrlhf" and again:
             return  # a bar is printed again and again; its first print of a step is kept
         self.last = (program, who, row.step)
-        log.add(row.step, row.values)
+        log.add(row.step, row.values, counters=row.counters)
 
     def _start(self, line: str) -> None:
         for marker, pattern, kind in STARTS:
@@ -321,11 +365,18 @@ class PrintedLogs:
                 step = int(found[1])
                 mark = StartMark(0, mark.why, step - 1 if step > 1 else None, step, step <= 1, mark.text)
             elif kind == "path":
-                mark = StartMark(0, mark.why, loaded=_step_in(found[1]), text=mark.text)
+                mark = StartMark(0, mark.why, loaded=_loaded_in(line, found[1]), text=mark.text)
             elif kind == "fresh":
                 mark = StartMark(0, mark.why, fresh=True, text=mark.text)
-            self.marks.append(mark)
+            self._mark(mark)
             return
+        if _AGAIN.search(line) and not _ELSE.search(_PATH.sub("", line)):
+            self._mark(StartMark(0, "restart line", _loaded_in(line), text=line.strip()[:200]))
+
+    def _mark(self, mark: StartMark, held: bool = False) -> None:
+        self.marks.append(mark)
+        if not held:
+            self.held = None  # its bar never came
 
     def _composer(self, line: str, who: int) -> bool:
         if "[batch=" in line and (head := _COMPOSER_HEAD.search(line)):
@@ -345,74 +396,114 @@ class PrintedLogs:
 
     def _hugging(self, line: str, who: int) -> bool:
         """The Trainer prints a dict without a step, and right after it the bar, which shows the step."""
-        if "/" in line and "[" in line and (count := _BAR_COUNT.search(line)) and "=" not in line[count.end() :]:
+        if "/" in line and "<" in line and (count := _BAR_COUNT.search(line)) and "=" not in line[count.end() :]:
             done, total = int(count[1]), int(count[2])
-            if total >= self.total:
-                self.total, self.bars = total, True
+            self.total = max(self.total, total)
             if self.held is not None and total == self.total:
-                self._row("hf_trainer", who, PrintedRow(done, self.held))
+                time = _BAR_TIME.match(line, count.end())
+                shown = {} if time is None else {"the progress bar's time": _seconds(time)}
+                self._row("hf_trainer", who, PrintedRow(done, self.held, shown))
                 self.held = None
             return True
         text = line.strip()
-        if not text.startswith("{") or not any(key in text for key in _HF_KEYS):
+        if not text.startswith("{"):
             return False
-        if self.held is not None and not self.bars:  # no bar was printed: the lines are counted
-            self.lines += 1
-            self._row("hf_trainer", who, PrintedRow(self.lines, self.held))
-            self.logs["hf_trainer", who].unit = "lines"
+        if "'train_runtime'" in text:  # the row about a whole training: what follows is of another start
+            words = "the training before it had ended ('train_runtime' was logged)"
+            self._mark(StartMark(0, "restart line", text=words))
+            return True
+        if not any(key in text for key in _HF_KEYS):
+            return False
         self.held = pairs(_DICT.findall(text))
+        self._count(self.held, who)
         return True
 
+    def _count(self, row: dict[str, float], who: int) -> None:
+        """Keep a row under its number, in case no bars are printed; where the epoch goes back, the number does."""
+        epoch, rate = row.get("epoch", math.nan), row.get("learning_rate", math.nan)
+        if self.epochs and epoch < self.epochs[-1]:
+            self.lines = bisect_left(self.epochs, epoch)
+            same = range(self.lines, bisect_right(self.epochs, epoch))  # an epoch has few digits: several rows show it
+            self.lines = next((at for at in same if self.rates[at] == rate), self.lines)
+            text = f"the epoch falls from {self.epochs[-1]:g} to {epoch:g}"
+            self._mark(StartMark(0, "counter", text=text), held=True)
+            del self.epochs[self.lines :], self.rates[self.lines :]
+        self.lines += 1
+        if math.isfinite(epoch) and len(self.epochs) == self.lines - 1:
+            self.epochs.append(epoch)
+            self.rates.append(rate)
+        self._row(COUNTED, who, PrintedRow(self.lines, row))
+
+    @property
+    def kept(self) -> int:
+        """Values so far."""
+        return sum(log.kept for log in self.logs.values())
+
     def done(self) -> list[MetricLog]:
-        """Return the logs; a dict whose bar never came is counted, or left out where others have a step."""
-        if self.held is not None and not self.bars:
-            self.lines += 1
-            self._row("hf_trainer", 0, PrintedRow(self.lines, self.held))
-            self.logs["hf_trainer", 0].unit = "lines"
+        """Return the logs. Of the Trainer's, the one with steps, unless its bars are missing for many rows."""
+        for (program, who), log in list(self.logs.items()):
+            if program == COUNTED:
+                log.kind, log.unit = "hf_trainer", "lines"
+                barred = self.logs.get(("hf_trainer", who))
+                if barred is None or barred.rows < BARRED * log.rows:
+                    self.logs["hf_trainer", who] = log
+                del self.logs[program, who]
         lowest: dict[str, MetricLog] = {}
         for (program, _), log in sorted(self.logs.items()):
             if program not in lowest or (not _has_loss(lowest[program]) and _has_loss(log)):
                 lowest[program] = log
+        if not lowest and any(
+            mark.loaded is not None or mark.first is not None for mark in self.marks
+        ):  # a console beside a log of rows
+            said = MetricLog(self.path, "text", files=[self.path])
+            said.starts = list(self.marks)
+            return [said]
         return list(lowest.values())
-
-
-def read_printed(path: str, lines: Iterator[str], limit: int) -> list[MetricLog]:
-    """Return the logs of the programs whose lines occur in a text; none if it is another text.
-
-    Args:
-        path: for :attr:`MetricLog.path`.
-        limit: values that are kept.
-    """
-    logs = PrintedLogs(path, limit)
-    try:
-        for line in lines:
-            logs.feed(line)
-    except LogFull:
-        for log in logs.logs.values():
-            log.notes.append(f"{path!r} has more than {limit:,} values; the rest was not read")
-    return logs.done()
 
 
 def numbers_of(document: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """Return the numbers of a decoded JSON object, names of nested ones joined by ``/``; text such as ``"NaN"`` too."""
     out: dict[str, float] = {}
     for name, value in document.items():
-        if isinstance(value, bool) or value is None:
-            continue
-        if isinstance(value, (int, float)):
+        kind = type(value)
+        if kind is float:
+            out[prefix + name] = value
+        elif kind is int:
             try:
                 out[prefix + name] = float(value)
             except OverflowError:
                 continue
-        elif isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
+        elif kind is str and len(value) <= 9 and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
             out[prefix + name] = float(value)
-        elif isinstance(value, dict) and not prefix:
+        elif kind is dict and not prefix:
             out |= numbers_of(value, f"{name}/")
     return out
 
 
 def _step_in(path: str) -> int | None:
-    return step_of(path.rstrip("./…\"'").replace("\\", "/"))
+    """The step that a path is named after; an epoch is none."""
+    for at, part in enumerate(reversed(path.rstrip("./…\"',;").replace("\\", "/").split("/"))):
+        named = parse_name(part)
+        if named is not None and named.unit != "epoch" and (named.unit != "number" or at == 0):
+            return named.number
+    return None
+
+
+def _loaded_in(line: str, path: str = "") -> int | None:
+    """The step of the checkpoint that a line names; ``None`` if it names none, or the step that comes next."""
+    if path and (step := _step_in(path)) is not None:
+        return step
+    for found in _FROM.finditer(line):
+        step = _step_in(found[1])
+        if step is not None:
+            return step
+    said = _AT_STEP.search(line)
+    return None if said is None or _NEXT.search(line[: said.start()]) else int(said[1])
+
+
+def _seconds(found: re.Match[str]) -> float:
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float((hours * 60 + minutes) * 60 + seconds)
 
 
 def _has_loss(log: MetricLog) -> bool:

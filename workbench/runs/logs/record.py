@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["VALUES", "LogFull", "LoggedColumn", "MetricLog", "StartMark"]
 
@@ -43,7 +43,7 @@ class StartMark:
 
     Attributes:
         row: number of the first row after it.
-        why: ``new file``, ``restart line`` or ``start event``.
+        why: ``new file``, ``restart line``, ``start event`` or ``counter``.
         loaded: step of the checkpoint that the log says was loaded; ``None`` if it does not say.
         first: step of the first row after it, if the log says so.
         fresh: whether the log says that nothing was loaded.
@@ -67,6 +67,7 @@ class MetricLog:
         kind: the format: ``tensorboard``, ``megatron`` ….
         unit: what its steps count: ``step``, or ``samples``, ``tokens``, ``lines`` where no step is logged.
         columns: metric → its values.
+        counters: what rises while a program runs, besides the metrics: its running time, that of its progress bar.
         starts: where the trainer was started, in written order.
         times: seconds since the epoch by row; empty where the log has no absolute time.
         files: all its files.
@@ -79,6 +80,7 @@ class MetricLog:
     kind: str
     unit: str = "step"
     columns: dict[str, LoggedColumn] = field(default_factory=dict)
+    counters: dict[str, LoggedColumn] = field(default_factory=dict)
     starts: list[StartMark] = field(default_factory=list)
     times: array[float] = field(default_factory=lambda: array("d"))
     files: list[str] = field(default_factory=list)
@@ -89,7 +91,13 @@ class MetricLog:
     kept: int = 0
     limit: int = VALUES
 
-    def add(self, step: int, values: Mapping[str, float], time: float | None = None) -> None:
+    def add(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        time: float | None = None,
+        counters: Mapping[str, float] | None = None,
+    ) -> None:
         """Append a row; rows without a value are left out.
 
         Raises:
@@ -99,19 +107,51 @@ class MetricLog:
             return
         if self.kept + len(values) > self.limit:
             raise LogFull
-        for name, value in values.items():
-            column = self.columns.get(name)
-            if column is None:
-                if len(self.columns) >= COLUMNS or len(name) > NAME:
-                    continue
-                column = self.columns[name] = LoggedColumn()
-            column.rows.append(self.rows)
-            column.steps.append(step)
-            column.values.append(value)
-            self.kept += 1
+        self._keep(self.columns, step, values)
+        if counters:
+            self._keep(self.counters, step, counters)
         if time is not None and len(self.times) == self.rows:  # a log gives a time in every row or in none
             self.times.append(time)
         self.rows += 1
+
+    def _keep(self, columns: dict[str, LoggedColumn], step: int, values: Mapping[str, float]) -> None:
+        row = self.rows
+        for name, value in values.items():
+            column = columns.get(name)
+            if column is None:
+                if len(columns) >= COLUMNS or len(name) > NAME:
+                    continue
+                column = columns[name] = LoggedColumn()
+            column.rows.append(row)
+            column.steps.append(step)
+            column.values.append(value)
+            self.kept += 1
+
+    def extend(self, more: MetricLog, why: str = "") -> None:
+        """Append the rows of a further file; ``why``, if given, is the mark of a start between the two.
+
+        Raises:
+            LogFull: there are more values than :attr:`limit`; nothing was appended.
+        """
+        if self.kept + more.kept > self.limit:
+            raise LogFull
+        base = self.rows
+        if why:
+            self.start(StartMark(base, why))
+        for mark in more.starts:
+            self.start(replace(mark, row=base + mark.row))
+        for mine, theirs in ((self.columns, more.columns), (self.counters, more.counters)):
+            for name, column in theirs.items():
+                own = mine.setdefault(name, LoggedColumn())
+                own.rows.extend(row + base for row in column.rows)
+                own.steps.extend(column.steps)
+                own.values.extend(column.values)
+        if len(self.times) == base:
+            self.times.extend(more.times)
+        self.rows += more.rows
+        self.kept += more.kept
+        self.files += more.files
+        self.notes += more.notes
 
     def start(self, mark: StartMark) -> None:
         """Note that the trainer was started here; lines about one start are merged into one mark."""

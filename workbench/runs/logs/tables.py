@@ -18,8 +18,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
 from typing import Any
@@ -28,19 +29,21 @@ from urllib.parse import quote
 from workbench.core.place import Place
 from workbench.core.source import Source
 from workbench.errors import CorruptError, UsageError
-from workbench.names.metrics import STEP_NAMES, normalised
-from workbench.runs.logs.lines import stripped_lines
+from workbench.names.metrics import STEP_NAMES, counter, normalised
+from workbench.runs.logs.lines import end_of_lines, stripped_lines
 from workbench.runs.logs.printed import number, numbers_of
-from workbench.runs.logs.record import LogFull, MetricLog, StartMark
+from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
 
-__all__ = ["read_csv", "read_databases", "read_jsonl", "read_mlflow", "read_trainer_state", "step_name"]
+__all__ = ["CsvRows", "JsonRows", "read_databases", "read_mlflow", "read_trainer_state", "step_name"]
 
 STATE = 256 << 20  #: bytes of the largest trainer_state.json that is decoded
 CELLS = 4096  #: columns of a CSV
+FIELD = 1 << 17  #: characters of a row with a field that is quoted over several lines
 #: Columns that count something else than updates.
 _UNITS = {"samples": "samples", "consumed_samples": "samples", "num_tokens": "tokens", "tokens": "tokens"}
 #: Numbers about the run, not measurements at a step.
 _ABOUT = {"total_steps", "percentage", "_runtime", "_timestamp", "timestamp", "time", "wall_time"}
+_DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(?:(\d{1,6}):)?(\d{1,2}):(\d{1,2}(?:\.\d+)?)")
 
 
 def step_name(names: Mapping[str, Any] | list[str]) -> str | None:
@@ -101,35 +104,81 @@ def _branch(log: MetricLog, rows: list[tuple[int, dict[str, float]]]) -> int:
     return len(rows)
 
 
-def read_jsonl(log: MetricLog, source: Source, path: str) -> None:
-    """Append rows of JSON lines; a line that is not an object with a step is skipped.
+class JsonRows:
+    """Rows of JSON lines; a line that is not an object with a step is skipped."""
 
-    Raises:
-        LogFull: there are more values than are kept.
-    """
-    log.files.append(path)
-    unread = 0
-    chosen: str | None = None
-    for line in stripped_lines(source):
+    def __init__(self, path: str, limit: int = VALUES) -> None:
+        self.log = MetricLog(path, "jsonl", files=[path], limit=limit)
+        self._chosen: str | None = None
+        self._roles: dict[str, str] = {}
+        self._unread = 0
+
+    def feed(self, line: str) -> None:
+        """Take one line. Raises LogFull: there are more values than are kept."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            unread += 1
-            continue
+            self._unread += 1
+            return
         if not isinstance(row, dict):
-            continue
-        if chosen is None or chosen not in row:
-            chosen = step_name(row)
-        step = None if chosen is None else whole(row.get(chosen))
-        if step is None or chosen is None:
-            unread += 1
-            continue
-        log.unit = _UNITS.get(normalised(chosen), "step")
+            return
+        if self._chosen is None or self._chosen not in row:
+            self._chosen, self._roles = step_name(row), {}
+            if self._chosen is not None:
+                self.log.unit = _UNITS.get(normalised(self._chosen), "step")
+        step = None if self._chosen is None else whole(row[self._chosen])
+        if step is None:
+            self._unread += 1
+            return
         data = row.get("data")  # verl
-        values = numbers_of(data if isinstance(data, dict) else row)
-        log.add(step, {n: v for n, v in values.items() if n != chosen and normalised(n) not in _ABOUT}, _time(row))
-    if unread:
-        log.notes.append(f"{path!r}: {unread:,} lines are not rows with a step")
+        data = data if isinstance(data, dict) else row
+        values, counters = {}, {}
+        for name, value in numbers_of(data).items():
+            role = self._roles.get(name) or self._role(name)
+            if role == "counter":
+                counters[name] = value
+            elif role != "none":
+                values[name] = value
+        for name, value in data.items():
+            if type(value) is str and (self._roles.get(name) or self._role(name)) in ("counter", "timer"):
+                seconds = duration(value)
+                if seconds is not None:
+                    counters[name] = seconds
+        self.log.add(step, values, _time(row), counters)
+
+    def _role(self, name: str) -> str:
+        role = "none" if name == self._chosen else _role(name)
+        if len(self._roles) < CELLS:
+            self._roles[name] = role
+        return role
+
+    @property
+    def kept(self) -> int:
+        """Values so far."""
+        return self.log.kept
+
+    def done(self) -> list[MetricLog]:
+        """Return the log."""
+        if self._unread:
+            self.log.notes.append(f"{self.log.path!r}: {self._unread:,} lines are not rows with a step")
+        return [self.log]
+
+
+def _role(name: str) -> str:
+    """What a column is: a ``metric``; a ``timer``, which is one if it holds numbers; a ``counter``; or ``none``."""
+    elapsed = counter(name) == "elapsed"
+    if normalised(name) in _ABOUT:
+        return "counter" if elapsed else "none"
+    return "timer" if elapsed else "metric"
+
+
+def duration(text: str) -> float | None:
+    """Return the seconds of ``0:05:12``, ``05:12`` or ``1 day, 0:05:12.5``; ``None`` for anything else."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _time(row: Mapping[str, Any]) -> float | None:
@@ -146,60 +195,89 @@ def _time(row: Mapping[str, Any]) -> float | None:
     return None
 
 
-def read_csv(log: MetricLog, source: Source, path: str) -> None:
-    """Append the rows of a CSV. A line that equals the header, or another header, is a new start.
+class CsvRows:
+    """Rows of a CSV. A line that equals the header, or another header, is a new start."""
 
-    Raises:
-        LogFull: there are more values than are kept.
-    """
-    log.files.append(path)
-    header: list[str] = []
-    at: int | None = None
-    for cells in _cells(source):
-        if len(cells) > CELLS:
-            continue
-        if not header or (at is not None and len(cells) > at and number(cells[at]) is None and step_name(cells)):
-            name = step_name(cells)
-            if name is None:
-                return
-            if header:
-                log.start(StartMark(log.rows, "restart line", text="the header is repeated"))
-            header, at = cells, cells.index(name)
-            log.unit = _UNITS.get(normalised(name), "step")
-            continue
-        assert at is not None
+    def __init__(self, path: str, kind: str = "csv", limit: int = VALUES) -> None:
+        self.log = MetricLog(path, kind, files=[path], limit=limit)
+        self.log.zero_based = kind == "lightning_csv"
+        self.log.by_metric = kind == "deepspeed_csv"
+        self._columns: list[tuple[int, str, str]] = []
+        self._at: int | None = None
+        self._open = ""  # a quoted field that goes on in the next line
+        self._other = False  # its first line names no step: it is another table
+
+    def feed(self, line: str) -> None:
+        """Take one line. Raises LogFull: there are more values than are kept."""
+        if self._other:
+            return
+        cells = self._cells(line)
+        if not cells or len(cells) > CELLS:
+            return
+        at = self._at
+        if at is None or (len(cells) > at and number(cells[at]) is None and step_name(cells)):
+            self._header(cells)
+            return
         step = whole(cells[at]) if len(cells) > at else None
         if step is None:
-            continue
-        values = {}
-        for n, (name, text) in enumerate(zip(header, cells, strict=False)):
-            value = number(text) if n != at and text else None
-            # W&B's export adds the extremes of each point
-            if value is not None and normalised(name) not in _ABOUT and not name.endswith(("__MIN", "__MAX")):
-                values[name] = value
-        log.add(step, values)
-
-
-def _cells(source: Source) -> Iterator[list[str]]:
-    rows = csv.reader(line.replace("\0", "") for line in stripped_lines(source))
-    while True:
-        try:
-            yield next(rows)
-        except StopIteration:
             return
-        except csv.Error:  # a field of more than 128 KiB
-            continue
+        values: dict[str, float] = {}
+        counters: dict[str, float] = {}
+        for n, name, role in self._columns:
+            text = cells[n] if n < len(cells) else ""
+            value = number(text) if text else None
+            if value is not None:
+                (counters if role == "counter" else values)[name] = value
+            elif role != "metric" and (value := duration(text)) is not None:
+                counters[name] = value
+        self.log.add(step, values, None, counters)
+
+    def _header(self, cells: list[str]) -> None:
+        name = step_name(cells)
+        if name is None:
+            self._other = True
+            return
+        if self._at is not None:
+            self.log.start(StartMark(self.log.rows, "restart line", text="the header is repeated"))
+        self._at = cells.index(name)
+        self.log.unit = "samples" if self.log.by_metric else _UNITS.get(normalised(name), "step")
+        roles = ((n, cell, _role(cell)) for n, cell in enumerate(cells) if n != self._at)
+        # W&B's export adds the extremes of each point
+        self._columns = [one for one in roles if one[2] != "none" and not one[1].endswith(("__MIN", "__MAX"))]
+
+    def _cells(self, line: str) -> list[str]:
+        line = (self._open + line).replace("\0", "")
+        self._open = ""
+        if '"' not in line:
+            return line.split(",")
+        if line.count('"') % 2 and len(line) <= FIELD:
+            self._open = line
+            return []
+        try:
+            return next(csv.reader([line]))
+        except (csv.Error, StopIteration):  # a field of more than 128 KiB
+            return []
+
+    @property
+    def kept(self) -> int:
+        """Values so far."""
+        return self.log.kept
+
+    def done(self) -> list[MetricLog]:
+        """Return the log."""
+        return [self.log]
 
 
-def read_mlflow(log: MetricLog, source: Source, path: str, name: str) -> None:
-    """Append one metric of MLflow's file store: a line ``timestamp_ms value step`` per point.
+def read_mlflow(log: MetricLog, source: Source, path: str, name: str, growing: bool = False) -> None:
+    """Append one metric of MLflow's file store: a line ``timestamp_ms value step`` per point; ``growing`` leaves out a
+    last line that nothing ends.
 
     Raises:
         LogFull: there are more values than are kept.
     """
     log.by_metric = True
     log.files.append(path)
-    for line in stripped_lines(source):
+    for line in stripped_lines(source, 0, end_of_lines(source) if growing else None):
         parts = line.split()
         if len(parts) not in (2, 3):
             continue
@@ -219,7 +297,7 @@ def read_databases(place: Place, path: str, limit: int) -> list[MetricLog]:
         CorruptError: it is damaged. UsageError: it is in a store; copy it to a disk.
     """
     if not place.local:
-        raise UsageError(f"{path!r} is an SQLite database in a store; copy it to a disk and pass it with --logs")
+        raise UsageError(f"{path!r} is an SQLite database, which cannot be read in a store: copy it to a disk")
     # immutable: no lock is taken and no file made, and a writer is not disturbed; rows that are still in the
     # write-ahead log are not seen
     uri = f"file:{quote(place.resolve(path))}?mode=ro&immutable=1"
