@@ -17,6 +17,7 @@ TABLES = [
     "opening",
     "remote",
     "statistics",
+    "decoding",
     "differences",
     "fingerprints",
     "planning",

@@ -70,7 +70,8 @@ class timed:
 
 def run(code: str) -> dict[str, float]:
     """One round of one program; of several the fastest, and the most memory."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    peers = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, peers)]), "PYTHONWARNINGS": "ignore"}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # as installed: not compiled at each start
     done = subprocess.run([sys.executable, "-c", PREAMBLE + code], env=env, capture_output=True, text=True)
     if done.returncode:

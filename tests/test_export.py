@@ -114,7 +114,7 @@ MODELS = {
     "trainer_run/checkpoint-6": 20, "gguf": 33, "gguf/split": 4, "quantised/bnb_int8": 4, "quantised/bnb_nf4": 5,
     "quantised/ct_int8_channel": 3, "quantised/ct_nvfp4": 4, "quantised/ct_pack_int4_g32": 4,
     "quantised/mlx_q4_g64": 4, "quantised/torchao_fp8": 3, "torch_checkpointing/step-3": 12,
-    "torch_checkpointing/single": 2, "zarr/orbax": 3, "orbax/2": 3,
+    "torch_checkpointing/single": 2, "zarr/orbax": 3, "orbax/2": 3, "keras/net.keras": 2,
 }  # fmt: skip
 
 

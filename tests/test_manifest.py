@@ -180,11 +180,11 @@ def test_a_checkpoint_that_no_longer_opens_is_still_checked(tmp_path):
 @pytest.mark.parametrize("name", ALL)
 def test_a_manifest_inside_changes_nothing_for_readers(name, tmp_path):
     path = copied(name, tmp_path)
-    if path.is_file():
-        with pytest.raises(errors.UsageError, match="has no folder of its own"):
-            write(wb.open(path), inside=True)
-        return
     before = wb.open(path, cache=False)
+    if Path(before.path).is_file():
+        with pytest.raises(errors.UsageError, match="has no folder of its own"):
+            write(before, inside=True)
+        return
     listed = wb.discover(path)[["path", "format", "step", "complete"]]
     manifest = write(before, inside=True)
     assert manifest.path == os.path.join(Place(before.path).root, INSIDE) and os.path.isfile(manifest.path)

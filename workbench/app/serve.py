@@ -15,6 +15,7 @@ import re
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,8 +179,8 @@ def _lighten() -> None:
     server.bundle_resources = _bundle
 
 
-def _bundle(roots: Any, resources: Any) -> tuple[str, str]:
-    """Return the HTML of scripts and of style sheets; the same while no component's class is added."""
+def _bundle(roots: Any, resources: Any) -> Any:
+    """Return Panel's bundle of scripts and style sheets, rendered once while no component's class is added."""
     import panel as pn
     from bokeh.model import Model
     from panel.io.resources import bundle_resources
@@ -192,12 +193,16 @@ def _bundle(roots: Any, resources: Any) -> tuple[str, str]:
     if key not in _bundles:
         while len(_bundles) >= BUNDLES:
             _bundles.pop(next(iter(_bundles)))
-        scripts, sheets = bundle_resources(roots, resources)
-        _bundles[key] = scripts, sheets
-    return _bundles[key]
+        kept = bundle_resources(roots, resources)
+        scripts, sheets = kept
+        kept._render_js, kept._render_css = (lambda: scripts), (lambda: sheets)
+        _bundles[key] = kept
+    bundle = copy(_bundles[key])
+    bundle.js_raw = [*bundle.js_raw]  # to which a page embedded in another (autoload.js) adds its own
+    return bundle
 
 
-_bundles: dict[Any, tuple[str, str]] = {}
+_bundles: dict[Any, Any] = {}
 
 
 def _prefix(text: str) -> str:

@@ -241,8 +241,9 @@ def narrowed(before: Mapping[str, OneState], after: Mapping[str, OneState]) -> O
         before, after: fqn → sums.
     """
     held = [
-        fqn for fqn in after if "param" in after[fqn].low and before.get(fqn, after[fqn]).low.get("param", (0, 0))[1]
-    ]
+        fqn for fqn in after
+        if fqn in before and "param" in after[fqn].low and before[fqn].low.get("param", (0, 0))[1]
+    ]  # fmt: skip
     if not held:
         return Outcome(not_checked={"P31": Inapplicable("no float32 weights without masters are stored on both sides")})
     lost = []
