@@ -55,6 +55,12 @@ _pools = {
 }
 _threads = SharedThreads("workbench-scan", _yield_to_others)
 _scans: Executor = _threads  #: where the passes of all long jobs run
+_ending = threading.Event()  #: the process is ending, and with it the threads that the work needs
+
+
+def end_all(ending: bool = True) -> None:
+    """Stop all jobs at their next progress call, because the server has stopped; with ``False``, let them run again."""
+    (_ending.set if ending else _ending.clear)()
 
 
 def scan_on(executor: Executor | None) -> None:
@@ -123,7 +129,7 @@ class Job(param.Parameterized):
 
         def progress(fraction: float) -> None:
             nonlocal last
-            if turn != self._turn:
+            if turn != self._turn or _ending.is_set():
                 raise Cancelled
             now = time.monotonic()
             if now - last >= PERIOD:
@@ -140,8 +146,8 @@ class Job(param.Parameterized):
         except WorkbenchError as error:
             self._publish(turn, status="failed", error=str(error))
         except Exception as error:
-            if not threading.main_thread().is_alive():
-                return  # the process is ending, and with it the threads that the work needs
+            if _ending.is_set() or not threading.main_thread().is_alive():
+                return
             _log.exception("a job of the dashboard failed")
             words = f"internal error: {type(error).__name__}; see the server log for details"
             self._publish(turn, status="failed", error=words)

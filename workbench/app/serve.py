@@ -82,7 +82,10 @@ def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -
         UsageError: the folder does not exist, the port is taken, the options conflict, or others can reach the address
             and neither ``auth`` nor ``insecure=True`` is given.
     """
+    from workbench.app.jobs import end_all
+
     server = start(root, show=show, **{"port": 5006, **options})
+    end_all(False)
     try:
         server.start()
         server.io_loop.start()
@@ -91,6 +94,7 @@ def serve(root: str | os.PathLike[str], *, show: bool = False, **options: Any) -
     finally:
         if server.watching is not None:
             server.watching.stop()
+        end_all()
         server.stop()
 
 
